@@ -10,6 +10,7 @@ import pytest
 
 import headgate as hg
 from headgate.api.not_yet import METHODS_TO_COME, NAMES_TO_COME
+from headgate.api.other_words import KEYED, PIPELINE, STREAM
 
 
 def rows() -> hg.Stream:
@@ -67,3 +68,35 @@ def test_time_to_live_without_its_class_is_refused() -> None:  # TL1
 
     with pytest.raises(hg.UsageError, match=r"operator 'process': the ttl of state 'last' is a TTL\('7d'\), not '1h'"):
         rows().key_by("k").process(Mine())
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "made"),
+    [
+        (STREAM, hg.Stream, rows),
+        (STREAM | KEYED, hg.KeyedStream, lambda: rows().key_by("k")),
+        (PIPELINE, hg.Pipeline, lambda: hg.Pipeline("p")),
+    ],
+)
+def test_a_verb_of_another_engine_says_what_it_is_called_here(
+    words: dict[str, str], kind: type, made: Callable[[], Any]
+) -> None:
+    tried = made()
+    for word, why in words.items():
+        assert not hasattr(kind, word), f"{kind.__name__}.{word} is there: take it off the list"
+        with pytest.raises(AttributeError) as caught:
+            getattr(tried, word)
+        assert str(caught.value) == f"'{kind.__name__}' object has no attribute '{word}': {why}"
+    with pytest.raises(AttributeError, match=f"^'{kind.__name__}' object has no attribute 'nonsense'$"):
+        tried.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("method", ["open", "close", "on_timer"])
+@pytest.mark.parametrize("verb", ["map", "flat_map", "filter", "map_batches"])
+def test_a_function_object_that_nobody_opens_or_closes_is_refused(verb: str, method: str) -> None:
+    def nothing(self: object, *args: object) -> None: ...
+
+    function = type("Mine", (), {"__call__": nothing, method: nothing})()
+    with pytest.raises(hg.UsageError, match=rf"{verb}: Mine\.{method} would never be called"):
+        getattr(rows(), verb)(function)
+    getattr(rows(), verb)(type("Mine", (), {"__call__": lambda self, given: given})())

@@ -180,7 +180,6 @@ LATER: list[Callable[[hg.Stream], object]] = [
     lambda s: s.with_timestamps("ts").key_by("service").window(hg.Tumbling("5s")).apply(len),
     lambda s: hg.Sliding("5m", "1m"),
     lambda s: hg.Session("5m"),
-    lambda s: hg.Pipeline("x").add_listener(object()),
 ]
 
 

@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from headgate import __version__
 from headgate.cli import doctor
-from headgate.cli.doctor import Verdict
+from headgate.cli.doctor import Finding, Verdict, check_executors, judge_executors
+from headgate.spark.executors import Executor
 
 
 def test_every_finding_is_one_line(tmp_path: Path) -> None:
     findings = doctor.examine(str(tmp_path / "checkpoints"), str(tmp_path / "store"))
-    assert len(findings) == 8
+    assert len(findings) == 9
     assert all("\n" not in finding.sentence for finding in findings)
     assert not list(tmp_path.iterdir()), "looking must leave nothing behind"
 
@@ -80,3 +83,54 @@ def test_a_directory_that_others_can_read_is_a_warning_with_the_way_out(tmp_path
     assert f"other users can read it; 'chmod -R go= {tmp_path}' keeps them out." in found.sentence
     below = doctor.check_directory("store directory", str(tmp_path / "not-there-yet"))
     assert below.verdict is Verdict.OK
+
+
+def test_a_dead_spark_home_and_one_of_another_version_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert doctor.check_spark_home().verdict is Verdict.MISSING
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "spark-submit").touch(mode=0o755)
+    assert doctor.check_spark_home().verdict is Verdict.OK
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.13-3.5.0.jar").touch()
+    finding = doctor.check_spark_home()
+    assert finding.verdict is Verdict.WARNING
+    assert "with Spark 3.5.0, but PySpark is" in finding.sentence
+    monkeypatch.delenv("SPARK_HOME")
+    assert doctor.check_spark_home().verdict is Verdict.OK
+
+
+SAME = Executor("a", "3.11.9", __version__, 0)
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict", "sentence"),
+    [
+        ([SAME, SAME], Verdict.OK, "2 slots on a, with Python 3.11.9"),
+        (
+            [SAME, replace(SAME, host="b", headgate="0.0.1")],
+            Verdict.MISSING,
+            f"b has headgate 0.0.1, and here is {__version__}: install the same there, or set PYSPARK_PYTHON.",
+        ),
+        (
+            [replace(SAME, python="3.12.1")],
+            Verdict.MISSING,
+            "a has Python 3.12.1, and here is 3.11.2: install the same there, or set PYSPARK_PYTHON.",
+        ),
+        (
+            [SAME, replace(SAME, host="b", ahead_ms=-61_500)],
+            Verdict.WARNING,
+            "Clocks differ from this one (b by 61.5 s): let NTP set them.",
+        ),
+    ],
+)
+def test_executors_are_judged(found: list[Executor], verdict: Verdict, sentence: str) -> None:
+    assert judge_executors(found, "3.11.2") == Finding("executors", verdict, sentence)
+
+
+def test_a_master_that_is_none_is_a_finding() -> None:
+    finding = check_executors("nonsense")
+    assert finding.verdict is Verdict.MISSING
+    assert finding.sentence.startswith("'nonsense' is not the URL of a Spark master")

@@ -47,6 +47,8 @@ METHODS_TO_COME = {
     "handleExpiredTimer": "timers of either kind call on_timer",
     "on_event_time": "timers of either kind call on_timer",
     "on_processing_time": "timers of either kind call on_timer",
+    "process_element": "the method is called process",
+    "processElement": "the method is called process",
     "close": "functions are not told of their end yet",
 }
 """Methods that people give their functions because other engines call them."""
@@ -64,6 +66,21 @@ def refuse_methods_to_come(node: str, function: object) -> None:
             raise UsageError(
                 f"operator '{node}': {type(function).__name__}.{name} would never be called: {why}; remove the method, "
                 "or give it another name if it is for your own use"
+            )
+
+
+def refuse_life_cycle(verb: str, function: object) -> None:
+    """Refuse a function of a verb without state that wants to be opened, closed or timed: nobody would do it.
+
+    Raises:
+        UsageError
+    """
+    for name in ("open", "close", "on_timer"):
+        if callable(getattr(type(function), name, None)):
+            raise UsageError(
+                f"{verb}: {type(function).__name__}.{name} would never be called: {verb} calls the object alone; make "
+                "what it needs at its first call, or use a headgate.ProcessFunction behind key_by, or give the method "
+                "another name if it is for your own use"
             )
 
 

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from headgate.api.builder import GraphBuilder, check_name
 from headgate.api.config import BadRecords, Checkpointing, DeadLetter, ExponentialDelay, Fail, Restart
@@ -23,7 +23,7 @@ from headgate.api.guarantees import (
     check_transactions,
     policy_for,
 )
-from headgate.api.not_yet import not_there_yet, refuse_lists, refuse_unheard
+from headgate.api.not_yet import refuse_lists, refuse_unheard
 from headgate.api.option_checks import (
     checked_bad_records,
     checked_damage_policy,
@@ -33,6 +33,7 @@ from headgate.api.option_checks import (
     instance,
     whole,
 )
+from headgate.api.other_words import PIPELINE, no_attribute
 from headgate.api.preparing import (
     announce,
     capture,
@@ -402,9 +403,10 @@ class Pipeline:
         }
         return run_to_end(lambda: self.start(master, spark=spark, observer=observer, **begins))
 
-    def add_listener(self, *args: object, **options: object) -> NoReturn:
-        """Checkpoint listeners are not there yet."""
-        not_there_yet("a checkpoint listener")
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            no_attribute("Pipeline", name, PIPELINE)
 
     def _checkpoint_root(self) -> str:
         """Return the checkpoint directory as an absolute path or URL."""

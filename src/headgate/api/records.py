@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.api.builder import GraphBuilder
-from headgate.api.not_yet import refuse_unheard
+from headgate.api.not_yet import refuse_life_cycle, refuse_unheard
 from headgate.errors import UsageError
 from headgate.model.config import Duration
 from headgate.model.definition import PipelineDefinition
@@ -102,6 +102,7 @@ def function_of(verb: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if not callable(function):
         raise UsageError(f"{verb} needs a function, not {function!r}")
     refuse_unheard(verb, function)
+    refuse_life_cycle(verb, function)
     return function
 
 

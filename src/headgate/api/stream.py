@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headgate.api.loops import Feedback, LoopOptions, Output, iterate
 from headgate.api.not_yet import not_there_yet, refuse_methods_to_come, refuse_unheard
+from headgate.api.other_words import KEYED, STREAM, no_attribute
 from headgate.api.processors import ProcessorOptions, processor_operator, time_column_of
 from headgate.api.records import Records, Row, expressions_of, function_of
 from headgate.api.results import ROWS_SHOWN, Bound, run_and_collect, run_to_dataframe, show
@@ -158,6 +159,11 @@ class Stream(StatelessVerbs):
         """Joins are not there yet."""
         not_there_yet("a join")
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            no_attribute("Stream", name, STREAM)
+
     def group_by(self, *args: object, **options: object) -> NoReturn:
         """It is called ``key_by``.
 
@@ -206,7 +212,7 @@ class KeyedStream(Records):
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_") or not hasattr(Stream, name):
-                raise AttributeError(f"'KeyedStream' object has no attribute '{name}'")
+                no_attribute("KeyedStream", name, STREAM | KEYED)
             raise AttributeError(
                 f"a keyed stream has no '{name}': call it before key_by, or behind reduce, process or window(...).agg"
             )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import platform
 import re
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -19,7 +20,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headgate import __version__
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
+from headgate.errors import HeadgateError
+from headgate.spark.executors import Executor
+from headgate.spark.prerequisites import spark_home_problem
 from headgate.storage.access import is_open_to_others
 from headgate.storage.backends import absolute_location
 
@@ -28,6 +33,8 @@ JAVA_MIN = 17
 DISK_FREE_MIN_BYTES = 1 << 30
 MEMORY_FREE_MIN_BYTES = 2 << 30
 JAVA_TIMEOUT_S = 20.0
+CLOCK_OFF_MAX_MS = 1_000
+"""Timers of processing time and dates of records differ by what clocks do; no decision of a checkpoint does."""
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*>=\s*([\d.]+)")
 """As pyproject.toml writes what is required always; optional ones carry a marker behind."""
@@ -58,9 +65,14 @@ def doctor(
         CHECKPOINT_DIR_DEFAULT, "--dir", "--checkpoint-dir", help="Where checkpoints will be written."
     ),
     store: str = typer.Option(os.environ.get("HEADGATE_STORE", ".headgate/store"), help="Where streams will be."),
+    master: str | None = typer.Option(
+        None, help="Look at the executors of this Spark master, too: their Python, their Headgate, their clocks."
+    ),
 ) -> None:
     """Say what is missing on this machine; exit with 1 if something required is."""
     findings = examine(checkpoint_dir, store)
+    if master is not None:
+        findings.append(check_executors(master))
     table = Table(box=None, pad_edge=False)
     for title in ("", "subject", "finding"):
         table.add_column(title)
@@ -78,6 +90,7 @@ def examine(checkpoint_dir: str, store: str) -> list[Finding]:
     checks: list[Callable[[], Finding]] = [
         check_python,
         check_java,
+        check_spark_home,
         check_packages,
         check_processors,
         check_memory,
@@ -118,6 +131,55 @@ def judge_java(told: str, java: str, how: str) -> Finding:
     if int(match.group(1)) < JAVA_MIN:
         return Finding("Java", Verdict.MISSING, f"{java} is Java {match.group(1)}, which is too old: {how}.")
     return Finding("Java", Verdict.OK, f"{match.group(1)} at {java}")
+
+
+def check_spark_home() -> Finding:
+    """Check that a ``SPARK_HOME`` that is set has a Spark, and the one that PySpark is made for."""
+    home = os.environ.get("SPARK_HOME")
+    problem = spark_home_problem(os.environ, shutil.which)
+    if problem is not None:
+        return Finding("Spark", Verdict.MISSING, f"{problem}.")
+    wanted = importlib.metadata.version("pyspark")
+    if not home:
+        return Finding("Spark", Verdict.OK, f"{wanted}, which came with PySpark")
+    found = sorted(path.stem.rpartition("-")[2] for path in Path(home).glob("jars/spark-core_*.jar"))
+    if found and wanted not in found:
+        return Finding(
+            "Spark",
+            Verdict.WARNING,
+            f"SPARK_HOME is {home} with Spark {found[0]}, but PySpark is {wanted}: unset it, or make them the same.",
+        )
+    return Finding("Spark", Verdict.OK, f"{wanted} at {home}")
+
+
+def check_executors(master: str) -> Finding:
+    """Have the executors of a master tell what they are, and judge it."""
+    from headgate.spark.executors import executors_of
+
+    try:
+        return judge_executors(executors_of(master))
+    except HeadgateError as error:
+        sentence = str(error)
+        return Finding("executors", Verdict.MISSING, f"{sentence[:1].upper()}{sentence[1:]}.")
+
+
+def judge_executors(found: Sequence[Executor], python: str = platform.python_version()) -> Finding:
+    """Judge what executors say: as the driver's are their Python, up to its last number, and their Headgate."""
+    wrong = set()
+    for one in found:
+        if one.headgate != __version__:
+            wrong.add(f"{one.host} has headgate {one.headgate}, and here is {__version__}")
+        if one.python.split(".")[:2] != python.split(".")[:2]:
+            wrong.add(f"{one.host} has Python {one.python}, and here is {python}")
+    if wrong:
+        told = "; ".join(sorted(wrong))
+        return Finding("executors", Verdict.MISSING, f"{told}: install the same there, or set PYSPARK_PYTHON.")
+    off = {one.host: one.ahead_ms for one in found if abs(one.ahead_ms) > CLOCK_OFF_MAX_MS}
+    if off:
+        told = ", ".join(f"{host} by {abs(ms) / 1000:.1f} s" for host, ms in sorted(off.items()))
+        return Finding("executors", Verdict.WARNING, f"Clocks differ from this one ({told}): let NTP set them.")
+    hosts = sorted({one.host for one in found})
+    return Finding("executors", Verdict.OK, f"{len(found)} slots on {', '.join(hosts)}, with Python {found[0].python}")
 
 
 def check_packages() -> Finding:
