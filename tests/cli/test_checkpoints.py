@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from headgate.cli.main import app
 from headgate.codec.log_entry import encode_log_entry
-from headgate.errors import UsageError
+from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, SnapshotDelays, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import Damage, Gap
@@ -69,6 +69,9 @@ def test_a_damaged_entry_is_listed_by_name(root: Path) -> None:
     text = told("list", "counts", "--dir", str(root))
     assert f"damaged: counts/log/{newest.name}" in text
     assert "final" not in text
+    with pytest.raises(CorruptionError, match="the newest checkpoint cannot be told; name one by its id: there is 1"):
+        told("show", "counts", "--dir", str(root))  # RS2
+    assert "checkpoint: 1\n" in told("show", "counts", "1", "--dir", str(root))
 
 
 def test_what_a_replaced_driver_left_is_listed_as_such_and_is_never_the_newest(root: Path) -> None:  # R41

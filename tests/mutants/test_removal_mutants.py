@@ -103,6 +103,10 @@ def whoever_took_over_is_not_noticed() -> AbstractContextManager[None]:
     return around(CheckpointLog, "give_up", give_up)
 
 
+def damage_beside_is_passed_over() -> AbstractContextManager[None]:
+    return patched(recovery, "damage_behind", lambda log, manifest: ())
+
+
 def another_pipeline_is_not_looked_for() -> AbstractContextManager[None]:
     return skipped(removing, "check_nobody_needs")
 
@@ -153,6 +157,7 @@ OF_THE_LOG: list[tuple[Mutant, Any]] = [
     (manifests_do_not_say_their_life, removals.test_a_removal_begins_another_life_of_which_all_later_entries_tell),
     (a_keeper_begins_a_cancelled_pipeline_anew, removals.test_a_driver_of_a_run_that_was_cancelled_does_not_begin_anew),
     (another_pipeline_is_not_looked_for, removals.test_what_another_pipeline_was_restored_from_stays),
+    (damage_beside_is_passed_over, removals.test_what_another_pipeline_may_have_been_restored_from_stays),
     (
         only_the_path_tells_who_was_restored_from_here,
         removals.test_what_another_pipeline_was_restored_from_by_another_path_stays,

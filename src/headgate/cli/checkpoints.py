@@ -25,6 +25,7 @@ from headgate.model.progress import CheckpointOutcome
 from headgate.protocol.checkpoints.passed_over import Aside
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates, has_given_up
 from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.checkpoints.named import refuse_unless_newest_is_known
 from headgate.runtime.driver.asking import RunRequest
 from headgate.runtime.driver.stopping import RunningPipeline
 from headgate.storage.backends import absolute_location, is_missing, open_storage
@@ -68,7 +69,10 @@ def show_checkpoint(
     as_json: JsonOption = False,
 ) -> None:
     """Show one checkpoint: the snapshot of each subtask, and what it promises to commit."""
-    manifests = candidates(_observed(directory, pipeline))
+    observed = _observed(directory, pipeline)
+    if checkpoint is None:
+        refuse_unless_newest_is_known(observed)
+    manifests = candidates(observed)
     found = [m for m in manifests if checkpoint in (None, m.checkpoint)]
     if not found:
         there = ", ".join(str(m.checkpoint) for m in reversed(manifests)) or "none"

@@ -460,6 +460,24 @@ def test_what_another_pipeline_was_restored_from_stays(place: Place) -> None:  #
     assert remove(place)
 
 
+def test_what_another_pipeline_may_have_been_restored_from_stays(place: Place) -> None:  # C73
+    """Its entry that says so is damaged, and may come back from a copy."""
+    plan = place.definition.plan
+    other = CheckpointLog(place.storage, "q")
+    other.claim("other", 0)
+    adopted = Manifest(CheckpointId(1), Generation(1), 1, plan.max_parallelism, (), (), plan.state_texts())
+    other.append(replace(adopted, place=Elsewhere(place.storage.url, "p")))
+    path = "q/log/0000000002"
+    sound = bytes(place.storage.get(path))
+    place.storage.put(path, [b"garbage"])
+    assert not remove(place)
+    assert f"{path} is damaged" in place.notes[-1]
+    assert restored(place) == 2
+    place.storage.put(path, [sound])
+    other.append(replace(adopted, checkpoint=CheckpointId(2)))
+    assert remove(place)
+
+
 def test_what_another_pipeline_was_restored_from_by_another_path_stays(place: Place) -> None:  # SV27, C73
     """Its machine has the same storage under another name: who the pipeline is tells, not where."""
     life = place.log.known_life(place.log.observe())

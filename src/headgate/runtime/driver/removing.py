@@ -170,13 +170,22 @@ def _check_whole(choice: recovery.Choice) -> None:
 def check_nobody_needs(log: CheckpointLog, observed: recovery.ObservedLog) -> None:
     """Refuse while another pipeline of this storage, restored from here, has no checkpoint of its own (C73, SV27).
 
+    Also where nobody can tell: what it was restored from may be in an entry that cannot be read now.
+
     Raises:
         UsageError
         CorruptionError, StorageError
     """
     life = log.known_life(observed)
     for other in log.beside():
-        newest = next(iter(recovery.candidates(other.observe())), None)
+        there = other.observe()
+        newest = next(iter(recovery.candidates(there)), None)
+        damage = next(iter(recovery.damage_behind(there, newest)), None)
+        if damage is not None:
+            raise UsageError(
+                f"{damage.path} is damaged ({damage.problem}), so nobody can tell whether {other.url} was restored "
+                "from them and needs their files; mend that first"
+            )
         if newest is not None and _is_from(newest, log.url, "" if life is None else life.id):
             raise UsageError(f"{other.url} was restored from them, and has no checkpoint of its own yet")
 
