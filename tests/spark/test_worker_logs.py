@@ -125,3 +125,20 @@ def test_logs_of_a_cluster_stay_with_spark_unless_told(monkeypatch: pytest.Monke
     assert worker_logs.log_directory(is_local=False) == tmp_path / "mine"
     (tmp_path / "mine").touch()
     assert worker_logs.spark_log("p") is None, "there can be no such directory"
+
+
+def test_what_goes_into_the_log_is_still_told_of_a_worker_that_is_lost(tmp_path: Path) -> None:  # OM8
+    lines, _, _ = written(
+        tmp_path,
+        """
+        from headgate.spark.deaths import Overheard, Page
+        page = Page()
+        sys.stdout, sys.stderr = Overheard(sys.stdout, page), Overheard(sys.stderr, page)
+        for _ in range(2):  # Spark uses a process again
+            log.begin(lambda: "shout")
+        print("the last words")
+        print("and why", file=sys.stderr)
+        assert page.written == "the last words\\nand why\\n", page.written
+        """,
+    )
+    assert lines == [("INFO", "shout", "the last words"), ("WARNING", "shout", "and why")]

@@ -69,8 +69,12 @@ class Overheard:
 
     def write(self, text: str) -> int:
         """Write, and keep."""
-        self._page.add(text)
+        self.keep(text)
         return self._stream.write(text)
+
+    def keep(self, text: str) -> None:
+        """Keep what is written elsewhere in place of the stream (``spark.worker_logs``)."""
+        self._page.add(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -112,6 +112,7 @@ class _Lines(io.TextIOBase):
     def __init__(self, former: TextIO, name: str, level: int, handler: logging.Handler) -> None:
         """``handler`` takes the lines, and nobody else: one of a user's that writes here would be given its own."""
         self.behind: TextIO = getattr(former, "behind", former)
+        self._keep: Callable[[str], object] = getattr(self.behind, "keep", lambda text: None)
         self._log = logging.getLogger(name)
         self._log.propagate = False
         self._log.handlers = [handler]
@@ -129,7 +130,8 @@ class _Lines(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Take ``text``; a line is logged when it ends."""
+        """Take ``text``; a line is logged when it ends. Whoever tells what a lost worker wrote last hears it, too."""
+        self._keep(text)
         *lines, rest = (getattr(self._of_thread, "rest", "") + text).split("\n")
         if len(rest) > LINE_CHARS_MAX:
             lines, rest = [*lines, rest], ""
