@@ -115,8 +115,10 @@ def resizing_touches_all_segments() -> AbstractContextManager[None]:  # S72
 
 
 def dates_begin_anew() -> AbstractContextManager[None]:  # S66
-    def apply(connection: Any, stream: Any, change: Any, real: Any = tables._apply) -> Any:
-        layout = real(connection, stream, change)
+    real = tables._apply
+
+    def apply(connection: Any, stream: Any, change: Any, now_ms: int) -> Any:
+        layout = real(connection, stream, change, now_ms)
         connection.execute(tables.t.segments.update().values(latest_ms=0))
         return layout
 
