@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from headgate.cli import main as cli
 from headgate.codec.lock_holder import LockHolder, encode_holder
 from headgate.errors import PipelineFailed, UsageError
+from headgate.model.run_request import RunRequest
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.asking import RunRequest
 from headgate.runtime.driver.stopping import RunningPipeline
 from headgate.storage.backends import open_storage
 

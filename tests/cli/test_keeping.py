@@ -31,8 +31,8 @@ from headgate.errors import (
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 from headgate.model.exits import Exit, exit_of
 from headgate.model.failure import Failure, FailureKind
+from headgate.model.run_request import RunRequest
 from headgate.protocol.supervision.keeper import ChildEnded, ReportRestart
-from headgate.runtime.driver.asking import RunRequest
 from headgate.runtime.driver.ending import error_of
 from headgate.runtime.driver.stopping import RunningPipeline
 

@@ -22,6 +22,7 @@ from headgate.codec import log_entry
 from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.manifest import MANIFEST_VERSION
+from headgate.model.run_request import RunRequest
 from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.lineage import Lineage
@@ -32,7 +33,6 @@ from headgate.runtime.checkpoints import log as checkpoint_log
 from headgate.runtime.checkpoints.life import LifeObjects
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims, lookout, removing
-from headgate.runtime.driver.asking import RunRequest
 from headgate.threads import ThreadEnded
 
 

@@ -15,7 +15,8 @@ from tests.runtime.launching import Zygote
 from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
-from headgate.runtime.driver.asking import Ask, RunRequest
+from headgate.model.run_request import RunRequest
+from headgate.runtime.driver.asking import Ask
 
 KINDS = (
     *("/lock", "/log/", "/ids/", "/life", "/log-hint", "/chk-", ".asked", ".answered", "/savepoint/"),

@@ -63,7 +63,7 @@ class Gate:
     def entered(self) -> list[int]:
         return [int(path.name.split("-")[1]) for path in self._directory.glob("entered-*")]
 
-    def open(self) -> None:
+    def let_through(self) -> None:
         (self._directory / "open").touch()
 
 
@@ -122,7 +122,7 @@ def overtake_and_kill(run: Run, root: Path, gate: Gate) -> None:
     before = sum(gate.seen.values())
     (root / "behind").touch()
     until(lambda: sum(gate.seen.values()) > before + 300, "the other worker reads on")
-    gate.open()
+    gate.let_through()
     run.wait(lambda: len(run.checkpoints) > taken, "the checkpoint")
     os.kill(gate.entered()[0], 9)
     run.wait_restarts(1)

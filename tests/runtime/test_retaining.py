@@ -16,11 +16,12 @@ from headgate.cli.run import result_text
 from headgate.codec.lock_holder import Ending
 from headgate.connectors.files.commit import read_committed
 from headgate.errors import PipelineFailed, StorageError
+from headgate.model.run_request import RunRequest
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.protocol.supervision.phases import Phase
 from headgate.remedies import PutCheckpointsBack
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.asking import Ask, RunRequest
+from headgate.runtime.driver.asking import Ask
 from headgate.runtime.driver.pipeline_lock import read_holder
 from headgate.storage.backends import open_storage
 

@@ -22,11 +22,11 @@ from headgate.errors import PipelineFailed, UsageError
 from headgate.model.manifest import Claim, Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.options import Guarantee
 from headgate.model.progress import CheckpointOutcome
+from headgate.model.run_request import RunRequest
 from headgate.protocol.checkpoints.passed_over import Aside
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates, has_given_up
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.named import refuse_unless_newest_is_known
-from headgate.runtime.driver.asking import RunRequest
 from headgate.runtime.driver.stopping import RunningPipeline
 from headgate.storage.backends import absolute_location, is_missing, open_storage
 

@@ -14,9 +14,9 @@ from headgate.cli.checkpoints import asked, manifest_fields, print_manifest, sub
 from headgate.cli.options import DirOption, JsonOption, PipelineArgument
 from headgate.cli.text import size_text, time_text
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
+from headgate.model.run_request import RunRequest
 from headgate.model.savepoint import SAVEPOINT_VERSION, Savepoint
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory, savepoints_below
-from headgate.runtime.driver.asking import RunRequest
 from headgate.runtime.driver.stopping import RunningPipeline
 from headgate.storage.backends import absolute_location, is_missing, local_directory
 from headgate.storage.base import NotFound

@@ -13,9 +13,9 @@ from headgate.cli.options import LocalDirOption, PipelineArgument
 from headgate.codec.lock_holder import Ending, LockHolder
 from headgate.errors import PipelineFailed, UsageError
 from headgate.model.progress import CheckpointOutcome
+from headgate.model.run_request import RunRequest
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.asking import RunRequest
 from headgate.runtime.driver.stopping import RunningPipeline
 from headgate.storage.backends import absolute_location, open_storage
 

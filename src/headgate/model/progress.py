@@ -6,7 +6,7 @@ Counterparts: ``headgate.spark.session`` produces, ``headgate.cli.progress`` sho
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Protocol, Self, TypeAlias
 
@@ -122,6 +122,12 @@ class NodeProgress:
     state_rows: int = 0
     state_bytes: int = 0
     subtasks: tuple[SubtaskProgress, ...] = ()
+
+    def numbers(self) -> dict[str, int | float]:
+        """Return every number by its name, the operator's own counters, too; nothing of what is None."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        return {**numbers, **dict(self.counters)}
 
 
 @dataclass(frozen=True, slots=True)

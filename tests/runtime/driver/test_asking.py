@@ -10,8 +10,9 @@ import pytest
 
 from headgate.codec.lock_holder import LockHolder
 from headgate.model.progress import CheckpointOutcome
+from headgate.model.run_request import RunRequest
 from headgate.runtime.driver import asking, stopping
-from headgate.runtime.driver.asking import Ask, RunRequest
+from headgate.runtime.driver.asking import Ask
 from headgate.runtime.driver.pipeline_lock import PipelineLock
 from headgate.runtime.driver.stopping import RunningPipeline
 

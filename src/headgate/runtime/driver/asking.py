@@ -10,34 +10,16 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from headgate.model.progress import CheckpointOutcome
+from headgate.model.run_request import RunRequest
 from headgate.storage.access import access_in, write_created
 from headgate.storage.backends import local_directory
 
 ASKED, TAKEN, WRITTEN, ANSWERED = ".asked", ".taken", ".written", ".answered"
-
-
-@dataclass(frozen=True, slots=True)
-class RunRequest:
-    """What somebody asks for: a checkpoint, or a savepoint at ``savepoint``. ``ends``, ``drains``: and the end.
-
-    ``cancels``: nothing but the end. ``run``: the nonce of the run that is asked, "" if who asks does not say.
-    """
-
-    savepoint: str = ""
-    ends: bool = False
-    drains: bool = False
-    cancels: bool = False
-    run: str = field(default="", repr=False, compare=False)
-
-    def is_for(self, run: str) -> bool:
-        """Whether ``run`` is asked. Who cancels always says whom: that may cost all checkpoints (C76)."""
-        return self.run == run or not (self.run or self.cancels)
 
 
 class Ask:

@@ -20,6 +20,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.model.places import Place
 from headgate.model.progress import CheckpointOutcome, Observer, PendingCheckpoint, PipelineState, Progress, RunResult
+from headgate.model.run_request import RunRequest
 from headgate.protocol.supervision import events
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
@@ -187,7 +188,7 @@ class Driver:
         for told in [_told(ask, outcome) for ask, outcome in outcomes if outcome is not None]:
             told.result()
 
-    def _requested(self, request: asking.RunRequest) -> Future[CheckpointOutcome]:
+    def _requested(self, request: RunRequest) -> Future[CheckpointOutcome]:
         try:
             if request.ends:
                 return self.end_with_savepoint(request.savepoint, drain=request.drains)

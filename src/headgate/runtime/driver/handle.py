@@ -7,17 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TypeVar
 
-from headgate.model.progress import (
-    CheckpointOutcome,
-    CheckpointProgress,
-    Location,
-    NodeProgress,
-    Progress,
-    RunResult,
-)
+from headgate.model.progress import CheckpointOutcome, CheckpointProgress, Location, Progress, RunResult
 from headgate.runtime.driver.driver import Driver
 from headgate.storage.backends import absolute_location
 
@@ -109,17 +102,11 @@ class DriverHandle:
 
     def metrics(self) -> dict[str, dict[str, int | float]]:
         """Return ``node → metric → number`` of the latest snapshot: what ``NodeProgress`` has, but for what is None."""
-        return {str(node.node): _numbers(node) for node in self.driver.progress.nodes}
+        return {str(node.node): node.numbers() for node in self.driver.progress.nodes}
 
     def _release(self) -> None:
         """Give up what the run needed; it has ended. May be called again."""
         self.driver.join()
-
-
-def _numbers(node: NodeProgress) -> dict[str, int | float]:
-    values = {field.name: getattr(node, field.name) for field in fields(node)}
-    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-    return {**numbers, **dict(node.counters)}
 
 
 def _in_time(asked: Future[_T], timeout_s: float | None) -> _T | None:

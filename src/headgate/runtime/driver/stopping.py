@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from headgate.codec.lock_holder import Ending, LockHolder
 from headgate.errors import StorageError, UsageError
-from headgate.runtime.driver.asking import Ask, RunRequest
+from headgate.model.run_request import RunRequest
+from headgate.runtime.driver.asking import Ask
 from headgate.runtime.driver.last_wish import tell_standbys
 from headgate.runtime.driver.pipeline_lock import LOCK_NAME, read_holder
 from headgate.storage.backends import local_directory, open_storage
