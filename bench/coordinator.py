@@ -19,7 +19,7 @@ from headgate.codec.messages import Acknowledge, ToWorker, decode_from_worker, e
 from headgate.model.config import CheckpointConfig
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
-from headgate.model.manifest import Committable, KeyGroups, SnapshotPart, SubtaskEntry
+from headgate.model.manifest import Committable, KeyGroups, Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.progress import CheckpointProgress
 from headgate.protocol.checkpoints import coordinator as machine
 from headgate.protocol.checkpoints.commit import CommitPermit
@@ -115,8 +115,9 @@ def machine_alone(subtasks: tuple[SubtaskId, ...], acks: Sequence[machine.Acknow
     """Give the machine, without interpreter and log, the events of one checkpoint."""
     checkpoint = acks[0].checkpoint
     made = machine.Coordinator(GENERATION, subtasks, CheckpointConfig(interval_ms=0), checkpoint)
-    begin = (machine.Started(0), machine.CheckpointRequested(), machine.IdReserved(checkpoint))
-    for event in (*begin, *acks, machine.ManifestWritten(checkpoint), machine.CommitSucceeded(checkpoint)):
+    begin: list[machine.Event] = [machine.Started(0), machine.CheckpointRequested(), machine.IdReserved(checkpoint)]
+    end: list[machine.Event] = [machine.ManifestWritten(checkpoint), machine.CommitSucceeded(checkpoint)]
+    for event in (*begin, *acks, *end):
         made.handle(event)
     assert made.last_completed == checkpoint
 
@@ -202,13 +203,13 @@ class _Outcomes:
     def broadcast(self, message: ToWorker) -> None:
         encode_message(message)
 
-    def checkpoint_completed(self, progress: CheckpointProgress) -> None:
+    def checkpoint_completed(self, progress: CheckpointProgress, manifest: Manifest) -> None:
         self.completed = progress.checkpoint
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def request_answered(self, effect: machine.RequestAnswered) -> None:
+    def request_answered(self, effect: machine.AnswerRequest) -> None:
         return
 
     def generation_failed(self, effect: machine.FailGeneration) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from bench.harness import Options, Result, at_most, median
 from headgate.clock import SYSTEM_CLOCK
+from headgate.model.graph import OutputTag
 from headgate.operators.base import OperatorContext
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, with_columns_spec
 
@@ -38,6 +39,10 @@ class Last:
     def emit(self, batch: pa.RecordBatch) -> None:
         """See ``Output``."""
         self.batch = batch
+
+    def emit_to(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
+        """See ``Output``."""
+        raise AssertionError(tag)
 
     def emit_watermark(self, watermark_ms: int) -> None:
         """See ``Output``."""

@@ -19,6 +19,7 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.clock import SYSTEM_CLOCK
+from headgate.model.graph import OutputTag
 from headgate.operators.base import Operator, OperatorContext
 from headgate.operators.partition import partition
 from headgate.operators.windows.choice import WindowOperators, window_operators
@@ -41,6 +42,9 @@ class Collector:
 
     def emit(self, batch: pa.RecordBatch) -> None:
         self.batches.append(batch)
+
+    def emit_to(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
+        raise AssertionError(tag)
 
     def emit_watermark(self, watermark_ms: int) -> None:
         pass
@@ -85,7 +89,7 @@ def opened(operator: Operator, index: int) -> tuple[Operator, Collector]:
 
 def generate(rng: np.random.Generator, keys: int, start: int) -> pa.RecordBatch:
     """Key and value of the event come from one 64-bit draw; event time is its number at a constant rate."""
-    draws = rng.bit_generator.random_raw(BATCH_ROWS)  # type: ignore[attr-defined]
+    draws = rng.bit_generator.random_raw(BATCH_ROWS)
     key = ((draws & np.uint64(0xFFFFFFFF)) * np.uint64(keys)) >> np.uint64(32)
     value = draws >> np.uint64(54)
     us = np.arange(start, start + BATCH_ROWS) // (EVENTS_PER_SECOND // 1_000_000)

@@ -185,7 +185,7 @@ def test_a_source_is_absolute_and_travels(store: Store, monkeypatch: pytest.Monk
     assert pickle.loads(pickle.dumps(source)) == source == StreamSource(NAME, store.root)
     assert copy.copy(StreamSink(NAME, "store")).store == store.root
     assert source.schema() == SCHEMA
-    with pytest.raises(UsageError, match="'earliest' or 'latest'"):
+    with pytest.raises(UsageError, match="'earliest', 'latest' or a StreamCut"):
         StreamSource(NAME, start="middle")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="does not exist"):
         StreamSource("nope", store.root).schema()

@@ -217,7 +217,7 @@ def check_processors() -> Finding:
 
 def check_memory() -> Finding:
     """Check that Spark's JVM and two workers fit into memory."""
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     free = int(psutil.virtual_memory().available)
     text = f"{free / (1 << 30):.1f} GB free"

@@ -19,6 +19,7 @@ NEEDED = frozenset(
             "numpy",
             "pandas",
             "polars",
+            "prometheus_client",
             "psutil",
             "pyarrow",
             "pyspark",

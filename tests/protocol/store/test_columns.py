@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headgate.model.value_types import ListOf, Plain, StructOf, ValueType
 from headgate.protocol.store.columns import (
     Columns,
-    Refused,
+    Incompatible,
     Unchanged,
     Updated,
     fits_if_small,
@@ -47,7 +47,7 @@ def test_the_same_columns_again_are_no_update() -> None:  # S76: an answer may b
 )
 def test_anything_else_is_refused_with_column_and_both_types(wanted: Columns, problem: str) -> None:  # S76
     answer = update(BEFORE, wanted, "key")
-    assert isinstance(answer, Refused)
+    assert isinstance(answer, Incompatible)
     assert problem in answer.problem
 
 

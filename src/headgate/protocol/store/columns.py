@@ -34,13 +34,13 @@ class Updated:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Incompatible:
     """No update. ``problem`` names the column and both its types, and says what may be asked for."""
 
     problem: str
 
 
-Answer: TypeAlias = Unchanged | Updated | Refused
+Answer: TypeAlias = Unchanged | Updated | Incompatible
 
 _MAY = "columns can be added at the end, and numbers can become wider ones"
 
@@ -50,12 +50,12 @@ def update(present: Columns, wanted: Columns, routing_key: str | None) -> Answer
     types = dict(wanted)
     for name, old in present:
         if name not in types:
-            return Refused(f"column '{name}' ({old}) would be removed; {_MAY}")
+            return Incompatible(f"column '{name}' ({old}) would be removed; {_MAY}")
         problem = _why_not(old, types[name], name)
         if problem:
-            return Refused(f"column '{name}' would change from {old} to {types[name]}: {problem}; {_MAY}")
+            return Incompatible(f"column '{name}' would change from {old} to {types[name]}: {problem}; {_MAY}")
         if name == routing_key and _hashes_differently(old, types[name]):
-            return Refused(
+            return Incompatible(
                 f"column '{name}' would change from {old} to {types[name]}, but it is the routing key, and equal keys "
                 "would go to other segments than before; keep its type, or let it be a wider whole number"
             )
@@ -63,7 +63,7 @@ def update(present: Columns, wanted: Columns, routing_key: str | None) -> Answer
     first = [name for name, _ in wanted[: len(present)]]
     if first != names:
         at = next(name for name, there in zip(names, first, strict=True) if name != there)
-        return Refused(f"column '{at}' ({dict(present)[at]}) would be at another place; {_MAY}")
+        return Incompatible(f"column '{at}' ({dict(present)[at]}) would be at another place; {_MAY}")
     widened = tuple(name for name, old in present if types[name] != old)
     added = tuple(name for name, _ in wanted[len(present) :])
     return Updated(added, widened) if added or widened else Unchanged()

@@ -24,7 +24,7 @@ from headgate.runtime.driver.pipeline_lock import LOCK_NAME, read_holder
 from headgate.storage.backends import local_directory, open_storage
 
 if TYPE_CHECKING:
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
 STOP = signal.SIGTERM
 DRAIN = signal.SIGUSR1

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.errors import CorruptionError
-from headgate.protocol.store.columns import Refused, update
+from headgate.protocol.store.columns import Incompatible, update
 from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import tables as t
@@ -115,7 +115,7 @@ class SqlAudit:
         found = [
             (stream.name, f"its schema {version} cannot have become the next one: {answer.problem}")
             for version, (old, new) in enumerate(itertools.pairwise(columns))
-            if isinstance(answer := update(old, new, stream.routing_key), Refused)
+            if isinstance(answer := update(old, new, stream.routing_key), Incompatible)
         ]
         mine = (t.chunks.c.stream_id == stream.stream_id, t.chunks.c.schema_version >= len(schemas))
         unknown = self._connection.execute(sa.select(t.chunks.c.file, t.chunks.c.schema_version).where(*mine))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from sqlalchemy.engine import Connection
 
 from headgate.errors import UsageError
-from headgate.protocol.store.columns import Refused, Unchanged, update
+from headgate.protocol.store.columns import Incompatible, Unchanged, update
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.streams import check_takes_events
 from headgate.store.evolving import columns_of
@@ -27,7 +27,7 @@ def update_schema(connection: Connection, stream: StreamInfo, wanted: pa.Schema,
     schema = plain_schema(wanted)
     schema = schema if is_whole else merged_schema(stream.schema, schema)
     answer = update(columns_of(stream.schema), columns_of(schema), stream.routing_key)
-    if isinstance(answer, Refused):
+    if isinstance(answer, Incompatible):
         raise UsageError(f"stream '{stream.name}' cannot be updated: {answer.problem}")
     if isinstance(answer, Unchanged):
         return stream
