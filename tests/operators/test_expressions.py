@@ -33,6 +33,42 @@ def test_fused_steps_give_what_the_steps_give_one_after_another() -> None:
     assert run.out.batches[0].schema == fused.output_schema(SCHEMA, "node")
 
 
+def test_each_step_sees_what_the_one_before_it_left() -> None:
+    """A filter guards what follows it, another filter too: neither looks at the records that the first dropped."""
+    number = pl.col("level").cast(pl.Int64)
+    run = Harness(
+        fuse(
+            [
+                filter_spec(pl.col("size") > 1, pl.lit(True)),
+                filter_spec(pl.col("level").is_not_null(), pl.col("size") < 4),
+                filter_spec(number > 5),
+                with_columns_spec(number.alias("number")),
+                select_spec(pl.col("number") + 1, pl.col("size")),
+                filter_spec(pl.lit(True)),
+            ]
+        )
+    )
+    run.send(pa.record_batch([["x", "7", None, "3", "x"], [1, 2, 3, 2, 4]], schema=SCHEMA))
+    assert run.out.rows() == [{"number": 8, "size": 2}]
+    run.send(pa.record_batch([["x"], [1]], schema=SCHEMA))
+    assert len(run.out.batches) == 1
+
+
+@pytest.mark.parametrize("answer", [True, False, None])
+def test_a_filter_by_a_literal_keeps_all_or_none(answer: bool | None) -> None:
+    alone, fused = filter_spec(pl.lit(answer, pl.Boolean)), filter_spec(pl.lit(answer, pl.Boolean))
+    for spec in (alone, fuse([fused, with_columns_spec(pl.col("size").alias("same"))])):
+        run = Harness(spec)
+        run.send(BATCH)
+        assert [row["size"] for row in run.out.rows()] == ([1, 2, 3] if answer else [])
+
+
+@pytest.mark.parametrize("predicate", [pl.col("size"), pl.lit(1), pl.lit("x"), pl.col("level")])
+def test_a_predicate_that_is_no_boolean_is_refused(predicate: pl.Expr) -> None:
+    with pytest.raises(UsageError, match="operator 'node'"):
+        filter_spec(predicate).output_schema(SCHEMA, "node")
+
+
 def test_an_unknown_column_is_refused_with_operator_and_columns() -> None:
     with pytest.raises(UsageError, match=r"operator 'errors': .*levle.*level: large_string, size: int64"):
         filter_spec(pl.col("levle") == "ERROR").output_schema(SCHEMA, "errors")

@@ -6,6 +6,7 @@ shift over one would depend on how records happened to be batched. Such expressi
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -99,41 +100,60 @@ def fuse(specs: Sequence[ExpressionsSpec]) -> ExpressionsSpec:
 
 
 class ExpressionsOperator(Operator):
-    """Runs the steps on each batch as one Polars query; a filter alone asks Polars only which records are kept."""
+    """Runs the steps on each batch: filters as a mask, what stands between them as one Polars query.
+
+    A filter within a query would hand even a batch of a few rows to Polars' pool, at several times its cost.
+    """
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        self._steps = tuple(steps)
-        self._kept: pl.Expr | None = None
-        if len(self._steps) == 1 and self._steps[0].verb is Verb.FILTER:
-            self._kept = pl.all_horizontal(*self._steps[0].expressions)
+        self._parts = [tuple(part) for _, part in itertools.groupby(steps, _part_of)]
+        self._only: Step | None = steps[0] if len(steps) == 1 and steps[0].verb is Verb.FILTER else None
         self._schema: pa.Schema | None = None
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
         frame = frame_of(batch)
         try:
-            results = self._filtered(batch, frame) if self._kept is not None else self._of_query(frame)
+            results = self._results(frame) if self._only is None else _kept(batch, frame, self._only)
         except pl.exceptions.PolarsError as error:
             raise batch_error(self.context.node, batch.num_rows, error) from None
         if results is not None and results.num_rows:
             self.output.emit(results)
 
-    def _filtered(self, batch: pa.RecordBatch, frame: pl.DataFrame) -> pa.RecordBatch | None:
-        mask = frame.select(self._kept).to_series()
-        if len(mask) != frame.height or mask.dtype != pl.Boolean:  # of a literal
-            return self._of_query(frame)
-        return batch.filter(mask.to_arrow())  # as quick as Polars, which would hand a small batch to its pool
-
-    def _of_query(self, frame: pl.DataFrame) -> pa.RecordBatch | None:
-        query = frame.lazy()
-        for step in self._steps:
-            query = step.apply(query)
-        result = query.collect(engine="in-memory")  # the default one, for long input, costs more per batch
-        if result.height == 0:
-            return None
+    def _results(self, frame: pl.DataFrame) -> pa.RecordBatch | None:
+        for part in self._parts:
+            frame = _filtered(frame, part[0]) if part[0].verb is Verb.FILTER else _queried(frame, part)
+            if frame.height == 0:
+                return None
         if self._schema is None:
-            self._schema = schema_of_frame(result)
-        return batch_of(result, self._schema)
+            self._schema = schema_of_frame(frame)
+        return batch_of(frame, self._schema)
+
+
+def _part_of(step: Step) -> int:
+    """Return what steps of one part have in common: each filter is one, and so is what stands between two of them."""
+    return id(step) if step.verb is Verb.FILTER else 0
+
+
+def _queried(frame: pl.DataFrame, steps: Sequence[Step]) -> pl.DataFrame:
+    query = frame.lazy()
+    for step in steps:
+        query = step.apply(query)
+    return query.collect(engine="in-memory")  # the default one, for long input, costs more per batch
+
+
+def _mask(frame: pl.DataFrame, step: Step) -> pl.Series:
+    mask = frame.select(pl.all_horizontal(*step.expressions)).to_series()
+    return mask if len(mask) == frame.height else mask.new_from_index(0, frame.height)  # of a literal
+
+
+def _filtered(frame: pl.DataFrame, step: Step) -> pl.DataFrame:
+    mask = _mask(frame, step)
+    return pl.DataFrame([series.filter(mask) for series in frame.get_columns()])
+
+
+def _kept(batch: pa.RecordBatch, frame: pl.DataFrame, step: Step) -> pa.RecordBatch:
+    return batch.filter(_mask(frame, step).to_arrow())  # as quick as Polars, and nothing is converted back
 
 
 _NOT_ELEMENTWISE = frozenset(
