@@ -23,7 +23,7 @@ sim check: export POLARS_MAX_THREADS = 1
 UNIT := not spark and not crash and not simulator and not mutant and not run and not long
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java setup-test demo test test-again crash-loops kill-drivers lint check format sim bench bench-peers clean
+.PHONY: help setup setup-java setup-test docs demo test test-again crash-loops kill-drivers lint check format sim bench bench-peers clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
@@ -37,6 +37,11 @@ setup-java:
 
 setup-test:
 	@scripts/setup.sh java browser
+
+docs: ## build the documentation site in build/site, check its links and that it loads nothing from outside
+	@scripts/setup.sh docs
+	NO_COLOR=1 .venv/bin/zensical build --clean --strict
+	$(PYTHON_ENV) scripts/check_site.py build/site
 
 demo: setup-java ## kill a worker and the driver of a running pipeline, compare its counts (LOGS="PATH...")
 	@$(PYTHON_ENV) scripts/demo $(if $(LOGS),--logs $(LOGS))
@@ -98,4 +103,4 @@ bench-peers: setup-java ## install the systems that the benchmarks compare with,
 	$(PYTHON_ENV) -m bench.peers.install
 
 clean: ## remove the environment and every cache
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .cache build

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv with everything that development needs, unless it is up to date. Used by the Makefile.
-# Usage: scripts/setup.sh [java] [browser]     with "java": also require Java 17 or newer; with "browser": also get Chromium
-# where apt-get may, for the tests that look at a page
+# Usage: scripts/setup.sh [java] [browser] [docs]     with "java": also require Java 17 or newer; with "browser": also get
+# Chromium where apt-get may, for the tests that look at a page; with "docs": also install what builds the documentation
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -50,23 +50,35 @@ is_current() {
         [ "$(cat $stamp)" = "$PWD" ]
 }
 
+install() {
+    local log
+    log=$(mktemp)
+    if ! $venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$@" >"$log" 2>&1; then
+        cat "$log" >&2
+        fail "the packages could not be installed; pip's own words are above."
+    fi
+    rm -f "$log"
+}
+
+wants_docs=
 for wanted in "$@"; do
     case $wanted in
         java) check_java ;;
         browser) get_browser ;;
-        *) fail "scripts/setup.sh knows 'java' and 'browser', not '$wanted'" ;;
+        docs) wants_docs=yes ;;
+        *) fail "scripts/setup.sh knows 'java', 'browser' and 'docs', not '$wanted'" ;;
     esac
 done
 if ! is_current; then
     python=$(find_python)
     echo "Setting up $venv with $("$python" --version) and the packages of constraints.txt; this takes a minute or two …" >&2
     "$python" -m venv --clear $venv
-    log=$(mktemp)
-    if ! $venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' >"$log" 2>&1; then
-        cat "$log" >&2
-        fail "the packages could not be installed; pip's own words are above."
-    fi
-    rm -f "$log"
+    install -e '.[dev]'
     echo "$PWD" >$stamp
     echo "$venv is ready." >&2
+fi
+# the environment is made anew whenever it is not current, so what is there is in the pinned versions
+if [ -n "$wants_docs" ] && ! [ -x $venv/bin/zensical ]; then
+    echo "Installing what builds the documentation …" >&2
+    install -e '.[docs]'
 fi

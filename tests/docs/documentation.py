@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +16,7 @@ SOURCE = ROOT / "src" / "headgate"
 PREAMBLE = "import polars as pl\nimport pyarrow as pa\n\nimport headgate as hg\n"
 
 _FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_ANY_FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _CODE = re.compile(r"`([a-z][\w/-]*(?:/[\w-]+)*\.(?:py|md|toml|txt)(?::[A-Za-z_][\w.]*)?)`")
@@ -22,6 +25,58 @@ _CODE = re.compile(r"`([a-z][\w/-]*(?:/[\w-]+)*\.(?:py|md|toml|txt)(?::[A-Za-z_]
 def pages() -> list[Path]:
     """Return every page: those at the root and those below docs/ and bench/."""
     return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "bench").glob("*.md"))]
+
+
+def navigation() -> list[str]:
+    """Return the pages that the navigation of the site names, in its order, as paths below docs/."""
+    project = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]
+    return list(_named(project["nav"]))
+
+
+def _named(entry: object) -> Iterator[str]:
+    """Yield the pages in a part of the navigation."""
+    match entry:
+        case str():
+            yield entry
+        case list() | dict():
+            for inner in entry.values() if isinstance(entry, dict) else entry:
+                yield from _named(inner)
+
+
+def guide_pages() -> list[str]:
+    """Return the pages of the site that are for users of Headgate: what it does, and how it is used."""
+    return [f"docs/{page}" for page in navigation() if not page.startswith(("spec/", "decisions/", "benchmarks"))]
+
+
+def fences(page: str) -> list[tuple[str, str]]:
+    """Return what stands behind the opening fence of each block of code, and the code."""
+    return [(kind.strip(), code) for _, kind, code in _ANY_FENCE.findall((ROOT / page).read_text(encoding="utf-8"))]
+
+
+def example_with(text: str) -> str:
+    """Return the one Python block of the guide in which ``text`` stands."""
+    (code,) = (code for page in guide_pages() for code in examples(page) if text in code)
+    return code
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what a link to a place on a page may name, as the site makes it of the headings."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ +(.+?) *$", _FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", heading)
+        slug = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", text).strip().lower())
+        number, name = 1, slug
+        while name in found:
+            name, number = f"{slug}_{number}", number + 1
+        found.add(name)
+    return found
+
+
+def anchored_links(page: Path) -> list[tuple[Path, str]]:
+    """Return the links to places on pages: the page, and the place."""
+    text = _FENCED.sub("", page.read_text(encoding="utf-8"))
+    split = [link.partition("#") for link in _LINK.findall(text) if "#" in link and "://" not in link]
+    return [((page.parent / path).resolve() if path else page, place) for path, _, place in split]
 
 
 def examples(page: str) -> list[str]:

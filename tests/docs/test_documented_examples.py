@@ -12,13 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.docs.documentation import PREAMBLE, ROOT, examples
+from tests.docs.documentation import PREAMBLE, ROOT, example_with, examples, guide_pages
 
 import headgate as hg
 from headgate.api.running import RunRequested, loading_only
 from headgate.operators.base import OperatorContext
 
-PAGES = ["README.md", "docs/user-guide.md"]
+PAGES = ["README.md", *guide_pages()]
 EXAMPLES = [
     (page, number, code)
     for page in PAGES
@@ -60,7 +60,7 @@ def test_every_example_builds_its_pipeline(page: str, number: int, code: str, di
 
 @pytest.mark.long
 def test_the_sink_of_the_guide_passes_the_conformance_kit(directory: Path) -> None:
-    (code,) = (code for code in examples("docs/user-guide.md") if "class Numbers" in code)
+    code = example_with("class Numbers")
     assert code[code.index("class Numbers") : code.index("\n\n\np = ")].count("\n") <= 40
     names: dict[str, Any] = {"__name__": "example"}
     exec(PREAMBLE, names)
@@ -74,7 +74,7 @@ def test_the_sink_of_the_guide_passes_the_conformance_kit(directory: Path) -> No
 
 @pytest.mark.long
 def test_the_source_of_the_guide_passes_the_conformance_kit(directory: Path) -> None:
-    (code,) = (code for code in examples("docs/user-guide.md") if "class OrdersReader" in code)
+    code = example_with("class OrdersReader")
     source = code[code.index("class Orders:") : code.index("\n\n\np = ")]
     assert len([line for line in source.splitlines() if line.strip()]) <= 30
     names: dict[str, Any] = {"__name__": "example"}
@@ -88,15 +88,15 @@ def test_the_source_of_the_guide_passes_the_conformance_kit(directory: Path) -> 
 
 
 def test_the_test_of_the_guide_passes(directory: Path) -> None:
-    (code,) = (code for code in examples("docs/user-guide.md") if "def test_totals" in code)
+    code = example_with("def test_totals")
     names: dict[str, Any] = {"__name__": "example"}
     exec(PREAMBLE, names)
     exec(compile(code, "the test of the guide", "exec", dont_inherit=True), names)
     names["test_totals"](directory)
 
 
-def test_the_guide_begins_with_the_lines_that_its_examples_need() -> None:
-    assert examples("docs/user-guide.md")[0] == PREAMBLE
+def test_the_first_page_has_the_lines_that_the_examples_need() -> None:
+    assert examples("docs/index.md") == [PREAMBLE]
 
 
 def test_the_readme_has_one_example_of_about_fifteen_lines() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, SparkRuntimeException
-from tests.docs.documentation import examples
+from tests.docs.documentation import example_with
 from tests.spark import query_between_streams
 from tests.store.traffic import Traffic, all_rounds, flowing, per_key
 
@@ -108,7 +108,7 @@ def test_the_example_of_the_guide_works_as_it_is_printed(spark: Any, store: Stor
         store.create_stream(name, items.schema, routing_key="item")
     with store.writer("app/orders") as writer:
         writer.append(items)
-    (code,) = (code for code in examples("docs/user-guide.md") if "register_streams(spark)" in code)
+    code = example_with("register_streams(spark)")
     code = code.replace('format("headgate")', f'format("headgate").option("store", {store.root!r})')
     names: dict[str, Any] = {"hg": hg, "spark": spark}
     exec(code.replace("/backup/tea", str(tmp_path / "checkpoints")), names)

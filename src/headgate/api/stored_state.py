@@ -67,8 +67,8 @@ def read_state(
 
     Its columns are those of the key under their own names, ``map_key`` for maps, and ``value``; of ``reduce`` and of
     windows those of their records or partial results. ``_subtask``, of what has keys ``_key_group``, and of a
-    state with a TTL ``_expires`` can be asked for; what had expired at the checkpoint is not there. The user guide
-    lists the columns of each kind.
+    state with a TTL ``_expires`` can be asked for; what had expired at the checkpoint is not there. The page
+    docs/how-to/look-at-state.md lists the columns of each kind.
 
     Args:
         path: of a savepoint, ``DIRECTORY/PIPELINE`` for its newest checkpoint, or ``DIRECTORY/PIPELINE/chk-ID``.
