@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.docs.documentation import ROOT, anchored_links, anchors, fences, guid
 import headgate as hg
 import headgate.testing
 from headgate.cli.main import app
+from headgate.connectors.files.source import LineOptions
 
 MARKED = {'python title="Structured Streaming"', 'python title="Flink"', 'python title="Without Headgate"'}
 """Blocks of Python that are of other engines: they are compiled, not run."""
@@ -141,3 +143,20 @@ def test_pages_that_messages_and_docstrings_name_exist() -> None:
                 wrong.append(f"{path.name}: {name}")
         assert "user-guide" not in text, path
     assert wrong == []
+
+
+CONNECTORS = [
+    name.removeprefix("headgate.")
+    for name in re.findall(r"^::: (\S+)$", (REFERENCE / "connectors.md").read_text(encoding="utf-8"), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("name", CONNECTORS)
+def test_every_option_of_a_source_or_sink_is_in_its_docstring(name: str) -> None:
+    """In its own: a reader should not have to look up another class."""
+    connector = getattr(hg, name)
+    told = f"{connector.__doc__}\n{connector.__init__.__doc__}"
+    options = [p.name for p in inspect.signature(connector).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    if name in ("TextFiles", "JsonLines"):
+        options += list(LineOptions.__annotations__)
+    assert [option for option in options if not re.search(rf"\b{option}\b", told)] == []

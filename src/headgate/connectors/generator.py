@@ -99,7 +99,12 @@ class Generator:
         time: ``"processing"`` is when the record was made, in whole milliseconds, and so differs after a replay (the
             date is looked at once, at the start: setting it later changes nothing); ``"deterministic"`` is
             ``start_ms`` + record number · ``step_us``.
+        start_ms: the time of the first record where ``time="deterministic"``, in milliseconds since 1970.
+        step_us: microseconds from one record's time to the next one's, likewise.
+        seed: another seed makes other values.
         splits: fixed number of splits; None is one for each subtask of the first start.
+        batch_rows: records returned at a time.
+        pool_rows: values made beforehand for each column; records take them in turn.
     """
 
     columns: Mapping[str, Column] = field(default_factory=_two_columns)

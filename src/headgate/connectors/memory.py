@@ -204,7 +204,7 @@ class Print(Discard):
     """
 
     def __init__(self, prefix: str = "") -> None:
-        """Configure; ``prefix`` begins each line."""
+        """Configure; ``prefix`` is what each line begins with."""
         self._prefix = prefix
 
     def check(self, schema: pa.Schema) -> None:

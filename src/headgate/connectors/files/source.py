@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -52,6 +52,18 @@ class FileOptions:
     line_bytes_max: int
 
 
+class LineOptions(TypedDict, total=False):
+    """The options that ``TextFiles`` and ``JsonLines`` have in common; what they mean is in the docstrings of both."""
+
+    follow: bool
+    pattern: str
+    encoding: str
+    include_path: bool
+    poll_interval: Duration
+    discovery_interval: Duration
+    line_bytes_max: int
+
+
 class _LineSource:
     """Files of lines. Paths are made absolute where it is constructed, so that workers find the same files."""
 
@@ -70,18 +82,7 @@ class _LineSource:
         discovery_interval: Duration = "1s",
         line_bytes_max: int = LINE_BYTES_MAX,
     ) -> None:
-        """Configure.
-
-        Args:
-            paths: a file, a glob, a directory, or a list of these.
-            follow: wait for more lines and more files, for ever; else the source ends.
-            pattern: which files below a directory, as a glob relative to it.
-            encoding: only UTF-8 is read.
-            include_path: add the columns ``path`` and ``byte`` (where the line begins).
-            poll_interval: how often followed files are looked at for more lines.
-            discovery_interval: how often new files are looked for.
-            line_bytes_max: longer lines are bad records.
-        """
+        """Configure; see ``TextFiles``."""
         if encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
             raise UsageError(f"encoding '{encoding}' is not supported; convert the files to UTF-8")
         self._selection = select_files(paths, pattern, self.system)
@@ -135,8 +136,25 @@ class TextFiles(_LineSource):
     bad record. Compressed files are not supported yet.
     """
 
-    def __init__(self, paths: Paths, *, line_column: str = "line", **options: Any) -> None:
-        """Configure; ``options`` are ``follow``, ``pattern``, ``include_path`` and the others of files of lines."""
+    def __init__(self, paths: Paths, *, line_column: str = "line", **options: Unpack[LineOptions]) -> None:
+        """Configure.
+
+        Args:
+            paths: a file, a glob, a directory, or a list of these.
+            line_column: the name of the column with the line.
+            **options: each by its name:
+
+                * ``follow=False``: True waits for more lines and more files, without end.
+                * ``pattern="**/*"``: which files below a directory are read, as a glob relative to it.
+                * ``encoding="utf-8"``: nothing else is read.
+                * ``include_path=False``: True adds the columns ``path`` and ``byte`` (where the line begins).
+                * ``poll_interval="20ms"``: how often followed files are checked for more lines.
+                * ``discovery_interval="1s"``: how often followed directories are checked for new files.
+                * ``line_bytes_max``: longer lines are bad records; 8 MiB by default.
+
+        Raises:
+            UsageError: the encoding is another one, or an interval is no duration.
+        """
         super().__init__(paths, **options)
         self._column = line_column
 
@@ -145,7 +163,7 @@ class TextFiles(_LineSource):
 
 
 class JsonLines(_LineSource):
-    """JSON objects, one a line.
+    """Files with one JSON object per line.
 
     Unknown fields are ignored, missing ones are null; a line that is not an object, a value of the wrong type or a
     missing required field makes a bad record. Timestamps are ISO 8601 text, converted to UTC.
@@ -157,15 +175,27 @@ class JsonLines(_LineSource):
         schema: SchemaLike,
         *,
         required: Sequence[str] = (),
-        **options: Any,
+        **options: Unpack[LineOptions],
     ) -> None:
-        """Configure; ``options`` are those of ``TextFiles``.
+        """Configure.
 
         Args:
             paths: a file, a glob, a directory, or a list of these.
             schema: an Arrow or Polars schema, or names to Python, Polars or Arrow types. Arrow fields that are not
                 nullable are required.
             required: further fields that must be there and not null.
+            **options: each by its name:
+
+                * ``follow=False``: True waits for more lines and more files, without end.
+                * ``pattern="**/*"``: which files below a directory are read, as a glob relative to it.
+                * ``encoding="utf-8"``: nothing else is read.
+                * ``include_path=False``: True adds the columns ``path`` and ``byte`` (where the line begins).
+                * ``poll_interval="20ms"``: how often followed files are checked for more lines.
+                * ``discovery_interval="1s"``: how often followed directories are checked for new files.
+                * ``line_bytes_max``: longer lines are bad records; 8 MiB by default.
+
+        Raises:
+            UsageError: a type is unknown, the encoding is another one, or an interval is no duration.
         """
         super().__init__(paths, **options)
         self._schema = arrow_schema(schema)

@@ -36,7 +36,8 @@ class StreamSink:
         stream: its name.
         store: directory of the store; default as for ``StreamSource``.
         routing_key: column whose equal values stay in order; a stream that exists keeps its own.
-        create: create the stream when it is missing, with ``segments`` segments.
+        create: create the stream when it is missing.
+        segments: how many segments a stream that is created has; so many subtasks can read it at once.
         retention: how long events stay in a stream that is created; None: until somebody truncates or deletes it. A
             stream that exists keeps its own, which ``Store.set_retention`` and ``headgate streams retention`` change.
     """
