@@ -18,6 +18,8 @@ import headgate as hg
 from headgate.api.running import RunRequested, loading_only
 from headgate.operators.base import OperatorContext
 
+pytest_plugins = ["pytester"]
+
 PAGES = ["README.md", *guide_pages()]
 EXAMPLES = [
     (page, number, code)
@@ -93,6 +95,16 @@ def test_the_test_of_the_guide_passes(directory: Path) -> None:
     exec(PREAMBLE, names)
     exec(compile(code, "the test of the guide", "exec", dont_inherit=True), names)
     names["test_totals"](directory)
+
+
+@pytest.mark.run
+def test_the_tests_of_the_guide_pass_with_the_fixtures_of_the_package(pytester: pytest.Pytester) -> None:
+    code = example_with("def test_totals")
+    pytester.makepyfile(f"{PREAMBLE}\n{code}")
+    (pytester.path / "orders").mkdir()
+    (pytester.path / "orders" / "1.jsonl").write_text('{"item": "tea", "sold": 1}\n')
+    result = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider", "-q")
+    result.assert_outcomes(passed=4)
 
 
 def test_the_first_page_has_the_lines_that_the_examples_need() -> None:
