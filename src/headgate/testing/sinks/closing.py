@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 
 import psutil
@@ -24,7 +25,8 @@ def check_closed(target: Target) -> str | None:
         life = world.start(2)
         world.advance(life)
         life.close()
-        del life  # what only a lost object holds is closed with it
+        del life
+        gc.collect()  # what only lost objects hold is closed with them
         counts.append(me.num_fds())
     grown = [after - before for before, after in itertools.pairwise(counts)]
     assert min(grown) <= 0, f"{world.story}: each time {min(grown)} more files or connections stay open"
