@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+import headgate as hg
+from headgate.api import results
+from headgate.api.scratch import SCRATCH
 from headgate.display.live import DISPLAYS_MAX, LiveDisplay, in_notebook
 from headgate.model.progress import PipelineState, Progress, RunResult
 from headgate.runtime.driver import handle as handles
@@ -162,4 +167,22 @@ def test_an_interrupt_that_comes_just_before_a_wait_is_noticed(monkeypatch: pyte
     monkeypatch.setattr(handles, "wait", waited)
     assert DriverHandle(driver).wait() == RunResult(True)  # type: ignore[arg-type]
     assert max(waits) <= 1, "Python looks for signals between two waits"
-    assert DriverHandle(StandIn()).wait(0) is None  # type: ignore[arg-type]
+    handle = DriverHandle(StandIn())  # type: ignore[arg-type]
+    assert handle.wait(0) is None  # not a wait for anything
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), RunResult(False)])
+def test_a_look_that_is_interrupted_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: RunResult | KeyboardInterrupt
+) -> None:  # ND6
+    def interrupted(start: Callable[[], object]) -> RunResult:
+        assert list((tmp_path / SCRATCH).iterdir()), "the run has a directory"
+        if isinstance(end, RunResult):
+            return end
+        raise end
+
+    monkeypatch.setattr(results, "run_to_end", interrupted)
+    p = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path))
+    with pytest.raises((KeyboardInterrupt, hg.HeadgateError)):
+        p.source(hg.FromRows([{"n": 1}])).collect()
+    assert [path.name for path in tmp_path.rglob("*") if path.name not in (SCRATCH, "lock")] == []

@@ -58,7 +58,10 @@ def test_a_stream_shows_its_columns_and_runs_nothing() -> None:  # ND1, ND2
     assert "int64" in html
     assert "event time" in html
     assert "<td" in stream.key_by("ts")._repr_html_()
-    assert "key, event time" in stream.key_by("ts")._repr_html_()
+    keyed = stream.key_by("ts")._repr_html_()
+    assert "key, event time" in keyed
+    assert "show()" in html
+    assert "show()" not in keyed, "which it does not have"
 
 
 def test_rows_that_the_program_gave_are_shown_and_computed_ones_are_not() -> None:  # ND1

@@ -79,9 +79,8 @@ class Records:
     def _repr_html_(self) -> str:
         """Return columns, and rows only if they are in memory already: looking at a stream runs nothing (ND1)."""
         names = " and ".join(sorted({f"'{edge.upstream}'" for edge in self._edges}))
-        title = (
-            f"{type(self).__name__} of {names} in pipeline '{self._pipeline.name}'; show() runs it for a look at rows"
-        )
+        look = "; show() runs it for a look at rows" if callable(getattr(type(self), "show", None)) else ""
+        title = f"{type(self).__name__} of {names} in pipeline '{self._pipeline.name}'{look}"
         columns = [(field.name, str(field.type)) for field in self._schema]
         return stream_html(StreamPicture(title, columns, self._keys, self._time_column, self._rows_at_hand()))
 

@@ -5,7 +5,6 @@ Decides nothing. ``runtime.driver.driver`` is asked; ``spark.session`` and ``tes
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -140,10 +139,12 @@ class DriverHandle:
 
 def _in_time(asked: Future[_T], timeout_s: float | None) -> _T | None:
     """Return what comes of ``asked``, or None. A signal that comes just before a wait does not end it: none is long."""
-    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    left_s = timeout_s
     while True:
-        left_s = SIGNAL_S if deadline_s is None else min(SIGNAL_S, deadline_s - time.monotonic())
-        if wait([asked], max(0.0, left_s)).done:
+        some_s = SIGNAL_S if left_s is None else max(0.0, min(SIGNAL_S, left_s))
+        if wait([asked], some_s).done:
             return asked.result()
-        if left_s <= 0:
-            return None
+        if left_s is not None:
+            left_s -= some_s
+            if left_s <= 0:
+                return None
