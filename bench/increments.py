@@ -1,22 +1,25 @@
-"""Bytes of checkpoints of state in RocksDB, when a part of the keys has changed since the last one.
+"""Checkpoints when a part of the keys has changed since the last one: bytes and time beside a full snapshot.
 
-    python -m bench.increments --keys 1000000 --changed 0.01 --checkpoints 10
-
-One subtask, state by column, files in memory: what is measured is how much a checkpoint writes and how long that takes
-beside processing, not the storage.
+One subtask, state by column, on both backends; files go to a local directory, with the syncs that it makes. The first
+checkpoint is full. Then a part of the keys changes before each of the following ones, and every one is completed. Time
+is that of ``freeze`` and of writing, without processing beside it. Judged are medians; the means stand beside them,
+because RocksDB merges its files now and then. Settings: ``keys``, ``changed`` (share), ``checkpoints``, ``memory_mb``
+(of RocksDB), ``value_bytes`` (0: numbers).
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from bench.harness import Options, Result, at_most
 from headgate.codec.snapshot import FILES_PREFIX
-from headgate.model.config import RocksState
+from headgate.model.config import MemoryState, RocksState, StateConfig
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.protocol.checkpoints.sharing import SharedFiles
@@ -25,80 +28,120 @@ from headgate.state.backend import ColumnBackend
 from headgate.state.choice import worker_states
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.frozen import OwnedKeys
-from headgate.storage.memory import MemoryStorage
+from headgate.storage.backends import open_storage
 
+NAME = "increments"
+
+SHARE_MAX = 0.05
 GROUPS = 128
-VALUE = StateDescriptor("value", StateKind.VALUE, pa.float64())
 BATCH_ROWS = 50_000
-MEGABYTE = 1e6
+NODE = "node"
 
 
-def main() -> None:
-    """Fill the state, then change some of it before each checkpoint."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keys", type=int, default=1_000_000)
-    parser.add_argument("--changed", type=float, default=0.01, help="share of the keys that change between two")
-    parser.add_argument("--checkpoints", type=int, default=10)
-    asked = parser.parse_args()
-    draw = np.random.default_rng(7)
-    with tempfile.TemporaryDirectory() as directory:
-        worker = worker_states(RocksState(256 << 20, directory), None)
-        state = worker.of("node", 0, GROUPS).by_column(KeyColumns(("id",), (pa.int64(),)), [VALUE])
-        change(state, np.arange(asked.keys), draw)
-        taken = Taken()
-        full = taken.checkpoint(state)
-        rows = sum(part.size_bytes for part in taken.written(state, is_portable=True))
-        print(f"as rows: {rows / MEGABYTE:.1f} MB; first as files: {full / MEGABYTE:.1f} MB")
-        found = []
-        for _ in range(asked.checkpoints):
-            change(state, draw.choice(asked.keys, int(asked.keys * asked.changed), replace=False), draw)
-            started = time.perf_counter()
-            found.append(taken.checkpoint(state))
-            took_ms = 1_000 * (time.perf_counter() - started)
-            print(f"{found[-1] / MEGABYTE:8.2f} MB, {found[-1] / full:6.1%} of the first, {took_ms:.0f} ms")
-        median, mean = float(np.median(found)), float(np.mean(found))
-        print(f"median {median / full:.1%}, mean {mean / full:.1%} of a full checkpoint")
-        worker.close()
+def run(options: Options) -> Result:
+    """Measure both backends."""
+    keys = int(options.number("keys", 10_000_000, quick=300_000))
+    changed = options.number("changed", 0.01)
+    checkpoints = int(options.number("checkpoints", 10, quick=5))
+    rocks = RocksState(int(options.number("memory_mb", 512)) << 20, None)
+    values = Values(int(options.number("value_bytes", 0)))
+    figures: dict[str, Any] = {"keys": keys, "changed": changed}
+    for name, state in (("memory", MemoryState()), ("rocksdb", rocks)):
+        found = measure(state, keys, changed, checkpoints, values)
+        figures |= {f"{name}_{what}": value for what, value in found.items()}
+    judged = [f"{name}_{what}_share" for name in ("memory", "rocksdb") for what in ("bytes", "time")]
+    return Result(figures, {name: at_most(SHARE_MAX) for name in judged})
 
 
-def change(state: ColumnBackend, keys: np.ndarray, draw: np.random.Generator) -> None:
-    """Give each of ``keys`` another value."""
-    for start in range(0, len(keys), BATCH_ROWS):
-        some = keys[start : start + BATCH_ROWS]
-        slots = state.slots([pa.array(some, pa.int64())])
-        state.values(VALUE).put(slots, pa.array(draw.random(len(some))))
-        state.prepare()
+class Values:
+    """What keys have: random numbers, or texts of so many bytes that cannot be compressed much."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._random = np.random.default_rng(7)
+        self.descriptor = StateDescriptor("value", StateKind.VALUE, pa.large_binary() if size_bytes else pa.float64())
+
+    @property
+    def row_bytes(self) -> int:
+        """About what a key and its value take."""
+        return 8 + (self._size_bytes or 8)
+
+    def some(self, rows: int) -> pa.Array:
+        """Return other ones than before."""
+        if not self._size_bytes:
+            return pa.array(self._random.random(rows))
+        offsets = pa.py_buffer(np.arange(rows + 1, dtype=np.int64) * self._size_bytes)
+        return pa.Array.from_buffers(
+            pa.large_binary(), rows, [None, offsets, pa.py_buffer(self._random.bytes(rows * self._size_bytes))]
+        )
+
+    def chosen(self, keys: int, share: float) -> np.ndarray:
+        """Return some of ``keys`` keys, at random."""
+        return self._random.choice(keys, max(1, int(keys * share)), replace=False)
+
+    def change(self, state: ColumnBackend, keys: np.ndarray) -> None:
+        """Give each of ``keys`` another value."""
+        for start in range(0, len(keys), BATCH_ROWS):
+            some = keys[start : start + BATCH_ROWS]
+            slots = state.slots([pa.array(some, pa.int64())])
+            state.values(self.descriptor).put(slots, self.some(len(some)))
+            state.prepare()
+
+
+def measure(state: StateConfig, keys: int, changed: float, checkpoints: int, values: Values) -> dict[str, Any]:
+    """Return bytes and times of a full checkpoint and of those after it, and their shares."""
+    with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
+        worker = worker_states(state, directory)
+        try:
+            backend = worker.of(NODE, 0, GROUPS).by_column(KeyColumns(("id",), (pa.int64(),)), [values.descriptor])
+            values.change(backend, np.arange(keys))
+            taken = Taken(Path(directory) / "checkpoints")
+            full_bytes, full_s = taken.checkpoint(backend)
+            found = []
+            for _ in range(checkpoints):
+                values.change(backend, values.chosen(keys, changed))
+                found.append(taken.checkpoint(backend))
+        finally:
+            worker.close()
+    sizes, times = [size for size, _ in found], [seconds for _, seconds in found]
+    return {
+        "full_mb": full_bytes / 1e6,
+        "full_s": full_s,
+        "bytes_share": float(np.median(sizes)) / full_bytes,
+        "bytes_share_mean": float(np.mean(sizes)) / full_bytes,
+        "time_share": float(np.median(times)) / full_s,
+        "time_share_mean": float(np.mean(times)) / full_s,
+        "increments_mb": [size / 1e6 for size in sizes],
+        "increments_s": times,
+    }
 
 
 class Taken:
     """The checkpoints of one subtask, each completed."""
 
-    def __init__(self) -> None:
-        self._storage = MemoryStorage("increments")
+    def __init__(self, directory: Path) -> None:
+        self.storage = open_storage(str(directory))
         self._shared = SharedFiles()
         self._number = 0
 
-    def checkpoint(self, state: ColumnBackend) -> int:
-        """Take one; return how many bytes it has written."""
+    def checkpoint(self, state: ColumnBackend) -> tuple[int, float]:
+        """Take one; return how many bytes it has written, and in how many seconds."""
+        begun = time.perf_counter()
         parts = self.written(state)
-        taken = CheckpointId(self._number)
-        self._shared.wrote(taken, [part for part in parts if part.section.startswith(FILES_PREFIX)])
-        self._shared.completed(taken)
+        took_s = time.perf_counter() - begun
         mine = f"chk-{self._number:010d}/"
-        return sum(part.size_bytes for part in parts if not part.path or part.path.startswith(mine))
+        return sum(part.size_bytes for part in parts if not part.path or part.path.startswith(mine)), took_s
 
-    def written(self, state: ColumnBackend, *, is_portable: bool = False) -> tuple[SnapshotPart, ...]:
-        """Write a snapshot."""
+    def written(self, state: ColumnBackend) -> tuple[SnapshotPart, ...]:
+        """Write and complete a checkpoint; return its parts."""
         self._number += 1
-        to = Destination(self._storage, "p", Generation(1), 0, OwnedKeys(KeyGroups(0, GROUPS), GROUPS))
-        shareable = None if is_portable else self._shared.shareable()
-        target = SubtaskTarget(to, SubtaskId(VertexId("node"), 0), CheckpointId(self._number), shareable)
+        number = CheckpointId(self._number)
+        to = Destination(self.storage, "p", Generation(1), 0, OwnedKeys(KeyGroups(0, GROUPS), GROUPS))
+        target = SubtaskTarget(to, SubtaskId(VertexId(NODE), 0), number, self._shared.shareable())
         frozen = state.freeze()
-        target.put_state("node", frozen)
+        target.put_state(NODE, frozen)
         parts = target.finish()
         frozen.release()
+        self._shared.wrote(number, [part for part in parts if part.section.startswith(FILES_PREFIX)])
+        self._shared.completed(number)
         return parts
-
-
-if __name__ == "__main__":
-    main()

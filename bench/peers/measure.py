@@ -23,6 +23,9 @@ from bench.peers.install import PATHWAY_ENVIRONMENT, ROOT, environment_python
 TIMEOUT_SECONDS = 900
 """Longer than any sweep; a peer that hangs must not hang the benchmark."""
 
+KEYED_UPDATE_TIMEOUT_SECONDS = 7_200
+"""Filling tens of millions of keys takes minutes, and so does each size."""
+
 OUTPUT_LINES_SHOWN = 5
 
 
@@ -82,6 +85,23 @@ def measure_flink(
 def flink_is_installed(python: Path) -> bool:
     """Return whether ``python`` exists and finds PyFlink (without importing it, which takes seconds)."""
     return _finds(python, "pyflink")
+
+
+def measure_keyed_update(
+    keys: int, *, batch_rows: Sequence[int], seconds: float = 60.0, memory_mb: int = 2_000, cores: int = 2
+) -> dict[str, Any]:
+    """Update ``keys`` keys in Structured Streaming, ``seconds`` for each size of micro-batches, in a fresh JVM.
+
+    Returns:
+        By the way keys are drawn (``"zipf"``, ``"uniform"``): as ``measure_structured_streaming``; and ``fill_s``.
+
+    Raises:
+        PeerFailedError: it ended without a result.
+    """
+    arguments = ["--keys", str(keys), "--seconds", str(seconds), "--memory-mb", str(memory_mb), "--cores", str(cores)]
+    arguments += ["--batch-rows", *map(str, batch_rows)]
+    python = Path(sys.executable)
+    return run_peer(python, "bench.peers.keyed_update", arguments, timeout_seconds=KEYED_UPDATE_TIMEOUT_SECONDS)
 
 
 def measure_components_streaming(

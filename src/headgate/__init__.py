@@ -64,15 +64,11 @@ if TYPE_CHECKING:
     )
     from headgate.operators.checkpointed.lists import OperatorList, UnionList
     from headgate.operators.checkpointed.publishing import PublishOnCheckpoint
-    from headgate.operators.process.batch_states import (
-        BatchListState,
-        BatchMapState,
-        BatchStateHandle,
-        BatchValueState,
-        Keys,
-    )
+    from headgate.operators.process.batch_reducing import BatchReducingState, BatchStateHandle
+    from headgate.operators.process.batch_states import BatchListState, BatchMapState, BatchValueState, Keys
     from headgate.operators.process.batch_timers import BatchTimers, FiredTimers
     from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction
+    from headgate.operators.process.combining import AggregateFunction, AggregatingState, ReducingState
     from headgate.operators.process.functions import (
         ListState,
         MapState,
@@ -137,15 +133,11 @@ _HOMES = {
     ),
     "headgate.operators.checkpointed.lists": ("OperatorList", "UnionList"),
     "headgate.operators.checkpointed.publishing": ("PublishOnCheckpoint",),
-    "headgate.operators.process.batch_states": (
-        "BatchListState",
-        "BatchMapState",
-        "BatchStateHandle",
-        "BatchValueState",
-        "Keys",
-    ),
+    "headgate.operators.process.batch_reducing": ("BatchReducingState", "BatchStateHandle"),
+    "headgate.operators.process.batch_states": ("BatchListState", "BatchMapState", "BatchValueState", "Keys"),
     "headgate.operators.process.batch_timers": ("BatchTimers", "FiredTimers"),
     "headgate.operators.process.by_batch": ("BatchContext", "BatchProcessFunction"),
+    "headgate.operators.process.combining": ("AggregateFunction", "AggregatingState", "ReducingState"),
     "headgate.operators.process.functions": (
         "ListState",
         "MapState",
@@ -168,11 +160,14 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "TTL",
+    "AggregateFunction",
+    "AggregatingState",
     "BadRecord",
     "BatchContext",
     "BatchListState",
     "BatchMapState",
     "BatchProcessFunction",
+    "BatchReducingState",
     "BatchStateHandle",
     "BatchTimers",
     "BatchValueState",
@@ -221,6 +216,7 @@ __all__ = [
     "Progress",
     "ProtocolViolation",
     "PublishOnCheckpoint",
+    "ReducingState",
     "RestoreContext",
     "Retention",
     "RocksDB",

@@ -8,6 +8,7 @@ import pytest
 import headgate
 
 NAMES = """
+AggregateFunction AggregatingState BatchReducingState ReducingState
 BadRecord BatchContext BatchListState BatchMapState BatchProcessFunction BatchStateHandle BatchTimers BatchValueState
 CheckpointListener CheckpointedFunction Checkpointing Choice CoordinatorHook CorruptionError DataFrameSource
 DeadLetter Discard EditedSavepoint Evolution ExponentialDelay Fail FailureRate Fence FencedError FileSink FiredTimers

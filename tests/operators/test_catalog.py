@@ -24,7 +24,7 @@ from headgate.operators.catalog import (
     state_text,
     window_operators,
 )
-from headgate.operators.process.batch_states import BatchStateHandle
+from headgate.operators.process.batch_reducing import BatchStateHandle
 from headgate.operators.process.by_batch import BatchProcessFunction
 from headgate.operators.process.functions import ProcessFunction, StateHandle
 

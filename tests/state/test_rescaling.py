@@ -54,7 +54,8 @@ def written(worker: WorkerStates, parallelism: int) -> list[Parts]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("former", "later"), [("memory", "rocksdb"), ("rocksdb", "memory"), ("rocksdb", "rocksdb-without-cache")]
+    ("former", "later"),
+    [("memory", "rocksdb"), ("rocksdb", "memory"), ("rocksdb", "rocksdb-without-cache"), ("memory", "memory")],
 )
 @pytest.mark.parametrize("p", COUNTS)
 def test_state_of_p_subtasks_goes_on_in_q_on_either_backend(former: str, later: str, p: int) -> None:

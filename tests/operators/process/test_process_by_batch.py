@@ -14,7 +14,7 @@ from tests.operators.harness import Harness, encoded
 from headgate.errors import UsageError
 from headgate.operators.base import RestoredState
 from headgate.operators.partition import partition
-from headgate.operators.process.batch_states import BatchStateHandle
+from headgate.operators.process.batch_reducing import BatchStateHandle
 from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction, BatchProcessSpec, batch_process_spec
 from headgate.operators.process.by_row import row_process_spec
 from headgate.operators.process.functions import ProcessContext, ProcessFunction, StateHandle

@@ -26,7 +26,7 @@ from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName,
 from headgate.model.plan import Plan, PlanEdge
 from headgate.operators.base import Operator, OperatorSpec, RestoredState
 from headgate.operators.checkpointed.lists import OperatorLists
-from headgate.operators.process.batch_states import BatchStateHandle
+from headgate.operators.process.batch_reducing import BatchStateHandle
 from headgate.operators.process.batch_timers import FiredTimers
 from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction, batch_process_spec
 from headgate.operators.process.by_row import row_process_spec

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import UsageError
-from headgate.operators.process.declaring import Declarations
 from headgate.operators.schemas import empty_frame, frame_of
 from headgate.state.backend import ColumnBackend, ListColumns, MapColumns, ValueColumns
 from headgate.state.columns import is_fixed
@@ -202,17 +201,27 @@ class BatchValueState(_BatchState):
         return pl.Series(changed)
 
     def _updated(self, slots: Slots, column: pa.Array, how: How) -> Mask:
-        dtype = self._descriptor.type
+        self.check_how(how)
         if how == "last":
             return self._columns.replace(slots, column)
+        if how == "add":
+            return self._columns.add(slots, column)
+        return self._columns.extreme(slots, column, is_min=how == "min")
+
+    def check_how(self, how: How) -> None:
+        """Make sure that values can be combined so; for Headgate only.
+
+        Raises:
+            UsageError
+        """
+        dtype = self._descriptor.type
+        if how == "last":
+            return
         if how not in ("min", "max", "add"):
             raise self._wrong(f'update knows "min", "max", "add" and "last", not {how!r}')
         is_number = pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_duration(dtype)
         if not (is_number if how == "add" else is_fixed(dtype)):
             raise self._wrong(f'update by "{how}" needs numbers, but the state holds {dtype}; use "last"')
-        if how == "add":
-            return self._columns.add(slots, column)
-        return self._columns.extreme(slots, column, is_min=how == "min")
 
 
 class BatchListState(_BatchState):
@@ -334,10 +343,6 @@ class BatchMapState(_BatchState):
         if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
             raise self._wrong("a map key cannot be NaN; leave such rows out with where=")
         return column
-
-
-BatchStateHandle: TypeAlias = Declarations[BatchValueState, BatchListState, BatchMapState]
-"""What ``BatchProcessFunction.open`` declares its state with: ``value``, ``list`` and ``map``."""
 
 
 class BatchStates:

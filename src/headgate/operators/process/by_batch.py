@@ -17,9 +17,9 @@ from headgate.errors import UsageError
 from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.key_check import check_keys
 from headgate.operators.keyed import key_columns, owner_of
-from headgate.operators.process.batch_states import BatchCursor, BatchStateHandle, BatchStates, Keys
+from headgate.operators.process.batch_reducing import BatchStateHandle
+from headgate.operators.process.batch_states import BatchCursor, BatchStates, Keys
 from headgate.operators.process.batch_timers import BatchTimers, FiredTimers
-from headgate.operators.process.declaring import Declarations
 from headgate.operators.process.spec import StatefulFunction, StatefulFunctionSpec, opened
 from headgate.operators.process.timed import TimedOperator
 from headgate.operators.schemas import SchemaLike, batch_of, frame_of
@@ -148,7 +148,9 @@ def batch_process_spec(
     """
     check_keys(node, schema, keys)
     columns = key_columns(schema, keys)
-    learning = Declarations(node, BatchStates(node, BatchCursor(), lambda d: MemoryStates().by_column(columns, [d])))
+    learning = BatchStateHandle(
+        node, BatchStates(node, BatchCursor(), lambda d: MemoryStates().by_column(columns, [d]))
+    )
     descriptors = opened(node, copied(node, function), learning)
     return BatchProcessSpec(keys, function, schema, descriptors, learning.forgotten)
 
@@ -172,7 +174,7 @@ class BatchProcessOperator(TimedOperator):
         self._function: BatchProcessFunction = copied(node, spec.function)
         self.user_object = self._function
         found = opened(
-            node, self._function, Declarations(node, BatchStates(node, self._cursor, lambda _: self._backend))
+            node, self._function, BatchStateHandle(node, BatchStates(node, self._cursor, lambda _: self._backend))
         )
         assert found == spec.descriptors
         self._user_context = BatchContext(self._cursor, self._backend, keys, node, self._timers)

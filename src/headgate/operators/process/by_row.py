@@ -16,8 +16,7 @@ from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.key_check import check_keys
 from headgate.operators.keyed import key_columns
 from headgate.operators.process.cursor import Cursor, NoKey
-from headgate.operators.process.declaring import Declarations
-from headgate.operators.process.functions import ProcessContext, ProcessFunction
+from headgate.operators.process.functions import ProcessContext, ProcessFunction, StateHandle
 from headgate.operators.process.row_states import RowStates
 from headgate.operators.process.spec import StatefulFunction, StatefulFunctionSpec, opened
 from headgate.operators.process.timed import TimedOperator
@@ -60,7 +59,7 @@ def row_process_spec(node: str, keys: tuple[str, ...], function: ProcessFunction
     check_keys(node, schema, keys)
     columns, states = key_columns(schema, keys), MemoryStates()  # nobody ever puts anything into these
     handles = RowStates(node, Cursor(), lambda d: states.by_row(columns, [d]).cells(d), StateTime())
-    learning = Declarations(node, handles)
+    learning = StateHandle(node, handles)
     descriptors = opened(node, copied(node, function), learning)
     return ProcessSpec(keys, function, schema, descriptors, learning.forgotten)
 
@@ -84,7 +83,7 @@ class ProcessOperator(TimedOperator):
         self._user_context = ProcessContext(self._cursor, self._timers)
         self._function: ProcessFunction = copied(node, self._spec.function)
         self.user_object = self._function
-        states = Declarations(node, RowStates(node, self._cursor, self._backend.cells, self._backend.time))
+        states = StateHandle(node, RowStates(node, self._cursor, self._backend.cells, self._backend.time))
         found = opened(node, self._function, states)
         assert found == self._spec.descriptors
         self._writer = RowWriter(self._spec.output_schema(self._spec.schema, node))

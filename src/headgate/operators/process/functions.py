@@ -7,9 +7,10 @@ Counterpart: ``operators.process.by_row`` calls them. Modelled on Flink's ``Keye
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any
 
 from headgate.errors import UsageError
+from headgate.operators.process.combining import AggregateFunction, AggregatingState, ReducingState
 from headgate.operators.process.cursor import Cursor
 from headgate.operators.process.declaring import Declarations
 from headgate.operators.process.timers import Timer, Timers
@@ -17,7 +18,9 @@ from headgate.operators.rows import Row
 from headgate.operators.schemas import SchemaLike
 from headgate.state.backend import RowCells
 from headgate.state.descriptors import StateDescriptor
+from headgate.state.evolution import NO_EVOLUTION, Evolution
 from headgate.state.row_values import Conversion, conversion, mismatch
+from headgate.state.ttl import TTL
 
 
 class _State:
@@ -206,8 +209,49 @@ class MapState(_State):
             ) from None
 
 
-StateHandle: TypeAlias = Declarations[ValueState, ListState, MapState]
-"""What ``ProcessFunction.open`` declares its state with: ``value``, ``list`` and ``map``."""
+class StateHandle(Declarations[ValueState, ListState, MapState]):
+    """What ``ProcessFunction.open`` declares its state with.
+
+    To a checkpoint reducing and aggregating states are values (ST19): a function may change between them.
+    """
+
+    def reducing(
+        self,
+        name: str,
+        type: Any,
+        combine: Callable[[Any, Any], Any],
+        *,
+        ttl: TTL | None = None,
+        evolution: Evolution = NO_EVOLUTION,
+    ) -> ReducingState:
+        """Declare one value per key with which what is added is combined.
+
+        ``combine(so_far, value)`` returns the new value; the first one that is added is taken as it is.
+        """
+        value = self.value(name, type, ttl=ttl, evolution=evolution)
+        if not callable(combine):
+            raise UsageError(
+                f"operator '{self._node}': reducing state '{name}' needs a function of two values, not {combine!r}"
+            )
+        return ReducingState(self._node, name, value, combine)
+
+    def aggregating(
+        self,
+        name: str,
+        type: Any,
+        function: AggregateFunction[Any, Any, Any],
+        *,
+        ttl: TTL | None = None,
+        evolution: Evolution = NO_EVOLUTION,
+    ) -> AggregatingState:
+        """Declare one accumulator of ``type`` per key, to which ``function`` adds and of which it makes a result."""
+        value = self.value(name, type, ttl=ttl, evolution=evolution)
+        if not isinstance(function, AggregateFunction):
+            raise UsageError(
+                f"operator '{self._node}': aggregating state '{name}' needs a headgate.AggregateFunction, "
+                f"not {function!r}"
+            )
+        return AggregatingState(self._node, name, value, function)
 
 
 class ProcessContext:

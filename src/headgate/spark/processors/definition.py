@@ -16,7 +16,7 @@ from headgate.operators.key_check import check_keys
 from headgate.operators.keyed import key_columns
 from headgate.operators.process.by_key import KeyFunctionSpec
 from headgate.operators.process.cursor import Cursor
-from headgate.operators.process.declaring import Declarations
+from headgate.operators.process.functions import StateHandle
 from headgate.operators.process.row_states import RowStates
 from headgate.operators.process.spec import opened
 from headgate.operators.types import canonical_schema, to_canonical
@@ -83,7 +83,7 @@ def processor_spec(
     columns, states = key_columns(schema, keys), MemoryStates()  # nobody ever puts anything into these
     handles = RowStates(node, Cursor(), lambda d: states.by_row(columns, [d]).cells(d), StateTime())
     learning: ProcessorFunction = copied(node, function)
-    descriptors = opened(node, learning, Declarations(node, handles))
+    descriptors = opened(node, learning, StateHandle(node, handles))
     learning.close()
     initial = None if initial_state is None else initial_rows(node, initial_state, keys, schema)
     return KeyFunctionSpec(keys, function, schema, descriptors, kind=kind, time=time, initial=initial)
