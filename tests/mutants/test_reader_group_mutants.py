@@ -1,20 +1,26 @@
-"""Mutants of reader groups: of what is decided."""
+"""Mutants of reader groups: of what is decided, and of how the store carries it out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.protocol.store import test_reader_group as tests
 from tests.protocol.store.grouping import Log
+from tests.store import test_reader_groups as stored
 
+from headgate.errors import FencedError
 from headgate.protocol.store import group_progress, group_shares, group_watch, reader_group
 from headgate.protocol.store.group_progress import Progress
 from headgate.protocol.store.reader_group import Done, Group
+from headgate.store.catalogue import groups
+from headgate.store.group_reader import GroupReader
+from headgate.store.store import Store
 
 
 def what_somebody_reads_is_given_away() -> AbstractContextManager[None]:  # RG1, RG7
@@ -126,6 +132,80 @@ def a_cut_leaves_out_what_was_read() -> AbstractContextManager[None]:  # RG10
 def a_sealed_stream_goes_on() -> AbstractContextManager[None]:  # RG5
     real = group_progress._kept
     return patched(group_progress, "_kept", lambda view, *rest: real(replace(view, is_sealed=False), *rest))
+
+
+def nothing_is_held() -> AbstractContextManager[None]:  # RG17
+    return patched(groups, "_write_hold", lambda connection, info, holder, wanted: None)
+
+
+def checkpoints_hold_nothing() -> AbstractContextManager[None]:  # RG17
+    real = groups._hold
+    return patched(
+        groups, "_hold", lambda connection, name, group: real(connection, name, replace(group, checkpoints=()))
+    )
+
+
+def who_heard_no_answer_reads_on() -> AbstractContextManager[None]:  # RG18
+    real = GroupReader._look
+    return patched(GroupReader, "_look", lambda self: None if self.reader_id == "a" else real(self))
+
+
+def who_is_gone_reads_on() -> AbstractContextManager[None]:  # RG12
+    real = GroupReader._take
+
+    def take(self: Any, found: Any) -> None:
+        with suppress(FencedError):
+            real(self, found)
+
+    return patched(GroupReader, "_take", take)
+
+
+def a_read_is_processed_at_once() -> AbstractContextManager[None]:  # RG19
+    real = GroupReader._next_events
+
+    def next_events(self: Any, rows_max: int) -> Any:
+        found = real(self, rows_max)
+        self.commit()
+        return found
+
+    return patched(GroupReader, "_next_events", next_events)
+
+
+def a_marker_is_passed_when_it_is_told() -> AbstractContextManager[None]:  # RG9
+    real = GroupReader.read
+
+    def read(self: Any, rows_max: int = 1_000) -> Any:
+        found = real(self, rows_max)
+        self._pass_marker()
+        return found
+
+    return patched(GroupReader, "read", read)
+
+
+OF_THE_STORE: dict[Mutant, Callable[..., None]] = {
+    nothing_is_held: stored.test_what_a_group_needs_is_not_truncated_unless_it_is_said,
+    checkpoints_hold_nothing: stored.test_what_a_group_needs_is_not_truncated_unless_it_is_said,
+    who_heard_no_answer_reads_on: stored.test_an_answer_that_was_lost_costs_and_repeats_nothing,
+    who_is_gone_reads_on: stored.test_without_commits_everything_is_read_again,
+    a_read_is_processed_at_once: stored.test_without_commits_everything_is_read_again,
+    a_marker_is_passed_when_it_is_told: stored.test_a_checkpoint_comes_as_a_marker_to_each_reader_and_is_gone_back_to,
+}
+
+
+@pytest.mark.parametrize("mutant", OF_THE_STORE, ids=lambda mutant: mutant.__name__)
+def test_mutants_of_the_store_are_caught(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test, clock = OF_THE_STORE[mutant], stored.Clock()
+
+    def run() -> None:
+        with Store.open(tmp_path / "store") as opened, monkeypatch.context() as patch:
+            store = Store(opened.root, opened._catalogue, opened._storage, clock=clock)
+            store.create_stream(stored.STREAM, stored.KEYED, segments=2, routing_key="key")
+            given = {"store": store, "clock": clock, "monkeypatch": patch}
+            wanted = test.__code__.co_varnames[: test.__code__.co_argcount]  # type: ignore[attr-defined]
+            test(**{name: given[name] for name in wanted})
+
+    run.__name__ = test.__name__  # type: ignore[attr-defined]
+    assert_caught(mutant, run)
 
 
 MUTANTS: dict[Mutant, Callable[..., None]] = {

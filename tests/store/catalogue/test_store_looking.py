@@ -161,7 +161,7 @@ def test_what_a_newer_release_raised_meanwhile_is_refused_with_one_sentence(old:
             looker.describe(STREAM)
         with pytest.raises(UsageError, match=r"has version 9"):
             looker.fence("owner", 1)
-    assert version_of(old) == "8"
+    assert version_of(old) == "9"
 
 
 def test_what_a_killed_writer_left_in_the_log_is_seen_and_stays_there(old: Path) -> None:  # CT8
