@@ -177,6 +177,7 @@ LATER: list[Callable[[hg.Stream], object]] = [
     lambda s: s.side_output("late"),
     lambda s: s.join(s),
     lambda s: s.with_timestamps("ts").key_by("service").window(hg.Tumbling("5s"), allowed_lateness="1s"),
+    lambda s: s.key_by("service").reduce(max, ttl="1h"),
     lambda s: s.with_timestamps("ts").key_by("service").window(hg.Tumbling("5s")).apply(len),
     lambda s: hg.Sliding("5m", "1m"),
     lambda s: hg.Session("5m"),

@@ -18,6 +18,8 @@ import headgate as hg
 from headgate.api.running import RunRequested, loading_only
 from headgate.operators.base import OperatorContext
 
+pytest_plugins = ["pytester"]
+
 PAGES = ["README.md", "docs/user-guide.md"]
 EXAMPLES = [
     (page, number, code)
@@ -93,6 +95,16 @@ def test_the_test_of_the_guide_passes(directory: Path) -> None:
     exec(PREAMBLE, names)
     exec(compile(code, "the test of the guide", "exec", dont_inherit=True), names)
     names["test_totals"](directory)
+
+
+@pytest.mark.run
+def test_the_tests_of_the_guide_pass_with_the_fixtures_of_the_package(pytester: pytest.Pytester) -> None:
+    (code,) = (code for code in examples("docs/user-guide.md") if "def test_totals" in code)
+    pytester.makepyfile(f"{PREAMBLE}\n{code}")
+    (pytester.path / "orders").mkdir()
+    (pytester.path / "orders" / "1.jsonl").write_text('{"item": "tea", "sold": 1}\n')
+    result = pytester.runpytest_subprocess("-p", "no:randomly", "-p", "no:cacheprovider", "-q")
+    result.assert_outcomes(passed=4)
 
 
 def test_the_guide_begins_with_the_lines_that_its_examples_need() -> None:

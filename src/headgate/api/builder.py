@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from headgate.api.loop_checks import check_listener
 from headgate.connectors.base import Sink
+from headgate.display.live import in_notebook
 from headgate.errors import UsageError
 from headgate.model.config import StateConfig
 from headgate.model.evolution import NO_OPERATOR_RULES, OperatorRules
@@ -98,7 +99,7 @@ class GraphBuilder:
         if name == BAD_RECORDS_NODE:
             raise UsageError(f"the name '{name}' is reserved for the sink of diverted records; choose another name=")
         if name in taken:
-            raise UsageError(f"two operators are named '{name}'; give one of them another name=")
+            raise UsageError(f"two operators are named '{name}'; give one of them another name={_again()}")
         return NodeName(name)
 
     def add(
@@ -223,8 +224,13 @@ class GraphBuilder:
         for node in self.nodes:
             if node.role is not Role.SINK and node.name not in read | self.explored:
                 raise UsageError(
-                    f"nothing reads the stream of operator '{node.name}'; end it with .sink(...) or remove it"
+                    f"nothing reads the stream of operator '{node.name}'; end it with .sink(...) or remove it{_again()}"
                 )
+
+
+def _again() -> str:
+    """Return what a notebook's user may have done: a cell that is run again adds its operators again."""
+    return "; in a notebook, begin again with the cell that makes the Pipeline" if in_notebook() else ""
 
 
 def _diverting(node: Node) -> Node:

@@ -43,20 +43,29 @@ from headgate.api.preparing import (
     slots_of,
     with_captured,
 )
-from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end, start_with_metrics
+from headgate.api.running import (
+    LoggingObserver,
+    refuse_while_loading,
+    run_to_end,
+    shown_in_notebooks,
+    start_with_metrics,
+)
 from headgate.api.security import Security
 from headgate.api.starting import Restorable, start_config
 from headgate.api.state import StateChoice, pipeline_state
 from headgate.api.stream import Stream
+from headgate.api.uncaught import speak_plainly
 from headgate.connectors.base import Source
 from headgate.connectors.hooks import CoordinatorHook, HookedSource
 from headgate.connectors.induced import InducedSource
 from headgate.connectors.memory import Discard
 from headgate.connectors.recorded import targets_of
+from headgate.display.streams import pipeline_html
+from headgate.display.svg import NODES_MAX, graph_svg
 from headgate.errors import UsageError
 from headgate.model.config import LOOP_DISK_BYTES_MAX, LOOP_MEMORY_BYTES, Duration, PipelineConfig, duration_ms
 from headgate.model.definition import HookSpec, PipelineDefinition
-from headgate.model.graph import Edge, Role
+from headgate.model.graph import Edge, Node, Role
 from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
 from headgate.model.plan import make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
@@ -119,6 +128,7 @@ class Pipeline:
         Raises:
             UsageError: a value is wrong.
         """
+        speak_plainly()
         self.name = check_name(name, "a pipeline")
         self._max_parallelism = whole(max_parallelism, MAX_PARALLELISM_MAX, "max_parallelism")
         self._parallelism = None if parallelism is None else self._checked_parallelism(parallelism)
@@ -140,6 +150,13 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline({self.name!r}, {len(self._builder.nodes)} operators)"
+
+    def _repr_html_(self) -> str:
+        return pipeline_html(self.name, self._pictured())
+
+    def _repr_svg_(self) -> str | None:
+        nodes = self._pictured()
+        return graph_svg(nodes, is_standalone=True) if 0 < len(nodes) <= NODES_MAX else None
 
     def source(self, source: Source | InducedSource, *, name: str | None = None) -> Stream:
         """Begin a stream.
@@ -286,6 +303,7 @@ class Pipeline:
         fresh: bool = False,
         metrics_port: int | None = None,
         metrics_host: str = METRICS_HOST,
+        metrics_push: str | None = None,
     ) -> PipelineHandle:
         """Start and return at once.
 
@@ -304,6 +322,7 @@ class Pipeline:
             metrics_port: where Prometheus fetches the numbers of this run, until it has ended; 0 is any free port,
                 which a note tells.
             metrics_host: the address of that port; the default is for this machine alone.
+            metrics_push: an OpenTelemetry collector that the numbers are sent to, such as ``http://localhost:4318``.
 
         Raises:
             UsageError: wrong pipeline, missing Java, too few slots, another driver runs this pipeline, the port is
@@ -315,11 +334,18 @@ class Pipeline:
         def start() -> PipelineHandle:
             return self._start(master, spark, watcher, (restore, go_back_behind, allow_unclaimed_state), fresh)
 
+        def start_pushing() -> PipelineHandle:
+            if metrics_push is None:
+                return start()
+            from headgate.api.otlp import MetricsPush
+
+            return start_with_metrics(MetricsPush(metrics_push), self.name, watcher, start)
+
         if metrics_port is None:
-            return start()
+            return start_pushing()
         from headgate.api.prometheus import MetricsPort
 
-        return start_with_metrics(MetricsPort(metrics_port, metrics_host), self.name, watcher, start)
+        return start_with_metrics(MetricsPort(metrics_port, metrics_host), self.name, watcher, start_pushing)
 
     def _start(
         self,
@@ -345,6 +371,7 @@ class Pipeline:
         starter: Callable[[PipelineDefinition, Observer], PipelineHandle],
         *,
         checkpoint_dir: str,
+        parallelism: int | None = None,
         observer: Observer | None = None,
         restore: Restorable | None = None,
         go_back_behind: int | None = None,
@@ -356,6 +383,7 @@ class Pipeline:
         Args:
             starter: starts what the pipeline defines.
             checkpoint_dir: where checkpoints are kept if the pipeline does not say.
+            parallelism: instead of what the pipeline says.
             observer, restore, go_back_behind, allow_unclaimed_state, fresh: see ``start``.
 
         Raises:
@@ -363,6 +391,7 @@ class Pipeline:
         """
         refuse_while_loading(self)
         made = copy.copy(self)
+        made.override(parallelism=parallelism)  # TR11
         if made._checkpointing.dir is None:  # TR3
             made.override(checkpoint_dir=checkpoint_dir)
         made._announces = False
@@ -383,11 +412,13 @@ class Pipeline:
         fresh: bool = False,
         metrics_port: int | None = None,
         metrics_host: str = METRICS_HOST,
+        metrics_push: str | None = None,
     ) -> RunResult:
         """Run until bounded input ends, or until Ctrl-C or SIGTERM stops it after a last checkpoint.
 
         SIGUSR1 drains it: reading stops, everything in flight is processed, and the pipeline has finished. The
-        arguments are those of ``start``.
+        arguments are those of ``start``. In a notebook the cell shows the run while it goes on; interrupting the cell
+        is Ctrl-C.
 
         Raises:
             PipelineFailed: the restart strategy gave up.
@@ -400,13 +431,23 @@ class Pipeline:
             "fresh": fresh,
             "metrics_port": metrics_port,
             "metrics_host": metrics_host,
+            "metrics_push": metrics_push,
         }
-        return run_to_end(lambda: self.start(master, spark=spark, observer=observer, **begins))
+        return run_to_end(lambda: self.start(master, spark=spark, observer=observer, **begins), shown_in_notebooks)
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
             no_attribute("Pipeline", name, PIPELINE)
+
+    def _pictured(self) -> tuple[Node, ...]:
+        """Return what would run, or, as long as nothing could, what is there."""
+        letters = self._bad_records if isinstance(self._bad_records, DeadLetter) else None
+        try:
+            graph, _ = self._builder.finished(None if letters is None else letters.sink)
+        except UsageError:
+            return tuple(self._builder.nodes)
+        return graph.nodes
 
     def _checkpoint_root(self) -> str:
         """Return the checkpoint directory as an absolute path or URL."""

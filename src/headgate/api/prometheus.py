@@ -185,6 +185,7 @@ class MetricsPort:
         self._closing = threading.Lock()
         self._is_closed = False
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}/metrics"
+        self.told = f"metrics at {self.url}"
 
     def watch(self, pipeline: str, progress: Callable[[], Progress]) -> None:
         """Show the numbers of ``pipeline`` from now on."""

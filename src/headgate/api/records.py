@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from headgate.api.builder import GraphBuilder
 from headgate.api.not_yet import refuse_life_cycle, refuse_unheard
+from headgate.connectors.memory import FromRows
+from headgate.display.streams import StreamPicture, stream_html
 from headgate.errors import UsageError
 from headgate.model.config import Duration
 from headgate.model.definition import PipelineDefinition
@@ -24,6 +26,8 @@ from headgate.operators import catalog
 from headgate.operators.base import OperatorSpec
 
 Row = dict[str, Any]
+
+ROWS_AT_HAND = 5
 
 
 class PipelineLike(Protocol):
@@ -71,6 +75,22 @@ class Records:
     def schema(self) -> pa.Schema:
         """The Arrow schema of the records."""
         return self._schema
+
+    def _repr_html_(self) -> str:
+        """Return columns, and rows only if they are in memory already: looking at a stream runs nothing (ND1)."""
+        names = " and ".join(sorted({f"'{edge.upstream}'" for edge in self._edges}))
+        title = (
+            f"{type(self).__name__} of {names} in pipeline '{self._pipeline.name}'; show() runs it for a look at rows"
+        )
+        columns = [(field.name, str(field.type)) for field in self._schema]
+        return stream_html(StreamPicture(title, columns, self._keys, self._time_column, self._rows_at_hand()))
+
+    def _rows_at_hand(self) -> list[Row]:
+        """Return the first records if the program itself gave them and nothing happens to them."""
+        node = self._pipeline._builder.node(self._edges[0].upstream)
+        if len(self._edges) == 1 and isinstance(node.spec, FromRows):
+            return node.spec.first(ROWS_AT_HAND)
+        return []
 
     def _like(self, edges: tuple[Edge, ...], schema: pa.Schema, time_column: str | None = None) -> Self:
         """Return a stream of this kind, with the same keys."""

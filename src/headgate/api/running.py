@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from headgate.clock import SYSTEM_CLOCK
+from headgate.display.live import in_notebook
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import Observer, PipelineHandle, Progress, RunResult
@@ -101,9 +102,12 @@ class LoggingObserver:
 
 
 class NumbersPort(Protocol):
-    """``api.prometheus.MetricsPort``, which is imported only where there is one."""
+    """``api.prometheus.MetricsPort`` or ``api.otlp.MetricsPush``, which are imported only where there is one.
 
-    url: str
+    ``told``: what its user is told of it.
+    """
+
+    told: str
 
     def watch(self, pipeline: str, progress: Callable[[], Progress]) -> None:
         """Show the numbers of ``pipeline`` from now on."""
@@ -115,10 +119,10 @@ class NumbersPort(Protocol):
 def start_with_metrics(
     port: NumbersPort, pipeline: str, observer: Observer, start: Callable[[], PipelineHandle]
 ) -> PipelineHandle:
-    """Start, with the numbers of the run at ``port`` until it has ended (OM5)."""
+    """Start, with the numbers of the run at ``port`` until it has ended (OM5, OM9)."""
     try:
         handle = start()
-        observer.on_note(f"metrics at {port.url}")
+        observer.on_note(port.told)
     except BaseException:
         port.close()
         raise
@@ -127,8 +131,21 @@ def start_with_metrics(
     return handle
 
 
-def run_to_end(start: Callable[[], PipelineHandle]) -> RunResult:
-    """Start, then wait until the pipeline ended or a signal stopped it.
+def shown_in_notebooks(handle: PipelineHandle) -> None:
+    """Show the run in the notebook's cell that waits for it; elsewhere do nothing (ND4)."""
+    show = getattr(handle, "_ipython_display_", None)
+    if show is None or not in_notebook():
+        return
+    try:
+        show()
+    except Exception:
+        logging.getLogger("headgate").debug("the run could not be shown", exc_info=True)
+
+
+def run_to_end(
+    start: Callable[[], PipelineHandle], started: Callable[[PipelineHandle], None] = lambda handle: None
+) -> RunResult:
+    """Start, tell ``started``, then wait until the pipeline ended or a signal stopped it.
 
     The first SIGINT or SIGTERM stops with a last checkpoint. The second one does not wait for that, and removes
     nothing; whoever ends a whole group of processes sends SIGTERM twice in one moment, which is once (OM6). SIGUSR1
@@ -157,6 +174,7 @@ def run_to_end(start: Callable[[], PipelineHandle]) -> RunResult:
         with taking_signals():
             handle = start()
         before[signal.SIGINT] = signal.signal(signal.SIGINT, remember)
+        started(handle)
         return _wait_for_end_or_signal(handle, received)
     finally:
         for number, handler in before.items():

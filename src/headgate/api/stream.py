@@ -199,6 +199,11 @@ class Stream(StatelessVerbs):
         raise UsageError(_AGG)
 
 
+TTL_OF_REDUCE = (
+    "keep the result of each key in a headgate.ProcessFunction behind key_by, as state.value(name, type, "
+    "ttl=headgate.TTL('1h'))"
+)
+
 _AGG = (
     "agg needs a window, which says when an aggregate is ready: "
     "stream.key_by('column').window(headgate.Tumbling('1m')).agg(...); for a running result use reduce or process"
@@ -240,14 +245,17 @@ class KeyedStream(Records):
         name: str | None = None,
         state: StateChoice | None = None,
         evolution: Evolution = NO_EVOLUTION,
+        ttl: object = None,
     ) -> Stream:
         """Combine the records of each key one by one: ``function(so far, record)`` returns the new "so far".
 
         Both are dicts with the columns of this stream, and so is the result. Emits it for every record; the first
         record of a key is its first value. A result that does not fit the schema is a bad record. ``state`` says where
         the results are, if not where the pipeline has its state; ``evolution`` what becomes of results that were kept
-        when this stream had other columns.
+        when this stream had other columns. Results do not expire: ``ttl`` is not there yet.
         """
+        if ttl is not None:
+            not_there_yet("ttl= of reduce", TTL_OF_REDUCE)
         where = operator_state(state)
         node = self._pipeline._builder.claim_name("reduce", name)
         checked(f"operator '{node}'", evolution, pa.struct(list(self._schema)))

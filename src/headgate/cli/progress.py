@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from enum import Enum
@@ -22,27 +21,17 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from headgate.cli.text import count_text, duration_text, size_text, time_text
 from headgate.clock import SYSTEM_CLOCK, Clock
+from headgate.display.progress import NODE_TITLES, by_busy, loop_text, node_cells, summary_text
+from headgate.display.text import duration_text
 from headgate.errors import HeadgateError
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import (
-    LoopProgress,
-    NodeProgress,
-    Observer,
-    PipelineHandle,
-    Progress,
-    RunResult,
-    SilentObserver,
-)
+from headgate.model.progress import Observer, PipelineHandle, Progress, RunResult, SilentObserver
 
 LINE_PERIOD_S = 5.0
 """Between two lines of progress where there is no terminal."""
 
 NOTES_MAX = 5
-
-BUSY_STEPS = 10
-"""Rows are sorted by tenths of their busy share."""
 
 
 class ShownObserver(Observer, Protocol):
@@ -205,34 +194,13 @@ class LiveProgress(Quiet):
 def nodes_table(progress: Progress) -> Table:
     """Return a row for each operator; what holds the pipeline back comes first."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("operator")
-    titles = ("busy", "held back", "records/s in", "records/s out", "records in", "records out", "waiting", "lag")
-    for title in (*titles, "late", "bad", "state"):
+    first, *others = NODE_TITLES
+    table.add_column(first)
+    for title in others:
         table.add_column(title, justify="right")
     for node in by_busy(progress.nodes):
-        table.add_row(
-            escape(str(node.node)),
-            f"{node.busy:.0%}",
-            f"{node.held_back:.0%}",
-            count_text(node.records_in_per_second),
-            count_text(node.records_out_per_second),
-            count_text(node.records_in),
-            count_text(node.records_out),
-            size_text(node.queued_bytes) if node.queued_batches else "",
-            "" if node.lag_ms is None else duration_text(node.lag_ms),
-            count_text(node.late_records) if node.late_records else "",
-            count_text(node.bad_records) if node.bad_records else "",
-            size_text(node.state_bytes) if node.state_bytes else "",
-        )
+        table.add_row(*map(escape, node_cells(node)))
     return table
-
-
-def by_busy(nodes: Sequence[NodeProgress]) -> list[NodeProgress]:
-    """Return the operators, the busiest first: whoever is busy all the time holds back those in front of it.
-
-    Shares that are nearly the same do not count as different, so that rows keep their places.
-    """
-    return sorted(nodes, key=lambda node: -round(node.busy * BUSY_STEPS))
 
 
 def outcome_of(result: RunResult) -> str:
@@ -240,49 +208,6 @@ def outcome_of(result: RunResult) -> str:
     if result.has_removed_checkpoints:
         return "cancelled"
     return "drained" if result.is_drained else "finished" if result.is_finished else "stopped"
-
-
-def loop_text(loop: LoopProgress) -> str:
-    """Return a line about a loop: what circulates, and what it costs."""
-    parts = [f"loop {loop.loop}: {count_text(loop.came_back)} came back"]
-    waiting = f"{count_text(loop.queued_batches)} batches ({size_text(loop.queued_bytes)}) wait"
-    parts.append(waiting + (f", {size_text(loop.spilled_bytes)} on disk" if loop.spilled_bytes else ""))
-    if loop.trip_ms:
-        parts.append(f"trip {duration_text(loop.trip_ms)}")
-    if loop.throttled_ms:
-        parts.append(f"input held back for {duration_text(loop.throttled_ms)}")
-    if loop.round_ >= 0:
-        parts.append(f"round {loop.round_}")
-    return " · ".join(parts)
-
-
-def summary_text(progress: Progress) -> str:
-    """Return the state in one line: rate, watermark, checkpoint, restarts, and what needs attention."""
-    parts = [progress.state.value]
-    if progress.nodes:
-        rate = max(max(n.records_in_per_second, n.records_out_per_second) for n in progress.nodes)
-        parts.append(f"{count_text(rate)} records/s")
-    if progress.watermark_ms is not None:
-        parts.append(f"watermark {time_text(progress.watermark_ms)}")
-    if progress.last_checkpoint is not None:
-        last = progress.last_checkpoint
-        parts.append(f"checkpoint {last.checkpoint} ({duration_text(last.duration_ms)}, {size_text(last.size_bytes)})")
-    pending = progress.pending_checkpoint
-    if pending is not None and pending.age_ms > 1_000:
-        held = f", held by {', '.join(pending.missing[:3])}" if pending.missing else ""
-        parts.append(f"checkpoint {pending.checkpoint} under way for {duration_text(pending.age_ms)}{held}")
-    parts.append(f"{progress.restarts} restarts")
-    if progress.failures > progress.restarts:
-        parts.append(f"{progress.failures} failures")
-    if progress.busy:
-        parts.append(f"busy {progress.busy:.0%}")
-    if progress.late_records:
-        parts.append(f"{count_text(progress.late_records)} late")
-    if progress.bad_records:
-        parts.append(f"{count_text(progress.bad_records)} bad")
-    if progress.lost_outputs:
-        parts.append(f"{count_text(progress.lost_outputs)} outputs lost")
-    return " · ".join(parts)
 
 
 def restart_text(reason: str, delay_ms: int) -> str:

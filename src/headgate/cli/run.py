@@ -34,9 +34,11 @@ from headgate.cli.run_options import (
     GoBackOption,
     JsonOption,
     LeaveOption,
+    LogDirOption,
     MasterOption,
     MetricsHostOption,
     MetricsPortOption,
+    MetricsPushOption,
     ParallelismOption,
     ProgramArgument,
     ProgramArguments,
@@ -50,6 +52,7 @@ from headgate.cli.run_options import (
     UiHostOption,
     UiOption,
     UnclaimedOption,
+    keep_logs_in,
 )
 from headgate.cli.standby import StandingBy, jvm_check
 from headgate.cli.text import result_text
@@ -88,6 +91,8 @@ def run(
     ui_host: UiHostOption = None,
     py_files: PyFilesOption = None,
     conf: ConfOption = None,
+    log_dir: LogDirOption = None,
+    metrics_push: MetricsPushOption = None,
 ) -> None:
     """Run a pipeline until its input ends.
 
@@ -137,10 +142,12 @@ def run(
         tuple(py_files or ()),
         tuple(conf or ()),
         page=None if ui is None else PagePlace(ui, ui_host or HOST),
+        metrics_push=metrics_push,
     )
     if ui is None and ui_host is not None:
         raise UsageError("--ui-host is about --ui, which is not given")
     options.check()
+    keep_logs_in(log_dir)
     given = arguments or ()
     if describe:
         typer.echo(_loaded(options, program, given).describe())
@@ -223,7 +230,8 @@ def _started(
     place = Succession(kept.claimant, kept.after, kept.claimed, tell_wish=kept.wished, keeper=kept.keeper)
 
     def start() -> PipelineHandle:
-        return pipeline.start(options.master, observer=observer, fresh=options.fresh)
+        push = options.metrics_push
+        return pipeline.start(options.master, observer=observer, fresh=options.fresh, metrics_push=push)
 
     with succeeding(place), quick_jvm():  # this process does nothing else with Spark
         return _begun(port, pipeline, observer, start)
@@ -281,7 +289,8 @@ def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResu
             port = _metrics_port(options, must_run=True)
 
             def takes_over() -> PipelineHandle:
-                return pipeline.start(options.master, spark=session.spark, observer=observer)
+                push = options.metrics_push
+                return pipeline.start(options.master, spark=session.spark, observer=observer, metrics_push=push)
 
             return _begun(port, pipeline, observer, takes_over)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
@@ -14,6 +16,7 @@ from headgate.model.config import RestartStrategy, duration_ms
 from headgate.protocol.supervision.pulse import BEAT_MS
 from headgate.protocol.supervision.standby import Standby
 from headgate.spark.shipping import Submission, read_py_files, read_settings
+from headgate.spark.worker_logs import VARIABLE as LOG_DIRECTORY_VARIABLE
 
 ProgramArgument: TypeAlias = Annotated[str, typer.Argument(help="A Python file, or a module, that makes a pipeline.")]
 ProgramArguments: TypeAlias = Annotated[
@@ -98,6 +101,12 @@ MetricsHostOption: TypeAlias = Annotated[
         help="The address of --metrics-port, such as 0.0.0.0 for everybody in the network.", show_default="127.0.0.1"
     ),
 ]
+MetricsPushOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="Send the numbers of the run to an OpenTelemetry collector, such as http://localhost:4318."
+    ),
+]
 RestartOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -105,8 +114,14 @@ RestartOption: TypeAlias = Annotated[
         show_default=RESTART_DEFAULT,
     ),
 ]
-
-
+LogDirOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--log-dir",
+        help="Directory of the workers' logs, by pipeline; on a cluster the same path on every machine. Default: "
+        "$HEADGATE_LOG_DIR, else the user's state directory.",
+    ),
+]
 UiOption: TypeAlias = Annotated[
     int | None, typer.Option("--ui", metavar="PORT", help="Show the pipeline on a web page at this port, live.")
 ]
@@ -117,6 +132,20 @@ UiHostOption: TypeAlias = Annotated[
         show_default=HOST,
     ),
 ]
+
+
+def keep_logs_in(directory: str | None) -> None:
+    """Have this process, the drivers that it keeps and their workers write logs there; None: where they always do.
+
+    Raises:
+        UsageError: something else is there.
+    """
+    if directory is None:
+        return
+    place = Path(directory).expanduser().absolute()
+    if not directory or (place.exists() and not place.is_dir()):
+        raise UsageError(f"--log-dir must be a directory, but {directory or 'an empty name'} is none")
+    os.environ[LOG_DIRECTORY_VARIABLE] = str(place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +183,7 @@ class RunOptions:
     py_files: tuple[str, ...] = ()
     conf: tuple[str, ...] = ()
     page: PagePlace | None = None
+    metrics_push: str | None = None
 
     def check(self) -> None:
         """Refuse options that do not go together.
@@ -231,6 +261,7 @@ class RunOptions:
             "--silence": self.silence,
             "--metrics-port": self.metrics_port,
             "--metrics-host": self.metrics_host,
+            "--metrics-push": self.metrics_push,
             "--ui": None if self.page is None else self.page.port,
             "--ui-host": None if self.page is None else self.page.host,
         }

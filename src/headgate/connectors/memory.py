@@ -79,6 +79,11 @@ class FromRows:
         digest = xxhash.xxh3_64_hexdigest(memoryview(sink.getvalue()))
         return f"{Form.ROWS.value}: {self._batch.num_rows} in {self._splits} splits, digest {digest}"
 
+    def first(self, count: int) -> list[dict[str, Any]]:
+        """Return the first ``count`` rows, for a look."""
+        rows: list[dict[str, Any]] = self._batch.slice(0, count).to_pylist()
+        return rows
+
     def open(self, context: SourceContext) -> SourceReader:
         """Return a reader of the splits that this subtask owns."""
         return _RowsReader(self._batch, self._splits, self._batch_rows, context)

@@ -1,12 +1,36 @@
-"""For tests of pipelines, sources and sinks: a runner without Spark, a scripted source, a sink to read, kits."""
+"""For tests of pipelines, sources and sinks: a runner without Spark, a scripted source, a sink to read, kits.
 
-from headgate.testing.collect import Collect
-from headgate.testing.in_process import run, running
-from headgate.testing.late_splits import Growing, check_late_splits
-from headgate.testing.script import EOF, PAUSE, FailOnce, ScriptedSource
-from headgate.testing.sink_kit import check_sink
-from headgate.testing.sinks.target import Target
-from headgate.testing.source_kit import check_source
+Names are imported when they are first used: pytest imports this package for its plugin, also where no test needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headgate.testing.collect import Collect
+    from headgate.testing.in_process import run, running
+    from headgate.testing.late_splits import Growing, check_late_splits
+    from headgate.testing.script import EOF, PAUSE, FailOnce, ScriptedSource
+    from headgate.testing.sink_kit import check_sink
+    from headgate.testing.sinks.target import Target
+    from headgate.testing.source_kit import check_source
+
+_HOMES = {
+    "Collect": "headgate.testing.collect",
+    "EOF": "headgate.testing.script",
+    "FailOnce": "headgate.testing.script",
+    "Growing": "headgate.testing.late_splits",
+    "PAUSE": "headgate.testing.script",
+    "ScriptedSource": "headgate.testing.script",
+    "Target": "headgate.testing.sinks.target",
+    "check_late_splits": "headgate.testing.late_splits",
+    "check_sink": "headgate.testing.sink_kit",
+    "check_source": "headgate.testing.source_kit",
+    "run": "headgate.testing.in_process",
+    "running": "headgate.testing.in_process",
+}
 
 __all__ = [
     "EOF",
@@ -22,3 +46,17 @@ __all__ = [
     "run",
     "running",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    module = _HOMES.get(name)
+    if module is None:
+        raise AttributeError(f"headgate.testing has no name '{name}'")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

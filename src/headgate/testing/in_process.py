@@ -14,11 +14,12 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from headgate.errors import UsageError
+from headgate.model.config import ExponentialDelay, FixedDelay, RestartStrategy
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import Observer, PipelineHandle, Progress, RunResult
@@ -33,6 +34,12 @@ SILENCE_MS_MAX = 60_000
 LEAVE_S = 5.0
 """How long a worker may take to leave before it counts as stuck."""
 
+RESTART_DELAY_MS_MAX = 10
+"""A delay gives what failed time to recover; in one process there is nothing to wait for (TR9)."""
+
+Kills: TypeAlias = int | Sequence[int] | None
+"""Behind which completed checkpoints of a run, counted from 1, a worker is lost (TR10)."""
+
 
 class Startable(Protocol):
     """What ``headgate.Pipeline`` is."""
@@ -44,6 +51,7 @@ class Startable(Protocol):
         starter: Callable[[PipelineDefinition, Observer], PipelineHandle],
         *,
         checkpoint_dir: str,
+        parallelism: int | None = None,
         observer: Observer | None = None,
         restore: Any = None,
         go_back_behind: int | None = None,
@@ -57,20 +65,26 @@ def run(
     pipeline: Startable,
     *,
     timeout_s: float = 30.0,
+    parallelism: int | None = None,
+    checkpoint_dir: str | Path | None = None,
     observer: Observer | None = None,
-    kill_worker_after_checkpoint: int | None = None,
+    kill_worker_after_checkpoint: Kills = None,
     **begins: Any,
 ) -> RunResult:
     """Run a pipeline in this process until its bounded input ends. Neither Java nor Spark is needed.
 
     Each worker is a thread that works on a copy of the pipeline, as on Spark. Checkpoints are in a temporary directory
-    unless the pipeline says where; then a later run goes on from them.
+    unless the pipeline or ``checkpoint_dir`` says where; then a later run goes on from them. Fixed and exponential
+    delays of restarts are 10 ms at most.
 
     Args:
         pipeline: a ``headgate.Pipeline``.
         timeout_s: how long it may take. A function that never returns cannot be stopped: its thread stays behind.
+        parallelism: subtasks of every operator, instead of what the pipeline says.
+        checkpoint_dir: where checkpoints are kept if the pipeline does not say.
         observer: gets progress; default logs restarts and notes to the logger ``headgate``.
-        kill_worker_after_checkpoint: a worker is lost when so many checkpoints of this run have completed.
+        kill_worker_after_checkpoint: a worker is lost when so many checkpoints of this run have completed; several
+            numbers lose several.
         begins: ``restore``, ``go_back_behind``, ``allow_unclaimed_state``, ``fresh``: as for ``Pipeline.start``.
 
     Raises:
@@ -80,7 +94,8 @@ def run(
     """
     if not timeout_s > 0:
         raise UsageError(f"timeout_s must be more than zero, but is {timeout_s}")
-    with _running(pipeline, observer, kill_worker_after_checkpoint, begins) as handle:
+    begins |= {"parallelism": parallelism, "observer": observer}
+    with _running(pipeline, checkpoint_dir, kill_worker_after_checkpoint, begins) as handle:
         result = handle.wait(timeout_s)
         if result is None:
             raise TimeoutError(handle.time_is_up(timeout_s))
@@ -92,8 +107,10 @@ def run(
 def running(
     pipeline: Startable,
     *,
+    parallelism: int | None = None,
+    checkpoint_dir: str | Path | None = None,
     observer: Observer | None = None,
-    kill_worker_after_checkpoint: int | None = None,
+    kill_worker_after_checkpoint: Kills = None,
     **begins: Any,
 ) -> Iterator[PipelineHandle]:
     """Run a pipeline in this process for the length of a ``with`` block, which gets its handle.
@@ -104,7 +121,8 @@ def running(
     Raises:
         UsageError: the pipeline is wrong.
     """
-    with _running(pipeline, observer, kill_worker_after_checkpoint, begins) as handle:
+    begins |= {"parallelism": parallelism, "observer": observer}
+    with _running(pipeline, checkpoint_dir, kill_worker_after_checkpoint, begins) as handle:
         yield handle
 
 
@@ -145,11 +163,11 @@ class InProcessHandle(DriverHandle):
         Raises:
             UsageError
         """
-        wanted, count = self._watcher.kill_after, self._watcher.checkpoints_count
-        if wanted is not None and count < wanted:
+        missed, count = self._watcher.missed, self._watcher.checkpoints_count
+        if missed is not None:
             raise UsageError(
                 f"pipeline '{self._name}' ended with {count} completed checkpoints, before "
-                f"kill_worker_after_checkpoint={wanted}; give it more input or a shorter checkpointing interval"
+                f"kill_worker_after_checkpoint={missed}; give it more input or a shorter checkpointing interval"
             )
 
     def _release(self) -> None:
@@ -168,12 +186,18 @@ class InProcessHandle(DriverHandle):
 class _Watcher:
     """Stands before the user's observer; loses a worker when it is time (TR7)."""
 
-    def __init__(self, watcher: Observer, kill: Callable[[], None], kill_after: int | None) -> None:
+    def __init__(self, watcher: Observer, kill: Callable[[], None], kills: tuple[int, ...]) -> None:
         self._watcher = watcher
         self._kill = kill
-        self.kill_after = kill_after
+        self._kills = kills
         self.checkpoints_count = 0
         self.restarts: list[str] = []
+
+    @property
+    def missed(self) -> int | None:
+        """The last checkpoint behind which a worker was to be lost, if the run has not come so far."""
+        last = max(self._kills, default=0)
+        return last if self.checkpoints_count < last else None
 
     def on_progress(self, progress: Progress) -> None:
         self._watcher.on_progress(progress)
@@ -188,40 +212,63 @@ class _Watcher:
     def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
         self.checkpoints_count += 1
         self._watcher.on_checkpoint(checkpoint, duration_ms, size_bytes)
-        if self.checkpoints_count == self.kill_after:
+        if self.checkpoints_count in self._kills:
             self._kill()
 
 
 @contextmanager
 def _running(
-    pipeline: Startable, observer: Observer | None, kill_after: int | None, begins: dict[str, Any]
+    pipeline: Startable, checkpoint_dir: str | Path | None, kills: Kills, begins: dict[str, Any]
 ) -> Iterator[InProcessHandle]:
-    if kill_after is not None and kill_after < 1:
-        raise UsageError(f"kill_worker_after_checkpoint must be 1 or more, but is {kill_after}")
+    kill_after = _kills(kills)
     if not hasattr(pipeline, "start_with"):
         raise UsageError(f"a headgate.Pipeline is needed, not {type(pipeline).__name__}")
     with _SETTINGS.kept(), tempfile.TemporaryDirectory(prefix="headgate-test-", ignore_cleanup_errors=True) as name:
         scratch = Path(name)
+        made: list[InProcessHandle] = []  # also where an interrupt keeps start_with from returning (ND6)
 
         def start(definition: PipelineDefinition, watcher: Observer) -> InProcessHandle:
-            return _start(definition, watcher, scratch, kill_after)
+            made.append(_made(definition, watcher, scratch, kill_after))
+            made[0].driver.start()
+            return made[0]
 
-        handle = pipeline.start_with(start, checkpoint_dir=str(scratch / "checkpoints"), observer=observer, **begins)
-        assert isinstance(handle, InProcessHandle)
         try:
-            yield handle
+            pipeline.start_with(start, checkpoint_dir=str(checkpoint_dir or scratch / "checkpoints"), **begins)
+            yield made[0]
         finally:
-            handle.end()
+            for handle in made:
+                handle.end()
 
 
-def _start(definition: PipelineDefinition, watcher: Observer, scratch: Path, kill_after: int | None) -> InProcessHandle:
-    runtime = replace(definition.config.runtime, heartbeat_timeout_ms=SILENCE_MS_MAX)
-    definition = replace(definition, config=replace(definition.config, runtime=runtime))
+def _kills(given: Kills) -> tuple[int, ...]:
+    kills = (given,) if isinstance(given, int) else tuple(given or ())
+    for kill in kills:
+        if isinstance(kill, bool) or not isinstance(kill, int) or kill < 1:
+            raise UsageError(f"kill_worker_after_checkpoint must be 1 or more, but is {kill!r}")
+    return kills
+
+
+def _made(
+    definition: PipelineDefinition, watcher: Observer, scratch: Path, kill_after: tuple[int, ...]
+) -> InProcessHandle:
+    config = definition.config
+    runtime = replace(config.runtime, heartbeat_timeout_ms=SILENCE_MS_MAX)
+    definition = replace(definition, config=replace(config, runtime=runtime, restart=_soon(config.restart)))
     launcher = ThreadLauncher(definition, scratch)
     watching = _Watcher(watcher, launcher.kill, kill_after)
     driver = Driver(definition, launcher, watching, FINGERPRINT)  # TR1
-    driver.start()
     return InProcessHandle(driver, launcher, watching, definition.config.name)
+
+
+def _soon(restart: RestartStrategy) -> RestartStrategy:
+    """Return ``restart`` with short delays (TR9); those of a failure rate have a say in when it gives up."""
+    match restart:
+        case FixedDelay():
+            return replace(restart, delay_ms=min(restart.delay_ms, RESTART_DELAY_MS_MAX))
+        case ExponentialDelay():
+            initial, longest = min(restart.initial_ms, RESTART_DELAY_MS_MAX), min(restart.max_ms, RESTART_DELAY_MS_MAX)
+            return replace(restart, initial_ms=initial, max_ms=longest)
+    return restart
 
 
 class _ProcessSettings:

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from headgate.errors import HeadgateError
+from headgate.testing.sinks.closing import check_closed
 from headgate.testing.sinks.denials import check_lost_prepared, check_lost_prepared_in_recovery, check_taken_away
 from headgate.testing.sinks.histories import (
     check_end_of_input,
@@ -50,6 +51,7 @@ ONCE: tuple[Check, ...] = (
     check_taken_away,
     check_owner,
     check_start_over,
+    check_closed,
 )
 """Each on a target of its own."""
 

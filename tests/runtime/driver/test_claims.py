@@ -12,7 +12,7 @@ from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
 from headgate.codec.log_entry import decode_log_entry
-from headgate.errors import StorageError, UsageError
+from headgate.errors import OutputDenied, StorageError, UsageError
 from headgate.model.config import DamagedCheckpoint
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
@@ -103,6 +103,22 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 def begun(found: NewGeneration | Finished) -> NewGeneration:
     assert isinstance(found, NewGeneration)
     return found
+
+
+def test_a_sink_that_cannot_be_closed_does_not_hide_why_the_generation_cannot_begin(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:  # N73
+    def recover(sink: RecordedSink, keep: Any) -> None:
+        raise UsageError("the ledger is damaged")
+
+    def close(sink: RecordedSink) -> None:
+        raise SystemExit("no connection")
+
+    monkeypatch.setattr(RecordedSink, "recover", recover)
+    monkeypatch.setattr(RecordedSink, "close", close)
+    with pytest.raises(OutputDenied, match="the ledger is damaged") as raised:
+        place.begin()
+    assert raised.value.__notes__ == ["and closing a sink failed: no connection"]
 
 
 def test_a_first_start_aborts_whatever_is_prepared(place: Place) -> None:

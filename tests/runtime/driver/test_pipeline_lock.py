@@ -19,6 +19,8 @@ def test_the_second_one_is_told_who_holds_it(tmp_path: Path) -> None:
     lock = PipelineLock.acquire(str(tmp_path), "p", "process 1 on here")
     with pytest.raises(UsageError, match="'p' is already run by process 1 on here"):
         PipelineLock.acquire(f"file://{tmp_path}", "p", "process 2 on here")
+    with pytest.raises(UsageError, match=r"call stop\(\) of the handle that its start returned"):
+        PipelineLock.acquire(str(tmp_path), "p", "process 1 on here")
     lock.release()
     lock.release()
 

@@ -60,6 +60,25 @@ class ListeningCommits(RecordedSink, hg.CheckpointListener):
     """Its own committer."""
 
 
+def test_every_target_is_closed_although_one_cannot_be(tmp_path: Path) -> None:  # N73
+    closed: list[str] = []
+
+    class Closing(RecordedSink):
+        def __init__(self, name: str, error: BaseException | None) -> None:
+            super().__init__()
+            self.name, self.closing = name, error
+
+        def close(self) -> None:
+            closed.append(self.name)
+            if self.closing is not None:
+                raise self.closing
+
+    commits = commits_to(tmp_path, Closing("first", SystemExit(2)), Closing("second", None))
+    with pytest.raises(SystemExit):
+        commits.close()
+    assert closed == ["first", "second"]
+
+
 def test_a_committer_that_listens_is_refused_unless_it_is_the_sink(tmp_path: Path) -> None:  # HL20
     class Deaf(RecordedSink):
         def open_committer(self, pipeline: str, node: str, generation: Generation) -> Any:

@@ -96,6 +96,7 @@ class Sink:
 
     def __init__(self) -> None:
         self._ids: list[int] = []
+        self.is_closed = False
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._ids += batch.column("id").to_pylist()
@@ -105,7 +106,7 @@ class Sink:
         return sealed
 
     def close(self) -> None:
-        pass
+        self.is_closed = True
 
 
 class Reader:
@@ -516,6 +517,21 @@ def test_closing_closes_the_source() -> None:
     assert made.reader is not None
     assert made.reader.is_closed
     made.upload()
+
+
+def test_a_source_that_cannot_be_closed_leaves_nothing_open_behind_it() -> None:  # N73
+    class Stuck(Reader):
+        def close(self) -> None:
+            super().close()
+            raise SystemExit(1)
+
+    sink = Sink()
+    made = Made(reader=Stuck([]), sink=sink)
+    with pytest.raises(SystemExit):
+        made.runner.close()
+    assert made.reader is not None
+    assert made.reader.is_closed
+    assert sink.is_closed
 
 
 def test_operators_are_told_when_the_last_barrier_before_a_stop_has_passed() -> None:  # TM7

@@ -303,7 +303,7 @@ SCALED: dict[Mutant, int] = {
     what_follows_is_read_at_once: 15,
     late_events_go_anywhere: 3,
     a_scaled_append_is_made_twice: 4,
-    positions_of_what_follows_pass_nothing: 41,
+    positions_of_what_follows_pass_nothing: 114,
 }
 """Of streams that are scaled, with a seed that has them (SM86)."""
 

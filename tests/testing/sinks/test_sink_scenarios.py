@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
-from tests.testing.staged import ForgettingSink, StagedLedger, StagedSink, at, number_of
+from tests.testing.staged import ForgettingSink, Place, StagedLedger, StagedSink, at, number_of
 
 import headgate as hg
 from headgate.connectors.custom.fence import OutputName
@@ -20,6 +22,7 @@ from headgate.storage.backends import OPENERS
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage, memory_storage
 from headgate.testing import Target
+from headgate.testing.sinks.closing import check_closed
 from headgate.testing.sinks.histories import (
     check_end_of_input,
     check_forgetting,
@@ -234,6 +237,34 @@ def test_a_failure_in_the_middle_finds_its_sink(kind: Any, message: str) -> None
     check_interruptions(lambda: at(kind.__mro__[1], limit_ms=None))
     with pytest.raises((AssertionError, hg.HeadgateError), match=message):
         check_interruptions(lambda: at(kind, limit_ms=None))
+
+
+class HasConnections(StagedSink):
+    """One for each transaction, until its writer is closed."""
+
+    pool: ClassVar[list[socket.socket]] = []
+
+    def begin(self, name: str, schema: pa.Schema) -> str:
+        self.pool.append(socket.socket())
+        return super().begin(name, schema)
+
+    def close(self, transaction: str) -> None:
+        while self.pool:
+            self.pool.pop().close()
+
+
+class KeepsItsConnections(HasConnections):
+    """Nobody closes them."""
+
+    def close(self, transaction: str) -> None:
+        pass
+
+
+def test_a_sink_that_keeps_its_connections_is_caught() -> None:  # KT6
+    assert check_closed(at(HasConnections, limit_ms=None)) is None
+    with pytest.raises(AssertionError, match=r"each time .* more files or connections stay open"):
+        check_closed(at(KeepsItsConnections, limit_ms=None))
+    HasConnections(Place()).close("")
 
 
 class MadeFirst(StagedSink):

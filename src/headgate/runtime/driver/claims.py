@@ -194,8 +194,15 @@ def recovered_sinks(
 def _closed_on_failure(commits: SinkCommits) -> Iterator[None]:
     try:
         yield
-    except BaseException:
-        commits.close()
+    except ThreadEnded:
+        raise
+    except BaseException as error:
+        try:
+            commits.close()
+        except ThreadEnded:
+            raise
+        except BaseException as another:  # N73: it is not why the generation cannot begin
+            error.add_note(f"and closing a sink failed: {another}")
         raise
 
 

@@ -101,6 +101,11 @@ class Driver:
     # -- what the handle calls --------------------------------------------------------------------------------------
 
     @property
+    def name(self) -> str:
+        """The pipeline's."""
+        return self._config.name
+
+    @property
     def progress(self) -> Progress:
         """The latest numbers."""
         return self._latest

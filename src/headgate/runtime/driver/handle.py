@@ -5,14 +5,20 @@ Decides nothing. ``runtime.driver.driver`` is asked; ``spark.session`` and ``tes
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TypeVar
 
+from headgate.display.live import LiveDisplay, Shown, in_notebook
+from headgate.display.progress import end_text, progress_html
 from headgate.model.progress import CheckpointOutcome, CheckpointProgress, Location, Progress, RunResult
 from headgate.runtime.driver.driver import Driver
 from headgate.storage.backends import absolute_location
+
+SIGNAL_S = 0.2
+"""How long an interrupt may go unnoticed (ND6)."""
 
 _T = TypeVar("_T")
 
@@ -22,6 +28,19 @@ class DriverHandle:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
+        self._live = LiveDisplay(self._shown, lambda timeout_s: not wait([driver.result], timeout_s).not_done)
+
+    def __repr__(self) -> str:
+        return f"PipelineHandle({self.driver.name!r}, {self.progress.state.value})"
+
+    def _repr_html_(self) -> str:
+        return self._shown()["text/html"]
+
+    def _ipython_display_(self) -> None:
+        """Show the run for as long as it goes on: notebooks call this for what a cell returns (ND4)."""
+        if not in_notebook():
+            raise NotImplementedError("only what a notebook shows can change")
+        self._live.show()
 
     @property
     def progress(self) -> Progress:
@@ -31,6 +50,8 @@ class DriverHandle:
     def wait(self, timeout_s: float | None = None) -> RunResult | None:
         """Wait until the pipeline ended; None when ``timeout_s`` passed before.
 
+        Whoever is interrupted while waiting (Ctrl-C, a notebook's cell) waits no longer, and the run goes on (ND6).
+
         Raises:
             PipelineFailed: the restart strategy gave up.
             FencedError: another driver of the same pipeline took over.
@@ -38,7 +59,8 @@ class DriverHandle:
         try:
             result = _in_time(self.driver.result, timeout_s)
         except BaseException:
-            self._release()
+            if self.driver.result.done():
+                self._release()
             raise
         if result is not None:
             self._release()
@@ -107,7 +129,21 @@ class DriverHandle:
     def _release(self) -> None:
         """Give up what the run needed; it has ended. May be called again."""
         self.driver.join()
+        self._live.close()
+
+    def _shown(self) -> Shown:
+        result = self.driver.result
+        end = (result.exception() or result.result()) if result.done() else None
+        html = progress_html(self.driver.name, self.progress, None if end is None else end_text(end))
+        return {"text/html": html, "text/plain": repr(self)}
 
 
 def _in_time(asked: Future[_T], timeout_s: float | None) -> _T | None:
-    return asked.result() if wait([asked], timeout_s).done else None
+    """Return what comes of ``asked``, or None. A signal that comes just before a wait does not end it: none is long."""
+    deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        left_s = SIGNAL_S if deadline_s is None else min(SIGNAL_S, deadline_s - time.monotonic())
+        if wait([asked], max(0.0, left_s)).done:
+            return asked.result()
+        if left_s <= 0:
+            return None

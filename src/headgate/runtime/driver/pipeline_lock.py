@@ -78,9 +78,11 @@ class PipelineLock:
         if file is None:
             holder = read_holder(root, pipeline)
             if silent is None or holder is None or holder.nonce != silent:
+                is_mine = holder is not None and (holder.host, holder.pid) == (socket.gethostname(), os.getpid())
+                end = "call stop() of the handle that its start returned" if is_mine else "stop that one first"
                 raise AlreadyRunning(
                     f"pipeline '{pipeline}' is already run by {holder.owner if holder else 'another process'} with the "
-                    "same checkpoint directory; stop that one first, or give this pipeline another name"
+                    f"same checkpoint directory; {end}, or give this pipeline another name"
                 )
             file = _broken(directory / LOCK_NAME)
         os.set_inheritable(file.fileno(), False)

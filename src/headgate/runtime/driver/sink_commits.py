@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TypeAlias, cast
 
 from headgate import fault_points
+from headgate.closing import close_all
 from headgate.connectors.base import (
     AskedCommitter,
     Committer,
@@ -211,9 +212,8 @@ class SinkCommits:
                 committer.forget_all_but(before, [self._with_payload(c) for c in promised if c.sink == name])
 
     def close(self) -> None:
-        """Release resources of every target."""
-        for committer in self._committers.values():
-            committer.close()
+        """Release resources of every target (N73)."""
+        close_all(committer.close for committer in self._committers.values())
 
 
 def make_targets(definition: PipelineDefinition) -> None:

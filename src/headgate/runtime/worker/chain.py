@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
+from headgate.closing import close_all
 from headgate.errors import BadRecord
 from headgate.model.graph import BAD_RECORDS, MAIN, MAIN_INPUT, Edge, InputName, Node, OutputTag
 from headgate.model.ids import NodeName
@@ -331,14 +332,7 @@ class Chain:
 
     def close(self) -> None:
         """Close every operator; the first error is raised after all have been closed."""
-        first: Exception | None = None
-        for link in self.links:
-            try:
-                link.operator.close()
-            except Exception as error:
-                first = first or error
-        if first is not None:
-            raise first
+        close_all(link.operator.close for link in self.links)
 
     def _guard(self, link: Link, call: Callable[[], None]) -> None:
         try:

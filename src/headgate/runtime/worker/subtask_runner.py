@@ -12,6 +12,7 @@ from typing import assert_never
 import pyarrow as pa
 
 from headgate import fault_points
+from headgate.closing import close_all
 from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN_INPUT
@@ -224,13 +225,9 @@ class SubtaskRunner:
                 self._hooks.completed(event.checkpoint)
 
     def close(self) -> None:
-        """Release everything; never commits or aborts prepared output."""
-        self._writer.close()
-        if self._reading is not None:
-            self._reading.close()
-        for sink in self._freezing.sinks.values():
-            sink.close()
-        self.chain.close()
+        """Release everything (N73); never commits or aborts prepared output."""
+        readers = () if self._reading is None else (self._reading,)
+        close_all(one.close for one in (self._writer, *readers, *self._freezing.sinks.values(), self.chain))
 
     # -- input --------------------------------------------------------------------------------------------------
 

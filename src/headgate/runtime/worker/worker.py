@@ -49,6 +49,7 @@ from headgate.state.files import LocalDamage, UnsoundFiles
 from headgate.state.frozen import OwnedKeys
 from headgate.storage.backends import open_storage
 from headgate.store.streams import OtherSchemaError
+from headgate.threads import ThreadEnded
 
 EXIT_FENCED = 75
 """Exit code of a worker whose coordinator is gone: nobody waits for it any more."""
@@ -453,8 +454,10 @@ class Worker:
         for runner in self._runners:
             try:
                 runner.close()
-            except Exception as error:
-                print(f"headgate: closing {runner.subtask} failed: {error}", file=sys.stderr)
+            except ThreadEnded:
+                raise
+            except BaseException as error:  # N73
+                print(f"headgate: closing {runner.subtask} failed: {error!r}", file=sys.stderr)
         if self._states is not None:
             self._states.close()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,115 @@
+"""What a run is doing, as text and as HTML: one summary, and a row for each operator.
+
+Counterparts: ``cli.progress`` shows the text on a terminal, handles show the HTML in notebooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headgate.display.html import escaped, table
+from headgate.display.text import count_text, duration_text, size_text, time_text
+from headgate.model.progress import LoopProgress, NodeProgress, PipelineState, Progress, RunResult
+
+BUSY_STEPS = 10
+"""Rows are sorted by tenths of their busy share."""
+
+NODE_TITLES = (
+    *("operator", "busy", "held back", "records/s in", "records/s out", "records in", "records out", "waiting", "lag"),
+    *("late", "bad", "state"),
+)
+
+_MARKS = {PipelineState.RUNNING: "#1a7f4b", PipelineState.FINISHED: "#2b6cd4", PipelineState.FAILED: "#b3261e"}
+_MARK = "#b25e00"
+
+
+def node_cells(node: NodeProgress) -> tuple[str, ...]:
+    """Return what stands in the row of ``node``, one text for each of ``NODE_TITLES``."""
+    return (
+        str(node.node),
+        f"{node.busy:.0%}",
+        f"{node.held_back:.0%}",
+        count_text(node.records_in_per_second),
+        count_text(node.records_out_per_second),
+        count_text(node.records_in),
+        count_text(node.records_out),
+        size_text(node.queued_bytes) if node.queued_batches else "",
+        "" if node.lag_ms is None else duration_text(node.lag_ms),
+        count_text(node.late_records) if node.late_records else "",
+        count_text(node.bad_records) if node.bad_records else "",
+        size_text(node.state_bytes) if node.state_bytes else "",
+    )
+
+
+def by_busy(nodes: Sequence[NodeProgress]) -> list[NodeProgress]:
+    """Return the operators, the busiest first: whoever is busy all the time holds back those in front of it.
+
+    Shares that are nearly the same do not count as different, so that rows keep their places.
+    """
+    return sorted(nodes, key=lambda node: -round(node.busy * BUSY_STEPS))
+
+
+def loop_text(loop: LoopProgress) -> str:
+    """Return a line about a loop: what circulates, and what it costs."""
+    parts = [f"loop {loop.loop}: {count_text(loop.came_back)} came back"]
+    waiting = f"{count_text(loop.queued_batches)} batches ({size_text(loop.queued_bytes)}) wait"
+    parts.append(waiting + (f", {size_text(loop.spilled_bytes)} on disk" if loop.spilled_bytes else ""))
+    if loop.trip_ms:
+        parts.append(f"trip {duration_text(loop.trip_ms)}")
+    if loop.throttled_ms:
+        parts.append(f"input held back for {duration_text(loop.throttled_ms)}")
+    if loop.round_ >= 0:
+        parts.append(f"round {loop.round_}")
+    return " · ".join(parts)
+
+
+def summary_text(progress: Progress) -> str:
+    """Return the state in one line: rate, watermark, checkpoint, restarts, and what needs attention."""
+    parts = [progress.state.value]
+    if progress.nodes:
+        rate = max(max(n.records_in_per_second, n.records_out_per_second) for n in progress.nodes)
+        parts.append(f"{count_text(rate)} records/s")
+    if progress.watermark_ms is not None:
+        parts.append(f"watermark {time_text(progress.watermark_ms)}")
+    if progress.last_checkpoint is not None:
+        last = progress.last_checkpoint
+        parts.append(f"checkpoint {last.checkpoint} ({duration_text(last.duration_ms)}, {size_text(last.size_bytes)})")
+    pending = progress.pending_checkpoint
+    if pending is not None and pending.age_ms > 1_000:
+        held = f", held by {', '.join(pending.missing[:3])}" if pending.missing else ""
+        parts.append(f"checkpoint {pending.checkpoint} under way for {duration_text(pending.age_ms)}{held}")
+    parts.append(f"{progress.restarts} restarts")
+    if progress.failures > progress.restarts:
+        parts.append(f"{progress.failures} failures")
+    if progress.busy:
+        parts.append(f"busy {progress.busy:.0%}")
+    if progress.late_records:
+        parts.append(f"{count_text(progress.late_records)} late")
+    if progress.bad_records:
+        parts.append(f"{count_text(progress.bad_records)} bad")
+    if progress.lost_outputs:
+        parts.append(f"{count_text(progress.lost_outputs)} outputs lost")
+    return " · ".join(parts)
+
+
+def progress_html(name: str, progress: Progress, ended: str | None = None) -> str:
+    """Return a run as HTML. ``ended``: a sentence about its end, once it has ended."""
+    mark = _MARKS.get(progress.state, _MARK)
+    lines = [f'<div><span style="color:{mark}">●</span> <b>{escaped(name)}</b> {escaped(summary_text(progress))}</div>']
+    if progress.nodes:
+        lines.append(table(NODE_TITLES, [node_cells(node) for node in by_busy(progress.nodes)], numbers_from=1))
+    lines += [f"<div>{escaped(loop_text(loop))}</div>" for loop in progress.loops]
+    if ended is not None:
+        lines.append(f"<div>{escaped(ended)}</div>")
+    return f"<div>{''.join(lines)}</div>"
+
+
+def end_text(end: RunResult | BaseException) -> str:
+    """Return a sentence about how a run ended."""
+    if isinstance(end, BaseException):
+        return f"failed: {end}"
+    if end.is_finished:
+        return "drained: it does not continue" if end.is_drained else "all input has been processed"
+    if end.last_checkpoint is None or end.has_removed_checkpoints:
+        return "stopped; the next run begins at the beginning"
+    return f"stopped; the next run continues from checkpoint {end.last_checkpoint}"
