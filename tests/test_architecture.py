@@ -64,6 +64,7 @@ SPECS = [
     "key-groups",
     "connectors",
     "stream-store",
+    "reader-groups",
     "storage",
     "spark-streams",
 ]

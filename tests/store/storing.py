@@ -81,6 +81,7 @@ def as_version_0_1(catalogue: Path) -> None:
             DROP TABLE former_authors;
             DROP TABLE passed;
             DROP TABLE former_schemas;
+            DROP TABLE reader_groups;
             ALTER TABLE streams DROP COLUMN schema_version;
             ALTER TABLE streams DROP COLUMN scaling;
             ALTER TABLE streams DROP COLUMN scaled_ms;

@@ -23,10 +23,10 @@ from headgate.storage.access import access_in
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.roots import checked_access, make_root
-from headgate.store.autoscaled_store import AutoscaledStore
 from headgate.store.catalogue.base import Catalogue, Contents, Frontier, TransactionInfo
 from headgate.store.chunks import delete_quietly, random_name
 from headgate.store.fsck import Problem, check_store
+from headgate.store.grouped_store import GroupedStore
 from headgate.store.linger import LINGER
 from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
@@ -55,11 +55,11 @@ def store_root(root: str | Path | None = None) -> str:
     return str(Path(chosen).expanduser().absolute())
 
 
-class Store(AutoscaledStore):
+class Store(GroupedStore):
     """An open stream store.
 
     Where streams begin is in ``CutStore``, their columns in ``SchemaStore``, their segments in
-    ``ScaledStore`` and ``AutoscaledStore``.
+    ``ScaledStore`` and ``AutoscaledStore``, their readers that share them in ``GroupedStore``.
     """
 
     def __init__(

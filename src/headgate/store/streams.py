@@ -84,7 +84,7 @@ class StreamDefinition:
         Raises:
             UsageError: name, number of segments, schema or routing key cannot be.
         """
-        if len(self.name) > _NAME_CHARS_MAX or not _NAME.fullmatch(self.name):
+        if not is_usable_name(self.name):
             raise UsageError(
                 f"stream name {self.name!r} is not usable; use letters, digits, '_', '-' and '.', "
                 "with '/' between scope and stream, such as app/logs"
@@ -121,6 +121,11 @@ class StreamReset:
     life: Life
     of: str
     mine: Mine
+
+
+def is_usable_name(name: str) -> bool:
+    """Return whether streams and reader groups can be called so."""
+    return len(name) <= _NAME_CHARS_MAX and _NAME.fullmatch(name) is not None
 
 
 def no_such_stream(name: str, where: str, there: Sequence[str]) -> UsageError:

@@ -18,10 +18,11 @@ from headgate.errors import StorageError
 from headgate.model.life import Life
 from headgate.protocol.store.autoscaling import ScalingPolicy, Unit
 from headgate.protocol.store.layouts import KEY_SPACE, Plan
+from headgate.protocol.store.reader_group import CheckpointAsked, Joined, Left, Passed
 from headgate.protocol.store.truncation import Hold
 from headgate.store.catalogue import sql, tables
 from headgate.store.catalogue.access import Database
-from headgate.store.catalogue.base import AppendFound, Catalogue, ChunkRecord, Numbers, Reading
+from headgate.store.catalogue.base import AppendFound, Catalogue, ChunkRecord, GroupStart, Numbers, Reading
 from headgate.store.catalogue.memory import memory_catalogue
 from headgate.store.retention import RetentionPolicy
 from headgate.store.store import Store
@@ -66,6 +67,10 @@ def catalogue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalo
         made.set_scaling("s", POLICY)
         made.pass_segments(stream, Reading("q/source", "life", 2), [0])
         made.update_schema("s", pa.schema([pa.field("more", pa.int64())]), is_whole=False)
+        made.create_group("g", ["s"], GroupStart(from_latest=True), 1)
+        made.change_group("g", Joined("a", "a1", 1_000))
+        made.change_group("g", CheckpointAsked("c"))
+        made.change_group("g", Passed("a", "a1", "c", {}))
         yield made
 
 
@@ -88,6 +93,10 @@ READS: dict[str, Call] = {
     "holds": lambda c, s: c.holds(s),
     "retention_cut": lambda c, s: c.retention_cut(s, 100),
     "frontier": lambda c, s: c.frontier("s", OWNER, 1),
+    "find_group": lambda c, s: c.find_group("g"),
+    "groups": lambda c, s: c.groups(),
+    "group_cuts": lambda c, s: c.group_cuts("g", "c"),
+    "group_unread": lambda c, s: c.group_unread("g"),
     "begin": lambda c, s: c.begin("s", "new", OWNER, 1),
     "transactions": lambda c, s: c.transactions(OWNER, "", None),
     "owner": lambda c, s: c.owner(OWNER),
@@ -115,6 +124,10 @@ WRITES: dict[str, Call] = {
     "mark": lambda c, s: c.mark("s", OWNER, 2, 6),
     "unmark": lambda c, s: c.unmark(OWNER, 2, 0, 5),
     "unmark_others": lambda c, s: c.unmark_others(OWNER, 2),
+    "create_group": lambda c, s: c.create_group("h", ["s"], GroupStart(from_latest=True), 1),
+    "change_group": lambda c, s: c.change_group("g", Left("a", "a1")),
+    "reset_group": lambda c, s: c.reset_group("g", "r1", GroupStart(), "c"),
+    "delete_group": lambda c, s: c.delete_group("g"),
     "prepare": lambda c, s: c.prepare(s, "new", OWNER, 2, [chunk("new")], 7),
     "commit": lambda c, s: c.commit([("s", "prepared"), ("s", "another")], OWNER, 2, 7),
     "abort": lambda c, s: c.abort("s", "prepared", OWNER, 2, 7),

@@ -21,6 +21,7 @@ from headgate.model.life import Life, Owner
 from headgate.protocol.store.layouts import first_layout
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import versions
+from headgate.store.catalogue.base import GroupStart
 from headgate.store.retention import Retention
 from headgate.store.routing import hash_column
 from headgate.store.store import Store
@@ -78,7 +79,7 @@ def test_a_store_of_an_older_version_keeps_its_events_outcomes_fences_and_writer
         writer.append(keyed(("a", 4)))
         writer.close()
         assert len(drained(store)) == 13 + 3
-    assert version_of(old) == "7"
+    assert version_of(old) == "8"
     with Store.open(old) as again:
         assert again.fsck() == []
 
@@ -95,7 +96,23 @@ def test_events_of_a_store_of_version_6_have_one_schema_that_can_be_updated(tmp_
         store.commit_transactions([(STREAM, "batch-2")], owner="mine", epoch=7)
         assert drained(store) == sorted([*((*row, None) for row in before), ("a", 5, None)])
         assert store.fsck() == []
+    assert version_of(root) == "8"
+    raised = shape(root)
+    Store.open(tmp_path / "new").close()
+    assert raised == shape(tmp_path / "new")
+
+
+def test_a_store_of_version_7_goes_on_and_can_have_reader_groups(tmp_path: Path) -> None:  # CT3, RG16
+    root = Path(shutil.copytree(GOLDEN / "store_7", tmp_path / "store"))
     assert version_of(root) == "7"
+    with Store.open(root) as store:
+        assert store.fsck() == []
+        assert len(drained(store)) == 9
+        assert list(store.holds(STREAM)) == ["somebody"]
+        store._catalogue.create_group("g", [STREAM], GroupStart(), 1)
+        assert list(store.holds(STREAM)) == ["reader group g", "somebody"]
+        assert store.fsck() == []
+    assert version_of(root) == "8"
     raised = shape(root)
     Store.open(tmp_path / "new").close()
     assert raised == shape(tmp_path / "new")
@@ -164,7 +181,7 @@ def test_raising_that_fails_half_way_changes_nothing_and_is_repeated(
                 store.fence("anybody", 1)
         assert shape(old) == before
         store.fence("anybody", 1)
-        assert version_of(old) == "7"
+        assert version_of(old) == "8"
         assert store.fsck() == []
 
 
@@ -189,10 +206,10 @@ def test_an_older_store_that_lacks_a_segment_is_not_raised(old: Path) -> None:
 def test_a_store_of_a_later_version_is_refused_with_one_sentence(old: Path) -> None:
     Store.open(old).close()
     with tables_of(old) as connection:
-        connection.execute("UPDATE meta SET value = '8' WHERE key = 'version'")
-    with pytest.raises(UsageError, match=r"has version 8, this Headgate reads up to 7; upgrade Headgate"):
+        connection.execute("UPDATE meta SET value = '9' WHERE key = 'version'")
+    with pytest.raises(UsageError, match=r"has version 9, this Headgate reads up to 8; upgrade Headgate"):
         Store.open(old)
-    assert version_of(old) == "8"
+    assert version_of(old) == "9"
 
 
 def test_what_an_older_release_wrote_counts_from_the_moment_in_which_it_was_raised(old: Path) -> None:  # S66, S71

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
@@ -18,7 +18,9 @@ import pyarrow as pa
 from headgate.codec.chunk import PartEntry
 from headgate.model.life import Life, Mine, Owner
 from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
+from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.layouts import Layout, Plan
+from headgate.protocol.store.reader_group import Event, Group
 from headgate.protocol.store.transactions import Status
 from headgate.protocol.store.truncation import Extent, Hold
 from headgate.store.retention import RetentionPolicy
@@ -126,6 +128,28 @@ class TransactionInfo:
     status: Status
     events_count: int
     changed_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStart:
+    """Where a reader group begins.
+
+    Attributes:
+        from_latest: behind what is in its streams; else with their first events.
+        cuts: stream → its number and a position in each segment; such a stream begins there.
+    """
+
+    from_latest: bool = False
+    cuts: Mapping[str, tuple[int, Mapping[int, int]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFound:
+    """A reader group as it is in the catalogue; ``version`` is another one after every change."""
+
+    name: str
+    version: int
+    group: Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +463,55 @@ class Catalogue(Protocol):
 
     def passed(self, stream: StreamInfo, reader: Reading) -> set[int]:
         """Return the segments that ``pass_segments`` was told of for one generation of a reader."""
+
+    # -- reader groups (docs/spec/reader-groups.md): decided by ``protocol.store.reader_group`` ------------------------
+
+    def create_group(self, name: str, streams: Sequence[str], start: GroupStart, kept: int) -> GroupFound:
+        """Make a reader group, or return the one that there is of the same streams. Repeating is fine.
+
+        Raises:
+            TruncatedError: what it would begin with is gone.
+            UsageError: a stream is missing, name or start cannot be, or it has other streams.
+        """
+
+    def find_group(self, name: str) -> GroupFound:
+        """Return a reader group.
+
+        Raises:
+            UsageError: there is none.
+        """
+
+    def groups(self) -> list[GroupFound]:
+        """Return all reader groups by name."""
+
+    def change_group(self, name: str, event: Event) -> GroupFound:
+        """Decide about an event of a group, and record the answer. Repeating is fine (RG3).
+
+        Raises:
+            FencedError: it comes from a reader that is not in the group any more (RG12).
+            UsageError: it is refused, or there is no such group.
+        """
+
+    def reset_group(self, name: str, token: str, start: GroupStart, checkpoint: str | None) -> GroupFound:
+        """Have a group begin anew, at a checkpoint that it keeps, or at ``start`` (RG15); with one token, once.
+
+        Raises:
+            TruncatedError: what it would begin with is gone; nothing has changed.
+            UsageError: there is no such group or checkpoint, or a stream is missing.
+        """
+
+    def group_cuts(self, name: str, checkpoint: str | None) -> dict[str, dict[int, int]]:
+        """Return, by stream, the cut of a completed checkpoint, or of the durable positions (RG10).
+
+        Raises:
+            UsageError: there is no such group or checkpoint, or a stream was deleted.
+        """
+
+    def group_unread(self, name: str) -> dict[GroupSegment, int]:
+        """Return the unread bytes of a group, of every segment that has any. It reads all their parts."""
+
+    def delete_group(self, name: str) -> bool:
+        """Forget a group and what it holds; return whether there was one."""
 
     # -- transactions (S12 to S18): decided by ``protocol.store.transactions`` ----------------------------------------
 

@@ -17,11 +17,14 @@ import sqlalchemy as sa
 from headgate.errors import UsageError, gone
 from headgate.model.life import Life, Mine, Owner
 from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
+from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.layouts import Layout, Plan
+from headgate.protocol.store.reader_group import Event
 from headgate.protocol.store.transactions import Request, Verb
 from headgate.protocol.store.truncation import Extent, Hold
 from headgate.store.catalogue import (
     autoscaling,
+    groups,
     heads,
     markers,
     owners,
@@ -41,6 +44,8 @@ from headgate.store.catalogue.base import (
     ChunkRecord,
     Contents,
     Frontier,
+    GroupFound,
+    GroupStart,
     Numbers,
     PartsFound,
     Reading,
@@ -294,6 +299,48 @@ class SqlCatalogue:
         """See ``Catalogue``."""
         with self._database.read() as connection:
             return scaling.passed(connection, stream, reader)
+
+    # -- reader groups -------------------------------------------------------------------------------------------------
+
+    def create_group(self, name: str, streams: Sequence[str], start: GroupStart, kept: int) -> GroupFound:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return groups.create(connection, name, streams, start, kept, self._where)
+
+    def find_group(self, name: str) -> GroupFound:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return groups.find(connection, name, self._where)
+
+    def groups(self) -> list[GroupFound]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return groups.find_all(connection)
+
+    def change_group(self, name: str, event: Event) -> GroupFound:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return groups.change(connection, name, event, self._where)
+
+    def reset_group(self, name: str, token: str, start: GroupStart, checkpoint: str | None) -> GroupFound:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return groups.reset(connection, name, token, start, checkpoint, self._where)
+
+    def group_cuts(self, name: str, checkpoint: str | None) -> dict[str, dict[int, int]]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return groups.cuts(connection, groups.find(connection, name, self._where), checkpoint, self._where)
+
+    def group_unread(self, name: str) -> dict[GroupSegment, int]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return groups.unread(connection, groups.find(connection, name, self._where), self._where)
+
+    def delete_group(self, name: str) -> bool:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return groups.delete(connection, name)
 
     # -- transactions ------------------------------------------------------------------------------------------------
 

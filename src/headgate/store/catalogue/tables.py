@@ -1,4 +1,4 @@
-"""Tables of the catalogue, version 7.
+"""Tables of the catalogue, version 8.
 
 Counterpart: ``opening`` makes them, and raises those of older versions. Source: docs/spec/stream-store.md §3. Never
 holds events, only where they are.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-CATALOGUE_VERSION = 7
+CATALOGUE_VERSION = 8
 """Raised with every change that an older release could not work with; opening a newer one is refused (CT3).
 
 1: Headgate 0.1. It has no table ``owners``, and it forgets outcomes by their number in the whole store.
@@ -20,6 +20,7 @@ CATALOGUE_VERSION = 7
    segments that a stream has now for all that it ever had.
 7: policies of scaling (S79), ``former_schemas`` (S76): an older release would read chunks of one schema in another.
    ``chunks.path`` is ``file``, so that one which has the store open fails.
+8: ``reader_groups`` (RG16): an older release that has the store open goes on, and keeps what groups hold.
 """
 
 metadata = sa.MetaData()
@@ -219,3 +220,13 @@ former_authors = sa.Table(
     sqlite_with_rowid=False,
 )
 """Who wrote what was truncated: the directories of the chunks (LV9)."""
+
+reader_groups = sa.Table(
+    "reader_groups",
+    metadata,
+    sa.Column("name", sa.String, primary_key=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""Reader groups (``group_rows``). ``version``: one more with every change."""

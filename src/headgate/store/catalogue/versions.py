@@ -97,6 +97,8 @@ def _from_6(connection: Connection) -> None:
 
 
 _RAISES: dict[int, Callable[[Connection], None]] = dict(
-    enumerate((_making(t.owners), _from_2, _making(t.markers), _from_4, _from_5, _from_6), start=1)
+    enumerate(
+        (_making(t.owners), _from_2, _making(t.markers), _from_4, _from_5, _from_6, _making(t.reader_groups)), start=1
+    )
 )
 """By version: raises the tables to the next one."""

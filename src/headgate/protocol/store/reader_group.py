@@ -1,0 +1,410 @@
+"""A reader group: readers in many processes share streams, and each event goes to one of them. Pure decisions.
+
+One event at a time is decided upon inside the catalogue's transaction that records the answer, so that all processes
+see one history. Counterpart: ``store.catalogue.groups``. Source: Pravega's reader groups, RG1 to RG15 of
+docs/spec/reader-groups.md. Never reads a clock: who watches others says that they are silent (``group_watch``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, assert_never
+
+from headgate.protocol.store import group_progress
+from headgate.protocol.store.group_progress import Progress, View
+from headgate.protocol.store.group_shares import GroupSegment, Shares, balanced, dealt
+from headgate.protocol.store.reading_order import FirstStart
+
+OPEN_CHECKPOINTS_MAX = 3
+"""A reader that does not read must not have others collect markers for ever (RG8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A reader of the group.
+
+    Attributes:
+        token: of this life of it: another one under its name is another reader.
+        beats: how often it has said that it lives.
+        lease_ms: after so long without a beat it is taken for dead.
+    """
+
+    token: str
+    lease_ms: int
+    beats: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint of the group, complete when nobody owes it any more.
+
+    Attributes:
+        owed_by: the readers that have not passed its marker yet.
+        progress: by stream, how far all have read in front of the marker.
+    """
+
+    name: str
+    owed_by: tuple[str, ...]
+    progress: Mapping[str, Progress]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all have passed its marker."""
+        return not self.owed_by
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The state of a reader group.
+
+    Attributes:
+        streams: name → number of the stream that the group reads.
+        kept: so many completed checkpoints stay, the last ones.
+        epoch: from 1; one more with every reset.
+        reset: what the last reset was called by who asked for it.
+        progress: by stream, the durable positions (RG2).
+        checkpoints: open and kept ones, in the order in which they were asked for.
+    """
+
+    streams: Mapping[str, int]
+    progress: Mapping[str, Progress]
+    kept: int = 1
+    epoch: int = 1
+    reset: str = ""
+    readers: Mapping[str, Member] = field(default_factory=dict)
+    shares: Shares = field(default_factory=lambda: Shares({}))
+    checkpoints: tuple[Checkpoint, ...] = ()
+
+    @property
+    def readable(self) -> frozenset[GroupSegment]:
+        """The segments that can be read now."""
+        return frozenset(GroupSegment(name, x) for name, found in self.progress.items() for x in found.readable)
+
+    @property
+    def free(self) -> frozenset[GroupSegment]:
+        """Those of them that nobody reads."""
+        return self.readable - self.shares.owners.keys()
+
+    def position(self, segment: GroupSegment) -> int:
+        """Return the durable position of a segment that was begun."""
+        return self.progress[segment.stream].positions[segment.segment]
+
+    def owed(self, reader: str) -> str | None:
+        """Return the oldest checkpoint whose marker a reader has to pass (RG8)."""
+        return next((x.name for x in self.checkpoints if reader in x.owed_by), None)
+
+    def checkpoint(self, name: str) -> Checkpoint | None:
+        """Return a checkpoint that is open or kept."""
+        return next((x for x in self.checkpoints if x.name == name), None)
+
+
+# -- events ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A reader comes. ``takes_over``: whoever is in the group under its name is dead."""
+
+    reader: str
+    token: str
+    lease_ms: int
+    takes_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """A reader has said ``beats`` times that it lives."""
+
+    reader: str
+    token: str
+    beats: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What lies before ``positions`` needs not be read again. ``ended``: streams where segments reached their end."""
+
+    reader: str
+    token: str
+    positions: Mapping[GroupSegment, int]
+    ended: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A reader has met the marker of ``checkpoint`` at these positions, and its caller has been told (RG9)."""
+
+    reader: str
+    token: str
+    checkpoint: str
+    positions: Mapping[GroupSegment, int]
+    ended: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A reader goes, at its durable positions."""
+
+    reader: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """Somebody has waited for the lease of a reader, and heard nothing since ``beats``."""
+
+    reader: str
+    token: str
+    beats: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAsked:
+    """Somebody wants a checkpoint."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointForgotten:
+    """Nobody will go back to a checkpoint."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResetAsked:
+    """All is to be read again from somewhere on.
+
+    Attributes:
+        token: of who asks, so that an order whose answer was lost is not carried out again.
+        streams: as they are now, name → number.
+        begin: by stream where reading begins; or
+        checkpoint: the name of one that was completed.
+    """
+
+    token: str
+    streams: Mapping[str, int]
+    begin: Mapping[str, FirstStart] = field(default_factory=dict)
+    checkpoint: str | None = None
+
+
+Event: TypeAlias = (
+    Joined | Lived | Committed | Passed | Left | Silent | CheckpointAsked | CheckpointForgotten | ResetAsked
+)
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The group is so now; it may be as it was."""
+
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Who asks is not in the group any more: it has to join anew."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It cannot be done; ``problem`` says why."""
+
+    problem: str
+
+
+Answer: TypeAlias = Done | Stale | Refused
+
+
+def views_for(group: Group, event: Event) -> tuple[str, ...]:
+    """Return the streams that ``handle`` has to see as they are."""
+    match event:
+        case Committed(ended=ended) | Passed(ended=ended):
+            return tuple(sorted(set(ended) & group.progress.keys()))
+        case ResetAsked():
+            return tuple(sorted(event.streams))
+        case _:
+            return ()
+
+
+def handle(group: Group, event: Event, views: Mapping[str, View]) -> Answer:
+    """Decide about one event. Whatever is repeated changes nothing (RG3).
+
+    Args:
+        group: as it is.
+        event: what happened.
+        views: the streams of ``views_for``.
+    """
+    answer = _handle(group, event, views)
+    if isinstance(answer, Done):
+        _check(answer.group)
+    return answer
+
+
+def settled(group: Group, sizes: Mapping[GroupSegment, int], *, balances: bool = True) -> Group:
+    """Give away what nobody reads, and ask for what would be better with others; ``sizes``: unread bytes (RG6, RG7).
+
+    Who owes a checkpoint gets nothing: what it read of it would lie before its marker (RG9).
+    """
+    takers = [reader for reader in group.readers if group.owed(reader) is None]
+    shares = dealt(group.shares, group.free, takers, sizes)
+    if balances:
+        shares = balanced(shares, group.readers, sizes)
+    found = replace(group, shares=shares)
+    _check(found)
+    return found
+
+
+def _handle(group: Group, event: Event, views: Mapping[str, View]) -> Answer:
+    match event:
+        case Joined():
+            return _on_joined(group, event)
+        case Silent():
+            member = group.readers.get(event.reader)
+            is_silent = member is not None and (member.token, member.beats) == (event.token, event.beats)
+            return Done(_without(group, event.reader) if is_silent else group)
+        case Left():
+            is_there = event.reader in group.readers and group.readers[event.reader].token == event.token
+            return Done(_without(group, event.reader) if is_there else group)
+        case CheckpointAsked():
+            return _on_checkpoint(group, event)
+        case CheckpointForgotten():
+            return Done(replace(group, checkpoints=tuple(x for x in group.checkpoints if x.name != event.name)))
+        case ResetAsked():
+            return _on_reset(group, event, views)
+        case Lived() | Committed() | Passed():
+            return _of_reader(group, event, views)
+        case _:
+            assert_never(event)
+
+
+def _of_reader(group: Group, event: Lived | Committed | Passed, views: Mapping[str, View]) -> Answer:
+    member = group.readers.get(event.reader)
+    if member is None or member.token != event.token:  # RG12
+        return Stale("it was taken for dead, has left, or the group was reset since it joined")
+    if isinstance(event, Lived):
+        beats = max(member.beats, event.beats)
+        return Done(replace(group, readers={**group.readers, event.reader: replace(member, beats=beats)}))
+    moved = _moved(group, event.reader, event.positions)
+    if isinstance(event, Passed) and any(
+        x.name == event.checkpoint and event.reader in x.owed_by for x in group.checkpoints
+    ):
+        moved = _passed(moved, event.reader, event.checkpoint)
+    if moved.owed(event.reader) is not None:
+        return Done(moved)  # RG9: nothing is finished or given up in between
+    return Done(_released(moved, event.reader, {name: views[name] for name in event.ended if name in views}))
+
+
+def _on_joined(group: Group, event: Joined) -> Answer:
+    member = group.readers.get(event.reader)
+    if member is not None and member.token == event.token:
+        return Done(group)
+    if member is not None and not event.takes_over:
+        return Refused(
+            f"reader '{event.reader}' is in the group already; if its process is gone, wait for its lease of "
+            f"{member.lease_ms / 1_000:g} s, or join with takes_over=True"
+        )
+    rest = group if member is None else _without(group, event.reader)
+    return Done(replace(rest, readers={**rest.readers, event.reader: Member(event.token, event.lease_ms)}))
+
+
+def _on_checkpoint(group: Group, event: CheckpointAsked) -> Answer:
+    if group.checkpoint(event.name) is not None:
+        return Done(group)
+    if sum(not x.is_complete for x in group.checkpoints) >= OPEN_CHECKPOINTS_MAX:
+        return Refused(
+            f"{OPEN_CHECKPOINTS_MAX} checkpoints are not complete yet; wait for them, or forget them: a reader that "
+            "does not read passes no marker"
+        )
+    new = Checkpoint(event.name, tuple(sorted(group.readers)), dict(group.progress))
+    return Done(_trimmed(replace(group, checkpoints=(*group.checkpoints, new))))
+
+
+def _on_reset(group: Group, event: ResetAsked, views: Mapping[str, View]) -> Answer:
+    if group.reset == event.token:
+        return Done(group)  # RG15: it is made
+    is_same = dict(event.streams) == dict(group.streams)
+    if event.checkpoint is None:
+        progress = {name: group_progress.first(views[name], start) for name, start in event.begin.items()}
+    else:
+        found = group.checkpoint(event.checkpoint)
+        if found is None or not found.is_complete:
+            there = ", ".join(f"'{x.name}'" for x in group.checkpoints if x.is_complete) or "none"
+            return Refused(f"it has no completed checkpoint '{event.checkpoint}'; those that it keeps: {there}")
+        if not is_same:
+            return Refused(f"a stream was deleted and made anew since checkpoint '{event.checkpoint}'")
+        progress = {name: group_progress.next_step(views[name], x) for name, x in found.progress.items()}
+    complete = tuple(x for x in group.checkpoints if x.is_complete and is_same)
+    new = Group(dict(event.streams), progress, group.kept, group.epoch + 1, event.token, checkpoints=complete)
+    return Done(new)
+
+
+def _moved(group: Group, reader: str, positions: Mapping[GroupSegment, int]) -> Group:
+    """Return the group with later durable positions of what ``reader`` has; of others it says nothing any more."""
+    progress = dict(group.progress)
+    for segment, position in positions.items():
+        if group.shares.owners.get(segment) == reader:  # RG1
+            progress[segment.stream] = progress[segment.stream].moved({segment.segment: position})
+    return replace(group, progress=progress)
+
+
+def _passed(group: Group, reader: str, checkpoint: str | None = None) -> Group:
+    """Record the durable positions of a reader in a checkpoint that it owes, or in all of them (RG9)."""
+    at = {segment: group.position(segment) for segment in group.shares.of(reader)}
+    checkpoints = tuple(
+        replace(_noted(x, reader, at), owed_by=tuple(y for y in x.owed_by if y != reader))
+        if checkpoint in (None, x.name)
+        else x
+        for x in group.checkpoints
+    )
+    return _trimmed(replace(group, checkpoints=checkpoints))
+
+
+def _noted(checkpoint: Checkpoint, reader: str, positions: Mapping[GroupSegment, int]) -> Checkpoint:
+    """Record, if ``reader`` owes the checkpoint, where it was in these segments in front of the marker."""
+    if reader not in checkpoint.owed_by:
+        return checkpoint
+    progress = dict(checkpoint.progress)
+    for (stream, number), position in positions.items():
+        progress[stream] = progress[stream].moved({number: position})
+    return replace(checkpoint, progress=progress)
+
+
+def _released(group: Group, reader: str, views: Mapping[str, View]) -> Group:
+    """Take from ``reader`` what it was asked for and what is finished; release what follows (RG4, RG7)."""
+    progress = {**group.progress, **{n: group_progress.next_step(v, group.progress[n]) for n, v in views.items()}}
+    seen = replace(group, progress=progress)
+    asked = [x for x in seen.shares.of(reader) if x in seen.shares.leaving]
+    ended = sorted(seen.shares.owners.keys() - seen.readable)
+    checkpoints = group.checkpoints
+    for segment in ended:  # another reader's too: it has nothing left to read there, whatever it still owes
+        owner, position = seen.shares.owners[segment], group.position(segment)
+        checkpoints = tuple(_noted(x, owner, {segment: position}) for x in checkpoints)
+    return replace(seen, shares=seen.shares.without([*asked, *ended]), checkpoints=checkpoints)
+
+
+def _without(group: Group, reader: str) -> Group:
+    """Return the group without a reader; it has passed what it owed, at its durable positions (RG14)."""
+    rest = _passed(group, reader)
+    readers = {name: member for name, member in rest.readers.items() if name != reader}
+    return replace(rest, readers=readers, shares=rest.shares.without(rest.shares.of(reader)))
+
+
+def _trimmed(group: Group) -> Group:
+    """Forget completed checkpoints but the last ones (RG11)."""
+    complete = [x.name for x in group.checkpoints if x.is_complete]
+    old = set(complete[: max(0, len(complete) - group.kept)])
+    return replace(group, checkpoints=tuple(x for x in group.checkpoints if x.name not in old))
+
+
+def _check(group: Group) -> None:
+    assert set(group.shares.owners.values()) <= group.readers.keys(), "a segment belongs to nobody in the group"
+    assert group.shares.owners.keys() <= group.readable, "somebody has what cannot be read"
+    assert group.shares.leaving <= group.shares.owners.keys(), "a segment is asked for that nobody has"
+    assert all(set(x.owed_by) <= group.readers.keys() for x in group.checkpoints), "who is gone owes a checkpoint"
+    assert sum(not x.is_complete for x in group.checkpoints) <= OPEN_CHECKPOINTS_MAX, "too many open checkpoints"

@@ -1,0 +1,283 @@
+"""Reader groups in the tables: one row holds the state of each, and what it holds of its streams lies beside it.
+
+Counterpart: ``sql`` calls these inside its transactions; ``protocol.store.reader_group`` decides. Source: RG16 and RG17
+of docs/spec/reader-groups.md. Never reads an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from headgate.errors import FencedError, TruncatedError, UsageError
+from headgate.protocol.store import group_progress, reader_group
+from headgate.protocol.store.group_progress import Progress, View
+from headgate.protocol.store.group_shares import GroupSegment
+from headgate.protocol.store.reader_group import Event, Group, Joined, Lived, Refused, ResetAsked, Stale
+from headgate.protocol.store.reading_order import FirstStart
+from headgate.store.catalogue import heads
+from headgate.store.catalogue import streams as sql_streams
+from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.base import GroupFound, GroupStart
+from headgate.store.catalogue.group_rows import decode_group, encode_group
+from headgate.store.streams import StreamInfo, is_usable_name
+
+PARTS_SAMPLED = 100
+"""Of each segment, to tell its unread bytes while others wait; the rest is taken to be like these."""
+
+
+def holder_of(name: str) -> str:
+    """Return as whom a group holds its streams."""
+    return f"reader group {name}"
+
+
+def create(
+    connection: Connection, name: str, streams: Sequence[str], start: GroupStart, kept: int, where: str
+) -> GroupFound:
+    """Make a group, or return the one that there is of the same streams.
+
+    Raises:
+        UsageError: a stream is missing, the name cannot be, the start is no cut of them, or it has other streams.
+    """
+    row = _row(connection, name)
+    if row is not None:
+        found = _found(row)
+        if sorted(found.group.streams) != sorted(streams):
+            raise UsageError(
+                f"reader group '{name}' reads {_listed(found.group.streams)}, not {_listed(streams)}; "
+                "use another name, or delete the group"
+            )
+        return found
+    if not is_usable_name(name):
+        raise UsageError(f"reader group name {name!r} is not usable; use letters, digits, '_', '-', '.' and '/'")
+    infos = {stream: sql_streams.find_stream(connection, stream, where) for stream in streams}
+    views = {stream: _view(connection, info) for stream, info in infos.items()}
+    progress = {x: group_progress.first(views[x], _first(infos[x], views[x], start)) for x in infos}
+    group = Group({stream: info.stream_id for stream, info in infos.items()}, progress, kept)
+    values = {"name": name, "version": 1, "state": encode_group(group)}
+    connection.execute(t.reader_groups.insert().values(**values))
+    _hold(connection, name, group)
+    return GroupFound(name, 1, group)
+
+
+def find(connection: Connection, name: str, where: str) -> GroupFound:
+    """Return a group.
+
+    Raises:
+        UsageError: there is none.
+    """
+    row = _row(connection, name)
+    if row is None:
+        there = connection.scalars(sa.select(t.reader_groups.c.name).order_by(t.reader_groups.c.name)).all()
+        raise UsageError(f"there is no reader group '{name}' in the store at {where}; groups there: {_listed(there)}")
+    return _found(row)
+
+
+def find_all(connection: Connection) -> list[GroupFound]:
+    """Return all groups by name."""
+    return [_found(row) for row in connection.execute(sa.select(t.reader_groups).order_by(t.reader_groups.c.name))]
+
+
+def change(connection: Connection, name: str, event: Event, where: str) -> GroupFound:
+    """Decide about an event and record the answer.
+
+    Raises:
+        FencedError: it comes from a reader that is not in the group any more (RG12).
+        UsageError: it is refused, or there is no such group.
+    """
+    found = find(connection, name, where)
+    views = {x: _view_of(connection, found.group, x, where) for x in reader_group.views_for(found.group, event)}
+    return _record(connection, found, event, views)
+
+
+def reset(
+    connection: Connection, name: str, token: str, start: GroupStart, checkpoint: str | None, where: str
+) -> GroupFound:
+    """Have a group begin anew (RG15).
+
+    Raises:
+        TruncatedError: what it would begin with is gone; nothing has changed.
+        UsageError: there is no such group or checkpoint, a stream is missing, or a cut is of another one.
+    """
+    found = find(connection, name, where)
+    if found.group.reset == token:
+        return found
+    infos = {stream: sql_streams.find_stream(connection, stream, where) for stream in sorted(found.group.streams)}
+    views = {stream: _view(connection, info) for stream, info in infos.items()}
+    ids = {stream: info.stream_id for stream, info in infos.items()}
+    begin = {} if checkpoint is not None else {x: _first(infos[x], views[x], start) for x in infos}
+    kept = found.group.checkpoint(checkpoint) if checkpoint is not None else None
+    if kept is not None and ids == dict(found.group.streams):
+        for stream, progress in kept.progress.items():
+            _check_there(infos[stream], views[stream], group_progress.next_step(views[stream], progress))
+    return _record(connection, found, ResetAsked(token, ids, begin, checkpoint), views)
+
+
+def delete(connection: Connection, name: str) -> bool:
+    """Forget a group and what it holds; return whether there was one."""
+    connection.execute(t.holds.delete().where(t.holds.c.holder == holder_of(name)))
+    return connection.execute(t.reader_groups.delete().where(t.reader_groups.c.name == name)).rowcount > 0
+
+
+def cuts(connection: Connection, found: GroupFound, checkpoint: str | None, where: str) -> dict[str, dict[int, int]]:
+    """Return, by stream, the cut of a completed checkpoint, or of the durable positions (RG10).
+
+    Raises:
+        UsageError: there is no such checkpoint, it is not complete, or a stream was deleted.
+    """
+    progress = found.group.progress
+    if checkpoint is not None:
+        kept = found.group.checkpoint(checkpoint)
+        if kept is None or not kept.is_complete:
+            raise UsageError(f"reader group '{found.name}' has no completed checkpoint '{checkpoint}'")
+        progress = kept.progress
+    return {
+        x: group_progress.whole_cut(_view_of(connection, found.group, x, where), progress[x]) for x in sorted(progress)
+    }
+
+
+def unread(connection: Connection, found: GroupFound, where: str) -> dict[GroupSegment, int]:
+    """Return the bytes behind the durable positions, of every segment that has any. Reads all their parts."""
+    sizes = {}
+    for stream, cut in cuts(connection, found, None, where).items():
+        view = _view_of(connection, found.group, stream, where)
+        for number, extent in view.extents.items():
+            position = max(cut.get(number, 0), extent.head)
+            segment = GroupSegment(stream, number)
+            sizes[segment] = _unread(connection, found.group.streams[stream], number, position, extent.end, None)
+    return {segment: size for segment, size in sizes.items() if size}
+
+
+def _record(connection: Connection, found: GroupFound, event: Event, views: Mapping[str, View]) -> GroupFound:
+    answer = reader_group.handle(found.group, event, views)
+    if isinstance(answer, Stale):
+        reader = getattr(event, "reader", "")
+        raise FencedError(
+            f"reader '{reader}' is not in reader group '{found.name}' any more: {answer.reason}; join again"
+        )
+    if isinstance(answer, Refused):
+        raise UsageError(f"reader group '{found.name}': {answer.problem}")
+    group = answer.group
+    is_uneven = len(group.readers) > 1 and isinstance(event, Joined | Lived)
+    if group.readers and (group.free or is_uneven):
+        group = reader_group.settled(group, _sampled(connection, group))
+    if group == found.group:
+        return found
+    now = GroupFound(found.name, found.version + 1, group)
+    mine = t.reader_groups.c.name == found.name
+    connection.execute(t.reader_groups.update().where(mine).values(version=now.version, state=encode_group(group)))
+    if (group.progress, group.checkpoints) != (found.group.progress, found.group.checkpoints):
+        _hold(connection, found.name, group)
+    return now
+
+
+def _hold(connection: Connection, name: str, group: Group) -> None:
+    """Hold what the group may still be asked for: behind its durable positions, and behind its checkpoints (RG17)."""
+    for stream, stream_id in group.streams.items():
+        row = connection.execute(sa.select(t.streams).where(t.streams.c.id == stream_id)).one_or_none()
+        if row is None:
+            continue  # deleted, with what was held of it
+        info = sql_streams.stream_info(row, "")
+        view = _view(connection, info)
+        progress = [group.progress[stream], *(x.progress[stream] for x in group.checkpoints)]
+        found = [group_progress.whole_cut(view, x) for x in progress]
+        named = set(found[0]).intersection(*found)  # of what one of them has not begun everything is needed
+        wanted = {x: max(view.extents[x].head, min(cut[x] for cut in found)) for x in sorted(named)}
+        _write_hold(connection, info, holder_of(name), wanted)
+
+
+def _write_hold(connection: Connection, info: StreamInfo, holder: str, wanted: Mapping[int, int]) -> None:
+    mine = (t.holds.c.stream_id == info.stream_id, t.holds.c.holder == holder)
+    rows = connection.execute(sa.select(t.holds.c.segment_id, t.holds.c.position).where(*mine))
+    held = {row.segment_id: row.position for row in rows}
+    for segment in sorted(held.keys() | wanted.keys()):
+        if held.get(segment) == wanted.get(segment):
+            continue
+        connection.execute(t.holds.delete().where(*mine, t.holds.c.segment_id == segment))
+        if segment in wanted:
+            key = {"stream_id": info.stream_id, "holder": holder, "segment_id": segment}
+            connection.execute(t.holds.insert().values(**key, position=wanted[segment], life="", epoch=0))
+
+
+def _first(info: StreamInfo, view: View, start: GroupStart) -> FirstStart:
+    moment = {number: extent.end for number, extent in view.extents.items()}
+    if info.name not in start.cuts:
+        return FirstStart(moment, start.from_latest)
+    stream_id, positions = start.cuts[info.name]
+    if stream_id != info.stream_id:
+        raise UsageError(f"the cut is of a former stream '{info.name}', or of another store")
+    for number, position in sorted(positions.items()):
+        extent = view.extents.get(number)
+        if extent is None or position > extent.end:
+            raise UsageError(f"stream '{info.name}' has nothing at position {position} of segment {number}")
+    first = FirstStart(moment, begin=dict(positions))
+    _check_there(info, view, group_progress.first(view, first))
+    return first
+
+
+def _check_there(info: StreamInfo, view: View, progress: Progress) -> None:
+    for number in progress.readable:
+        if progress.positions[number] < view.extents[number].head:
+            raise TruncatedError(info.name, number, progress.positions[number], view.extents[number].head)
+
+
+def _view_of(connection: Connection, group: Group, stream: str, where: str) -> View:
+    info = sql_streams.find_stream(connection, stream, where)
+    if info.stream_id != group.streams[stream]:
+        raise UsageError(f"stream '{stream}' was deleted and made anew; reset the reader group to read it")
+    return _view(connection, info)
+
+
+def _view(connection: Connection, info: StreamInfo) -> View:
+    epoch, is_sealed = sql_streams.look(connection, info)
+    layout = sql_streams.find_layout(connection, replace(info, layout_epoch=epoch))
+    return View(layout, heads.extents(connection, info), is_sealed)
+
+
+def _sampled(connection: Connection, group: Group) -> dict[GroupSegment, int]:
+    """Return about how many unread bytes there are in each segment that can be read."""
+    found = {}
+    for segment in sorted(group.readable):
+        stream_id = group.streams[segment.stream]
+        end = connection.scalar(
+            sa.select(t.segments.c.end_position).where(
+                t.segments.c.stream_id == stream_id, t.segments.c.segment_id == segment.segment
+            )
+        )
+        position = group.position(segment)
+        found[segment] = _unread(connection, stream_id, segment.segment, position, end or 0, PARTS_SAMPLED)
+    return found
+
+
+def _unread(connection: Connection, stream_id: int, number: int, position: int, end: int, limit: int | None) -> int:
+    """Return the bytes of a segment from ``position`` to its end; with ``limit`` guessed from so many parts."""
+    parts = t.parts.c
+    mine = (parts.stream_id == stream_id, parts.segment_id == number)
+    first = sa.select(sa.func.max(parts.start)).where(*mine, parts.start <= position).scalar_subquery()
+    query = (
+        sa.select(parts.start, parts.events_count, parts.size_bytes)
+        .where(*mine, parts.start >= sa.func.coalesce(first, 0), parts.start + parts.events_count > position)
+        .order_by(parts.start)
+        .limit(limit)
+    )
+    seen, size = position, 0
+    for start, events, size_bytes in connection.execute(query):
+        count = start + events - max(start, position)
+        size += size_bytes * count // events
+        seen = start + events
+    return size * (end - position) // (seen - position) if seen > position else 0
+
+
+def _row(connection: Connection, name: str) -> sa.Row[tuple[object, ...]] | None:
+    return connection.execute(sa.select(t.reader_groups).where(t.reader_groups.c.name == name)).one_or_none()
+
+
+def _found(row: sa.Row[tuple[object, ...]]) -> GroupFound:
+    return GroupFound(row.name, row.version, decode_group(row.state, row.name))
+
+
+def _listed(names: Sequence[str] | Mapping[str, int]) -> str:
+    return ", ".join(sorted(names)[:20]) or "none"

@@ -1,0 +1,224 @@
+"""A reader of a reader group: it reads the segments that the group gives it, and says how far it has come.
+
+Counterpart: ``reader_groups.ReaderGroup`` makes it; ``protocol.store.reader_group`` decides. Source: RG2, RG9 and RG18
+to RG20 of docs/spec/reader-groups.md. Never reads on before it has looked whether it is still in the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+
+import pyarrow as pa
+
+from headgate.clock import Clock
+from headgate.errors import FencedError
+from headgate.protocol.store.group_shares import GroupSegment
+from headgate.protocol.store.group_watch import LOOKS_PER_LEASE, Watch
+from headgate.protocol.store.reader_group import Committed, Event, Group, Left, Lived, Passed
+from headgate.store.catalogue.base import Catalogue, GroupFound
+from headgate.store.reader import READ_ROWS, SegmentReader
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEvents:
+    """Events of one segment, from ``position`` on."""
+
+    stream: str
+    segment: int
+    position: int
+    batch: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMarker:
+    """All that this reader returned so far lies before ``checkpoint``; the next call says that its caller knows."""
+
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One life of a reader: ``commit_every_ms`` None: only ``commit``, ``leave`` and markers make positions durable."""
+
+    reader: str
+    token: str
+    lease_ms: int
+    commit_every_ms: int | None
+
+
+class GroupReader:
+    """Reads its share of a group's streams (RG20). One thread at a time.
+
+    What a call of ``read`` returned counts as processed when the next one is made, unless the group was joined with
+    ``commit_every=None``: then when ``commit`` is called, or a marker has been passed. A context manager: it leaves at
+    the end, and commits before that unless an error ended the block.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        open_segment: Callable[[Group, GroupSegment, int], SegmentReader],
+        found: GroupFound,
+        life: Life,
+        clock: Clock,
+    ) -> None:
+        """Use ``ReaderGroup.join``."""
+        self._catalogue = catalogue
+        self._open_segment = open_segment
+        self._name = found.name
+        self._group = found.group
+        self._life = life
+        self._clock = clock
+        self._watch = Watch()
+        self._segments: dict[GroupSegment, SegmentReader] = {}
+        self._latest: GroupSegment | None = None
+        self._told: str | None = None
+        self._changes: int | None = None
+        self._beats = 0
+        self._beaten_ms = self._watched_ms = self._committed_ms = clock.monotonic_ms()
+
+    @property
+    def reader_id(self) -> str:
+        """Its name in the group."""
+        return self._life.reader
+
+    @property
+    def segments(self) -> tuple[tuple[str, int], ...]:
+        """What it reads, as (stream, segment), as it saw the group last."""
+        return self._group.shares.of(self._life.reader)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left: all streams are sealed, and all of them lies before durable positions (RG5)."""
+        return not self._group.readable
+
+    def read(self, rows_max: int = READ_ROWS) -> GroupEvents | CheckpointMarker | None:
+        """Return the next events of one segment, or the marker of a checkpoint, or None if there is nothing now.
+
+        Raises:
+            FencedError: it is not in the group any more: join again. What it had not committed is read by others.
+            TruncatedError, CorruptionError, UsageError: see ``SegmentReader.read``.
+        """
+        self._pass_marker()
+        if self._is_commit_due():
+            self.commit()
+        self.heartbeat()
+        self._told = self._group.owed(self._life.reader)
+        return self._next_events(rows_max) if self._told is None else CheckpointMarker(self._told)
+
+    def commit(self) -> None:
+        """Say that all that was returned is processed: it is not read again (RG2).
+
+        Raises:
+            FencedError: it is not in the group any more, and what it had not committed is read by others.
+        """
+        if not self._pass_marker():
+            self._change(Committed(self._life.reader, self._life.token, self._positions(), self._ended()))
+        self._committed_ms = self._clock.monotonic_ms()
+
+    def heartbeat(self) -> None:
+        """Say that it lives, if that is due, and look at the group. ``read`` does both.
+
+        A caller that is busy for long between two reads calls it meanwhile, several times in a lease.
+
+        Raises:
+            FencedError: it is not in the group any more.
+        """
+        now_ms = self._clock.monotonic_ms()
+        pause_ms = self._life.lease_ms // LOOKS_PER_LEASE
+        if now_ms - self._beaten_ms >= pause_ms:
+            self._beats += 1
+            self._change(Lived(self._life.reader, self._life.token, self._beats))
+            self._beaten_ms = now_ms
+        self._look()
+        if now_ms - self._watched_ms >= pause_ms:
+            self._watched_ms = now_ms
+            others = {name: x for name, x in self._group.readers.items() if name != self._life.reader}
+            for silent in self._watch.look(others, now_ms):
+                self._change(silent)
+
+    def leave(self, *, commits: bool = True) -> None:
+        """Give up all segments; with ``commits`` what was returned is processed. Repeating is fine.
+
+        Raises:
+            FencedError: with ``commits``, it is not in the group any more.
+        """
+        if commits and self._told != _GONE:
+            self.commit()
+        self._told = _GONE
+        self._catalogue.change_group(self._name, Left(self._life.reader, self._life.token))
+        self._segments.clear()
+
+    def __enter__(self) -> GroupReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.leave(commits=kind is None)
+
+    def _pass_marker(self) -> bool:
+        """Pass the marker that the caller was told of, if any (RG9)."""
+        if self._told is None or self._told == _GONE:
+            return False
+        positions, ended = self._positions(), self._ended()
+        self._change(Passed(self._life.reader, self._life.token, self._told, positions, ended))
+        self._told = None
+        return True
+
+    def _is_commit_due(self) -> bool:
+        """Whether what was returned is to be made durable now (RG19)."""
+        if self._life.commit_every_ms is None:
+            return False
+        if self._clock.monotonic_ms() - self._committed_ms >= self._life.commit_every_ms:
+            moved = any(x.position > self._group.position(s) for s, x in self._segments.items())
+            return moved or bool(self._ended())
+        return bool(self._ended()) or any(x in self._group.shares.leaving for x in self.segments)
+
+    def _next_events(self, rows_max: int) -> GroupEvents | None:
+        own = [x for x in self._group.shares.of(self._life.reader) if x not in self._group.shares.leaving]
+        later = [x for x in own if self._latest is not None and x > self._latest]  # in turn
+        for segment in [*later, *(x for x in own if x not in later)]:
+            if segment not in self._segments:
+                self._segments[segment] = self._open_segment(self._group, segment, self._group.position(segment))
+            position = self._segments[segment].position
+            batch = self._segments[segment].read(rows_max)
+            if batch is not None:
+                self._latest = segment
+                return GroupEvents(segment.stream, segment.segment, position, batch)
+        return None
+
+    def _positions(self) -> Mapping[GroupSegment, int]:
+        return {segment: x.position for segment, x in self._segments.items()}
+
+    def _ended(self) -> tuple[str, ...]:
+        return tuple(sorted({segment.stream for segment, x in self._segments.items() if x.has_ended()}))
+
+    def _change(self, event: Event) -> None:
+        self._changes = None  # if the answer is lost, it has to look before it reads on (RG18)
+        self._take(self._catalogue.change_group(self._name, event))
+
+    def _look(self) -> None:
+        changes = self._catalogue.changes()
+        if changes != self._changes:
+            self._take(self._catalogue.find_group(self._name))
+            self._changes = changes
+
+    def _take(self, found: GroupFound) -> None:
+        member = found.group.readers.get(self._life.reader)
+        if member is None or member.token != self._life.token:  # RG12
+            raise FencedError(
+                f"reader '{self._life.reader}' is not in reader group '{self._name}' any more: it was taken for dead, "
+                "has left, or the group was reset since it joined; join again"
+            )
+        self._group = found.group
+        own = set(found.group.shares.of(self._life.reader))
+        self._segments = {
+            segment: x
+            for segment, x in self._segments.items()
+            if segment in own and x.position >= found.group.position(segment)  # else others had it in between
+        }
+
+
+_GONE = ""
+"""Instead of a marker: it has left."""

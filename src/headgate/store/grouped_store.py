@@ -1,0 +1,74 @@
+"""Reader groups of a store: the part of a store that makes, finds and deletes them.
+
+Counterpart: ``store.Store``, which is all of this too; ``reader_groups.ReaderGroup``. Source:
+docs/spec/reader-groups.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headgate.errors import UsageError
+from headgate.protocol.store.group_shares import GroupSegment
+from headgate.protocol.store.reader_group import Group
+from headgate.store.autoscaled_store import AutoscaledStore
+from headgate.store.cuts import StreamCut
+from headgate.store.reader import SegmentReader
+from headgate.store.reader_groups import ReaderGroup, group_start
+
+
+class GroupedStore(AutoscaledStore):
+    """The reader groups on its streams."""
+
+    _new_name: Callable[[], str]
+
+    def reader_group(
+        self,
+        name: str,
+        streams: str | Sequence[str] = (),
+        *,
+        start: str = "earliest",
+        cuts: Sequence[StreamCut] = (),
+        checkpoints_kept: int = 1,
+    ) -> ReaderGroup:
+        """Return a reader group, making it when there is none and ``streams`` are named.
+
+        What a group still needs is not truncated (RG17), until the group is deleted.
+
+        Args:
+            name: of the group.
+            streams: what it reads; may be left out for a group that is there.
+            start: where a new group begins: "earliest" or "latest", in streams without
+            cuts: where they begin.
+            checkpoints_kept: of a new group, how many completed checkpoints it can go back to.
+
+        Raises:
+            UsageError: there is none and no stream is named, a stream is missing, or it reads other streams.
+            TruncatedError: what it would begin with is gone.
+        """
+        wanted = (streams,) if isinstance(streams, str) else tuple(dict.fromkeys(streams))
+        begin = group_start(start, cuts)
+        unknown = sorted(begin.cuts.keys() - set(wanted))
+        if unknown:
+            raise UsageError(f"reader group '{name}' does not read stream '{unknown[0]}', of which a cut is given")
+        if checkpoints_kept < 1:
+            raise UsageError(f"checkpoints_kept is at least 1, not {checkpoints_kept}")
+        if wanted:
+            self._catalogue.create_group(name, wanted, begin, checkpoints_kept)
+        else:
+            self._catalogue.find_group(name)
+        return ReaderGroup(self._catalogue, self._open_segment, name, self._new_name, self._clock)
+
+    def reader_groups(self) -> list[str]:
+        """Return the names of the reader groups."""
+        return [found.name for found in self._catalogue.groups()]
+
+    def delete_reader_group(self, name: str) -> bool:
+        """Forget a reader group and let go of what it holds; return whether there was one. Its readers get errors."""
+        return self._catalogue.delete_group(name)
+
+    def _open_segment(self, group: Group, segment: GroupSegment, position: int) -> SegmentReader:
+        stream = self._catalogue.find_stream(segment.stream)
+        if stream.stream_id != group.streams[segment.stream]:
+            raise UsageError(f"stream '{segment.stream}' was deleted and made anew; reset the reader group to read it")
+        return SegmentReader(self._catalogue, self._storage, stream, segment.segment, position)
