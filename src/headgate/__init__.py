@@ -83,6 +83,8 @@ if TYPE_CHECKING:
     from headgate.state.evolution import Evolution
     from headgate.state.ttl import TTL
     from headgate.store.cuts import StreamCut
+    from headgate.store.group_reader import CheckpointMarker, GroupEvents, GroupReader
+    from headgate.store.reader_groups import ReaderGroup
     from headgate.store.retention import Retention
     from headgate.store.scaling import Scaling
     from headgate.store.store import Store
@@ -152,6 +154,8 @@ _HOMES = {
     "headgate.state.evolution": ("Evolution",),
     "headgate.state.ttl": ("TTL",),
     "headgate.store.cuts": ("StreamCut",),
+    "headgate.store.group_reader": ("CheckpointMarker", "GroupEvents", "GroupReader"),
+    "headgate.store.reader_groups": ("ReaderGroup",),
     "headgate.store.retention": ("Retention",),
     "headgate.store.scaling": ("Scaling",),
     "headgate.store.store": ("Store",),
@@ -172,6 +176,7 @@ __all__ = [
     "BatchTimers",
     "BatchValueState",
     "CheckpointListener",
+    "CheckpointMarker",
     "CheckpointedFunction",
     "Checkpointing",
     "Choice",
@@ -192,6 +197,8 @@ __all__ = [
     "FixedDelay",
     "FromRows",
     "Generator",
+    "GroupEvents",
+    "GroupReader",
     "HeadgateError",
     "HookContext",
     "JsonLines",
@@ -216,6 +223,7 @@ __all__ = [
     "Progress",
     "ProtocolViolation",
     "PublishOnCheckpoint",
+    "ReaderGroup",
     "ReducingState",
     "RestoreContext",
     "Retention",

@@ -8,17 +8,17 @@ import pytest
 import headgate
 
 NAMES = """
-AggregateFunction AggregatingState BatchReducingState ReducingState
-BadRecord BatchContext BatchListState BatchMapState BatchProcessFunction BatchStateHandle BatchTimers BatchValueState
-CheckpointListener CheckpointedFunction Checkpointing Choice CoordinatorHook CorruptionError DataFrameSource
-DeadLetter Discard EditedSavepoint Evolution ExponentialDelay Fail FailureRate Fence FencedError FileSink FiredTimers
-FixedDelay FromRows Generator HeadgateError HookContext JsonLines KeyedStream Keys LedgerOutput LedgerSink ListState
-MapState Memory NewSavepoint NoRestart OperatorList ParquetFiles Pipeline PipelineFailed PipelineHandle PipelineState
-Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint RestoreContext Retention RocksDB
-RowNumber RunResult Scaling Security Session Sliding SnapshotContext StateHandle StorageError Store Stream StreamCut
-StreamSink StreamSource TTL TextFiles Timer Timers TruncatedError Tumbling TwoPhaseSink Uniform UnionList UsageError
-ValueState WindowedStream WrittenSavepoint edit_savepoint new_savepoint output_checkpoint read_state
-read_state_batches register_state_source register_streams state_catalog __version__
+AggregateFunction AggregatingState BatchReducingState ReducingState BadRecord BatchContext BatchListState
+BatchMapState BatchProcessFunction BatchStateHandle BatchTimers BatchValueState CheckpointListener CheckpointMarker
+CheckpointedFunction Checkpointing Choice CoordinatorHook CorruptionError DataFrameSource DeadLetter Discard
+EditedSavepoint Evolution ExponentialDelay Fail FailureRate Fence FencedError FileSink FiredTimers FixedDelay FromRows
+Generator GroupEvents GroupReader HeadgateError HookContext JsonLines KeyedStream Keys LedgerOutput LedgerSink
+ListState MapState Memory NewSavepoint NoRestart OperatorList ParquetFiles Pipeline PipelineFailed PipelineHandle
+PipelineState Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint ReaderGroup
+RestoreContext Retention RocksDB RowNumber RunResult Scaling Security Session Sliding SnapshotContext StateHandle
+StorageError Store Stream StreamCut StreamSink StreamSource TTL TextFiles Timer Timers TruncatedError Tumbling
+TwoPhaseSink Uniform UnionList UsageError ValueState WindowedStream WrittenSavepoint edit_savepoint new_savepoint
+output_checkpoint read_state read_state_batches register_state_source register_streams state_catalog __version__
 """
 
 
