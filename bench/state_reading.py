@@ -7,6 +7,8 @@ each that is not measured. Settings: ``keys``, ``turns``, ``cores``.
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -36,6 +38,7 @@ def run(options: Options) -> Result:
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
         saved, columns = f"{directory}/saved", f"{directory}/columns"
         hg.new_savepoint(pipeline(cores), saved).with_state(NODE, "total", rows).write()
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the data source runs in Python workers
         spark = session(cores)
         try:
             hg.register_state_source(spark)
