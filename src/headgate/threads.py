@@ -11,8 +11,11 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol, TypeVar
+
+SIGNAL_S = 0.2
+"""How long an interrupt may go unnoticed (ND6)."""
 
 _T = TypeVar("_T")
 
@@ -189,3 +192,16 @@ class SystemThreads:
 
 
 SYSTEM_THREADS = SystemThreads()
+
+
+def wait_for(asked: Future[_T], timeout_s: float | None) -> _T | None:
+    """Return what comes of ``asked``, or None. A signal that comes just before a wait does not end it: none is long."""
+    left_s = timeout_s
+    while True:
+        some_s = SIGNAL_S if left_s is None else max(0.0, min(SIGNAL_S, left_s))
+        if wait([asked], some_s).done:
+            return asked.result()
+        if left_s is not None:
+            left_s -= some_s
+            if left_s <= 0:
+                return None

@@ -143,7 +143,7 @@ def test_whoever_is_interrupted_while_waiting_leaves_the_run_alone(monkeypatch: 
     driver = StandIn()
     handle = DriverHandle(driver)  # type: ignore[arg-type]
     with monkeypatch.context() as patch:
-        patch.setattr(handles, "_in_time", interrupted)
+        patch.setattr(handles, "wait_for", interrupted)
         with pytest.raises(KeyboardInterrupt):
             handle.wait()
     assert not driver.has_joined

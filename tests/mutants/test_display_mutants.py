@@ -36,7 +36,7 @@ def operators_of_a_column_share_a_place() -> AbstractContextManager[None]:  # ND
 def interrupted_waiting_waits_on() -> AbstractContextManager[None]:  # ND6
     def wait(self: Any, timeout_s: float | None = None) -> Any:
         try:
-            return live_tests.handles._in_time(self.driver.result, timeout_s)
+            return live_tests.handles.wait_for(self.driver.result, timeout_s)
         finally:
             self._release()
 

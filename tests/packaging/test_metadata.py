@@ -59,7 +59,7 @@ def test_the_version_is_said_once() -> None:
 def test_what_is_optional_is_an_extra_and_not_required() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    assert set(extras) == {"rocksdb", "s3", "ui", "otel", "dev"}
+    assert set(extras) == {"rocksdb", "s3", "ui", "otel", "docs", "dev"}
     optional = {re.match(r"[\w-]+", text)[0] for name in ("rocksdb", "s3", "ui", "otel") for text in extras[name]}  # type: ignore[index]
     required = {re.match(r"[\w-]+", text)[0] for text in project["dependencies"]}  # type: ignore[index]
     assert optional == {

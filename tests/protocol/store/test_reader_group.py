@@ -14,12 +14,12 @@ from headgate.protocol.store.reader_group import (
     CheckpointForgotten,
     Committed,
     Group,
+    GroupRefused,
     Joined,
     Left,
     Lived,
     Member,
     Passed,
-    Refused,
     ResetAsked,
     Silent,
     Stale,
@@ -172,7 +172,7 @@ def test_whoever_is_gone_has_passed_at_its_durable_positions(log: Log) -> None: 
 
 def test_markers_come_in_order_and_are_few(log: Log) -> None:  # RG8
     group = after(new_group(log), log, A, *(CheckpointAsked(str(n)) for n in range(OPEN_CHECKPOINTS_MAX)))
-    assert isinstance(answered(group, log, CheckpointAsked("more")), Refused)
+    assert isinstance(answered(group, log, CheckpointAsked("more")), GroupRefused)
     assert group.owed("a") == "0"
     group = after(group, log, passed("a", "0", s0=1))
     assert group.owed("a") == "1"
@@ -196,7 +196,7 @@ def test_a_reader_that_was_taken_for_dead_is_refused_and_changes_nothing(log: Lo
 
 def test_a_name_that_is_in_the_group_is_taken(log: Log) -> None:  # RG12
     group = after(new_group(log), log, A)
-    assert isinstance(answered(group, log, Joined("a", "a2", 1_000)), Refused)
+    assert isinstance(answered(group, log, Joined("a", "a2", 1_000)), GroupRefused)
     group = after(group, log, Joined("a", "a2", 1_000, takes_over=True))
     assert isinstance(answered(group, log, commit("a", s0=1)), Stale)
 
@@ -230,8 +230,8 @@ def test_a_reset_begins_anew_without_readers(log: Log) -> None:  # RG15
     assert isinstance(answered(back, log, commit("a", s1=4)), Stale)
     start = after(group, log, ResetAsked("r2", {STREAM: 1}, {STREAM: log.start(begin={0: 1})}))
     assert (start.position(at(0)), start.position(at(1))) == (1, 0)
-    assert isinstance(answered(group, log, ResetAsked("r3", {STREAM: 1}, checkpoint="open")), Refused)
-    assert isinstance(answered(group, log, ResetAsked("r3", {STREAM: 2}, checkpoint="c")), Refused)
+    assert isinstance(answered(group, log, ResetAsked("r3", {STREAM: 1}, checkpoint="open")), GroupRefused)
+    assert isinstance(answered(group, log, ResetAsked("r3", {STREAM: 2}, checkpoint="c")), GroupRefused)
     other = after(group, log, ResetAsked("r3", {STREAM: 2}, {STREAM: log.start()}))
     assert other.checkpoints == ()
 

@@ -211,7 +211,7 @@ ALL: dict[Mutant, int] = {
     a_prepared_transaction_whose_answer_was_lost_is_forgotten: 36,
     only_the_checkpoint_of_the_permit_is_committed: 6,
     a_ledger_publishes_the_first_of_several: 8,
-    the_newest_is_committed_first: 9,
+    the_newest_is_committed_first: 25,
     a_ledger_forgets_what_may_still_be_asked_for: 12,
     two_phases_forget_what_may_still_be_asked_for: 6,
     what_may_pass_is_final: 18,

@@ -49,7 +49,7 @@ MUTANTS: dict[Mutant, tuple[int, ...]] = {
     a_barrier_that_arrives_late_records_nothing: (32,),
     what_is_left_of_a_replay_is_in_no_snapshot: (13,),
     everybody_gets_all_records_of_a_shuffle: (4,),
-    records_stay_with_the_number_of_their_subtask: (58,),
+    records_stay_with_the_number_of_their_subtask: (21,),
 }
 
 

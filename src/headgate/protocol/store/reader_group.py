@@ -212,13 +212,13 @@ class Stale:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class GroupRefused:
     """It cannot be done; ``problem`` says why."""
 
     problem: str
 
 
-Answer: TypeAlias = Done | Stale | Refused
+Answer: TypeAlias = Done | Stale | GroupRefused
 
 
 def views_for(group: Group, event: Event) -> tuple[str, ...]:
@@ -305,7 +305,7 @@ def _on_joined(group: Group, event: Joined) -> Answer:
     if member is not None and member.token == event.token:
         return Done(group)
     if member is not None and not event.takes_over:
-        return Refused(
+        return GroupRefused(
             f"reader '{event.reader}' is in the group already; if its process is gone, wait for its lease of "
             f"{member.lease_ms / 1_000:g} s, or join with takes_over=True"
         )
@@ -317,7 +317,7 @@ def _on_checkpoint(group: Group, event: CheckpointAsked) -> Answer:
     if group.checkpoint(event.name) is not None:
         return Done(group)
     if sum(not x.is_complete for x in group.checkpoints) >= OPEN_CHECKPOINTS_MAX:
-        return Refused(
+        return GroupRefused(
             f"{OPEN_CHECKPOINTS_MAX} checkpoints are not complete yet; wait for them, or forget them: a reader that "
             "does not read passes no marker"
         )
@@ -335,9 +335,9 @@ def _on_reset(group: Group, event: ResetAsked, views: Mapping[str, View]) -> Ans
         found = group.checkpoint(event.checkpoint)
         if found is None or not found.is_complete:
             there = ", ".join(f"'{x.name}'" for x in group.checkpoints if x.is_complete) or "none"
-            return Refused(f"it has no completed checkpoint '{event.checkpoint}'; those that it keeps: {there}")
+            return GroupRefused(f"it has no completed checkpoint '{event.checkpoint}'; those that it keeps: {there}")
         if not is_same:
-            return Refused(f"a stream was deleted and made anew since checkpoint '{event.checkpoint}'")
+            return GroupRefused(f"a stream was deleted and made anew since checkpoint '{event.checkpoint}'")
         progress = {name: group_progress.next_step(views[name], x) for name, x in found.progress.items()}
     complete = tuple(x for x in group.checkpoints if x.is_complete and is_same)
     new = Group(dict(event.streams), progress, group.kept, group.epoch + 1, event.token, checkpoints=complete)

@@ -6,40 +6,24 @@ Decides nothing. ``runtime.driver.driver`` is asked; ``spark.session`` and ``tes
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import TypeVar
 
-from headgate.display.live import LiveDisplay, Shown, in_notebook
-from headgate.display.progress import end_text, progress_html
+from headgate.display.runs import ShownRun
 from headgate.model.progress import CheckpointOutcome, CheckpointProgress, Location, Progress, RunResult
 from headgate.runtime.driver.driver import Driver
 from headgate.storage.backends import absolute_location
-
-SIGNAL_S = 0.2
-"""How long an interrupt may go unnoticed (ND6)."""
+from headgate.threads import wait_for
 
 _T = TypeVar("_T")
 
 
-class DriverHandle:
+class DriverHandle(ShownRun):
     """A started pipeline (``model.progress.PipelineHandle``)."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self._live = LiveDisplay(self._shown, lambda timeout_s: not wait([driver.result], timeout_s).not_done)
-
-    def __repr__(self) -> str:
-        return f"PipelineHandle({self.driver.name!r}, {self.progress.state.value})"
-
-    def _repr_html_(self) -> str:
-        return self._shown()["text/html"]
-
-    def _ipython_display_(self) -> None:
-        """Show the run for as long as it goes on: notebooks call this for what a cell returns (ND4)."""
-        if not in_notebook():
-            raise NotImplementedError("only what a notebook shows can change")
-        self._live.show()
+        super().__init__(driver.name, driver.result)
 
     @property
     def progress(self) -> Progress:
@@ -56,7 +40,7 @@ class DriverHandle:
             FencedError: another driver of the same pipeline took over.
         """
         try:
-            result = _in_time(self.driver.result, timeout_s)
+            result = wait_for(self.driver.result, timeout_s)
         except BaseException:
             if self.driver.result.done():
                 self._release()
@@ -90,7 +74,7 @@ class DriverHandle:
 
     def take_checkpoint(self, timeout_s: float | None = None) -> CheckpointOutcome | None:
         """Take a checkpoint now, whatever interval and pause say. None: ``timeout_s`` passed; it may still complete."""
-        return _in_time(self.driver.take_checkpoint(), timeout_s)
+        return wait_for(self.driver.take_checkpoint(), timeout_s)
 
     def take_savepoint(self, path: Location, timeout_s: float | None = None) -> CheckpointOutcome | None:
         """Write a savepoint at ``path`` and wait for what comes of it; ``savepoint`` of that is set if there is one.
@@ -100,7 +84,7 @@ class DriverHandle:
         Raises:
             UsageError: it cannot be there.
         """
-        return _in_time(self.driver.take_savepoint(absolute_location(path)), timeout_s)
+        return wait_for(self.driver.take_savepoint(absolute_location(path)), timeout_s)
 
     def answer_requests(self) -> None:
         """Take a checkpoint for whoever asks from another process, and tell them what came of it."""
@@ -128,23 +112,4 @@ class DriverHandle:
     def _release(self) -> None:
         """Give up what the run needed; it has ended. May be called again."""
         self.driver.join()
-        self._live.close()
-
-    def _shown(self) -> Shown:
-        result = self.driver.result
-        end = (result.exception() or result.result()) if result.done() else None
-        html = progress_html(self.driver.name, self.progress, None if end is None else end_text(end))
-        return {"text/html": html, "text/plain": repr(self)}
-
-
-def _in_time(asked: Future[_T], timeout_s: float | None) -> _T | None:
-    """Return what comes of ``asked``, or None. A signal that comes just before a wait does not end it: none is long."""
-    left_s = timeout_s
-    while True:
-        some_s = SIGNAL_S if left_s is None else max(0.0, min(SIGNAL_S, left_s))
-        if wait([asked], some_s).done:
-            return asked.result()
-        if left_s is not None:
-            left_s -= some_s
-            if left_s <= 0:
-                return None
+        self.close_display()

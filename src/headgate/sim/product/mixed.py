@@ -47,6 +47,10 @@ class TapesOvertakenRun(OvertakingRun, InducedRun):
 class TapesSavedRun(SavepointRun, InducedRun):
     """Savepoints are taken, and the pipeline moves with them."""
 
+    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
+        super().__init__(seed, is_traced=is_traced, events_max=events_max)
+        self.has_drains = False  # a drained source is cut where it is, not behind a marker
+
 
 def drawn(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> InducedRun:
     """Return the run of a seed."""

@@ -16,7 +16,7 @@ from headgate.errors import FencedError, TruncatedError, UsageError
 from headgate.protocol.store import group_progress, reader_group
 from headgate.protocol.store.group_progress import Progress, View
 from headgate.protocol.store.group_shares import GroupSegment
-from headgate.protocol.store.reader_group import Event, Group, Joined, Lived, Refused, ResetAsked, Stale
+from headgate.protocol.store.reader_group import Event, Group, GroupRefused, Joined, Lived, ResetAsked, Stale
 from headgate.protocol.store.reading_order import FirstStart
 from headgate.store.catalogue import heads
 from headgate.store.catalogue import streams as sql_streams
@@ -158,7 +158,7 @@ def _record(connection: Connection, found: GroupFound, event: Event, views: Mapp
         raise FencedError(
             f"reader '{reader}' is not in reader group '{found.name}' any more: {answer.reason}; join again"
         )
-    if isinstance(answer, Refused):
+    if isinstance(answer, GroupRefused):
         raise UsageError(f"reader group '{found.name}': {answer.problem}")
     group = answer.group
     is_uneven = len(group.readers) > 1 and isinstance(event, Joined | Lived)
