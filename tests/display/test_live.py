@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import headgate as hg
+from headgate import threads
 from headgate.api import results
 from headgate.api.scratch import SCRATCH
 from headgate.display.live import DISPLAYS_MAX, LiveDisplay, in_notebook
@@ -156,7 +157,7 @@ def test_whoever_is_interrupted_while_waiting_leaves_the_run_alone(monkeypatch: 
 
 
 def test_an_interrupt_that_comes_just_before_a_wait_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:  # ND6
-    driver, waits, wait = StandIn(), list[float](), handles.wait
+    driver, waits, wait = StandIn(), list[float](), threads.wait
 
     def waited(futures: Any, timeout_s: float) -> Any:
         waits.append(timeout_s)
@@ -164,7 +165,7 @@ def test_an_interrupt_that_comes_just_before_a_wait_is_noticed(monkeypatch: pyte
             driver.result.set_result(RunResult(True))
         return wait(futures, 0)
 
-    monkeypatch.setattr(handles, "wait", waited)
+    monkeypatch.setattr(threads, "wait", waited)
     assert DriverHandle(driver).wait() == RunResult(True)  # type: ignore[arg-type]
     assert max(waits) <= 1, "Python looks for signals between two waits"
     handle = DriverHandle(StandIn())  # type: ignore[arg-type]

@@ -77,9 +77,7 @@ class DriverHandle(ShownRun):
         return wait_for(self.driver.take_checkpoint(), timeout_s)
 
     def take_savepoint(self, path: Location, timeout_s: float | None = None) -> CheckpointOutcome | None:
-        """Write a savepoint at ``path`` and wait for what comes of it; ``savepoint`` of that is set if there is one.
-
-        None when ``timeout_s`` passed before.
+        """Write a savepoint at ``path``; return what came of it, with ``savepoint``, or None: ``timeout_s`` passed.
 
         Raises:
             UsageError: it cannot be there.
