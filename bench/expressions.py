@@ -16,8 +16,8 @@ import polars as pl
 import pyarrow as pa
 
 from bench.harness import Options, Result, at_most, median
+from bench.outputs import Nowhere
 from headgate.clock import SYSTEM_CLOCK
-from headgate.model.graph import OutputTag
 from headgate.operators.base import OperatorContext
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, with_columns_spec
 
@@ -30,7 +30,7 @@ KEPT = pl.col("value") % 10 != 0
 DOUBLED = (pl.col("value") * 2).alias("doubled")
 
 
-class Last:
+class Last(Nowhere):
     """An output that remembers the latest batch."""
 
     def __init__(self) -> None:
@@ -39,20 +39,6 @@ class Last:
     def emit(self, batch: pa.RecordBatch) -> None:
         """See ``Output``."""
         self.batch = batch
-
-    def emit_to(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
-        """See ``Output``."""
-        raise AssertionError(tag)
-
-    def emit_watermark(self, watermark_ms: int) -> None:
-        """See ``Output``."""
-
-    def emit_idle(self, is_idle: bool) -> None:
-        """See ``Output``."""
-
-    def divert(self, bad: pa.RecordBatch) -> None:
-        """See ``Output``."""
-        raise AssertionError(bad)
 
 
 def run(options: Options) -> Result:

@@ -17,9 +17,9 @@ import polars as pl
 import pyarrow as pa
 
 import headgate as hg
+from bench.outputs import Nowhere
 from headgate.clock import SYSTEM_CLOCK
 from headgate.model.config import StateConfig
-from headgate.model.graph import OutputTag
 from headgate.operators.base import Operator, OperatorContext
 from headgate.operators.process.by_batch import batch_process_spec
 from headgate.operators.process.by_row import row_process_spec
@@ -58,27 +58,6 @@ class ByBatch(hg.BatchProcessFunction):
     def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> None:
         """See ``BatchProcessFunction``."""
         self.total.put(self.total.get().fill_null(0) + batch["value"])
-
-
-class Nowhere:
-    """An output that drops what it is given."""
-
-    def emit(self, batch: pa.RecordBatch) -> None:
-        """See ``Output``."""
-
-    def emit_to(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
-        """See ``Output``."""
-        raise AssertionError(tag)
-
-    def emit_watermark(self, watermark_ms: int) -> None:
-        """See ``Output``."""
-
-    def emit_idle(self, is_idle: bool) -> None:
-        """See ``Output``."""
-
-    def divert(self, bad: pa.RecordBatch) -> None:
-        """See ``Output``."""
-        raise AssertionError(bad)
 
 
 @contextmanager
