@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # of libraries of notebooks
 
 BEGIN = """
 import os, tempfile, threading, time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -56,6 +56,16 @@ def is_clean():
             return True
         time.sleep(0.01)
     return left()
+
+def processes():
+    found = []
+    for _ in range(500):  # workers that are told to end take a moment, and so does what the JVM starts in between
+        with suppress(psutil.NoSuchProcess):
+            found = [f"{c.pid} {c.name()}" for c in psutil.Process().children(recursive=True)]
+        if len(found) == 1:
+            break
+        time.sleep(0.01)
+    return found
 
 p, words = bounded()
 before = left()
@@ -160,8 +170,7 @@ def test_a_run_on_spark_is_shown_and_an_interrupt_stops_it(tmp_path: Path) -> No
         cell = notebook.interrupted("endless().run('local[2]')")
         assert "stopped; the next run continues from checkpoint" in html_of(cell)
         assert "is_finished=False" in cell.outputs[-1]["data"]["text/plain"]
-        children = "print(*(f'{c.pid} {c.name()}' for c in psutil.Process().children(recursive=True)), sep=chr(10))"
-        (jvm,) = text_of(notebook.run(children)).splitlines()
+        (jvm,) = text_of(notebook.run("print(*processes(), sep=chr(10))")).splitlines()
         assert jvm.endswith(" java"), "the JVM stays for the next cell, and nothing else does"
         pid = int(jvm.split()[0])
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=60)

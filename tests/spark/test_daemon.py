@@ -62,6 +62,22 @@ PATH = """
     print([entry for entry in given if entry in sys.path], [c for c in sys.path_importer_cache if given[0] in c])
 """
 
+THREADS = """
+    import signal
+    from pathlib import Path
+
+    import pyspark.daemon
+    from headgate.spark import daemon
+
+    def manager():
+        for status in Path("/proc/self/task").glob("*/status"):
+            lines = dict(line.split(":\\t", 1) for line in status.read_text().splitlines())
+            print(lines["Name"], int(lines["SigBlk"], 16) >> (signal.SIGTERM - 1) & 1, sep=":")
+
+    pyspark.daemon.manager = manager
+    daemon.main()
+"""
+
 
 def _python(program: str) -> str:
     result = subprocess.run(
@@ -76,6 +92,14 @@ def test_children_compute_with_the_imported_libraries_and_draw_different_random_
     drawn = _python(CHILDREN).split()
     assert len(drawn) == 3
     assert len(set(drawn)) == 3
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which signals a thread blocks")
+def test_no_thread_of_the_daemon_takes_sigterm() -> None:  # OM6: Spark's handler would hang up on every worker
+    threads = _python(THREADS).split("\n")[:-1]
+    assert len(threads) > 1, "imported libraries have threads of their own"
+    assert [thread for thread in threads if not thread.endswith(":1")] == []
 
 
 def test_the_archive_of_the_installed_pyspark_and_sparks_core_leave_the_import_path() -> None:

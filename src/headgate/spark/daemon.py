@@ -38,8 +38,8 @@ OPTIONAL = ("pandas", "headgate.storage.object_store")
 def main() -> None:
     """Fork workers on Spark's request until Spark ends."""
     leave_archives()
-    prepare()
     leave_sigterm_to_the_driver()
+    prepare()
     from pyspark.daemon import manager
 
     from headgate.spark.deaths import WATCH
@@ -51,8 +51,10 @@ def main() -> None:
 def leave_sigterm_to_the_driver() -> None:
     """Keep SIGTERM out: whoever ends a service sends it to every process of it, and the last checkpoint needs all.
 
-    Spark ends this process by closing its input, and each child with SIGKILL. Children are what they are without this:
-    those that become workers of a pipeline keep it out themselves (``spark.workers``).
+    Before any thread begins: the system gives the signal to any one that does not block it, and Spark's handler then
+    runs in the main thread all the same and hangs up on every worker. Spark ends this process by closing its input, and
+    each child with SIGKILL. Children are what they are without this: those that become workers of a pipeline keep it
+    out themselves (``spark.workers``).
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     os.register_at_fork(after_in_child=_take_sigterm)
