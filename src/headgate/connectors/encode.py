@@ -65,5 +65,13 @@ def _has_binary(dtype: pa.DataType) -> bool:
 def json_lines(data: pa.RecordBatch | pa.Table) -> bytes:
     """Return records as JSON, one a line. NaN and infinities become null; timestamps are ISO text (D7)."""
     out = io.BytesIO()
-    pl.DataFrame(data).write_ndjson(out)
+    _frame_of(data).write_ndjson(out)
     return out.getvalue()
+
+
+def _frame_of(data: pa.RecordBatch | pa.Table) -> pl.DataFrame:
+    """Return it as a frame: of a table in one piece, for Polars hands each of several to a thread of its own."""
+    if isinstance(data, pa.Table):
+        batches = data.combine_chunks().to_batches()
+        data = batches[0] if len(batches) == 1 else data
+    return pl.DataFrame(data)

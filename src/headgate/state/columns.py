@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -87,6 +88,7 @@ def to_numpy(values: pa.Array) -> Array:
     return found
 
 
+@lru_cache
 def storage_type(dtype: pa.DataType) -> np.dtype[Any]:
     """Return the numpy type of ``to_numpy``."""
     return to_numpy(pa.array([], dtype)).dtype

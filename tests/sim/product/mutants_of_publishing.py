@@ -96,7 +96,7 @@ def a_finished_pipeline_tells_nobody_again() -> AbstractContextManager[None]:
 
 
 SEEDS: dict[str, int] = {
-    "a_finished_pipeline_tells_nobody_again": 72,
+    "a_finished_pipeline_tells_nobody_again": 86,
     "a_rescale_drops_lists": 77,
     "a_restore_forgets_what_is_pending": 77,
     "every_subtask_gets_whole_lists": 27,

@@ -48,6 +48,19 @@ def test_the_end_of_one_input_does_not_close_the_windows_of_an_idle_one() -> Non
     assert run.run() is None
 
 
+def test_much_input_comes_in_larger_batches_and_as_slowly() -> None:
+    seen = set()
+    for seed in range(60):
+        settings = Run(seed).settings
+        before = settings.pace
+        settings.pack()
+        times = settings.pace.batch_rows // before.batch_rows
+        assert settings.pace.pause_ms == times * before.pause_ms
+        rows_count = sum(len(rows) for splits in settings.inputs for rows in splits.values())
+        seen.add((rows_count, times))
+    assert seen == {(1, 1), (40, 1), (120, 1), (240, 2), (400, 4)} | {(0, 1)} & seen
+
+
 def test_output_that_is_not_as_expected_is_a_violation() -> None:
     run = Run(2)
     run.faults.heal()

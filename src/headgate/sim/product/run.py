@@ -349,6 +349,7 @@ class Run:
 def run_seed(seed: int, *, is_traced: bool = False, is_plain: bool = False, events_max: int = EVENTS_MAX) -> Result:
     """Run one seed."""
     run = Run(seed, is_traced=is_traced, is_plain=is_plain, events_max=events_max)
+    run.settings.pack()
     return result_of(run, seed, is_traced=is_traced)
 
 

@@ -97,6 +97,12 @@ class Settings:
     def _shown(self) -> list[Splits]:
         return [{name: rows for name, rows in splits.items() if name not in self.hidden} for splits in self.inputs]
 
+    def pack(self) -> None:
+        """Have much input come in larger batches, and as slowly: a run of it takes less time."""
+        rows_count = sum(len(rows) for splits in self.inputs for rows in splits.values())
+        times = 4 if rows_count > 240 else 2 if rows_count > 120 else 1
+        self.pace = replace(self.pace, batch_rows=self.pace.batch_rows * times, pause_ms=self.pace.pause_ms * times)
+
     def definition(
         self, listed: Sequence[Splits], now_ms: Callable[[], int], trouble: Callable[[], bool]
     ) -> PipelineDefinition:
