@@ -65,14 +65,16 @@ def test_numbers_of_keys_without_goals_are_shown_but_not_compared() -> None:
 
 def test_checkpoints_off_and_on_alternate_and_latency_runs_at_half_the_median_rate() -> None:
     calls: list[tuple[int | None, int | None]] = []
-    rates = iter([100.0, 90.0, 104.0, 96.0, 110.0, 92.0, 46.0])
+    latencies = iter([5.0] * 6 + [75.0, 20.0, 30.0])
+    rates = iter([100.0, 90.0, 104.0, 96.0, 110.0, 92.0, 46.0, 45.0, 44.0])
 
     def measure(keys: int, seconds: float, interval: int | None, rate: int | None = None) -> dict[str, Any]:
         assert (keys, seconds) == (10, 10)
         calls.append((interval, rate))
-        return {"events_per_s": next(rates), "alignment_ms_median": 1.0, "latency_ms_p99": 5.0}
+        return {"events_per_s": next(rates), "alignment_ms_median": 1.0, "latency_ms_p99": next(latencies)}
 
     figures = measure_headgate_runs(measure, 10, Options(settings={"pairs": "3"}))
-    assert calls == [(None, None), (1_000, None)] * 3 + [(1_000, 46)]
+    assert calls == [(None, None), (1_000, None)] * 3 + [(1_000, 46)] * 3
     assert (figures["events_per_s"], figures["events_per_s_no_checkpoints"]) == (92.0, 104.0)
+    assert (figures["latency_ms_p99"], figures["events_per_s_at_half"]) == (30.0, 45.0)
     assert figures["events_per_s_spread"] == pytest.approx(6 / 92)

@@ -141,6 +141,10 @@ class SubtaskEntry:
     """What its operators had counted at the barrier, since their generation began. Not in the manifest, which has the
     sum of all."""
 
+    def without_totals(self) -> SubtaskEntry:
+        """Return it as it is in the manifest."""
+        return SubtaskEntry(self.subtask, self.parts, self.committables, self.delays) if self.totals else self
+
     @property
     def size_bytes(self) -> int:
         """Size of its snapshot, shared parts included."""

@@ -152,10 +152,11 @@ class CommitQueue:
 
     def check(self, last_completed: CheckpointId) -> None:
         """Assert the invariants."""
-        ids = [checkpoint for checkpoint, _ in self._queue]
-        assert ids == sorted(set(ids)), "commits go in the order of their checkpoints (K2)"
-        assert all(checkpoint <= last_completed for checkpoint in ids), "only what is completed is committed (K1)"
         assert self._is_in_flight is bool(self._queue), "what waits to be committed is being committed, the first first"
+        if self._queue:
+            ids = [checkpoint for checkpoint, _ in self._queue]
+            assert ids == sorted(set(ids)), "commits go in the order of their checkpoints (K2)"
+            assert ids[-1] <= last_completed, "only what is completed is committed (K1)"
 
     def _next(self) -> list[Commit]:
         if self._is_in_flight or not self._queue:

@@ -226,8 +226,8 @@ class Completion:
         self.triggering.check(self.pending)
         self.pending.check(self.last_completed)
         self.retention.check(self.last_completed)
-        self.requests.check(self.pending.ids)
-        self.savepoints.check(self.pending.ids)
+        self.requests.check(self.pending)
+        self.savepoints.check(self.pending)
         self._commits.check(self.last_completed)
 
 

@@ -71,7 +71,7 @@ class PendingCheckpoints:
         """Return how many are under way."""
         return len(self._pending)
 
-    def __contains__(self, checkpoint: CheckpointId) -> bool:
+    def __contains__(self, checkpoint: object) -> bool:
         """Return whether it is under way."""
         return checkpoint in self._pending
 
@@ -82,7 +82,7 @@ class PendingCheckpoints:
     @property
     def newest(self) -> CheckpointId:
         """The one that began last, 0 if none is under way."""
-        return max(self._pending, default=CheckpointId(0))
+        return max(self._pending) if self._pending else CheckpointId(0)
 
     @property
     def ids(self) -> tuple[CheckpointId, ...]:

@@ -8,7 +8,7 @@ checkpoint, and never ends one: it only knows what they are for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from headgate.model.ids import CheckpointId, SubtaskId
@@ -139,7 +139,7 @@ class Savepoints:
             return [Ignored("nobody waits for this savepoint")]
         return self._answer(checkpoint, reason)
 
-    def check(self, under_way: Collection[CheckpointId]) -> None:
+    def check(self, under_way: Container[CheckpointId]) -> None:
         """Assert the invariants."""
         for checkpoint, taken in self._taken.items():
             assert taken.is_completed or checkpoint in under_way, "a checkpoint that is over carries nothing (SV8)"

@@ -249,7 +249,7 @@ class Coordination:
             self.generation,
             plan.parallelism,
             plan.max_parallelism,
-            tuple(replace(entry, totals={}) for entry in effect.entries),
+            tuple(entry.without_totals() for entry in effect.entries),
             effect.carried,
             plan.state_texts(),
             effect.is_final,
