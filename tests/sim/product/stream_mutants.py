@@ -14,7 +14,8 @@ from tests.mutants.harness import Mutant, patched
 from headgate.connectors.stream_cuts import SegmentCuts
 from headgate.connectors.streams import StreamCommitter, StreamSource, StreamSourceReader
 from headgate.model.ids import CheckpointId
-from headgate.protocol.store import layouts, reading_order, truncation
+from headgate.protocol.store import autoscaling, layouts, reading_order, truncation
+from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
 from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.reading_order import ReadingOrder
 from headgate.sim.machine.surroundings import SimThreads
@@ -299,7 +300,20 @@ def positions_of_what_follows_pass_nothing() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def a_policy_knows_no_bounds() -> Iterator[None]:
+    """S79: a hot segment is split however many there are."""
+    real = autoscaling._splits
+
+    def splits(policy: ScalingPolicy, observed: Observed, present: Any) -> Any:
+        return real(replace(policy, segments_max=64), observed, present)
+
+    with patched(autoscaling, "_splits", splits):
+        yield
+
+
 SCALED: dict[Mutant, int] = {
+    a_policy_knows_no_bounds: 11,
     what_follows_is_read_at_once: 15,
     late_events_go_anywhere: 15,
     a_scaled_append_is_made_twice: 4,

@@ -33,6 +33,7 @@ def test_smoke_seeds_reach_what_they_are_for() -> None:
     assert any(run.cuts_count > 20 for run in runs)
     assert any(run.truncated_count for run in runs)
     assert any(run.scales and run.scaler.scaled_count > 20 for run in runs)
+    assert any(run.has_policies and run.policies.scaled_count > 3 for run in runs)
 
 
 @pytest.mark.parametrize(("mutant", "seed"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
@@ -51,5 +52,5 @@ def test_a_planted_bug_of_emptied_or_cut_streams_is_found(mutant: Mutant, seed: 
 
 
 @pytest.mark.parametrize(("mutant", "seed"), SCALED.items(), ids=lambda value: getattr(value, "__name__", None))
-def test_a_planted_bug_of_scaled_streams_is_found(mutant: Mutant, seed: int) -> None:  # SM86
+def test_a_planted_bug_of_scaled_streams_is_found(mutant: Mutant, seed: int) -> None:  # SM86, SM88
     assert_found(mutant, lambda seed: run_seed(seed).violation, (seed,), range(120))

@@ -26,7 +26,7 @@ _AT_ONCE = ("path", "version", "close", "audit", "is_untouched")
 _ASKS = {
     *("find_stream", "describe_stream", "list_streams", "layout", "find_append", "parts", "frontier", "begin"),
     *("transactions", "owner", "chunk_paths", "extents", "cut_at", "holds", "retention_cut"),
-    *("look", "layout_and_extents", "passed"),
+    *("look", "layout_and_extents", "passed", "observe"),
 }
 """Verbs that change nothing, so that a lost answer means nothing."""
 

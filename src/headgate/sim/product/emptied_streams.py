@@ -61,9 +61,11 @@ class EmptiedStreams:
         self._start_over()
         found = {info.name: self._outside(info) for info in store.list_streams()}
         left = {info.name: self._outside(info) for info in before if info.name not in self._outputs}
-        for info in before:  # one that was scaled is not as its sink makes it: it is emptied, and stays
+        for (
+            info
+        ) in before:  # one that was scaled, or has a policy, is not as its sink makes it: it is emptied, and stays
             sink = sinks.get(info.name)
-            if isinstance(sink, StreamSink) and info.segments_count != sink.segments:
+            if isinstance(sink, StreamSink) and (info.segments_count != sink.segments or info.scaling is not None):
                 left[info.name] = (0, info.segments_count, (0,) * info.segments_count)
         if found != left:
             raise Violation("SO5", f"after a reset there are {sorted(found.items())}, not {sorted(left.items())}")

@@ -30,7 +30,7 @@ from headgate.sim.product.history import History
 from headgate.sim.product.neighbour import Neighbour
 from headgate.sim.product.records import KEYS
 from headgate.sim.product.run import Result, Run
-from headgate.sim.product.scaled_streams import Scaler
+from headgate.sim.product.scaled_streams import Policies, Scaler
 from headgate.sim.product.settings import NAME, Settings
 from headgate.sim.product.workloads import Branches, Splits
 from headgate.sim.world import Violation
@@ -205,6 +205,8 @@ class StreamRun(Run):
         self.empties = self.emptied.is_drawn and not is_plain
         self.scaler = Scaler(seed, STORE, (INPUT, *OUTPUTS))
         self.scales = self.scaler.is_drawn and not is_plain
+        self.policies = Policies(seed, STORE, (INPUT, *OUTPUTS))
+        self.has_policies = self.policies.is_drawn and not is_plain
         self.cuts_count = self.truncated_count = 0
         self.truncates = not is_plain and self._chance.random() < TRUNCATES_RATE
         self._onlookers: list[Reader] = []
@@ -226,10 +228,14 @@ class StreamRun(Run):
             if self.truncates:
                 self.world.at(40, self._truncate_soon)
             if self.scales:
-                self.world.at(10, self._scale_soon)
+                self.world.at(10, self._scale_soon, self.scaler)
+            if self.has_policies:
+                self.policies.begin()
+                self.world.at(15, self._scale_soon, self.policies)
             return super().run()
         finally:
             coordination.DROPS_BETWEEN_FORGETTING = usual
+            self.policies.end()
             self.neighbour.end()
             del stores.OPENERS["sim"]
 
@@ -269,13 +275,17 @@ class StreamRun(Run):
             if there != wanted:
                 lost, more = sorted((wanted - there).elements()), sorted((there - wanted).elements())
                 raise Violation("I1", f"{name} lost {len(lost)} {lost[:4]}, has {len(more)} more {more[:4]}")
-            if not (self.cuts and self.scales):  # then order across segments is not promised (SC43)
+            if not (
+                self.cuts and (self.scales or self.has_policies)
+            ):  # then order across segments is not promised (SC43)
                 _check_order(name, found[name])
         for reader in self._onlookers:
             for segment, seen in enumerate(reader.events):
                 if found[reader.stream][segment][: len(seen)] != seen:
                     raise Violation("I2", f"a reader of {reader.stream}/{segment} saw what is not there any more")
         self._check_store(store)
+        if self.has_policies and not self.scales:
+            self.policies.check(store)
         if self.cuts:
             self._look_at_cuts()
         if self.empties:
@@ -302,16 +312,16 @@ class StreamRun(Run):
         except HeadgateError as problem:
             self.world.tell("janitor", str(problem))
 
-    def _scale_soon(self) -> None:
-        """Somebody scales a stream, again and again."""
+    def _scale_soon(self, who: Scaler | Policies) -> None:
+        """Somebody, or a policy, scales a stream, again and again."""
         if not self.is_finished:
-            self.tasks.spawn(SimProcess(self.tasks, "scaler"), self._scale, "main")
-            self.world.at(self.scaler.pause_ms(), self._scale_soon)
+            self.tasks.spawn(SimProcess(self.tasks, who.name), lambda: self._scale(who), "main")
+            self.world.at(who.pause_ms(), self._scale_soon, who)
 
-    def _scale(self) -> None:
-        problem = self.scaler.scale()
+    def _scale(self, who: Scaler | Policies) -> None:
+        problem = who.scale()
         if problem:
-            self.world.tell("scaler", problem)
+            self.world.tell(who.name, problem)
 
     def _look_soon(self) -> None:
         """Checkpoints that cut the stream are looked at more often than what is committed."""

@@ -11,7 +11,8 @@ from dataclasses import replace
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from headgate.protocol.store.autoscaling import WINDOWS_MS, Observed, Unit
+from headgate.protocol.store import autoscaling as policies
+from headgate.protocol.store.autoscaling import Observed, Unit
 from headgate.protocol.store.layouts import Plan, Segment
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.scaling import scale
@@ -59,11 +60,11 @@ def _amounts(
     """Return what a segment got over each of the windows; None where some of that is truncated."""
     parts = t.parts.c
     mine = (parts.stream_id == stream.stream_id, parts.segment_id == segment.segment_id)
-    before = sa.select(parts.start).where(*mine, parts.visible_ms <= now_ms - WINDOWS_MS[-1])
+    before = sa.select(parts.start).where(*mine, parts.visible_ms <= now_ms - policies.WINDOWS_MS[-1])
     # It is looked for from the end back, so this takes as long as what came lately is, not the segment.
     first = connection.scalar(before.order_by(parts.start.desc()).limit(1))
     size = parts.events_count if unit is Unit.EVENTS else parts.size_bytes
-    sums = [_sum(sa.case((parts.visible_ms > now_ms - window_ms, size), else_=0)) for window_ms in WINDOWS_MS]
+    sums = [_sum(sa.case((parts.visible_ms > now_ms - window_ms, size), else_=0)) for window_ms in policies.WINDOWS_MS]
     lately = (*mine, parts.start > (-1 if first is None else first))
     *found, oldest_ms = connection.execute(sa.select(*sums, sa.func.min(parts.visible_ms)).where(*lately)).one()
     head = sa.select(t.segments.c.head_position).where(
@@ -72,7 +73,7 @@ def _amounts(
     is_whole = first is not None or not connection.scalar(head)
     return tuple(
         int(amount) if is_whole or (oldest_ms is not None and oldest_ms <= now_ms - window_ms) else None
-        for amount, window_ms in zip(found, WINDOWS_MS, strict=True)
+        for amount, window_ms in zip(found, policies.WINDOWS_MS, strict=True)
     )
 
 
