@@ -59,7 +59,7 @@ def is_clean():
 
 def processes():
     found = []
-    for _ in range(500):  # workers that are told to end take a moment, and so does what the JVM starts in between
+    for _ in range(9_000):  # workers that are told to end take a moment, and so does what the JVM starts in between
         with suppress(psutil.NoSuchProcess):
             found = [f"{c.pid} {c.name()}" for c in psutil.Process().children(recursive=True)]
         if len(found) == 1:
