@@ -61,7 +61,9 @@ def processes():
     found = []
     for _ in range(9_000):  # workers that are told to end take a moment, and so does what the JVM starts in between
         with suppress(psutil.NoSuchProcess):
-            found = [f"{c.pid} {c.name()}" for c in psutil.Process().children(recursive=True)]
+            children = psutil.Process().children(recursive=True)
+            # the script that becomes the JVM leaves it one that has ended, which it does not know of
+            found = [f"{c.pid} {c.name()}" for c in children if c.status() != psutil.STATUS_ZOMBIE]
         if len(found) == 1:
             break
         time.sleep(0.01)
