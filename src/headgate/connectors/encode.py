@@ -70,7 +70,7 @@ def json_lines(data: pa.RecordBatch | pa.Table) -> bytes:
 
 
 def _frame_of(data: pa.RecordBatch | pa.Table) -> pl.DataFrame:
-    """Return it as a frame: of a table in one piece, for Polars hands each of several to a thread of its own."""
+    """Return it as a frame. A small one that is made of several pieces costs ten times as much as of one."""
     if isinstance(data, pa.Table):
         batches = data.combine_chunks().to_batches()
         data = batches[0] if len(batches) == 1 else data

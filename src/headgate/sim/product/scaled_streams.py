@@ -48,8 +48,7 @@ class Scaler:
         """Scale a stream that is there; return what could not be done, if anything."""
         try:
             store = Store.shared(self._root)
-            there = {info.name for info in store.list_streams()}
-            self._scale(store, self._rng.choice([name for name in self._streams if name in there]))
+            self._scale(store, _any_of(self._rng, store, self._streams))
         except HeadgateError as problem:
             return str(problem)
         self.scaled_count += 1
@@ -109,8 +108,7 @@ class Policies:
         """Scale a stream that is there as its policy says; return what could not be done, if anything."""
         try:
             store = Store.shared(self._root)
-            there = {info.name for info in store.list_streams()}
-            name = self._rng.choice([name for name in self._scaling if name in there])
+            name = _any_of(self._rng, store, list(self._scaling))
             if name not in self._given:
                 store.set_scaling(name, self._scaling[name])
                 self._given.add(name)
@@ -129,3 +127,9 @@ class Policies:
             count, policy = len(store.layout(name).present), self._scaling[name].checked()
             if not policy.segments_min <= count <= policy.segments_max:
                 raise Violation("S79", f"{name} has {count} segments, and its policy says {policy}")
+
+
+def _any_of(rng: random.Random, store: Store, streams: Sequence[str]) -> str:
+    """Return one of ``streams`` that is there already."""
+    there = {info.name for info in store.list_streams()}
+    return rng.choice([name for name in streams if name in there])
