@@ -112,6 +112,8 @@ class Demo:
     def _start(self) -> PipelineProcess:
         pipeline = start_pipeline(self.root, self.options, self.driver_log)
         self.say(f"started the pipeline at parallelism 2: process {pipeline.pid}")
+        page = self._until(pipeline.page, "the address of its page", pipeline)
+        self.say(f"look at it in a browser while it runs: {page}")
         return pipeline
 
     def _kill_worker(self, pipeline: PipelineProcess) -> None:

@@ -83,6 +83,11 @@ class PipelineProcess:
         """Return how many checkpoints were completed since then."""
         return sum(event["event"] == "checkpoint" for _, event in self.events(since_s))
 
+    def page(self) -> str:
+        """Return where a browser sees it, "" as long as it has not said so."""
+        notes = [event["text"] for _, event in self.events() if event["event"] == "note"]
+        return next((word for note in notes if note.startswith("page: ") for word in note.split() if "://" in word), "")
+
     def worker_pids(self) -> list[int]:
         """Return the Python processes that Spark forked for the workers."""
         found = []
@@ -128,7 +133,8 @@ class PipelineProcess:
 
 def start_pipeline(root: Path, options: list[str], log: Path | None) -> PipelineProcess:
     """Run the pipeline's command; the same for every start."""
-    command = [sys.executable, "-m", "headgate.cli.main", "run", str(PROGRAM), "--parallelism", "2", "--json", "--"]
+    command = [sys.executable, "-m", "headgate.cli.main", "run", str(PROGRAM), "--parallelism", "2", "--json"]
+    command += ["--ui", "0", "--"]
     command += ["--store", str(root / "store"), "--checkpoints", str(root / "checkpoints"), *options]
     environment = dict(os.environ)
     if log is not None:

@@ -93,7 +93,7 @@ def test_the_token_is_not_for_workers(heard: Heard, tmp_path: Path, monkeypatch:
 
 
 def test_a_port_that_is_taken_is_said_before_anything_begins(heard: Heard, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(UsageError, match="choose another --ui port"):
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(UsageError, match="--ui takes another"):
         shown(heard, tmp_path, other.getsockname()[1]).__enter__()
     assert heard.calls == []
 

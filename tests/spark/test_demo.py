@@ -26,4 +26,5 @@ def test_the_demo_ends_with_nothing_lost_and_nothing_duplicated(tmp_path: Path) 
     said = ran.stdout.strip().splitlines()
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert said[-1] == "0 lost, 0 duplicated"
+    assert sum("in a browser while it runs: http://127.0.0.1:" in line for line in said) == 2, "of each driver"
     assert sum("SIGKILL" in line for line in said) == 2, "a worker and the driver were killed"

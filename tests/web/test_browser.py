@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.web.shop import NOW_MS, Asked, definition, progress
+from tests.web.test_overview import Found
 
+from headgate.api.known import KnownPipeline, KnownState
+from headgate.web.app import make_app
 from headgate.web.asking import Asking
+from headgate.web.overview import Overview, make_overview
 from headgate.web.serving import serving
 from headgate.web.story import Story
 
@@ -58,9 +63,13 @@ class Shown:
 
     def until(self, css: str, words: str) -> None:
         """Wait until what ``css`` finds says ``words``."""
+        from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.ui import WebDriverWait
 
-        WebDriverWait(self.browser, PATIENCE_S).until(lambda _: words in self.text(css), f"'{words}' in {css}")
+        changing = (StaleElementReferenceException,)  # the page has replaced what was just found
+        WebDriverWait(self.browser, PATIENCE_S, ignored_exceptions=changing).until(
+            lambda _: words in self.text(css), f"'{words}' in {css}"
+        )
 
     def complaints(self) -> list[str]:
         """What the browser logged, such as an error in the page or something that was kept from loading."""
@@ -69,7 +78,7 @@ class Shown:
 
 def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(shown.story, shown.asking, 0, "127.0.0.1", None) as address:
+    with serving(partial(make_app, shown.story, shown.asking), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#state", "running")
         assert browser.title == "shop – Headgate"
@@ -94,7 +103,7 @@ def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
 
 def test_no_operator_lies_on_another(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(shown.story, shown.asking, 0, "127.0.0.1", None) as address:
+    with serving(partial(make_app, shown.story, shown.asking), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#graph", "out")
         boxes = [found.rect for found in browser.find_elements("css selector", "#graph .box")]
@@ -109,7 +118,7 @@ def test_no_operator_lies_on_another(browser: Any, tmp_path: Path) -> None:
 def test_whoever_has_the_token_stops_it(browser: Any, tmp_path: Path) -> None:
     shown, handle = Shown(browser, tmp_path), Asked()
     shown.asking.begin(handle)  # type: ignore[arg-type]
-    with serving(shown.story, shown.asking, 0, "127.0.0.1", "sesame") as address:
+    with serving(partial(make_app, shown.story, shown.asking), 0, "127.0.0.1", "sesame") as address:
         browser.get(f"{address}#token=sesame")
         shown.until("#wishes", "Stop")
         browser.find_element("css selector", "[data-wish=checkpoint]").click()
@@ -128,8 +137,34 @@ def test_whoever_has_the_token_stops_it(browser: Any, tmp_path: Path) -> None:
 
 def test_a_page_without_its_driver_says_so(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(shown.story, shown.asking, 0, "127.0.0.1", None) as address:
+    with serving(partial(make_app, shown.story, shown.asking), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#state", "running")
     shown.until("#state", "lost")
     assert "orders" in shown.text("#operators"), "the last numbers stay"
+
+
+def test_all_pipelines_are_seen_as_they_go(browser: Any) -> None:  # PG10
+    looker = Found(
+        [KnownPipeline("shop", "/data/shop", KnownState.RUNNING, "process 7 on here", page="http://127.0.0.1:1/")]
+    )
+    page = Shown.__new__(Shown)
+    page.browser = browser
+    with serving(partial(make_overview, Overview(looker)), 0, "127.0.0.1", "sesame") as address:
+        browser.get(f"{address}#token=sesame")
+        page.until("#state", "1 of 1 running")
+        assert browser.find_element("css selector", "h3 a").get_attribute("href") == "http://127.0.0.1:1/"
+        browser.find_element("css selector", "[data-wish=checkpoint]").click()
+        page.until("#message", "no pipeline 'shop' runs")
+        looker.found = [
+            KnownPipeline(
+                "shop", "/data/shop", KnownState.FAILED, "process 7 on here", "<b>full</b>", 8, NOW_MS, 42, 2_048
+            )
+        ]
+        page.until("[data-pipeline=shop]", "<b>full</b>")
+        assert "8 at 2023-11-14 22:13:20 UTC" in page.text("[data-pipeline=shop]")
+        assert browser.find_elements("css selector", "[data-wish]") == []
+        looker.found = []
+        page.until("#pipelines", "No pipeline is known yet")
+    page.until("#state", "lost")
+    assert [line for line in page.complaints() if "409" not in line and "ERR_CONNECTION" not in line] == []

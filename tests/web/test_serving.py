@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,7 +19,8 @@ from tests.web.shop import NOW_MS, Asked, definition, progress
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import CheckpointOutcome
-from headgate.web.app import BODY_BYTES_MAX, FILES
+from headgate.web.answers import BODY_BYTES_MAX
+from headgate.web.app import FILES, make_app
 from headgate.web.asking import Asking
 from headgate.web.serving import serving
 from headgate.web.story import Story
@@ -36,7 +38,7 @@ class Page:
 
     @contextmanager
     def served(self) -> Iterator[Page]:
-        with serving(self.story, self.asking, 0, self._host, self._token) as self.address:
+        with serving(partial(make_app, self.story, self.asking), 0, self._host, self._token) as self.address:
             yield self
 
     def connect(self) -> http.client.HTTPConnection:
@@ -148,14 +150,14 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
     page = Page(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"127.0.0.1:{port}: Address already in use; choose another --ui port"):
-            serving(page.story, page.asking, port, "127.0.0.1", None).__enter__()
+        with pytest.raises(UsageError, match=rf"127.0.0.1:{port}: Address already in use; --ui takes another"):
+            serving(partial(make_app, page.story, page.asking), port, "127.0.0.1", None).__enter__()
 
 
 def test_other_machines_need_the_token_to_look(tmp_path: Path) -> None:  # PG4
     page = Page(tmp_path, None, "0.0.0.0")
     with pytest.raises(UsageError, match="HEADGATE_UI_TOKEN"):
-        serving(page.story, page.asking, 0, "0.0.0.0", None).__enter__()
+        serving(partial(make_app, page.story, page.asking), 0, "0.0.0.0", None).__enter__()
     with Page(tmp_path, "sesame", "0.0.0.0").served() as page:
         assert page.get("/api/state")[0] == page.get("/api/events")[0] == 401
         assert page.get("/")[0] == 200

@@ -1,6 +1,7 @@
-"""Where the pipelines of this user have their checkpoints on this machine, so that a start can mention another place.
+"""Where the pipelines of this user have their checkpoints on this machine.
 
-Of directories only: whether a pipeline is still in an object store is not asked.
+So that a start can mention another place, and somebody can look at all of them. Whether a pipeline is still in an
+object store is not asked.
 
 One small file for each: ``<state>/headgate/pipelines/<name>/<digest of the place>``, holding the place as text, where
 ``<state>`` is ``$XDG_STATE_HOME`` or ``~/.local/state``. Only a memory aid: what cannot be written or read is left out.
@@ -30,6 +31,33 @@ def remember(pipeline: str, root: str) -> list[str]:
     except (OSError, RuntimeError):  # no home directory, or one that is read-only
         return []
     return sorted(other for other in others if other and _is_there(other, pipeline))
+
+
+def remembered() -> list[tuple[str, str]]:
+    """Return the name and the place of each pipeline that was noted, but for directories in which it is no more."""
+    try:
+        directories = list((user_state_directory() / "pipelines").iterdir())
+    except (OSError, RuntimeError):
+        return []
+    found = [(directory.name, place) for directory in directories for place in _places(directory)]
+    return [(name, place) for name, place in found if local_directory(place) is None or _is_there(place, name)]
+
+
+def below(root: str) -> list[tuple[str, str]]:
+    """Return the name and the place of each pipeline that has checkpoints in the directory ``root``."""
+    local = local_directory(root)
+    try:
+        names = [] if local is None else [path.name for path in local.iterdir()]
+    except OSError:
+        names = []
+    return [(name, root) for name in names if _is_there(root, name)]
+
+
+def _places(directory: Path) -> list[str]:
+    try:
+        return [place for place in map(_place, directory.iterdir()) if place]
+    except OSError:
+        return []
 
 
 def _place(path: Path) -> str:

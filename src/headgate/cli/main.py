@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from headgate import __version__
-from headgate.cli import checkpoints, doctor, reset, run, savepoints, sinks, state, stop, streams
+from headgate.cli import checkpoints, doctor, pipelines, reset, run, savepoints, sinks, state, stop, streams
 from headgate.cli.failures import report
 from headgate.cli.options import let_help_flow
 from headgate.errors import HeadgateError, UsageError
@@ -27,6 +27,8 @@ app.command("run")(run.run)
 app.command("stop")(stop.stop)
 app.command("cancel")(stop.cancel)
 app.command("reset")(reset.reset)
+app.command("pipelines")(pipelines.pipelines)
+app.command("ui")(pipelines.ui)
 app.command("doctor")(doctor.doctor)
 app.add_typer(streams.app, name="streams")
 app.add_typer(sinks.app, name="sinks")

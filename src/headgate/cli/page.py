@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from headgate.api.pages import announced
 from headgate.cli.progress import ShownObserver, outcome_of
 from headgate.cli.text import result_text
 from headgate.clock import SYSTEM_CLOCK
@@ -33,17 +35,17 @@ class PagePlace:
     port: int
     host: str = HOST
 
-    def check(self) -> None:
-        """Refuse what cannot be.
+    def check(self, option: str = "--ui") -> None:
+        """Refuse what cannot be; ``option`` is what was given, for messages.
 
         Raises:
             UsageError: it is no port, or the packages are missing.
         """
         if not 0 <= self.port < 65_536:
-            raise UsageError(f"--ui is {self.port}, but a port is a number from 0, which takes a free one, to 65535")
+            raise UsageError(f"{option} is {self.port}, but a port is a number up to 65535, or 0 for a free one")
         missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
         if missing:
-            raise UsageError(f"--ui needs the package {missing[0]}: pip install 'headgate[ui]'")
+            raise UsageError(f"the page needs the package {missing[0]}: pip install 'headgate[ui]'")
 
 
 class ShownByPage:
@@ -64,6 +66,7 @@ class ShownByPage:
         self._asking: Asking
 
     def __enter__(self) -> Self:
+        from headgate.web.app import make_app
         from headgate.web.asking import Asking
         from headgate.web.serving import serving
         from headgate.web.story import Story
@@ -72,9 +75,13 @@ class ShownByPage:
         token = os.environ.pop(TOKEN, None)  # workers run what others wrote: it is not for them (PG3)
         more = "#token=… with the token behind it lets you stop it" if token else "read only"
         with ExitStack() as opened:
-            served = serving(self._story, self._asking, self._place.port, self._place.host, token or None)
+            served = serving(
+                partial(make_app, self._story, self._asking), self._place.port, self._place.host, token or None
+            )
             try:
-                note = f"page: {opened.enter_context(served)} ({more})"
+                address = opened.enter_context(served)
+                opened.enter_context(announced(self._definition.config.name, address))
+                note = f"page: {address} ({more})"
             except UsageError as error:
                 if not self._must_run:
                     raise

@@ -9,6 +9,7 @@ from headgate.errors import UsageError
 from headgate.model.progress import CheckpointOutcome, PipelineHandle
 
 WISHES = ("checkpoint", "savepoint", "stop", "drain")
+ENDING = {"drain": "the sources end, and everything in flight is processed", "stop": "it stops"}
 ANSWER_S = 60.0
 """How long a browser is kept waiting for a checkpoint; it may complete later."""
 
@@ -36,17 +37,31 @@ class Asking:
         if self._handle is None:
             raise UsageError("the pipeline has not started yet; ask again when it runs")
         if wish == "checkpoint":
-            return _told(self._handle.take_checkpoint(ANSWER_S))
+            return told(self._handle.take_checkpoint(ANSWER_S))
         if wish == "savepoint":
-            path = body.get("path")
-            if not isinstance(path, str) or not path.strip():
-                raise UsageError("say where the savepoint is to be: an empty directory or a URL")
-            return _told(self._handle.take_savepoint(path.strip(), ANSWER_S))
+            return told(self._handle.take_savepoint(savepoint_path(body), ANSWER_S))
         self._handle.stop(0.0, drain=wish == "drain")
-        return "the sources end, and everything in flight is processed" if wish == "drain" else "it stops"
+        return ENDING[wish]
 
 
-def _told(outcome: CheckpointOutcome | None) -> str:
+def savepoint_path(body: Mapping[str, Any]) -> str:
+    """Return where a savepoint is to be.
+
+    Raises:
+        UsageError: nothing was said.
+    """
+    path = body.get("path")
+    if not isinstance(path, str) or not path.strip():
+        raise UsageError("say where the savepoint is to be: an empty directory or a URL")
+    return path.strip()
+
+
+def told(outcome: CheckpointOutcome | None) -> str:
+    """Return what came of a checkpoint, in one sentence; None: it is still under way.
+
+    Raises:
+        UsageError: there is none.
+    """
     if outcome is None:
         return f"it takes longer than {ANSWER_S:.0f} s; look among the checkpoints"
     if outcome.checkpoint is None:

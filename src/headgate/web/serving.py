@@ -1,4 +1,4 @@
-"""The page's port and thread: open as long as the run; browsers see how it ended (PG7)."""
+"""A page's port and thread: open as long as the run, or the command; browsers see how it ended (PG7)."""
 
 from __future__ import annotations
 
@@ -6,30 +6,33 @@ import ipaddress
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import uvicorn
+from starlette.applications import Starlette
 
 from headgate.errors import UsageError
-from headgate.web.app import Access, make_app
-from headgate.web.asking import Asking
-from headgate.web.story import Story
+from headgate.web.answers import Access
+
+MakeApp: TypeAlias = Callable[[Access, Callable[[], bool]], Starlette]
+"""Gets who may do what, and whether those who follow have to be let go."""
 
 LAST_LOOK_S = 5
 """How long connections may stay open when the run is over; those that follow end by themselves (``app.PERIOD_S``)."""
 
 
 @contextmanager
-def serving(story: Story, asking: Asking, port: int, host: str, token: str | None) -> Iterator[str]:
+def serving(make_app: MakeApp, port: int, host: str, token: str | None, option: str = "--ui") -> Iterator[str]:
     """Serve the page in a thread of its own for the time of the block, which gets its address.
 
     Args:
-        story: what it shows.
-        asking: what it may ask for, with ``token``.
+        make_app: makes what answers.
         port: 0 takes a free one.
         host: an address of this machine. Not on loopback, ``token`` is needed for looking, too.
         token: None: nobody may ask for anything.
+        option: what chooses another port, for messages.
 
     Raises:
         UsageError: the port is taken, the address is not this machine's, or there is no token where one is needed.
@@ -39,9 +42,9 @@ def serving(story: Story, asking: Asking, port: int, host: str, token: str | Non
         raise UsageError(f"a page on {host} can be reached from other machines: give it a token (HEADGATE_UI_TOKEN)")
     access = Access(token, not is_local) if is_local else Access(token, True, ("*",))
     closing = threading.Event()
-    with _listening(host, port) as listener:
+    with _listening(host, port, option) as listener:
         config = uvicorn.Config(
-            make_app(story, asking, access, closing.is_set),
+            make_app(access, closing.is_set),
             log_config=None,
             log_level="critical",
             access_log=False,
@@ -61,13 +64,13 @@ def serving(story: Story, asking: Asking, port: int, host: str, token: str | Non
 
 
 @contextmanager
-def _listening(host: str, port: int) -> Iterator[socket.socket]:
+def _listening(host: str, port: int, option: str) -> Iterator[socket.socket]:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=32)
     except OSError as error:
         reason = str(error) if isinstance(error, socket.gaierror) or error.errno is None else os.strerror(error.errno)
-        raise UsageError(f"the page cannot be served on {host}:{port}: {reason}; choose another --ui port") from error
+        raise UsageError(f"the page cannot be served on {host}:{port}: {reason}; {option} takes another") from error
     with listener:
         yield listener
 

@@ -170,12 +170,21 @@ def running_pipelines(root: Path) -> list[str]:
     """Return the names of the pipelines below ``root`` that a process of this machine runs."""
     found = []
     for lock in sorted(root.glob(f"*/{LOCK_NAME}")):
-        holder = read_holder(str(root), lock.parent.name)
-        is_here = holder is not None and holder.host == socket.gethostname() and holder.ending is Ending.NONE
-        if holder is not None and is_here:
-            with suppress(UsageError):  # of another user: not one that could be meant
-                found += [lock.parent.name] if _holds(holder.pid, lock) else []
+        with suppress(UsageError):  # of another user: not one that could be meant
+            found += [lock.parent.name] if is_running_here(str(root), lock.parent.name) else []
     return found
+
+
+def is_running_here(root: str, pipeline: str) -> bool:
+    """Return whether a process of this machine runs the pipeline whose checkpoints are below ``root``.
+
+    Raises:
+        UsageError: the process belongs to another user.
+    """
+    local, holder = local_directory(root), read_holder(root, pipeline)
+    if local is None or holder is None or holder.ending is not Ending.NONE:
+        return False
+    return holder.host == socket.gethostname() and _holds(holder.pid, local / pipeline / LOCK_NAME)
 
 
 def _others(root: Path) -> str:

@@ -1,56 +1,9 @@
-// Shows what /api/events tells. The token, if there is one, stands behind # in the address, so that no server logs it.
+// Shows what /api/events tells of a run.
 
 import { draw, svg } from "/graph.js";
-
-const token = new URLSearchParams(location.hash.slice(1)).get("token");
-const headers = token ? { Authorization: `Bearer ${token}` } : {};
-const RETRY_MS = 2_000;
-const find = (id) => document.getElementById(id);
-
-// ---- numbers and times as people read them
-
-function count(value) {
-  if (value === null || value === undefined) return "–";
-  if (value < 1_000) return `${Math.round(value * 10) / 10}`;
-  const [unit, size] = value < 1e6 ? ["k", 1e3] : value < 1e9 ? ["M", 1e6] : ["G", 1e9];
-  return `${(value / size).toPrecision(3)} ${unit}`;
-}
-
-function size(bytes) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let at = 0;
-  while (bytes >= 1_024 && at < units.length - 1) { bytes /= 1_024; at++; }
-  return `${at ? bytes.toFixed(1) : bytes} ${units[at]}`;
-}
-
-function duration(ms) {
-  if (ms === null || ms === undefined) return "–";
-  if (ms < 1_000) return `${Math.round(ms)} ms`;
-  if (ms < 60_000) return `${(ms / 1_000).toFixed(1)} s`;
-  if (ms < 3_600_000) return `${Math.floor(ms / 60_000)} min ${Math.floor(ms / 1_000) % 60} s`;
-  return `${Math.floor(ms / 3_600_000)} h ${Math.floor(ms / 60_000) % 60} min`;
-}
-
-const clock = (ms) => new Date(ms).toLocaleTimeString();
-const moment = (ms) => (ms === null || ms === undefined ? "–" : new Date(ms).toISOString().replace("T", " ").slice(0, 19));
-const share = (value) => (value === undefined ? "–" : `${Math.round(value * 100)} %`);
+import { ask, badge, clock, count, duration, find, follow, html, message, moment, share, size, table } from "/pieces.js";
 
 // ---- pieces of the page
-
-function html(name, attributes = {}, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
-}
-
-function table(id, titles, rows) {
-  const kind = (title) => (title.startsWith("#") ? { class: "number" } : {});
-  const head = html("tr", {}, ...titles.map((title) => html("th", kind(title), title.replace("#", ""))));
-  const body = rows.map((row) =>
-    html("tr", {}, ...row.map((cell, at) => html("td", kind(titles[at]), cell === null ? "" : `${cell}`))));
-  find(id).replaceChildren(...(titles.some((title) => title) ? [head] : []), ...body);
-}
 
 function tile(title, value, more = "") {
   return html("div", { class: "tile" }, html("span", {}, title), html("b", {}, value), html("span", {}, more));
@@ -93,7 +46,7 @@ function show(now) {
   const byName = Object.fromEntries(nodes.map((node) => [node.node, node]));
   document.title = `${now.pipeline} – Headgate`;
   find("pipeline").textContent = now.pipeline;
-  badge(now.ended?.outcome ?? progress?.state ?? "starting");
+  badge("state", now.ended?.outcome ?? progress?.state ?? "starting");
   find("since").textContent = progress ? `for ${duration(progress.uptime_ms)}` : "";
   find("wishes").hidden = !now.may_ask || now.ended !== null;
   if (now.ended) message(now.ended.text, now.ended.outcome === "failed");
@@ -152,76 +105,9 @@ function loops(found) {
   ]));
 }
 
-function badge(state) {
-  find("state").textContent = state;
-  find("state").className = `badge ${state}`;
-}
-
-function message(text, isBad) {
-  find("message").hidden = false;
-  find("message").textContent = text;
-  find("message").className = isBad ? "bad" : "";
-}
-
-// ---- what people ask for
-
-const QUESTIONS = {
-  stop: "Stop the pipeline after a last checkpoint? The same command continues from there.",
-  drain: "End the sources and process everything in flight? A drained pipeline has finished.",
-};
-
-async function ask(button) {
-  const wish = button.dataset.wish, body = {};
-  if (wish === "savepoint") {
-    body.path = prompt("Where? An empty directory or a URL that the driver can reach:");
-    if (!body.path) return;
-  } else if (QUESTIONS[wish] && !confirm(QUESTIONS[wish])) return;
-  button.disabled = true;
-  try {
-    const answer = await fetch(`/api/ask/${wish}`, { method: "POST", headers, body: JSON.stringify(body) });
-    const found = await answer.json();
-    message(found.answer ?? found.error, !answer.ok);
-  } catch {
-    message("the pipeline's driver does not answer", true);
-  } finally {
-    button.disabled = false;
-  }
-}
-
 for (const button of document.querySelectorAll("[data-wish]")) button.addEventListener("click", () => ask(button));
 
-// ---- server-sent events, read with fetch: EventSource cannot send the token in a header
-
-let isOver = false;
-
-async function follow() {
-  const answer = await fetch("/api/events", { headers });
-  if (!answer.ok) {
-    message((await answer.json()).error, true);
-    return;
-  }
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let rest = ""; ;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const events = (rest + value).split("\n\n");
-    rest = events.pop();
-    const last = events.filter((event) => event.startsWith("data: ")).at(-1);
-    if (last) {
-      const now = JSON.parse(last.slice("data: ".length));
-      isOver = now.ended !== null;
-      show(now);
-    }
-  }
-}
-
-while (!isOver) {
-  try {
-    await follow();
-  } catch {
-    // the driver is gone, or not there yet
-  }
-  if (isOver) break;
-  badge("lost");
-  await new Promise((done) => setTimeout(done, RETRY_MS));
-}
+follow((now) => {
+  show(now);
+  return now.ended !== null;
+}, () => badge("state", "lost"));
