@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from headgate.operators.process.batch_states import BatchListState, BatchMapState, BatchValueState, How, Keys
+from headgate.operators.process.broadcast_states import BatchBroadcastState
 from headgate.operators.process.declaring import Declarations
 from headgate.state.evolution import NO_EVOLUTION, Evolution
 from headgate.state.ttl import TTL
@@ -51,6 +52,16 @@ class BatchReducingState:
 
 class BatchStateHandle(Declarations[BatchValueState, BatchListState, BatchMapState]):
     """What ``BatchProcessFunction.open`` declares its state with."""
+
+    def broadcast(
+        self, name: str, key_type: Any, type: Any, *, evolution: Evolution = NO_EVOLUTION
+    ) -> BatchBroadcastState:
+        """Declare a map that is the same in every subtask, from ``key_type`` to ``type``.
+
+        Raises:
+            UsageError: the function has no broadcast side.
+        """
+        return BatchBroadcastState(self._node, *self._declared_broadcast(name, key_type, type, evolution))
 
     def reducing(
         self, name: str, type: Any, how: How, *, ttl: TTL | None = None, evolution: Evolution = NO_EVOLUTION

@@ -54,7 +54,8 @@ class BatchCursor:
         """The keys of the rows of this call."""
         if self._keys is None:
             raise UsageError(
-                "state belongs to a key, and there is none in open(); use it in process(), on_timer() and on_round()"
+                "state belongs to a key, and there is none in open(), in process_broadcast() or without key_by; use it "
+                "in process(), on_timer() and on_round()"
             )
         return self._keys
 
