@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from datetime import datetime
 from typing import Any
 
@@ -370,17 +371,13 @@ def test_broadcast_state_evolves() -> None:  # BC12
         spec = spec_of(other)
         refused = judged("node", "it", catalog.state_text(old), catalog.state_text(spec), catalog.state_rules(spec))
         assert refused.refusal is not None
-        pytest.raises(UsageError, _raise, refused.refusal).match(problem)
+        assert re.search(problem, refused.refusal), refused.refusal
     left = spec_of(Wider("other", OLD, hg.Evolution(starts_empty=True), forgotten="rules"))
     verdict = judged("node", "it", catalog.state_text(old), catalog.state_text(left), catalog.state_rules(left))
     assert verdict.refusal is None
     empty = Harness(left)
     empty.operator.restore_broadcast([side])
     assert written(empty) is None
-
-
-def _raise(text: str) -> None:
-    raise UsageError(text)
 
 
 def test_batches_are_refused_what_does_not_fit() -> None:  # BC1
