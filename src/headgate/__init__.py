@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     )
     from headgate.operators.checkpointed.lists import OperatorList, UnionList
     from headgate.operators.checkpointed.publishing import PublishOnCheckpoint
+    from headgate.operators.process.batch_aggregating import BatchAggregateFunction, BatchAggregatingState
     from headgate.operators.process.batch_reducing import BatchReducingState, BatchStateHandle
     from headgate.operators.process.batch_states import BatchListState, BatchMapState, BatchValueState, Keys
     from headgate.operators.process.batch_timers import BatchTimers, FiredTimers
@@ -137,6 +138,7 @@ _HOMES = {
     ),
     "headgate.operators.checkpointed.lists": ("OperatorList", "UnionList"),
     "headgate.operators.checkpointed.publishing": ("PublishOnCheckpoint",),
+    "headgate.operators.process.batch_aggregating": ("BatchAggregateFunction", "BatchAggregatingState"),
     "headgate.operators.process.batch_reducing": ("BatchReducingState", "BatchStateHandle"),
     "headgate.operators.process.batch_states": ("BatchListState", "BatchMapState", "BatchValueState", "Keys"),
     "headgate.operators.process.batch_timers": ("BatchTimers", "FiredTimers"),
@@ -169,6 +171,8 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "BadRecord",
+    "BatchAggregateFunction",
+    "BatchAggregatingState",
     "BatchBroadcastProcessFunction",
     "BatchBroadcastState",
     "BatchContext",
