@@ -16,7 +16,7 @@ import pyarrow as pa
 import headgate as hg
 from headgate import testing
 
-PADS = 100
+PADS = 400
 
 
 class Padded(hg.ProcessFunction):

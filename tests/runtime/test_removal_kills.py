@@ -19,7 +19,7 @@ from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.backends import open_storage
 
-ROWS, KEYS = 2_400, 6
+ROWS, KEYS = 3_600, 9
 
 
 def started(root: Path, kill_at: str | None = None) -> int:
@@ -48,7 +48,7 @@ def check_files(root: Path) -> None:
 @pytest.mark.timeout(900)
 def test_a_pipeline_dies_between_any_two_files_that_it_removes(tmp_path: Path) -> None:  # KP31, SF4, SF8
     shared = 0
-    for count in (1, 2, 3, 5, 9, 14):
+    for count in (1, 2, 3, 5, 9, 14, 22):
         marker = tmp_path / f"killed-{count}"
         assert started(tmp_path, f"in-removal:{count}:{marker}") == -signal.SIGKILL, (
             f"it did not die at removal {count}"
