@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         FixedDelay,
         NoRestart,
     )
+    from headgate.api.connected import ConnectedStreams
     from headgate.api.dataframes import DataFrameSource
     from headgate.api.pipeline import Pipeline
     from headgate.api.security import Security
@@ -64,19 +65,20 @@ if TYPE_CHECKING:
     )
     from headgate.operators.checkpointed.lists import OperatorList, UnionList
     from headgate.operators.checkpointed.publishing import PublishOnCheckpoint
+    from headgate.operators.process.batch_aggregating import BatchAggregateFunction, BatchAggregatingState
     from headgate.operators.process.batch_reducing import BatchReducingState, BatchStateHandle
     from headgate.operators.process.batch_states import BatchListState, BatchMapState, BatchValueState, Keys
     from headgate.operators.process.batch_timers import BatchTimers, FiredTimers
+    from headgate.operators.process.broadcast_states import BatchBroadcastState, BroadcastState
+    from headgate.operators.process.broadcasting import (
+        BatchBroadcastProcessFunction,
+        BroadcastContext,
+        BroadcastProcessFunction,
+    )
     from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction
     from headgate.operators.process.combining import AggregateFunction, AggregatingState, ReducingState
-    from headgate.operators.process.functions import (
-        ListState,
-        MapState,
-        ProcessContext,
-        ProcessFunction,
-        StateHandle,
-        ValueState,
-    )
+    from headgate.operators.process.functions import ProcessContext, ProcessFunction, StateHandle
+    from headgate.operators.process.keyed_states import ListState, MapState, ValueState
     from headgate.operators.process.timers import Timer, Timers
     from headgate.spark.state_source import register_state_source
     from headgate.spark.stream_format import register_streams
@@ -101,6 +103,7 @@ _HOMES = {
         "FixedDelay",
         "NoRestart",
     ),
+    "headgate.api.connected": ("ConnectedStreams",),
     "headgate.api.dataframes": ("DataFrameSource",),
     "headgate.api.pipeline": ("Pipeline",),
     "headgate.api.security": ("Security",),
@@ -135,18 +138,19 @@ _HOMES = {
     ),
     "headgate.operators.checkpointed.lists": ("OperatorList", "UnionList"),
     "headgate.operators.checkpointed.publishing": ("PublishOnCheckpoint",),
+    "headgate.operators.process.batch_aggregating": ("BatchAggregateFunction", "BatchAggregatingState"),
     "headgate.operators.process.batch_reducing": ("BatchReducingState", "BatchStateHandle"),
     "headgate.operators.process.batch_states": ("BatchListState", "BatchMapState", "BatchValueState", "Keys"),
     "headgate.operators.process.batch_timers": ("BatchTimers", "FiredTimers"),
     "headgate.operators.process.by_batch": ("BatchContext", "BatchProcessFunction"),
     "headgate.operators.process.combining": ("AggregateFunction", "AggregatingState", "ReducingState"),
-    "headgate.operators.process.functions": (
-        "ListState",
-        "MapState",
-        "ProcessContext",
-        "ProcessFunction",
-        "StateHandle",
-        "ValueState",
+    "headgate.operators.process.functions": ("ProcessContext", "ProcessFunction", "StateHandle"),
+    "headgate.operators.process.keyed_states": ("ListState", "MapState", "ValueState"),
+    "headgate.operators.process.broadcast_states": ("BatchBroadcastState", "BroadcastState"),
+    "headgate.operators.process.broadcasting": (
+        "BatchBroadcastProcessFunction",
+        "BroadcastContext",
+        "BroadcastProcessFunction",
     ),
     "headgate.operators.process.timers": ("Timer", "Timers"),
     "headgate.spark.state_source": ("register_state_source",),
@@ -167,6 +171,10 @@ __all__ = [
     "AggregateFunction",
     "AggregatingState",
     "BadRecord",
+    "BatchAggregateFunction",
+    "BatchAggregatingState",
+    "BatchBroadcastProcessFunction",
+    "BatchBroadcastState",
     "BatchContext",
     "BatchListState",
     "BatchMapState",
@@ -175,11 +183,15 @@ __all__ = [
     "BatchStateHandle",
     "BatchTimers",
     "BatchValueState",
+    "BroadcastContext",
+    "BroadcastProcessFunction",
+    "BroadcastState",
     "CheckpointListener",
     "CheckpointMarker",
     "CheckpointedFunction",
     "Checkpointing",
     "Choice",
+    "ConnectedStreams",
     "CoordinatorHook",
     "CorruptionError",
     "DataFrameSource",

@@ -14,6 +14,7 @@ from headgate.store.store import Store
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 KNOWN = {
     "acknowledge_messages.py",
+    "changing_rules.py",
     "connected_components.py",
     "first_payments.py",
     "log_errors.py",

@@ -21,7 +21,7 @@ from tests.state import test_expiry_histories as columns
 from tests.state.memory import test_memory_expiry as memory
 
 from headgate.operators.process import expiring as row_handles
-from headgate.operators.process.functions import MapState
+from headgate.operators.process.keyed_states import MapState
 from headgate.operators.process.timed import TimedOperator
 from headgate.runtime.stored_state.shapes import Shape
 from headgate.state import backend, expiring_rows

@@ -37,7 +37,6 @@ NAMES_TO_COME = {
     "FileSource": "the sources of files are called headgate.TextFiles, headgate.JsonLines and headgate.ParquetFiles",
     "ParquetSink": "the sink of Parquet files is headgate.FileSink(url, 'parquet')",
     "CoProcessFunction": f"functions of two streams are not there yet; {_UNION}",
-    "BroadcastState": "broadcast state is not there yet; join small tables with map_batches",
 }
 """Names of the package that people try, and what to do today."""
 

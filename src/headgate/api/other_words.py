@@ -30,7 +30,7 @@ STREAM = {
     **dict.fromkeys(["print", "head", "limit", "to_pandas", "to_polars"], _LOOK),
     **dict.fromkeys(["writeStream", "write", "add_sink", "addSink", "sink_to", "sinkTo", "to"], _SINK),
     **dict.fromkeys(["foreach", "for_each", "foreachBatch"], f"map calls a function; for output, {_SINK}"),
-    **dict.fromkeys(["connect", "merge", "concat"], _TWO),
+    **dict.fromkeys(["merge", "concat"], _TWO),
     **dict.fromkeys(["shuffle"], "it is rebalance()"),
     "timer": "timers are set in a headgate.ProcessFunction behind key_by, which has on_timer",
     "state": "state is declared in open() of a headgate.ProcessFunction behind key_by",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import polars as pl
 import pyarrow as pa
 
+from headgate.api.connected import ConnectedStreams, connected
 from headgate.api.loops import Feedback, LoopOptions, Output, iterate
 from headgate.api.not_yet import not_there_yet, refuse_methods_to_come, refuse_unheard
 from headgate.api.other_words import KEYED, STREAM, no_attribute
@@ -51,6 +52,17 @@ class Stream(StatelessVerbs):
         checked = self._then("key-by", name, catalog.KeyCheckSpec(columns), refuses=True)
         edges = tuple(replace(edge, partitioner=Partitioner.HASH, keys=columns) for edge in checked._edges)
         return KeyedStream(checked._pipeline, edges, checked._schema, checked._time_column, columns)
+
+    def connect(self, broadcast: Stream) -> ConnectedStreams[Stream]:
+        """Have a broadcast stream beside this one: ``stream.connect(rules.broadcast()).process(function)``.
+
+        Every subtask gets all its records, and keeps the same of them; see ``BroadcastProcessFunction``. Its event
+        times, if it has any, hold back those of the result; without any they are those of this stream.
+
+        Raises:
+            UsageError: it is not broadcast, or this is the body of a loop.
+        """
+        return connected(self, broadcast, Stream)
 
     def sink(self, sink: Sink, *, name: str | None = None) -> None:
         """End the stream in ``sink``. A stream may have several sinks.
@@ -237,6 +249,10 @@ class KeyedStream(Records):
 
     def __repr__(self) -> str:
         return f"KeyedStream(by {', '.join(self._keys)}: {schema_text(self._schema)})"
+
+    def connect(self, broadcast: Stream) -> ConnectedStreams[Stream]:
+        """Have a broadcast stream beside this one, with state for each key. See ``Stream.connect``."""
+        return connected(self, broadcast, Stream)
 
     def reduce(
         self,

@@ -30,12 +30,14 @@ ROUNDS_PREFIX = "rounds/"
 STATE_PREFIX = "state/"
 LISTS_PREFIX = "lists/"
 UNION_PREFIX = "union/"
+BROADCAST_PREFIX = "broadcast/"
 IN_FLIGHT_PREFIX = "in-flight/"
 FILES_PREFIX = "files/"
 """What the section of a node holds: the prefix stands before the node's name."""
 
-OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, IN_FLIGHT_PREFIX)
-"""Those whose rows are counted. Lists and unions are operator state: dealt out at a restore, or seen by everybody.
+OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, BROADCAST_PREFIX, IN_FLIGHT_PREFIX)
+"""Those whose rows are counted. Lists, unions and broadcast states belong to no key: they are dealt out at a restore,
+seen by everybody, or taken over by everybody.
 Records in flight were on their way to the node when a barrier overtook them (UA17). Files of a database are not among
 them: only the backend that wrote them can count what they hold (SF15)."""
 

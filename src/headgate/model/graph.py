@@ -38,6 +38,8 @@ class Partitioner(Enum):
     """Whole batches in turn to every subtask."""
     BROADCAST = "broadcast"
     """Every record to every subtask."""
+    FIRST = "first"
+    """Every record to the first subtask: they have one order there (BC2)."""
 
 
 OutputTag = NewType("OutputTag", str)
@@ -51,6 +53,8 @@ InputName = NewType("InputName", str)
 """Which input of a node an edge leads to (P10). Edges to the same input carry one schema, as in a union."""
 
 MAIN_INPUT = InputName("main")
+BROADCAST_INPUT = InputName("broadcast")
+"""The broadcast side of an operator: what comes on it comes to all subtasks alike, so that one copy is enough (BC5)."""
 
 
 @dataclass(frozen=True, slots=True)

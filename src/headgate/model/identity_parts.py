@@ -17,13 +17,13 @@ ACCUMULATORS = "accumulators"
 """The state of ``reduce``."""
 
 _LISTS = "operator state("
-_STATE = re.compile(r"(value|list|map|union) (.+?): (.+)", re.DOTALL)
+_STATE = re.compile(r"(value|list|map|union|broadcast map) (.+?): (.+)", re.DOTALL)
 _TIMERS = "timers"
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredState:
-    """One state. ``kind``: value, list, map or union; ``key_type``: of a map's own keys, None for other kinds."""
+    """One state. ``kind``: value, list, map, union or broadcast map; ``key_type``: of a map's own keys, else None."""
 
     kind: str
     name: str
@@ -113,9 +113,10 @@ def _state(text: str) -> DeclaredState | None:
     if match is None:
         return None
     kind, name, types = match.groups()
-    outer, _, inner = types.rpartition(" -> ") if kind == "map" else ("", "", types)
+    has_keys = kind in ("map", "broadcast map")
+    outer, _, inner = types.rpartition(" -> ") if has_keys else ("", "", types)
     key_type, dtype = read_type(outer), read_type(inner)
-    if dtype is None or (kind == "map") != (key_type is not None):
+    if dtype is None or has_keys != (key_type is not None):
         return None
     return DeclaredState(kind, name, dtype, key_type)
 

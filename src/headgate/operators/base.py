@@ -184,6 +184,13 @@ class Operator:
         """
         return None
 
+    def freeze_broadcast(self) -> FrozenState | None:
+        """Return broadcast state as it is now, in the subtask whose copy stands for those of all (BC5); else None."""
+        return None
+
+    def restore_broadcast(self, states: Sequence[RestoredState]) -> None:
+        """Take over what ``freeze_broadcast`` returned in that subtask. Called in all, directly after ``restore``."""
+
     def finish(self) -> None:
         """All input has ended and the last watermark was processed: emit the rest, and forget it.
 

@@ -18,6 +18,9 @@ from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
 from headgate.operators.key_check import KeyCheckSpec
 from headgate.operators.map_batches import MapBatchesSpec
+from headgate.operators.process.broadcast_by_batch import batch_broadcast_spec
+from headgate.operators.process.broadcast_by_row import row_broadcast_spec
+from headgate.operators.process.broadcasting import BatchBroadcastProcessFunction, BroadcastProcessFunction
 from headgate.operators.process.by_batch import BatchProcessFunction, BatchProcessSpec, batch_process_spec
 from headgate.operators.process.by_row import ProcessSpec, row_process_spec
 from headgate.operators.process.functions import ProcessFunction
@@ -47,6 +50,7 @@ __all__ = [
     "WindowMergeSpec",
     "WindowOperators",
     "WithTimestampsSpec",
+    "broadcast_spec",
     "filter_spec",
     "function_in",
     "fuse",
@@ -126,6 +130,11 @@ def process_spec(node: str, keys: tuple[str, ...], function: object, schema: pa.
         UsageError: it is neither, or a wrong declaration of state.
         UserFunctionError: its ``open`` raised.
     """
+    if isinstance(function, BroadcastProcessFunction | BatchBroadcastProcessFunction):
+        raise UsageError(
+            f"operator '{node}': {type(function).__name__} has a broadcast side; connect the stream with one: "
+            "stream.connect(rules.broadcast()).process(...)"
+        )
     if isinstance(function, ProcessFunction):
         return row_process_spec(node, keys, function, schema)
     if isinstance(function, BatchProcessFunction):
@@ -133,6 +142,23 @@ def process_spec(node: str, keys: tuple[str, ...], function: object, schema: pa.
     raise UsageError(
         f"operator '{node}': an instance of a ProcessFunction or BatchProcessFunction is needed, such as Step(), "
         f"not {shortened(function)}"
+    )
+
+
+def broadcast_spec(node: str, keys: tuple[str, ...], function: object, schema: pa.Schema) -> OperatorSpec:
+    """Return the spec of a function with a broadcast side, by row or by batch; ``keys``: of the other side, if any.
+
+    Raises:
+        UsageError: it is neither, or a wrong declaration of state.
+        UserFunctionError: its ``open`` raised.
+    """
+    if isinstance(function, BroadcastProcessFunction):
+        return row_broadcast_spec(node, keys, function, schema)
+    if isinstance(function, BatchBroadcastProcessFunction):
+        return batch_broadcast_spec(node, keys, function, schema)
+    raise UsageError(
+        f"operator '{node}': an instance of a BroadcastProcessFunction or BatchBroadcastProcessFunction is needed, "
+        f"such as Apply(), not {shortened(function)}"
     )
 
 
@@ -154,7 +180,7 @@ def state_rules(spec: OperatorSpec, node: str = "") -> OperatorRules:
     """
     own = spec.state_rules() if isinstance(spec, EvolvingSpec) else NO_OPERATOR_RULES
     lists = lists_rules(node, function_in(spec))
-    return replace(own, lists=lists.lists, forgotten_lists=lists.forgotten_lists)
+    return replace(own, lists=own.lists + lists.lists, forgotten_lists=own.forgotten_lists | lists.forgotten_lists)
 
 
 def function_in(spec: object) -> object:

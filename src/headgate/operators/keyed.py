@@ -55,5 +55,10 @@ def owner_of(context: OperatorContext) -> Ownership:
 
 
 def key_columns(schema: pa.Schema, keys: tuple[str, ...]) -> KeyColumns:
-    """Return the columns ``keys`` of ``schema``, with their types."""
+    """Return the columns ``keys`` of ``schema``, with their types; without any one that no record ever has.
+
+    Only a function with a broadcast side may have no key (BC9): nothing of it is in the backend.
+    """
+    if not keys:
+        return KeyColumns(("",), (pa.bool_(),))
     return KeyColumns(keys, tuple(schema.field(key).type for key in keys))

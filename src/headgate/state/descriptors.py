@@ -49,6 +49,11 @@ class StateDescriptor:
         return declared(self.kind.value, self.name, inner)
 
 
+def broadcast_text(descriptor: StateDescriptor) -> str:
+    """Return the part of a map that belongs to no key, but is the same in every subtask (BC1)."""
+    return declared("broadcast map", descriptor.name, f"{descriptor.key_type} -> {descriptor.type}")
+
+
 @dataclass(frozen=True)
 class KeyColumns:
     """The key of the stream: names and canonical types of its columns."""

@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.operators.harness import Harness
+from tests.operators.process.broadcast_functions import READING, Unkeyed, limits, send, written
 
 from headgate.codec.snapshot import Buffer, decode_sections
 from headgate.connectors.base import SinkContext
@@ -25,6 +26,7 @@ from headgate.model.graph import MAIN, Partitioner
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId
 from headgate.model.plan import Plan, PlanEdge
 from headgate.operators.base import Operator, OperatorSpec, RestoredState
+from headgate.operators.catalog import broadcast_spec
 from headgate.operators.checkpointed.lists import OperatorLists
 from headgate.operators.process.batch_reducing import BatchStateHandle
 from headgate.operators.process.batch_timers import FiredTimers
@@ -379,6 +381,34 @@ class Lists:
         return False
 
 
+class Broadcast:
+    """The maps of a broadcast side, which grow, change and are emptied."""
+
+    def __init__(self) -> None:
+        self.run = Harness(broadcast_spec("node", (), Unkeyed(), READING))
+        self._step = 0
+        self.change()
+
+    def change(self) -> None:
+        self._step += 1
+        send(self.run, limits(*[(f"{n}ß", self._step % 3 + n % 2) for n in range(self._step % 5, 9)]))
+
+    def freeze(self) -> FrozenState:
+        frozen = self.run.operator.freeze_broadcast()
+        assert frozen is not None
+        return frozen
+
+    def contents(self, payload: bytes) -> list[Any]:
+        restored = Harness(broadcast_spec("node", (), Unkeyed(), READING))
+        restored.operator.restore_broadcast([RestoredState(0, 1, memoryview(payload))])
+        state = written(restored)
+        assert state is not None
+        return [(name, rows_of(data)) for name, data in decode_sections(state.payload, "test").items()]
+
+    def is_holding(self) -> bool:
+        return False
+
+
 class Recorded:
     """Records on their way to one subtask, on two channels of an edge."""
 
@@ -461,6 +491,7 @@ CASES: dict[str, Callable[[], Live]] = {
     "window-buffer": lambda: Windows(pl.col("n").n_unique(), may_combine=False),
     "held-by-a-file-sink": Held,
     "operator-lists": Lists,
+    "broadcast": Broadcast,
     "in-flight": Recorded,
     "loop-log": lambda: Log(("key",), 1 << 30),
     "loop-log-on-disk": lambda: Log(("key",), 0),

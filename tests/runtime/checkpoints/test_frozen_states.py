@@ -17,6 +17,9 @@ from headgate.errors import StorageError
 from headgate.operators.base import Operator
 from headgate.operators.catalog import StatefulSpec
 from headgate.operators.loop_head import LoopHeadSpec
+from headgate.operators.process.broadcast_by_batch import BatchBroadcastOperator, BatchBroadcastProcessSpec
+from headgate.operators.process.broadcast_by_row import BroadcastOperator, BroadcastProcessSpec
+from headgate.operators.process.by_batch import BatchProcessOperator
 from headgate.operators.process.by_key import KeyFunctionOperator, KeyFunctionSpec
 from headgate.operators.process.by_row import ProcessOperator
 from headgate.runtime.written_state.rows import WrittenRows
@@ -160,10 +163,18 @@ def test_every_state_that_can_be_frozen_is_in_the_conformance_test() -> None:
     assert {type(live.freeze()) for live in lives} == ours
     operators = {c for c in subclasses(Operator) if c.__module__.startswith("headgate.")}
     bases = {base for c in operators for base in c.__bases__}
-    leaves = {ProcessOperator if c is KeyFunctionOperator else c for c in operators - bases}
+    assert BroadcastOperator.freeze is ProcessOperator.freeze
+    assert BatchBroadcastOperator.freeze is BatchProcessOperator.freeze
+    keyed_as = {
+        KeyFunctionOperator: ProcessOperator,
+        BroadcastOperator: ProcessOperator,
+        BatchBroadcastOperator: BatchProcessOperator,
+    }
+    leaves = {keyed_as.get(c, c) for c in operators - bases}
     stateful = {c for c in leaves if c.freeze is not Operator.freeze}
     assert {type(live.operator) for live in lives if hasattr(live, "operator")} == stateful
-    assert {type(live.spec) for live in holders} | {LoopHeadSpec, KeyFunctionSpec} == {
+    of_others = {LoopHeadSpec, KeyFunctionSpec, BroadcastProcessSpec, BatchBroadcastProcessSpec}
+    assert {type(live.spec) for live in holders} | of_others == {
         one
         for one in specs
         if one is not StatefulSpec and not isabstract(one) and one.__module__.startswith("headgate.operators")

@@ -1,6 +1,6 @@
 """How a batch function's ``open`` declares state, and reducing state by batch (ST19).
 
-Counterparts: ``batch_states``, which has the other kinds; ``combining``, the same by row.
+Counterparts: ``batch_states`` and ``batch_aggregating``, which have the other kinds; ``combining``, the same by row.
 """
 
 from __future__ import annotations
@@ -9,7 +9,13 @@ from typing import Any
 
 import polars as pl
 
+from headgate.operators.process.batch_aggregating import (
+    BatchAggregateFunction,
+    BatchAggregatingState,
+    refuse_no_function,
+)
 from headgate.operators.process.batch_states import BatchListState, BatchMapState, BatchValueState, How, Keys
+from headgate.operators.process.broadcast_states import BatchBroadcastState
 from headgate.operators.process.declaring import Declarations
 from headgate.state.evolution import NO_EVOLUTION, Evolution
 from headgate.state.ttl import TTL
@@ -52,6 +58,16 @@ class BatchReducingState:
 class BatchStateHandle(Declarations[BatchValueState, BatchListState, BatchMapState]):
     """What ``BatchProcessFunction.open`` declares its state with."""
 
+    def broadcast(
+        self, name: str, key_type: Any, type: Any, *, evolution: Evolution = NO_EVOLUTION
+    ) -> BatchBroadcastState:
+        """Declare a map that is the same in every subtask, from ``key_type`` to ``type``.
+
+        Raises:
+            UsageError: the function has no broadcast side.
+        """
+        return BatchBroadcastState(self._node, *self._declared_broadcast(name, key_type, type, evolution))
+
     def reducing(
         self, name: str, type: Any, how: How, *, ttl: TTL | None = None, evolution: Evolution = NO_EVOLUTION
     ) -> BatchReducingState:
@@ -66,3 +82,24 @@ class BatchStateHandle(Declarations[BatchValueState, BatchListState, BatchMapSta
         value = self.value(name, type, ttl=ttl, evolution=evolution)
         value.check_how(how)
         return BatchReducingState(value, how)
+
+    def aggregating(
+        self,
+        name: str,
+        type: Any,
+        function: BatchAggregateFunction,
+        *,
+        ttl: TTL | None = None,
+        evolution: Evolution = NO_EVOLUTION,
+    ) -> BatchAggregatingState:
+        """Declare one accumulator of ``type`` per key, to which ``function`` adds and of which it makes a result.
+
+        To a checkpoint it is a value: a function by row may go on with it, and the other way round.
+
+        Raises:
+            UsageError: what the function returns is no accumulator of this type.
+        """
+        where = f"operator '{self._node}': aggregating state '{name}'"
+        value = self.value(name, type, ttl=ttl, evolution=evolution)
+        refuse_no_function(where, function)
+        return BatchAggregatingState(where, value, self._descriptors[-1].type, function)

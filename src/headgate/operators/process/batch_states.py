@@ -54,7 +54,8 @@ class BatchCursor:
         """The keys of the rows of this call."""
         if self._keys is None:
             raise UsageError(
-                "state belongs to a key, and there is none in open(); use it in process(), on_timer() and on_round()"
+                "state belongs to a key, and there is none in open(), in process_broadcast() or without key_by; use it "
+                "in process(), on_timer() and on_round()"
             )
         return self._keys
 
@@ -207,6 +208,35 @@ class BatchValueState(_BatchState):
         if how == "add":
             return self._columns.add(slots, column)
         return self._columns.extreme(slots, column, is_min=how == "min")
+
+    def chosen(self, values: Any, where: pl.Series | None, keys: Keys | None) -> tuple[int, Slots, Slots, pl.Series]:
+        """Return how many rows there are; of those that are meant and have a value: their numbers, slots and values.
+
+        For Headgate only. Values may be of any type.
+        """
+        slots = self._slots(keys)
+        count = len(slots)
+        given = values if isinstance(values, pl.Series) else pl.Series([values]).new_from_index(0, count)
+        if len(given) != count:
+            raise self._wrong(f"the values must have {count} rows, as many as there are keys, but has {len(given)}")
+        mask, is_there = self._mask(where, count), given.is_not_null().to_numpy()
+        rows = np.flatnonzero(is_there if mask is None else mask & is_there)
+        return count, rows, slots[rows], given.gather(rows)
+
+    def at(self, slots: Slots) -> pl.Series:
+        """Return the values of ``slots``, null where there is none; for Headgate only."""
+        return self._series(self._columns.get(slots))
+
+    def replace_at(self, slots: Slots, values: pl.Series) -> Mask:
+        """Set the values of ``slots``, none twice; return which are others than before. For Headgate only.
+
+        Raises:
+            UsageError: a value is null, or does not fit the state's type.
+        """
+        column = self._values(values, len(slots))
+        if column.null_count:
+            raise self._wrong("its function made null of what a key has; return an accumulator, or call clear()")
+        return self._columns.replace(slots, column)
 
     def check_how(self, how: How) -> None:
         """Make sure that values can be combined so; for Headgate only.

@@ -169,23 +169,28 @@ class BatchProcessOperator(TimedOperator):
         super().open(context, output)
         node, spec = context.node, self._spec
         keys = key_columns(spec.schema, spec.keys)
-        self._backend = context.states.by_column(keys, spec.descriptors, has_timers=spec.has_timers)
+        states = context.states if spec.keys else MemoryStates()  # no key: none of them has anything
+        self._backend = states.by_column(keys, spec.descriptors, has_timers=spec.has_timers)
         self._timers = BatchTimers(node, self._cursor, self._time, self._backend.timers)
         self._function: BatchProcessFunction = copied(node, spec.function)
         self.user_object = self._function
-        found = opened(
-            node, self._function, BatchStateHandle(node, BatchStates(node, self._cursor, lambda _: self._backend))
-        )
+        maker = BatchStates(node, self._cursor, lambda _: self._backend)
+        found = opened(node, self._function, self._handle(maker))
         assert found == spec.descriptors
         self._user_context = BatchContext(self._cursor, self._backend, keys, node, self._timers)
         self._user_context._owner = owner_of(context)
         self._schema = spec.output_schema(spec.schema, node)
 
+    def _handle(self, maker: BatchStates) -> BatchStateHandle:
+        """Return what the function declares its states with."""
+        return BatchStateHandle(self.context.node, maker)
+
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
         self._begin_call()
         self._backend.prepare()
-        self._cursor.move(self._user_context._keys_of([batch.column(key) for key in self._spec.keys]))
+        if self._spec.keys:
+            self._cursor.move(self._user_context._keys_of([batch.column(key) for key in self._spec.keys]))
         try:
             result = self._function.process(frame_of(batch), self._user_context)
         except Exception as error:

@@ -72,21 +72,26 @@ class ProcessOperator(TimedOperator):
     def __init__(self, spec: ProcessSpec) -> None:
         self._spec = spec
         self._cursor = Cursor()
-        self._key_of_row: Callable[[Row], Any] = itemgetter(*spec.keys)
+        self._key_of_row: Callable[[Row], Any] = itemgetter(*spec.keys) if spec.keys else lambda row: NoKey()
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """See ``Operator``. Opens a copy of the user's function."""
         super().open(context, output)
         node, keys = context.node, key_columns(self._spec.schema, self._spec.keys)
-        self._backend = context.states.by_row(keys, self._spec.descriptors, has_timers=self._spec.has_timers)
+        states = context.states if self._spec.keys else MemoryStates()  # no key: none of them has anything
+        self._backend = states.by_row(keys, self._spec.descriptors, has_timers=self._spec.has_timers)
         self._timers = Timers(node, self._cursor, self._time, self._backend.timers)
         self._user_context = ProcessContext(self._cursor, self._timers)
         self._function: ProcessFunction = copied(node, self._spec.function)
         self.user_object = self._function
-        states = StateHandle(node, RowStates(node, self._cursor, self._backend.cells, self._backend.time))
-        found = opened(node, self._function, states)
+        maker = RowStates(node, self._cursor, self._backend.cells, self._backend.time)
+        found = opened(node, self._function, self._handle(maker))
         assert found == self._spec.descriptors
         self._writer = RowWriter(self._spec.output_schema(self._spec.schema, node))
+
+    def _handle(self, maker: RowStates) -> StateHandle:
+        """Return what the function declares its states with."""
+        return StateHandle(self.context.node, maker)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
@@ -108,7 +113,7 @@ class ProcessOperator(TimedOperator):
                 cursor.key = key_of(row)
                 found = function(row, context)
                 if found is not None:
-                    results.extend(_each(found))
+                    results.extend(each_row(found))
         except Exception as error:
             raise user_error(self.context.node, row, error) from None
         finally:
@@ -133,7 +138,7 @@ class ProcessOperator(TimedOperator):
             for cursor.key in keys:
                 found = function(round_, context)
                 if found is not None:
-                    results.extend(_each(found))
+                    results.extend(each_row(found))
         except Exception as error:
             record = f"key {shortened(cursor.key)} at the end of round {round_}"
             raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
@@ -161,7 +166,7 @@ class ProcessOperator(TimedOperator):
             for cursor.key in keys:
                 found = function(timer, context)
                 if found is not None:
-                    results.extend(_each(found))
+                    results.extend(each_row(found))
         except Exception as error:
             record = f"the timer of key {shortened(cursor.key)} for {timer.kind.value} {timer.time_ms}"
             raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
@@ -183,7 +188,7 @@ class ProcessOperator(TimedOperator):
         return super().freeze() if self._spec.descriptors or self._spec.has_timers else None
 
 
-def _each(found: Any) -> Iterable[Any]:
+def each_row(found: Any) -> Iterable[Any]:
     """Return the rows of a function's result (ST8)."""
     if isinstance(found, dict):
         raise TypeError("a process function must return an iterable of dicts, but returned one dict; return [row]")

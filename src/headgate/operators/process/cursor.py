@@ -12,7 +12,8 @@ class NoKey:
 
     def __hash__(self) -> NoReturn:
         raise UsageError(
-            "state belongs to a key, and there is none in open(); use it in process(), on_timer() and on_round()"
+            "state belongs to a key, and there is none in open(), in process_broadcast() or without key_by; use it in "
+            "process(), on_timer() and on_round()"
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from headgate.errors import UsageError
+from headgate.operators.process.broadcast_side import BroadcastSide
 from headgate.operators.schemas import as_schema
 from headgate.state.descriptors import StateDescriptor, StateKind
 from headgate.state.evolution import NO_EVOLUTION, Evolution, check_names, checked
@@ -48,8 +49,10 @@ class Declarations(Generic[V, L, M]):
     ``evolution=Evolution(...)`` says what becomes of state that an older version of the program wrote.
     """
 
-    def __init__(self, node: str, maker: StateMaker[V, L, M]) -> None:
-        """For Headgate only."""
+    def __init__(self, node: str, maker: StateMaker[V, L, M], side: BroadcastSide | None = None) -> None:
+        """For Headgate only. ``side``: of a function that has a broadcast side."""
+        self._side = side
+        self._broadcasts: list[StateDescriptor] = []
         self._node = node
         self._descriptors: list[StateDescriptor] = []
         self._forgotten: set[str] = set()
@@ -88,7 +91,26 @@ class Declarations(Generic[V, L, M]):
         self._is_closed = True
         evolutions = {descriptor.name: descriptor.evolution for descriptor in self._descriptors}
         check_names(f"operator '{self._node}'", evolutions, self._forgotten)
-        return tuple(self._descriptors)
+        return tuple(one for one in self._descriptors if one not in self._broadcasts)
+
+    @property
+    def broadcasts(self) -> tuple[StateDescriptor, ...]:
+        """The broadcast states; ``close`` returns the others. For Headgate only."""
+        return tuple(self._broadcasts)
+
+    def _declared_broadcast(
+        self, name: str, key_type: Any, type: Any, evolution: Any
+    ) -> tuple[StateDescriptor, BroadcastSide]:
+        """Declare a broadcast state, and return who has it."""
+        if self._side is None:
+            raise UsageError(
+                f"operator '{self._node}': broadcast state '{name}' needs a broadcast side; derive the function from "
+                "headgate.BroadcastProcessFunction or headgate.BatchBroadcastProcessFunction, and give it to "
+                "stream.connect(rules.broadcast()).process"
+            )
+        descriptor = self._declared(name, StateKind.MAP, type, None, evolution, key_type)
+        self._broadcasts.append(descriptor)
+        return descriptor, self._side
 
     @property
     def forgotten(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from headgate.operators.process.cursor import Cursor
-from headgate.operators.process.functions import ListState, MapState, ValueState
+from headgate.operators.process.keyed_states import ListState, MapState, ValueState
 from headgate.state.backend import RowCells
 from headgate.state.descriptors import StateDescriptor
 from headgate.state.expiring_rows import Timed, live_elements, live_entries, live_value

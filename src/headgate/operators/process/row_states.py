@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from headgate.operators.process.cursor import Cursor
 from headgate.operators.process.expiring import ExpiringListState, ExpiringMapState, ExpiringValueState, expiring
-from headgate.operators.process.functions import ListState, MapState, ValueState
+from headgate.operators.process.keyed_states import ListState, MapState, ValueState
 from headgate.state.backend import RowCells
 from headgate.state.descriptors import StateDescriptor
 from headgate.state.ttl import StateTime

@@ -13,13 +13,14 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.model.evolution import OperatorRules
+from headgate.model.state_identity import StateIdentity
 from headgate.operators.base import Operator
 from headgate.operators.key_check import check_keys
 from headgate.operators.keyed import key_columns
 from headgate.operators.process.declaring import Declarations
 from headgate.operators.schemas import SchemaLike, as_schema
 from headgate.operators.user_function import UserFunctionError, user_traceback
-from headgate.state.descriptors import StateDescriptor, state_identity
+from headgate.state.descriptors import StateDescriptor, broadcast_text, state_identity
 
 
 class StatefulFunction(Protocol):
@@ -42,6 +43,7 @@ class StatefulFunctionSpec(ABC, Generic[Function]):
         schema: of the input.
         descriptors: of the states that the function declares.
         forgotten: states of older programs that it leaves behind.
+        broadcasts: the broadcast states that it declares.
     """
 
     form: ClassVar[type[StatefulFunction]]
@@ -52,6 +54,7 @@ class StatefulFunctionSpec(ABC, Generic[Function]):
     schema: pa.Schema
     descriptors: tuple[StateDescriptor, ...]
     forgotten: frozenset[str] = frozenset()
+    broadcasts: tuple[StateDescriptor, ...] = ()
 
     @abstractmethod
     def build(self) -> Operator:
@@ -63,7 +66,8 @@ class StatefulFunctionSpec(ABC, Generic[Function]):
         Raises:
             UsageError: the key is not in the input, or the function's ``schema`` has an unknown type.
         """
-        check_keys(node, schema, self.keys)
+        if self.keys:  # what stands beside a broadcast side need not have any
+            check_keys(node, schema, self.keys)
         return schema if self.function.schema is None else as_schema(node, self.function.schema)
 
     @property
@@ -73,12 +77,16 @@ class StatefulFunctionSpec(ABC, Generic[Function]):
 
     def state_text(self) -> str:
         """See ``catalog.state_text``."""
-        return state_identity(key_columns(self.schema, self.keys), self.descriptors, has_timers=self.has_timers)
+        keys = key_columns(self.schema, self.keys)
+        of_keys = StateIdentity(state_identity(keys, self.descriptors, has_timers=self.has_timers))
+        broadcasts = sorted(self.broadcasts, key=lambda one: one.name)
+        return of_keys.beside(StateIdentity.of_lists([broadcast_text(one) for one in broadcasts])).text
 
     def state_rules(self) -> OperatorRules:
         """See ``catalog.state_rules``."""
         states = tuple((one.name, one.evolution.rules()) for one in self.descriptors)
-        return OperatorRules(states, forgotten=self.forgotten)
+        broadcasts = tuple((one.name, one.evolution.rules()) for one in self.broadcasts)
+        return OperatorRules(states, broadcasts, self.forgotten, self.forgotten)
 
 
 def opened(node: str, function: Any, states: Declarations[Any, Any, Any]) -> tuple[StateDescriptor, ...]:

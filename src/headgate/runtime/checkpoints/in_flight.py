@@ -16,7 +16,7 @@ import pyarrow as pa
 from headgate.codec.frames import schema_fingerprint
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, Buffer, decode_sections, encode_sections
 from headgate.model.definition import PipelineDefinition
-from headgate.model.graph import Partitioner
+from headgate.model.graph import BROADCAST_INPUT, Partitioner
 from headgate.model.ids import ChannelIndex, SubtaskId
 from headgate.model.key_groups import key_groups_of_subtask
 from headgate.model.manifest import Manifest
@@ -72,17 +72,34 @@ def edge_names(plan: Plan, schemas: Sequence[pa.Schema]) -> list[EdgeName]:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One input channel of a subtask, the name of its edge, and the schema of what comes on it."""
+    """One input channel of a subtask, the name of its edge, and the schema of what comes on it.
+
+    ``is_written``: no other subtask writes what is in flight on it for all of them (BC6).
+    """
 
     channel: InputChannel
     name: EdgeName
     schema: pa.Schema
+    is_written: bool = True
 
 
 def ways_of(plan: Plan, subtask: SubtaskId, schemas: Sequence[pa.Schema]) -> list[Way]:
     """Return the input channels of ``subtask``; ``schemas`` are those of the records on each edge."""
     names = edge_names(plan, schemas)
-    return [Way(found, names[found.edge.index], schemas[found.edge.index]) for found in plan.inputs(subtask)]
+    return [
+        Way(
+            found,
+            names[found.edge.index],
+            schemas[found.edge.index],
+            found.edge.input != BROADCAST_INPUT or subtask.index == 0,
+        )
+        for found in plan.inputs(subtask)
+    ]
+
+
+def is_alike(name: str) -> bool:
+    """Whether a part, named by its edge, has what was on its way to a broadcast side: everybody's copy of it (BC6)."""
+    return msgspec.json.decode(name, type=EdgeName).input == BROADCAST_INPUT
 
 
 class FrozenInFlight(FrozenState):
@@ -90,7 +107,8 @@ class FrozenInFlight(FrozenState):
 
     def __init__(self, ways: Sequence[Way], recorded: Mapping[ChannelIndex, Sequence[pa.RecordBatch]]) -> None:
         super().__init__()
-        self._recorded = [(way, list(recorded[way.channel.channel])) for way in ways if way.channel.channel in recorded]
+        ways = [way for way in ways if way.is_written and way.channel.channel in recorded]
+        self._recorded = [(way, list(recorded[way.channel.channel])) for way in ways]
 
     @property
     def size_bytes(self) -> int:
@@ -163,16 +181,19 @@ class RestoredPart:
 def restored_records(parts: Iterable[RestoredPart], ways: Sequence[Way], plan: Plan, subtask: SubtaskId) -> Replay:
     """Return what ``subtask`` processes before anything else, by channel; parts are read one at a time (UA14).
 
+    What a broadcast side had in flight comes first: the copy of its state that is restored needs it (BC6).
+
     Raises (while it is read):
         CorruptionError, StorageError
     """
     by_name = {way.name.encode(): [w for w in ways if w.channel.edge == way.channel.edge] for way in ways}
-    for part in parts:
+    for part in sorted(parts, key=lambda part: not is_alike(part.name)):
         channels = by_name[part.name]
         edge, schema = channels[0].channel.edge, channels[0].schema
         heirs = _Heirs(part.parallelism, plan)
         is_keyed = edge.partitioner is Partitioner.HASH
-        if not is_keyed and heirs.of(part.subtask_index) != subtask.index:
+        is_others = not is_alike(part.name) and heirs.of(part.subtask_index) != subtask.index
+        if not is_keyed and is_others:
             continue
         where = f"records in flight to '{subtask.vertex}'"
         for section, data in decode_sections(part.read(), where).items():

@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from headgate import fault_points
 from headgate.codec.snapshot import decode_sections
 from headgate.codec.snapshot_path import stored_file
 from headgate.errors import CorruptionError
@@ -108,8 +109,7 @@ class SnapshotFiles:
         Raises:
             StorageError
         """
-        for path in self._retention.unneeded(part.path for part in parts if part.path):
-            self._storage.delete(f"{self._pipeline}/{path}")
+        self._remove(self._retention.unneeded(part.path for part in parts if part.path))
 
     def drop(self, checkpoint: CheckpointId) -> None:
         """Nobody goes back to ``checkpoint`` any more, or to one before: remove what nothing refers to now (C31).
@@ -134,7 +134,12 @@ class SnapshotFiles:
     def _remove_garbage(self) -> None:
         paths = self._storage.list(self._pipeline)
         self._retention.set_aside(max((below for _, below in _ranges_aside(paths)), default=CheckpointId(0)))  # R51
-        for path in self._retention.garbage(self._files_of(paths)):
+        self._remove(self._retention.garbage(self._files_of(paths)))
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        """Remove files that nobody needs; whoever dies in between leaves the rest to the next sweep (SF8)."""
+        for path in paths:
+            fault_points.reach("in-removal")
             self._storage.delete(f"{self._pipeline}/{path}")
 
     def _files_of(self, paths: Iterable[str]) -> list[StoredFile]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from headgate.codec.snapshot import FILES_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
+from headgate.codec.snapshot import BROADCAST_PREFIX, FILES_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
 from headgate.model.ids import NodeName
 from headgate.model.manifest import Manifest, Totals
 from headgate.model.metrics import (
@@ -29,7 +29,7 @@ from headgate.model.metrics import (
 )
 from headgate.model.progress import NodeProgress, SubtaskProgress
 
-OF_STATE = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, FILES_PREFIX)
+OF_STATE = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, BROADCAST_PREFIX, FILES_PREFIX)
 GAUGES = frozenset({QUEUED_BATCHES, QUEUED_BYTES, WATERMARK_MS})
 END_MS = 1 << 62
 """No event has such a time: a watermark beyond it is that of the end of all input."""

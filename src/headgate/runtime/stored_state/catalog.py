@@ -12,7 +12,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import LISTS_PREFIX, UNION_PREFIX
+from headgate.codec.snapshot import BROADCAST_PREFIX, LISTS_PREFIX, UNION_PREFIX
 from headgate.errors import UsageError
 from headgate.model.manifest import SnapshotPart
 from headgate.model.state_identity import StateIdentity
@@ -27,6 +27,9 @@ from headgate.storage.base import Storage
 
 BESIDE = (Kind.FACTS, Kind.ROUNDS)
 """What operators keep beside their state: it is shown when it is asked for by name."""
+
+_OF_SUBTASKS = (LISTS_PREFIX, UNION_PREFIX, BROADCAST_PREFIX)
+"""What belongs to no key may be called as something that does."""
 
 _RANKS = {Kind.EVENT_TIME_TIMERS: 1, Kind.PROCESSING_TIME_TIMERS: 1, **dict.fromkeys(BESIDE, 2)}
 
@@ -125,10 +128,10 @@ def states_of(
     for node, name, piece in pieces_of(checkpoint, storage, operator, is_counted=is_counted):
         found.setdefault((node, piece.prefix, name), []).append(piece)
     reader = PartReader(checkpoint, storage)
-    taken = {(node, name) for node, prefix, name in found if prefix not in (LISTS_PREFIX, UNION_PREFIX)}
+    taken = {(node, name) for node, prefix, name in found if prefix not in _OF_SUBTASKS}
     states = []
     for (node, prefix, name), pieces in sorted(found.items(), key=lambda item: (item[0][0], item[0][2], item[0][1])):
-        is_clear = prefix not in (LISTS_PREFIX, UNION_PREFIX) or (node, name) not in taken
+        is_clear = prefix not in _OF_SUBTASKS or (node, name) not in taken
         shape = reader.shape(node, min(pieces, key=lambda piece: piece.part.size_bytes))
         states.append(StoredState(node, name if is_clear else f"{prefix}{name}", shape, tuple(pieces)))
     return states

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from headgate.codec.snapshot import (
+    BROADCAST_PREFIX,
     FILES_PREFIX,
     FINISHED_PREFIX,
     IN_FLIGHT_PREFIX,
@@ -270,6 +271,7 @@ def _named(section: str) -> tuple[str, str]:
         FILES_PREFIX,
         LISTS_PREFIX,
         UNION_PREFIX,
+        BROADCAST_PREFIX,
         IN_FLIGHT_PREFIX,
         POSITIONS_PREFIX,
         ROUNDS_PREFIX,

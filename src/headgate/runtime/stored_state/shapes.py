@@ -13,7 +13,7 @@ from enum import Enum
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
+from headgate.codec.snapshot import BROADCAST_PREFIX, IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
 from headgate.model.state_identity import Form, StateIdentity
 from headgate.state.descriptors import StateKind
 from headgate.state.timers import TIME_COLUMN, TIMERS, TimeKind
@@ -47,6 +47,7 @@ class Kind(Enum):
     WINDOW_RECORDS = "window records"
     OPERATOR_LIST = "operator list"
     OPERATOR_UNION = "operator union"
+    BROADCAST = "broadcast map"
     RECORDS = "held records"
     LOOP_LOG = "loop log"
     IN_FLIGHT = "in flight"
@@ -62,6 +63,14 @@ OF_TIMERS = {
     f"{TIMERS}.{TimeKind.PROCESSING_TIME.value}": Kind.PROCESSING_TIME_TIMERS,
 }
 """The states that are timers, by the names of their sections."""
+
+_OF_SUBTASKS = {
+    LISTS_PREFIX: Kind.OPERATOR_LIST,
+    UNION_PREFIX: Kind.OPERATOR_UNION,
+    BROADCAST_PREFIX: Kind.BROADCAST,
+    IN_FLIGHT_PREFIX: Kind.IN_FLIGHT,
+}
+"""What belongs to no key, by the prefix of its section."""
 
 _KINDS = {Form.REDUCE: Kind.REDUCE, Form.WINDOW_RECORDS: Kind.WINDOW_RECORDS}
 """Whose keys are among their own columns."""
@@ -124,14 +133,13 @@ def shape_of(identity: StateIdentity, prefix: str, name: str, schema: pa.Schema)
 
     Args:
         identity: of the operator's state.
-        prefix: of the part: state, lists, union or in-flight.
+        prefix: of the part: state, lists, union, broadcast or in-flight.
         name: of the section.
         schema: of the section.
     """
     names = tuple(schema.names)
     if prefix != STATE_PREFIX:
-        kinds = {LISTS_PREFIX: Kind.OPERATOR_LIST, UNION_PREFIX: Kind.OPERATOR_UNION, IN_FLIGHT_PREFIX: Kind.IN_FLIGHT}
-        return Shape(kinds[prefix], schema, (), names)
+        return Shape(_OF_SUBTASKS[prefix], schema, (), names)
     form = identity.form
     if form is Form.KEYED:
         return _declared(identity, name, schema)

@@ -6,7 +6,7 @@ go depth first through the tree, so an operator's children have seen a batch bef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 
 from headgate.closing import close_all
+from headgate.codec.snapshot import BROADCAST_PREFIX
 from headgate.errors import BadRecord
 from headgate.model.graph import BAD_RECORDS, MAIN, MAIN_INPUT, Edge, InputName, Node, OutputTag
 from headgate.model.ids import NodeName
@@ -238,6 +239,12 @@ class Chain:
             if str(link.node.name) in states:
                 self._guard(link, partial(link.operator.restore, states[str(link.node.name)]))
 
+    def restore_broadcast(self, states: Mapping[str, Sequence[RestoredState]]) -> None:
+        """Give every operator that has one its broadcast state."""
+        for link in self.links:
+            if str(link.node.name) in states:
+                self._guard(link, partial(link.operator.restore_broadcast, states[str(link.node.name)]))
+
     def set_origin(self, origin: Origin) -> None:
         """Tell every operator where the next batch comes from."""
         for context in self._context:
@@ -306,6 +313,13 @@ class Chain:
             if state is not None:
                 frozen[str(link.node.name)] = state
         return frozen
+
+    def freeze_broadcast(self) -> dict[tuple[str, str], FrozenState]:
+        """Freeze broadcast state, where this subtask's copy stands for those of all; by prefix and node."""
+        found = {
+            (BROADCAST_PREFIX, str(link.node.name)): link.run(link.operator.freeze_broadcast) for link in self.links
+        }
+        return {name: state for name, state in found.items() if state is not None}
 
     def finish(self) -> None:
         """Send the last watermark through the chain, then finish every operator, upstream first."""

@@ -165,6 +165,8 @@ class Deployment:
         states = {str(node.name): restored.states(str(node.name), vertex) for node in vertex.nodes}
         log = states.pop(str(vertex.head.name)) if vertex.is_loop_head else []
         chain.restore({name: found for name, found in states.items() if found})
+        broadcasts = {str(node.name): restored.broadcast(str(node.name)) for node in vertex.nodes}
+        chain.restore_broadcast({name: found for name, found in broadcasts.items() if found})
         if restored.is_partly_finished(vertex):
             chain.resume()
         hooks = Hooks(chain)

@@ -45,7 +45,7 @@ class EdgeOutlet:
             self.send(batch.slice(half))
             return
         match self.edge.partitioner:
-            case Partitioner.FORWARD:
+            case Partitioner.FORWARD | Partitioner.FIRST:
                 self._channels[0].send(batch_element(batch))
             case Partitioner.HASH:
                 plan = self._plan

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
+from headgate.codec.snapshot import BROADCAST_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
 from headgate.errors import UsageError
 from headgate.model.state_identity import StateIdentity, declared
 from headgate.runtime.stored_state.catalog import StoredState
@@ -93,7 +93,7 @@ def changed_states(
     Raises:
         UsageError: there is no such state, nobody can write it, or others do not fit it any more.
     """
-    found = {prefix: _of(stored, prefix) for prefix in (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX)}
+    found = {prefix: _of(stored, prefix) for prefix in (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, BROADCAST_PREFIX)}
     lists = {prefix: states for prefix, states in found.items() if prefix != STATE_PREFIX}
     in_lists = {name for states in lists.values() for name in states}
     keyed = {name for name in (*wanted, *dropped) if name not in in_lists}

@@ -42,6 +42,7 @@ WRITABLE = (
     Kind.WINDOW_RECORDS,
     Kind.OPERATOR_LIST,
     Kind.OPERATOR_UNION,
+    Kind.BROADCAST,
     Kind.POSITIONS,
 )
 """What rows can be given of."""
@@ -49,6 +50,7 @@ WRITABLE = (
 _REPEATED = {
     Kind.VALUE: (),
     Kind.MAP: (MAP_KEY,),
+    Kind.BROADCAST: (MAP_KEY,),
     Kind.REDUCE: (),
     Kind.WINDOW_RESULTS: (WINDOW,),
     Kind.EVENT_TIME_TIMERS: (TIME_COLUMN,),

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.operators.process.by_key import KeyContext
-from headgate.operators.process.functions import ListState as Elements
-from headgate.operators.process.functions import MapState as Entries
 from headgate.operators.process.functions import StateHandle
-from headgate.operators.process.functions import ValueState as Single
+from headgate.operators.process.keyed_states import ListState as Elements
+from headgate.operators.process.keyed_states import MapState as Entries
+from headgate.operators.process.keyed_states import ValueState as Single
 from headgate.spark.processors.values import Fields, MapKeys, SparkSchema, arrow_schema_of
 from headgate.state.timers import TimeKind
 from headgate.state.ttl import TTL

@@ -1,0 +1,98 @@
+"""What was on its way to a broadcast side when barriers overtook: written once, replayed by all (BC6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.operators.process.broadcast_functions import LIMIT, READING, Unkeyed
+
+import headgate as hg
+from headgate.codec.snapshot import BROADCAST_PREFIX, IN_FLIGHT_PREFIX
+from headgate.model.graph import BROADCAST_INPUT
+from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
+from headgate.model.manifest import Manifest, SnapshotPart, SubtaskEntry
+from headgate.model.plan import Plan
+from headgate.runtime.checkpoints import restoring
+from headgate.runtime.checkpoints.in_flight import FrozenInFlight, restored_records, ways_of
+from headgate.runtime.checkpoints.restoring import read_restored, restored_by
+from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
+from headgate.runtime.worker.deployment import edge_schemas
+from headgate.storage.memory import MemoryStorage
+
+APPLY = VertexId("apply")
+
+
+def definition_of(parallelism: int) -> Any:
+    pipeline = hg.Pipeline("p", parallelism=parallelism)
+    rules = pipeline.source(hg.FromRows([{"name": "a", "limit": 1}]), name="rules")
+    events = pipeline.source(hg.FromRows([{"key": 1, "name": "a", "value": 1}]), name="events")
+    events.rebalance().connect(rules.broadcast()).process(Unkeyed(), name="apply").sink(hg.Discard(), name="out")
+    return pipeline.definition()
+
+
+def batch(is_rule: bool, number: int) -> pa.RecordBatch:
+    row = {"name": "a", "limit": number} if is_rule else {"key": 1, "name": "a", "value": number}
+    return pa.RecordBatch.from_pylist([row], LIMIT if is_rule else READING)
+
+
+def recorded(parallelism: int, storage: MemoryStorage) -> Manifest:
+    """Return a checkpoint in which subtask i had processed i + 1 of 10 rules, and had 3 events on their way."""
+    definition = definition_of(parallelism)
+    entries = []
+    for subtask in definition.plan.subtasks():
+        to = Destination(storage, "p", Generation(1), 0, None)
+        target = SubtaskTarget(to, subtask, CheckpointId(1))
+        if subtask.vertex == APPLY:
+            ways = ways_of(definition.plan, subtask, edge_schemas(definition))
+            found: dict[ChannelIndex, list[pa.RecordBatch]] = {}
+            for way in ways:
+                if way.channel.upstream.index == 0:
+                    is_rule = way.channel.edge.input == BROADCAST_INPUT
+                    numbers = (
+                        range(subtask.index + 1, 10) if is_rule else range(10 * subtask.index, 10 * subtask.index + 3)
+                    )
+                    found[way.channel.channel] = [batch(is_rule, number) for number in numbers]
+            target.put_state("apply", FrozenInFlight(ways, found), IN_FLIGHT_PREFIX)
+        entries.append(SubtaskEntry(subtask, target.finish()))
+    return Manifest(CheckpointId(1), Generation(1), parallelism, 128, tuple(entries))
+
+
+def replayed(manifest: Manifest, storage: MemoryStorage, plan: Plan, definition: Any, index: int) -> list[list[int]]:
+    """Return what a subtask replays, in its order: rules as [0, number], events as [1, number]."""
+    messages = restored_by(manifest, plan, WorkerIndex(index))
+    snapshots = read_restored(storage, "p", WorkerIndex(index), plan, messages)
+    subtask = SubtaskId(APPLY, index)
+    ways = ways_of(plan, subtask, edge_schemas(definition))
+    inputs = {way.channel.channel: way.channel.edge.input for way in ways}
+    found = restored_records(snapshots.in_flight(plan.vertex(APPLY)), ways, plan, subtask)
+    return [
+        [0, row["limit"]] if inputs[channel] == BROADCAST_INPUT else [1, row["value"]]
+        for channel, one in found
+        for row in one.to_pylist()
+    ]
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 2, 3, 5])
+def test_what_is_in_flight_to_a_broadcast_side_is_written_once_and_replayed_by_all(before: int, after: int) -> None:
+    storage = MemoryStorage()
+    manifest, definition = recorded(before, storage), definition_of(after)
+    parts = [part for entry in manifest.entries for part in entry.parts if restoring.is_for_everybody(part)]
+    assert [entry.subtask.index for entry in manifest.entries if set(entry.parts) & set(parts)] == [0]
+    events = []
+    for index in range(after):
+        found = replayed(manifest, storage, definition.plan, definition, index)
+        assert found[:9] == [[0, number] for number in range(1, 10)], "everybody goes on with the first one's copy"
+        assert all(is_event for is_event, _ in found[9:]), "a rule is replayed twice"
+        events += [number for _, number in found[9:]]
+    assert sorted(events) == [10 * former + number for former in range(before) for number in range(3)]
+
+
+def test_unions_and_broadcast_states_go_to_everybody() -> None:  # BC5
+    sections = {f"{BROADCAST_PREFIX}a": True, "union/a": True, "lists/a": False, "state/a": False}
+    found = {
+        section: restoring.is_for_everybody(SnapshotPart(0, 0, inline=b"", section=section)) for section in sections
+    }
+    assert found == sections

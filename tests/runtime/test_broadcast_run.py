@@ -1,0 +1,327 @@
+"""Pipelines with a broadcast side, with the real driver and workers in this process (docs/spec/broadcast.md)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import headgate as hg
+from headgate import testing
+from headgate.testing import EOF, PAUSE, Collect, FailOnce, ScriptedSource
+
+EVENT = {"key": int, "n": int}
+RULE = {"rule": int, "value": int}
+END_MS = 1 << 52
+"""Beyond all event time: a timer for it fires when all input of both sides has ended."""
+
+Row = dict[str, Any]
+
+
+def folded(so_far: int, value: int) -> int:
+    """What a rule becomes of a value: another thing if they come in another order."""
+    return (so_far * 31 + value + 1) % 1_000_003
+
+
+class Rules(hg.BroadcastProcessFunction):
+    """Tells at the end, for each key, how many events it had, and what this subtask made of all rules."""
+
+    schema = {"key": int, "events": int, "rules": str}
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.events = state.value("events", int)
+        self.rules = state.broadcast("rules", int, int)
+
+    def process(self, row: Row, context: hg.ProcessContext) -> None:
+        self.events.put(self.events.get(0) + 1)
+        context.timers.register_event_time(END_MS)
+
+    def process_broadcast(self, row: Row, context: hg.BroadcastContext) -> None:
+        self.rules.put(row["rule"], folded(self.rules.get(row["rule"], 0), row["value"]))
+
+    def on_timer(self, timer: hg.Timer, context: hg.ProcessContext) -> Iterator[Row]:
+        if context.timers.is_end:
+            yield {"key": context.key, "events": self.events.get(), "rules": json.dumps(self.rules.items())}
+
+
+class BatchRules(hg.BatchBroadcastProcessFunction):
+    """The same by batch."""
+
+    schema = Rules.schema
+
+    def open(self, state: hg.BatchStateHandle) -> None:
+        self.events = state.value("events", int)
+        self.rules = state.broadcast("rules", int, int)
+
+    def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> None:
+        self.events.update(1, "add")
+        context.timers.register_event_time(END_MS)
+
+    def process_broadcast(self, batch: pl.DataFrame, context: hg.BroadcastContext) -> None:
+        for rule, value in batch.select("rule", "value").rows():
+            one = pl.Series([rule])
+            self.rules.put(one, folded(self.rules.get(one)[0] or 0, value))
+
+    def on_timer(self, timers: hg.FiredTimers, context: hg.BatchContext) -> pl.DataFrame:
+        rules = json.dumps([list(row) for row in self.rules.frame().rows()])
+        return context.keys.frame().with_columns(events=self.events.get(), rules=pl.lit(rules))
+
+
+EVENTS = [[{"key": n % 7, "n": n} for n in range(part * 70, part * 70 + 70)] for part in range(3)]
+CHANGES = [[{"rule": n % 3, "value": n} for n in range(part * 40, part * 40 + 40)] for part in range(3)]
+
+
+def expected_rules(*parts: list[Row]) -> str:
+    found: dict[int, int] = {}
+    for row in (row for part in parts for row in part):
+        found[row["rule"]] = folded(found.get(row["rule"], 0), row["value"])
+    return json.dumps([list(item) for item in found.items()])
+
+
+def connected(
+    events: list[Any], changes: list[Any], sink: Any, function: Any = None, *more: list[Any], **options: Any
+) -> hg.Pipeline:
+    """Return a pipeline of events by key and rules, which may come from several sources."""
+    options.setdefault("restart", hg.FixedDelay(delay="10ms"))
+    options.setdefault("checkpointing", hg.Checkpointing(interval="20ms"))
+    pipeline = hg.Pipeline("p", **{"parallelism": 2, **options})
+    rules = [
+        pipeline.source(ScriptedSource(script, schema=RULE, pause_ms=20), name=f"rules-{number}")
+        for number, script in enumerate([changes, *more])
+    ]
+    side = rules[0].union(*rules[1:]) if more else rules[0]
+    stream = pipeline.source(ScriptedSource(events, schema=EVENT, pause_ms=20), name="events")
+    keyed = stream.key_by("key").connect(side.broadcast())
+    keyed.process(function or Rules(), name="apply").sink(sink)
+    return pipeline
+
+
+def found_in(sink: Collect) -> tuple[dict[int, int], set[str]]:
+    """Return the events of each key, and all the different copies of the rules."""
+    rows = sink.rows()
+    counts = Counter(row["key"] for row in rows)
+    assert set(counts.values()) == {1}, "a key told twice"
+    return {row["key"]: row["events"] for row in rows}, {row["rules"] for row in rows}
+
+
+ALL_EVENTS = dict.fromkeys(range(7), 30)
+
+
+def apart(script: list[list[Row]]) -> list[Any]:
+    """Return a script with time for checkpoints between its parts."""
+    return [script[0], PAUSE, PAUSE, script[1], PAUSE, PAUSE, script[2], EOF]
+
+
+@pytest.mark.parametrize("function", [Rules(), BatchRules()])
+@pytest.mark.parametrize("state", [hg.Memory(), hg.RocksDB()])
+def test_lost_workers_change_no_broadcast_state(tmp_path: Path, function: Any, state: Any) -> None:  # BC5
+    sink = Collect(tmp_path / "out")
+    changes = [CHANGES[0], PAUSE, PAUSE, CHANGES[1], PAUSE, FailOnce(tmp_path / "failed"), PAUSE, CHANGES[2], EOF]
+    pipeline = connected(apart(EVENTS), changes, sink, function, parallelism=3, state=state)
+    testing.run(pipeline, kill_worker_after_checkpoint=1)
+    assert found_in(sink) == (ALL_EVENTS, {expected_rules(*CHANGES)})
+
+
+def stored(directory: Path, state: str = "rules") -> pl.DataFrame:
+    return hg.read_state(directory / "p", "apply", state)
+
+
+def taken(handle: Any) -> None:
+    """Take a checkpoint, as soon as the pipeline runs."""
+    deadline = time.monotonic() + 60
+    while handle.take_checkpoint().checkpoint is None:
+        assert time.monotonic() < deadline, "no checkpoint was completed"
+        time.sleep(0.005)
+
+
+def stopped_with_rules(pipeline: hg.Pipeline, directory: Path, count: int = 3) -> None:
+    """Run it until a checkpoint has rules in it; then cancel it."""
+    deadline = time.monotonic() + 60
+    with testing.running(pipeline) as handle:
+        while True:
+            taken(handle)
+            names = hg.state_catalog(directory / "p").filter(pl.col("operator") == "apply")["state"]
+            if "rules" in names and stored(directory).height == count:
+                return
+            assert time.monotonic() < deadline, "no checkpoint had rules"
+
+
+PAIRS = [(before, after) for before in (1, 2, 3, 5, 8) for after in (1, 2, 3, 5, 8) if before != after]
+
+
+@pytest.mark.parametrize(("before", "after"), PAIRS)
+def test_broadcast_state_is_restored_at_any_parallelism(tmp_path: Path, before: int, after: int) -> None:  # BC5
+    sink, directory = Collect(tmp_path / "out"), tmp_path / "checkpoints"
+    options = {"checkpointing": hg.Checkpointing(interval=None, dir=directory)}
+    function, other = (Rules(), BatchRules()) if before < after else (BatchRules(), Rules())
+    stopped_with_rules(
+        connected([EVENTS[0], PAUSE], [CHANGES[0], PAUSE], sink, function, parallelism=before, **options), directory
+    )
+    going_on = connected(
+        [EVENTS[0], PAUSE, *EVENTS[1:], EOF], [CHANGES[0], PAUSE, *CHANGES[1:], EOF], sink, other, **options
+    )
+    assert testing.run(going_on, parallelism=after).is_finished
+    assert found_in(sink) == (ALL_EVENTS, {expected_rules(*CHANGES)})
+
+
+def test_every_subtask_sees_the_records_of_several_senders_in_one_order(tmp_path: Path) -> None:  # BC2
+    sink = Collect(tmp_path / "out")
+    several = [[*([{"rule": 0, "value": 100 * source + n}] for n in range(30)), EOF] for source in range(4)]
+    pipeline = connected([*EVENTS, EOF], several[0], sink, None, *several[1:], parallelism=3)
+    testing.run(pipeline, kill_worker_after_checkpoint=1)
+    events, copies = found_in(sink)
+    assert events == ALL_EVENTS
+    assert len(copies) == 1, "subtasks saw different orders"
+
+
+def test_copies_are_equal_after_a_restore_at_least_once(tmp_path: Path) -> None:  # BC5
+    sink = Collect(tmp_path / "out")
+    checkpointing = hg.Checkpointing(interval="5ms", mode="at_least_once")
+    several = [[*([{"rule": n % 3, "value": 100 * source + n}] for n in range(60)), PAUSE, EOF] for source in range(4)]
+    spread = [item for part in EVENTS for item in (part, PAUSE)]
+    pipeline = connected(
+        [*spread, EOF], several[0], sink, None, *several[1:], parallelism=3, checkpointing=checkpointing
+    )
+    testing.run(pipeline, kill_worker_after_checkpoint=1)
+    rows = sink.rows()
+    assert {row["key"] for row in rows} == set(range(7))
+    assert min(row["events"] for row in rows) >= 30
+    last = {row["key"]: row["rules"] for row in rows}
+    assert len(set(last.values())) == 1, "copies differ"
+
+
+@pytest.mark.parametrize("after", [3, 2, 5])
+def test_barriers_that_overtake_change_no_broadcast_state(tmp_path: Path, after: int) -> None:  # BC6
+    sink, directory = Collect(tmp_path / "out"), tmp_path / "checkpoints"
+    changes = [{"rule": n % 3, "value": n} for n in range(120)]
+    checkpointing = hg.Checkpointing(interval=None, dir=directory, alignment_timeout=0)
+    first = [[[row] for row in changes[:60]], [[row] for row in changes[60:]]]
+    slow = Slow(tmp_path / "slow")
+    (tmp_path / "slow").touch()
+    before = connected([EVENTS[0], PAUSE], [*first[0], PAUSE], sink, slow, checkpointing=checkpointing, parallelism=3)
+    in_flight = 0
+    with testing.running(before) as handle:
+        for _ in range(40):
+            taken(handle)
+            states = hg.state_catalog(directory / "p").filter(
+                pl.col("state").str.starts_with("in-flight/apply-broadcast")
+            )
+            in_flight = int(states["rows"].sum())
+            if in_flight:
+                break
+    assert in_flight, "nothing was in flight to the broadcast side"
+    (tmp_path / "slow").unlink()
+    going_on = connected(
+        [EVENTS[0], PAUSE, *EVENTS[1:], EOF],
+        [*first[0], PAUSE, *first[1], EOF],
+        sink,
+        Slow(tmp_path / "slow"),
+        checkpointing=checkpointing,
+    )
+    assert testing.run(going_on, parallelism=after).is_finished
+    assert found_in(sink) == (ALL_EVENTS, {expected_rules(changes)})
+
+
+class Slow(Rules):
+    """Takes its time for a rule, in each subtask another one, while a file is there."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+
+    def process_broadcast(self, row: Row, context: hg.BroadcastContext) -> None:
+        if self.flag.exists():
+            time.sleep(0.004 * (context.subtask_index + 1))  # slow work: not a wait for anything
+        super().process_broadcast(row, context)
+
+
+def test_the_side_goes_through_one_subtask(tmp_path: Path) -> None:  # BC2
+    pipeline = connected([EOF], [EOF], Collect(tmp_path / "out"))
+    text = pipeline.describe()
+    assert "<- rules-0, first" in text
+    assert "<- apply-broadcast, broadcast" in text
+
+
+def timed(pipeline: hg.Pipeline, *, is_timed: bool, rules: list[Any], sink: Any) -> hg.Pipeline:
+    side = pipeline.source(ScriptedSource(rules, schema=RULE, pause_ms=20), name="rules")
+    events = pipeline.source(ScriptedSource([EVENTS[0], PAUSE], schema=EVENT, pause_ms=20), name="events")
+    if is_timed:
+        side = side.with_timestamps("value")
+    keyed = events.with_timestamps("n").key_by("key").connect(side.broadcast())
+    keyed.process(Firing(), name="apply").sink(sink)
+    return pipeline
+
+
+class Firing(Rules):
+    """Tells when event time has reached 50."""
+
+    def process(self, row: Row, context: hg.ProcessContext) -> None:
+        context.timers.register_event_time(50)
+
+    def on_timer(self, timer: hg.Timer, context: hg.ProcessContext) -> Iterator[Row]:
+        yield {"key": context.key, "events": 0, "rules": ""}
+
+
+@pytest.mark.parametrize(("is_timed", "latest"), [(False, 0), (True, 60), (True, 40)])
+def test_a_side_with_event_times_holds_timers_back(tmp_path: Path, is_timed: bool, latest: int) -> None:  # BC8
+    sink = Collect(tmp_path / "out")
+    pipeline = hg.Pipeline("p", parallelism=2, checkpointing=hg.Checkpointing(interval="10ms"))
+    made = timed(pipeline, is_timed=is_timed, rules=[[{"rule": 0, "value": latest}], PAUSE], sink=sink)
+    deadline = time.monotonic() + 60
+    with testing.running(made) as handle:
+        if (is_timed, latest) == (True, 40):
+            for _ in range(5):
+                taken(handle)
+            assert not sink.rows()
+            return
+        while not sink.rows() or len(sink.rows()) < 7:
+            taken(handle)
+            assert time.monotonic() < deadline, "event time was held back"
+
+
+def test_broadcast_state_is_read_and_written_without_a_pipeline(tmp_path: Path) -> None:  # BC12
+    sink, directory = Collect(tmp_path / "out"), tmp_path / "checkpoints"
+    checkpointing = hg.Checkpointing(interval=None, dir=directory)
+    before = connected([EVENTS[0], PAUSE], [CHANGES[0], PAUSE], sink, parallelism=3, checkpointing=checkpointing)
+    stopped_with_rules(before, directory)
+    kinds = hg.state_catalog(directory / "p").filter(pl.col("operator") == "apply").select("state", "kind", "rows")
+    assert ("rules", "broadcast map", 3) in kinds.rows()
+    rules = stored(directory)
+    assert rules.columns == ["map_key", "value", "_subtask"]
+    assert [list(row) for row in rules.select("map_key", "value").rows()] == json.loads(expected_rules(CHANGES[0]))
+    with testing.running(before) as handle:
+        taken(handle)
+        handle.stop(savepoint=tmp_path / "savepoint")
+    edited = hg.edit_savepoint(tmp_path / "savepoint", tmp_path / "edited")
+    edited.replace("apply", "rules", rules.with_columns(value=pl.lit(7))).write()
+    sink = Collect(tmp_path / "again")
+    after = connected([EVENTS[0], PAUSE, *EVENTS[1:], EOF], [CHANGES[0], PAUSE, EOF], sink)
+    assert testing.run(after, restore=tmp_path / "edited").is_finished
+    assert found_in(sink) == (ALL_EVENTS, {json.dumps([[rule, 7] for rule in range(3)])})
+
+
+def test_bounded_input_with_an_unkeyed_side_by_side(tmp_path: Path) -> None:  # BC9
+    sink, pipeline = Collect(tmp_path / "out"), hg.Pipeline("p", parallelism=2)
+    rules = pipeline.source(hg.FromRows([{"rule": n, "value": n} for n in range(5)]))
+    events = pipeline.source(hg.FromRows([{"key": n, "n": n} for n in range(50)]))
+    events.connect(rules.broadcast()).process(Told()).sink(sink)
+    assert testing.run(pipeline).is_finished
+    told = Counter(row["key"] for row in sink.rows())
+    assert told == Counter({**dict.fromkeys(range(50), 1), **dict.fromkeys(range(-5, 0), 2)})
+
+
+class Told(hg.BroadcastProcessFunction):
+    """Every event once; every rule from every subtask."""
+
+    schema = {"key": int}
+
+    def process(self, row: Row, context: hg.ProcessContext) -> list[Row]:
+        return [{"key": row["key"]}]
+
+    def process_broadcast(self, row: Row, context: hg.BroadcastContext) -> list[Row]:
+        return [{"key": row["rule"] - 5}]

@@ -1,0 +1,59 @@
+"""Pipelines with a broadcast side, in the machine room: every subtask keeps the same, also of what was in flight."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.mutants.harness import Mutant
+from tests.mutants.test_broadcast_mutants import (
+    everybody_writes_what_is_in_flight_to_the_side,
+    nobody_restores_broadcast_state,
+    others_are_not_given_the_copy_of_the_first_one,
+    the_side_is_spread_over_all_subtasks,
+    what_is_in_flight_to_the_side_goes_to_heirs,
+)
+from tests.sim.product.finding import assert_found
+from tests.sim.product.patching import around
+
+from headgate.model.graph import BROADCAST_INPUT
+from headgate.runtime.worker import deployment
+from headgate.sim.product.sided import SidedRun, run_seed
+
+SMOKE = (0, 1, 2, 5, 13, 23)
+
+
+def test_broadcast_sides_pass_every_smoke_seed() -> None:  # SM97, BC6
+    replayed: Counter[bool] = Counter()
+    forms: set[str] = set()
+
+    def counting(original: Any, parts: Any, ways: Any, plan: Any, subtask: Any) -> Iterator[Any]:
+        sides = {way.channel.channel for way in ways if way.channel.edge.input == BROADCAST_INPUT}
+        for channel, batch in original(parts, ways, plan, subtask):
+            replayed[channel in sides] += 1
+            yield channel, batch
+
+    with around(deployment, "restored_records", counting):
+        for seed in SMOKE:
+            run = SidedRun(seed)
+            forms.add(run.settings.job.how)  # type: ignore[attr-defined]
+            assert run.run() is None, seed
+    assert replayed[True] > 0, "nothing was in flight to a broadcast side"
+    assert replayed[False] > 0
+    assert forms == {"row", "batch", "plain"}
+
+
+MUTANTS: dict[Mutant, tuple[int, ...]] = {
+    the_side_is_spread_over_all_subtasks: (0,),
+    others_are_not_given_the_copy_of_the_first_one: (2,),
+    nobody_restores_broadcast_state: (23,),
+    what_is_in_flight_to_the_side_goes_to_heirs: (2,),
+    everybody_writes_what_is_in_flight_to_the_side: (2,),
+}
+
+
+@pytest.mark.parametrize(("mutant", "seeds"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_of_broadcast_sides_is_found(mutant: Mutant, seeds: tuple[int, ...]) -> None:  # SM97
+    assert_found(mutant, lambda seed: run_seed(seed, events_max=100_000).violation, seeds, range(200))
