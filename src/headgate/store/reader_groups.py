@@ -6,17 +6,19 @@ Never keeps the state of the group: each call asks the catalogue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from headgate.clock import Clock
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.protocol.store.group_shares import GroupSegment
-from headgate.protocol.store.reader_group import CheckpointAsked, CheckpointForgotten, Group, Joined
+from headgate.protocol.store.group_watch import LOOKS_PER_LEASE, Watch
+from headgate.protocol.store.reader_group import CheckpointAsked, CheckpointForgotten, Group, Joined, Member
 from headgate.store.catalogue.base import Catalogue, GroupStart
 from headgate.store.cuts import StreamCut
 from headgate.store.group_reader import GroupReader, Life
 from headgate.store.reader import SegmentReader
+from headgate.threads import Threads
 
 LEASE = "10s"
 COMMIT_EVERY = "1s"
@@ -31,6 +33,7 @@ class ReaderGroup:
         open_segment: Callable[[Group, GroupSegment, int], SegmentReader],
         name: str,
         new_token: Callable[[], str],
+        threads: Threads,
         clock: Clock,
     ) -> None:
         """Use ``Store.reader_group``."""
@@ -38,7 +41,9 @@ class ReaderGroup:
         self._catalogue = catalogue
         self._open_segment = open_segment
         self._new_token = new_token
+        self._threads = threads
         self._clock = clock
+        self._watch = Watch()
 
     def join(
         self,
@@ -46,7 +51,9 @@ class ReaderGroup:
         *,
         lease: Duration = LEASE,
         commit_every: Duration | None = COMMIT_EVERY,
+        busy_at_most: Duration | None = None,
         takes_over: bool = False,
+        timeout: Duration = 0,
     ) -> GroupReader:
         """Return a new reader of the group.
 
@@ -55,28 +62,57 @@ class ReaderGroup:
             lease: others take it for dead when they have heard nothing of it for so long.
             commit_every: with ``read``, so often, what earlier reads returned counts as processed; None: only with
                 ``commit``, ``leave`` and markers.
+            busy_at_most: between two calls of the reader so much time may pass, whatever the lease: a thread says
+                meanwhile that it lives. None: whoever is busy for longer than the lease calls ``heartbeat``.
             takes_over: whoever is in the group under this name is dead.
+            timeout: if the name is in the group, so long it waits whether that one says that it lives; a dead one is
+                gone after its lease.
 
         Raises:
             UsageError: the name is in the group already, or there is no such group any more.
         """
+        until_ms = self._clock.monotonic_ms() + duration_ms(timeout, "timeout")
         commit_every_ms = None if commit_every is None else duration_ms(commit_every, "commit_every")
         lease_ms = duration_ms(lease, "lease")
         if not reader_id or lease_ms < 1:
             raise UsageError("a reader of a group needs a name, and a lease that is longer than nothing")
-        life = Life(reader_id, self._new_token(), lease_ms, commit_every_ms)
+        busy_ms = None if busy_at_most is None else duration_ms(busy_at_most, "busy_at_most")
+        life = Life(reader_id, self._new_token(), lease_ms, commit_every_ms, busy_ms)
+        if not takes_over:
+            self._wait_for_name(reader_id, until_ms)
         found = self._catalogue.change_group(self.name, Joined(reader_id, life.token, lease_ms, takes_over))
-        return GroupReader(self._catalogue, self._open_segment, found, life, self._clock)
+        return GroupReader(self._catalogue, self._open_segment, found, life, self._threads, self._clock)
+
+    def _wait_for_name(self, reader_id: str, until_ms: int) -> None:
+        """Have whoever has the name taken for dead if it is silent for its lease, so long as there is time (RG23)."""
+        pause = self._threads.event()
+        while True:
+            readers = self._catalogue.find_group(self.name).group.readers
+            now_ms = self._clock.monotonic_ms()
+            self._look_at(readers)
+            if reader_id not in readers or now_ms >= until_ms:
+                return
+            quarter_ms = readers[reader_id].lease_ms // LOOKS_PER_LEASE
+            pause.wait(max(1, min(quarter_ms, until_ms - now_ms)) / 1_000)
+
+    def _look_at(self, readers: Mapping[str, Member]) -> None:
+        """Take for dead whoever was silent for its lease while somebody looked here (RG13)."""
+        for silent in self._watch.look(readers, self._clock.monotonic_ms()):
+            self._catalogue.change_group(self.name, silent)
 
     def checkpoint(self, name: str) -> bool:
         """Ask for a checkpoint, and return whether it is complete; asking again tells how far it is (RG8).
 
-        Each reader gets a marker; its next call after that says that it has passed.
+        Each reader gets a marker; its next call after that says that it has passed. Whoever asks again and again
+        watches as readers do: one that is silent for its lease is taken for dead, and has passed.
 
         Raises:
             UsageError: three are open already.
         """
-        found = self._catalogue.change_group(self.name, CheckpointAsked(name)).group.checkpoint(name)
+        group = self._catalogue.change_group(self.name, CheckpointAsked(name)).group
+        found = group.checkpoint(name)
+        if found is not None and not found.is_complete:
+            self._look_at(group.readers)
         return found is not None and found.is_complete
 
     def checkpoints(self) -> dict[str, bool]:

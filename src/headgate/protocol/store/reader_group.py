@@ -306,8 +306,8 @@ def _on_joined(group: Group, event: Joined) -> Answer:
         return Done(group)
     if member is not None and not event.takes_over:
         return GroupRefused(
-            f"reader '{event.reader}' is in the group already; if its process is gone, wait for its lease of "
-            f"{member.lease_ms / 1_000:g} s, or join with takes_over=True"
+            f"reader '{event.reader}' is in the group already; if its process is gone, join with a timeout that is "
+            f"longer than its lease of {member.lease_ms / 1_000:g} s, or with takes_over=True"
         )
     rest = group if member is None else _without(group, event.reader)
     return Done(replace(rest, readers={**rest.readers, event.reader: Member(event.token, event.lease_ms)}))
