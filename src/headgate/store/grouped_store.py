@@ -63,7 +63,7 @@ class GroupedStore(AutoscaledStore):
 
     def reader_groups(self) -> list[str]:
         """Return the names of the reader groups."""
-        return [found.name for found in self._catalogue.groups()]
+        return self._catalogue.groups()
 
     def delete_reader_group(self, name: str) -> bool:
         """Forget a reader group and let go of what it holds; return whether there was one. Its readers get errors."""

@@ -7,6 +7,7 @@ Never keeps the state of the group: each call asks the catalogue.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from headgate.clock import Clock
 from headgate.errors import UsageError
@@ -22,6 +23,29 @@ from headgate.threads import Threads
 
 LEASE = "10s"
 COMMIT_EVERY = "1s"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A reader group at one moment.
+
+    Attributes:
+        name: of the group.
+        streams: what it reads.
+        epoch: from 1; one more with every reset.
+        checkpoints_kept: so many completed checkpoints it can go back to.
+        readers: who is in it, and what each reads, as (stream, segment).
+        free: what could be read, and nobody has.
+        checkpoints: those that are open or kept, the oldest first, and who has not passed each yet.
+    """
+
+    name: str
+    streams: tuple[str, ...]
+    epoch: int
+    checkpoints_kept: int
+    readers: Mapping[str, tuple[tuple[str, int], ...]]
+    free: tuple[tuple[str, int], ...]
+    checkpoints: Mapping[str, tuple[str, ...]]
 
 
 class ReaderGroup:
@@ -149,12 +173,28 @@ class ReaderGroup:
 
     def unread_bytes(self) -> int:
         """Return the size of what lies behind the durable positions, as it is stored. It reads the whole catalogue."""
-        return sum(self._catalogue.group_unread(self.name).values())
+        return sum(self.unread().values())
+
+    def unread(self) -> dict[tuple[str, int], int]:
+        """Return the same by (stream, segment), of those where there is anything."""
+        return {(segment.stream, segment.segment): x for segment, x in self._catalogue.group_unread(self.name).items()}
+
+    def describe(self) -> GroupInfo:
+        """Return how the group is now."""
+        group = self._catalogue.find_group(self.name).group
+        return GroupInfo(
+            self.name,
+            tuple(sorted(group.streams)),
+            group.epoch,
+            group.kept,
+            {name: tuple((x.stream, x.segment) for x in group.shares.of(name)) for name in sorted(group.readers)},
+            tuple(sorted((x.stream, x.segment) for x in group.free)),
+            {x.name: x.owed_by for x in group.checkpoints},
+        )
 
     def readers(self) -> dict[str, tuple[tuple[str, int], ...]]:
         """Return who is in the group, and what each reads, as (stream, segment)."""
-        group = self._catalogue.find_group(self.name).group
-        return {name: group.shares.of(name) for name in sorted(group.readers)}
+        return dict(self.describe().readers)
 
     def streams(self) -> list[str]:
         """Return the names of its streams."""

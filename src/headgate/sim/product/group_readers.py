@@ -92,6 +92,7 @@ class Writer(Place):
         self.stream = stream
         count = rng.choice((0, 40, 120, 200))
         self._batches = [[(rng.randrange(KEYS), n) for n in range(at, at + 5)] for at in range(0, count, 5)]
+        self._pause_ms = rng.choice((10, 40, 150))
         self._by_transaction = {n for n in range(len(self._batches)) if rng.random() < 0.3}
 
     def _work(self, process: SimProcess) -> bool:
@@ -113,7 +114,7 @@ class Writer(Place):
             if appended >= writer.next_sequence:
                 writer.append(batch, sequence=appended)
                 writer.flush()
-                self._run.tasks.park(self._rng.randint(1, 40))
+                self._run.tasks.park(self._rng.randint(1, self._pause_ms))
         store.seal(self.stream)
         return True
 
@@ -139,8 +140,8 @@ class Member(Place):
 
     def __init__(self, run: GroupRun, number: int, rng: random.Random) -> None:
         super().__init__(run, f"reader{number}", rng)
-        self._lease_ms = rng.choice((200, 600, 2_000))
-        self._commit_every = rng.choice((None, None, 0, "20ms", "300ms"))
+        self._lease_ms = rng.choice((150, 400, 1_000))
+        self._commit_every = rng.choice((None, None, "0ms", "20ms", "300ms"))
         self._busy_ms = rng.choice((None, 3 * self._lease_ms))
         self._keeps_name, self._takes_over = rng.random() < 0.6, rng.random() < 0.5
         self._rows_max = rng.choice((1, 3, 20))
