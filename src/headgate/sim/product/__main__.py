@@ -18,6 +18,7 @@ from headgate.sim.product import (
     custom,
     expiring,
     followed,
+    groups,
     induced,
     listening,
     mixed,
@@ -51,6 +52,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "followed": followed.run_seed,
     "standby": standing_by.run_seed,
     "listeners": listening.run_seed,
+    "groups": groups.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -86,6 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--followed", action="store_true", help="pipelines that follow files which are rotated")
     parser.add_argument("--standby", action="store_true", help="pipelines with keepers and standbys")
     parser.add_argument("--listeners", action="store_true", help="listeners that are told twice and out of order")
+    parser.add_argument("--groups", action="store_true", help="readers that share streams as a group")
     chosen = parser.parse_args(arguments)
     logging.getLogger("headgate").addHandler(logging.NullHandler())  # a seed tells its story elsewhere
     if chosen.coverage:

@@ -1,4 +1,4 @@
-"""What must hold of a simulated reader group, whatever happens to its readers (SM92).
+"""What must hold of a simulated reader group, whatever happens to its readers (SM91).
 
 It hears of each change of the group at the moment at which it takes effect, and of all that readers return. So it knows
 of each life of a reader what it returned and has not made durable; of each checkpoint, what lies in front of its

@@ -1,4 +1,4 @@
-"""Readers that share streams as a group, in the machine room (SM90 to SM93).
+"""Readers that share streams as a group, in the machine room (SM90, SM91).
 
 Readers join, read, commit, pass markers, leave, die, and are stopped for longer than their leases; streams are written,
 with transactions, scaled and truncated meanwhile; somebody asks for checkpoints, goes back to them, and begins anew.
