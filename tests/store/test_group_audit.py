@@ -17,9 +17,9 @@ from headgate.store.catalogue import tables as t
 from headgate.store.store import Store
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store") as opened:
+def stored(place: Path) -> Iterator[Store]:
+    """A store with a group that has read everything, and one that has a checkpoint and has not begun."""
+    with Store.open(place) as opened:
         opened.create_stream(STREAM, KEYED, segments=2, routing_key="key")
         with opened.writer(STREAM) as writer:
             writer.append(keyed(*((f"k{n % 8}", n) for n in range(40))))
@@ -29,6 +29,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
         opened.reader_group("h", STREAM).checkpoint("c")
         assert opened.fsck() == []
         yield opened
+
+
+store = pytest.fixture(name="store")(lambda tmp_path: (yield from stored(tmp_path / "store")))
 
 
 def change(store: Store, statement: sa.Executable) -> None:

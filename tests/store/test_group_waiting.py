@@ -88,6 +88,26 @@ def test_a_reader_that_waits_asks_the_store_for_nothing_but_whether_it_has_chang
     inside.run()
 
 
+def test_what_came_while_it_looked_is_not_waited_for() -> None:  # RG21
+    inside, told = room(), []
+    real = inside.catalogue.parts
+
+    def read(store: Store) -> None:
+        def parts(*args: object) -> object:
+            found = real(*args)  # type: ignore[arg-type]
+            if not told:
+                told.append("somebody writes at this moment")
+                write(store, 1)
+            return found
+
+        inside.catalogue.parts = parts  # type: ignore[assignment, method-assign]
+        assert values(store.reader_group("g").join("a").read(timeout="60s")) == [1]
+
+    inside.process(read)
+    inside.run()
+    assert inside.now_ms == 0
+
+
 def test_a_reader_that_waits_hears_of_markers_and_of_segments_that_come_to_it() -> None:  # RG8, RG21
     inside, told = room(), []
 
@@ -216,6 +236,27 @@ def test_whoever_was_busy_for_too_long_is_refused_and_does_not_come_back() -> No
     inside.process(watch)
     inside.run()
     assert (told, inside.threads_of(process)) == (["refused"], [])
+
+
+def test_the_thread_ends_when_its_reader_is_out_of_the_group() -> None:  # RG12, RG22
+    inside, threads = room(), []
+
+    def work(store: Store) -> None:
+        group = store.reader_group("g")
+        reader = group.join("a", lease=f"{LEASE_MS}ms", busy_at_most="1h")
+        reader.read()
+        group.reset()
+        inside.sleep(LEASE_MS)
+        threads.extend(inside.threads_of(process))
+        with pytest.raises(FencedError):
+            reader.read()
+        inside.sleep(LEASE_MS)
+        threads.extend(inside.threads_of(process))
+
+    process = inside.process(work)
+    inside.run()
+    assert threads == []
+    assert inside.now_ms < 3 * LEASE_MS
 
 
 def test_the_thread_ends_with_its_reader_and_goes_on_after_a_failure() -> None:  # RG22

@@ -93,6 +93,7 @@ class GroupReader:
         self._pause = threads.event()
         self._heart = GroupHeart(self._beat, life.lease_ms, life.busy_ms, threads, clock)
         self._watched_ms = self._committed_ms = clock.monotonic_ms()
+        self._heart.caller_is_here()
 
     @property
     def reader_id(self) -> str:
@@ -141,6 +142,7 @@ class GroupReader:
         Raises:
             FencedError: it is not in the group any more, and what it had not committed is read by others.
         """
+        self._heart.caller_is_here()
         if not self._pass_marker():
             self._change(Committed(self._life.reader, self._life.token, self._positions(), self._ended()))
         self._committed_ms = self._clock.monotonic_ms()
