@@ -22,10 +22,11 @@ from rich.table import Table
 
 from headgate.cli.sinks import belongs_to
 from headgate.cli.streams_cut import MaxAge, MaxSize, add_cuts, retention_of
+from headgate.cli.streams_groups import add_groups
 from headgate.cli.streams_open import Name, StoreOption, opened
 from headgate.cli.streams_scale import add_scale, share_of
 from headgate.cli.streams_scaling import add_scaling
-from headgate.cli.streams_text import batch_of_json, batch_of_lines, line_blocks, parse_columns, text_lines
+from headgate.cli.streams_text import batch_of_json, batch_of_lines, line_blocks, parse_columns, size_text, text_lines
 from headgate.cli.streams_update import add_update
 from headgate.errors import UsageError
 from headgate.store.schemas import TEXT_SCHEMA
@@ -34,6 +35,7 @@ from headgate.store.streams import StreamInfo
 
 app = typer.Typer(help="Streams of the embedded store.", no_args_is_help=True)
 add_cuts(app)
+add_groups(app)
 add_scale(app)
 add_scaling(app)
 add_update(app)
@@ -108,7 +110,7 @@ def list_(
                 info.name,
                 str(info.segments_count),
                 f"{info.events_count:,}",
-                _size(info.size_bytes),
+                size_text(info.size_bytes),
                 state,
                 info.routing_key or "",
                 escape(_columns(info)),
@@ -282,10 +284,14 @@ def check(
     remove_orphans: Annotated[
         bool, typer.Option(help="Remove files that crashes left. Only while nothing writes to the store.")
     ] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Hold what reader groups need, and nothing else.")] = False,
     store: StoreOption = None,
 ) -> None:
     """Check the whole store; the exit code is 1 when something is wrong."""
     with opened(store) as opened_store:
+        if repair:
+            for mended in opened_store.repair():
+                typer.echo(f"mended: {mended}")
         if remove_orphans:
             typer.echo(f"{opened_store.collect_orphans()} files removed")
         problems = opened_store.fsck(verify_events=not quick)
@@ -320,15 +326,6 @@ def _facts(info: StreamInfo) -> dict[str, object]:
 
 def _columns(info: StreamInfo) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in info.schema)
-
-
-def _size(size_bytes: int) -> str:
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1_024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1_024
-    return f"{size:.1f} TiB"
 
 
 def _inputs(files: list[Path] | None) -> Iterator[IO[bytes]]:

@@ -1,7 +1,8 @@
 """A reader of a reader group: it reads the segments that the group gives it, and says how far it has come.
 
-Counterpart: ``reader_groups.ReaderGroup`` makes it; ``protocol.store.reader_group`` decides. Source: RG2, RG9 and RG18
-to RG20 of docs/spec/reader-groups.md. Never reads on before it has looked whether it is still in the group.
+Counterpart: ``reader_groups.ReaderGroup`` makes it; ``protocol.store.reader_group`` decides, ``group_heart`` says that
+it lives. Source: RG2, RG9 and RG18 to RG22 of docs/spec/reader-groups.md. Never reads on before it has looked whether
+it is still in the group.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ import pyarrow as pa
 
 from headgate.clock import Clock
 from headgate.errors import FencedError
+from headgate.model.config import Duration, duration_ms
 from headgate.protocol.store.group_shares import GroupSegment
-from headgate.protocol.store.group_watch import LOOKS_PER_LEASE, Watch
+from headgate.protocol.store.group_watch import Watch
 from headgate.protocol.store.reader_group import Committed, Event, Group, Left, Lived, Passed
 from headgate.store.catalogue.base import Catalogue, GroupFound
+from headgate.store.group_heart import GroupHeart
 from headgate.store.reader import READ_ROWS, SegmentReader
+from headgate.threads import Threads
+
+LOOK_PAUSE_MS = 10
+"""A reader that waits looks so often whether the store has changed, which costs it microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +47,18 @@ class CheckpointMarker:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life of a reader: ``commit_every_ms`` None: only ``commit``, ``leave`` and markers make positions durable."""
+    """One life of a reader.
+
+    Attributes:
+        commit_every_ms: None: only ``commit``, ``leave`` and markers make positions durable.
+        busy_ms: so long between two calls a thread says that it lives; None: nobody does.
+    """
 
     reader: str
     token: str
     lease_ms: int
     commit_every_ms: int | None
+    busy_ms: int | None = None
 
 
 class GroupReader:
@@ -62,6 +75,7 @@ class GroupReader:
         open_segment: Callable[[Group, GroupSegment, int], SegmentReader],
         found: GroupFound,
         life: Life,
+        threads: Threads,
         clock: Clock,
     ) -> None:
         """Use ``ReaderGroup.join``."""
@@ -76,8 +90,10 @@ class GroupReader:
         self._latest: GroupSegment | None = None
         self._told: str | None = None
         self._changes: int | None = None
-        self._beats = 0
-        self._beaten_ms = self._watched_ms = self._committed_ms = clock.monotonic_ms()
+        self._pause = threads.event()
+        self._heart = GroupHeart(self._beat, life.lease_ms, life.busy_ms, threads, clock)
+        self._watched_ms = self._committed_ms = clock.monotonic_ms()
+        self._heart.caller_is_here()
 
     @property
     def reader_id(self) -> str:
@@ -94,13 +110,25 @@ class GroupReader:
         """Whether nothing is left: all streams are sealed, and all of them lies before durable positions (RG5)."""
         return not self._group.readable
 
-    def read(self, rows_max: int = READ_ROWS) -> GroupEvents | CheckpointMarker | None:
-        """Return the next events of one segment, or the marker of a checkpoint, or None if there is nothing now.
+    def read(self, rows_max: int = READ_ROWS, *, timeout: Duration = 0) -> GroupEvents | CheckpointMarker | None:
+        """Return the next events of one segment, or the marker of a checkpoint, or None if there is nothing.
+
+        Args:
+            rows_max: so many events at most.
+            timeout: so long it waits for something to come, unless ``has_ended`` says that nothing can.
 
         Raises:
             FencedError: it is not in the group any more: join again. What it had not committed is read by others.
             TruncatedError, CorruptionError, UsageError: see ``SegmentReader.read``.
         """
+        until_ms = self._clock.monotonic_ms() + duration_ms(timeout, "timeout")
+        found = self._read_now(rows_max)
+        while found is None and not self.has_ended and self._clock.monotonic_ms() < until_ms:
+            self._wait(until_ms)
+            found = self._read_now(rows_max)
+        return found
+
+    def _read_now(self, rows_max: int) -> GroupEvents | CheckpointMarker | None:
         self._pass_marker()
         if self._is_commit_due():
             self.commit()
@@ -114,6 +142,7 @@ class GroupReader:
         Raises:
             FencedError: it is not in the group any more, and what it had not committed is read by others.
         """
+        self._heart.caller_is_here()
         if not self._pass_marker():
             self._change(Committed(self._life.reader, self._life.token, self._positions(), self._ended()))
         self._committed_ms = self._clock.monotonic_ms()
@@ -121,19 +150,19 @@ class GroupReader:
     def heartbeat(self) -> None:
         """Say that it lives, if that is due, and look at the group. ``read`` does both.
 
-        A caller that is busy for long between two reads calls it meanwhile, several times in a lease.
+        A caller that is busy for long between two reads calls it meanwhile, several times in a lease, or joins with
+        ``busy_at_most``.
 
         Raises:
             FencedError: it is not in the group any more.
         """
-        now_ms = self._clock.monotonic_ms()
-        pause_ms = self._life.lease_ms // LOOKS_PER_LEASE
-        if now_ms - self._beaten_ms >= pause_ms:
-            self._beats += 1
-            self._change(Lived(self._life.reader, self._life.token, self._beats))
-            self._beaten_ms = now_ms
+        self._heart.caller_is_here()
+        if self._heart.is_due:
+            self._change(self._lived(self._heart.next_number()))
+            self._heart.has_beaten()
         self._look()
-        if now_ms - self._watched_ms >= pause_ms:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms - self._watched_ms >= self._heart.pause_ms:
             self._watched_ms = now_ms
             others = {name: x for name, x in self._group.readers.items() if name != self._life.reader}
             for silent in self._watch.look(others, now_ms):
@@ -145,6 +174,7 @@ class GroupReader:
         Raises:
             FencedError: with ``commits``, it is not in the group any more.
         """
+        self._heart.close()
         if commits and self._told != _GONE:
             self.commit()
         self._told = _GONE
@@ -156,6 +186,21 @@ class GroupReader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.leave(commits=kind is None)
+
+    def _wait(self, until_ms: int) -> None:
+        """Wait until the store has changed since this reader saw it last, or something is due (RG21)."""
+        until_ms = min(until_ms, self._clock.monotonic_ms() + self._heart.pause_ms)
+        while self._changes is not None and (left_ms := until_ms - self._clock.monotonic_ms()) > 0:
+            if self._catalogue.changes() != self._changes or self._is_commit_due():
+                return
+            self._pause.wait(min(left_ms, LOOK_PAUSE_MS) / 1_000)
+
+    def _lived(self, number: int) -> Lived:
+        return Lived(self._life.reader, self._life.token, number)
+
+    def _beat(self, number: int) -> None:
+        """Say that it lives, in the heart's thread: what has changed the reader sees when it looks."""
+        self._catalogue.change_group(self._name, self._lived(number))
 
     def _pass_marker(self) -> bool:
         """Pass the marker that the caller was told of, if any (RG9)."""

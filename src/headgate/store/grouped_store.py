@@ -15,12 +15,14 @@ from headgate.store.autoscaled_store import AutoscaledStore
 from headgate.store.cuts import StreamCut
 from headgate.store.reader import SegmentReader
 from headgate.store.reader_groups import ReaderGroup, group_start
+from headgate.threads import Threads
 
 
 class GroupedStore(AutoscaledStore):
     """The reader groups on its streams."""
 
     _new_name: Callable[[], str]
+    _threads: Threads
 
     def reader_group(
         self,
@@ -57,11 +59,11 @@ class GroupedStore(AutoscaledStore):
             self._catalogue.create_group(name, wanted, begin, checkpoints_kept)
         else:
             self._catalogue.find_group(name)
-        return ReaderGroup(self._catalogue, self._open_segment, name, self._new_name, self._clock)
+        return ReaderGroup(self._catalogue, self._open_segment, name, self._new_name, self._threads, self._clock)
 
     def reader_groups(self) -> list[str]:
         """Return the names of the reader groups."""
-        return [found.name for found in self._catalogue.groups()]
+        return self._catalogue.groups()
 
     def delete_reader_group(self, name: str) -> bool:
         """Forget a reader group and let go of what it holds; return whether there was one. Its readers get errors."""

@@ -6,20 +6,46 @@ Never keeps the state of the group: each call asks the catalogue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from headgate.clock import Clock
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.protocol.store.group_shares import GroupSegment
-from headgate.protocol.store.reader_group import CheckpointAsked, CheckpointForgotten, Group, Joined
+from headgate.protocol.store.group_watch import LOOKS_PER_LEASE, Watch
+from headgate.protocol.store.reader_group import CheckpointAsked, CheckpointForgotten, Group, Joined, Member
 from headgate.store.catalogue.base import Catalogue, GroupStart
 from headgate.store.cuts import StreamCut
 from headgate.store.group_reader import GroupReader, Life
 from headgate.store.reader import SegmentReader
+from headgate.threads import Threads
 
 LEASE = "10s"
 COMMIT_EVERY = "1s"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A reader group at one moment.
+
+    Attributes:
+        name: of the group.
+        streams: what it reads.
+        epoch: from 1; one more with every reset.
+        checkpoints_kept: so many completed checkpoints it can go back to.
+        readers: who is in it, and what each reads, as (stream, segment).
+        free: what could be read, and nobody has.
+        checkpoints: those that are open or kept, the oldest first, and who has not passed each yet.
+    """
+
+    name: str
+    streams: tuple[str, ...]
+    epoch: int
+    checkpoints_kept: int
+    readers: Mapping[str, tuple[tuple[str, int], ...]]
+    free: tuple[tuple[str, int], ...]
+    checkpoints: Mapping[str, tuple[str, ...]]
 
 
 class ReaderGroup:
@@ -31,6 +57,7 @@ class ReaderGroup:
         open_segment: Callable[[Group, GroupSegment, int], SegmentReader],
         name: str,
         new_token: Callable[[], str],
+        threads: Threads,
         clock: Clock,
     ) -> None:
         """Use ``Store.reader_group``."""
@@ -38,7 +65,9 @@ class ReaderGroup:
         self._catalogue = catalogue
         self._open_segment = open_segment
         self._new_token = new_token
+        self._threads = threads
         self._clock = clock
+        self._watch = Watch()
 
     def join(
         self,
@@ -46,7 +75,9 @@ class ReaderGroup:
         *,
         lease: Duration = LEASE,
         commit_every: Duration | None = COMMIT_EVERY,
+        busy_at_most: Duration | None = None,
         takes_over: bool = False,
+        timeout: Duration = 0,
     ) -> GroupReader:
         """Return a new reader of the group.
 
@@ -55,28 +86,57 @@ class ReaderGroup:
             lease: others take it for dead when they have heard nothing of it for so long.
             commit_every: with ``read``, so often, what earlier reads returned counts as processed; None: only with
                 ``commit``, ``leave`` and markers.
+            busy_at_most: between two calls of the reader so much time may pass, whatever the lease: a thread says
+                meanwhile that it lives. None: whoever is busy for longer than the lease calls ``heartbeat``.
             takes_over: whoever is in the group under this name is dead.
+            timeout: if the name is in the group, so long it waits whether that one says that it lives; a dead one is
+                gone after its lease.
 
         Raises:
             UsageError: the name is in the group already, or there is no such group any more.
         """
+        until_ms = self._clock.monotonic_ms() + duration_ms(timeout, "timeout")
         commit_every_ms = None if commit_every is None else duration_ms(commit_every, "commit_every")
         lease_ms = duration_ms(lease, "lease")
         if not reader_id or lease_ms < 1:
             raise UsageError("a reader of a group needs a name, and a lease that is longer than nothing")
-        life = Life(reader_id, self._new_token(), lease_ms, commit_every_ms)
+        busy_ms = None if busy_at_most is None else duration_ms(busy_at_most, "busy_at_most")
+        life = Life(reader_id, self._new_token(), lease_ms, commit_every_ms, busy_ms)
+        if not takes_over:
+            self._wait_for_name(reader_id, until_ms)
         found = self._catalogue.change_group(self.name, Joined(reader_id, life.token, lease_ms, takes_over))
-        return GroupReader(self._catalogue, self._open_segment, found, life, self._clock)
+        return GroupReader(self._catalogue, self._open_segment, found, life, self._threads, self._clock)
+
+    def _wait_for_name(self, reader_id: str, until_ms: int) -> None:
+        """Have whoever has the name taken for dead if it is silent for its lease, so long as there is time (RG23)."""
+        pause = self._threads.event()
+        while True:
+            readers = self._catalogue.find_group(self.name).group.readers
+            now_ms = self._clock.monotonic_ms()
+            self._look_at(readers)
+            if reader_id not in readers or now_ms >= until_ms:
+                return
+            quarter_ms = readers[reader_id].lease_ms // LOOKS_PER_LEASE
+            pause.wait(max(1, min(quarter_ms, until_ms - now_ms)) / 1_000)
+
+    def _look_at(self, readers: Mapping[str, Member]) -> None:
+        """Take for dead whoever was silent for its lease while somebody looked here (RG13)."""
+        for silent in self._watch.look(readers, self._clock.monotonic_ms()):
+            self._catalogue.change_group(self.name, silent)
 
     def checkpoint(self, name: str) -> bool:
         """Ask for a checkpoint, and return whether it is complete; asking again tells how far it is (RG8).
 
-        Each reader gets a marker; its next call after that says that it has passed.
+        Each reader gets a marker; its next call after that says that it has passed. Whoever asks again and again
+        watches as readers do: one that is silent for its lease is taken for dead, and has passed.
 
         Raises:
             UsageError: three are open already.
         """
-        found = self._catalogue.change_group(self.name, CheckpointAsked(name)).group.checkpoint(name)
+        group = self._catalogue.change_group(self.name, CheckpointAsked(name)).group
+        found = group.checkpoint(name)
+        if found is not None and not found.is_complete:
+            self._look_at(group.readers)
         return found is not None and found.is_complete
 
     def checkpoints(self) -> dict[str, bool]:
@@ -113,12 +173,28 @@ class ReaderGroup:
 
     def unread_bytes(self) -> int:
         """Return the size of what lies behind the durable positions, as it is stored. It reads the whole catalogue."""
-        return sum(self._catalogue.group_unread(self.name).values())
+        return sum(self.unread().values())
+
+    def unread(self) -> dict[tuple[str, int], int]:
+        """Return the same by (stream, segment), of those where there is anything."""
+        return {(segment.stream, segment.segment): x for segment, x in self._catalogue.group_unread(self.name).items()}
+
+    def describe(self) -> GroupInfo:
+        """Return how the group is now."""
+        group = self._catalogue.find_group(self.name).group
+        return GroupInfo(
+            self.name,
+            tuple(sorted(group.streams)),
+            group.epoch,
+            group.kept,
+            {name: tuple((x.stream, x.segment) for x in group.shares.of(name)) for name in sorted(group.readers)},
+            tuple(sorted((x.stream, x.segment) for x in group.free)),
+            {x.name: x.owed_by for x in group.checkpoints},
+        )
 
     def readers(self) -> dict[str, tuple[tuple[str, int], ...]]:
         """Return who is in the group, and what each reads, as (stream, segment)."""
-        group = self._catalogue.find_group(self.name).group
-        return {name: group.shares.of(name) for name in sorted(group.readers)}
+        return dict(self.describe().readers)
 
     def streams(self) -> list[str]:
         """Return the names of its streams."""

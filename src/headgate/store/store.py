@@ -420,6 +420,10 @@ class Store(GroupedStore):
         """Check every invariant (S40); with ``verify_events`` also every byte of every visible chunk."""
         return check_store(self._catalogue, self._storage, verify_events=verify_events)
 
+    def repair(self) -> list[str]:
+        """Mend what ``fsck`` finds and nothing can be lost by: what reader groups hold; return what was mended."""
+        return self._catalogue.mend_groups()
+
     def collect_orphans(self) -> int:
         """Remove files that nothing refers to and return how many. Only while nobody writes."""
         known = self._catalogue.chunk_paths()

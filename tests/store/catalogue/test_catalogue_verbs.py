@@ -63,6 +63,7 @@ def catalogue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalo
         made.truncate(stream, {0: 4, 1: 6}, anyway=False)
         made.hold(stream, Hold("reader", {0: 5, 1: 6}))
         made.hold(stream, Hold("another", {0: 6, 1: 9}))
+        made.hold(stream, Hold("reader group forgotten", {0: 6, 1: 9}))
         made.set_retention("s", RetentionPolicy(age_ms=1))
         made.set_scaling("s", POLICY)
         made.pass_segments(stream, Reading("q/source", "life", 2), [0])
@@ -128,6 +129,7 @@ WRITES: dict[str, Call] = {
     "change_group": lambda c, s: c.change_group("g", Left("a", "a1")),
     "reset_group": lambda c, s: c.reset_group("g", "r1", GroupStart(), "c"),
     "delete_group": lambda c, s: c.delete_group("g"),
+    "mend_groups": lambda c, s: c.mend_groups(),
     "prepare": lambda c, s: c.prepare(s, "new", OWNER, 2, [chunk("new")], 7),
     "commit": lambda c, s: c.commit([("s", "prepared"), ("s", "another")], OWNER, 2, 7),
     "abort": lambda c, s: c.abort("s", "prepared", OWNER, 2, 7),

@@ -246,6 +246,23 @@ def handle(group: Group, event: Event, views: Mapping[str, View]) -> Answer:
     return answer
 
 
+def contradictions(group: Group) -> list[str]:
+    """Return what cannot be true of any group: none, if it was made by ``handle``."""
+    known, streams = group.readers.keys(), group.streams.keys()
+    rules = (
+        (
+            all(x.keys() == streams for x in (group.progress, *(y.progress for y in group.checkpoints))),
+            "it reads others",
+        ),
+        (set(group.shares.owners.values()) <= known, "a segment belongs to nobody in the group"),
+        (group.shares.owners.keys() <= group.readable, "somebody has what cannot be read"),
+        (group.shares.leaving <= group.shares.owners.keys(), "a segment is asked for that nobody has"),
+        (all(set(x.owed_by) <= known for x in group.checkpoints), "who is gone owes a checkpoint"),
+        (sum(not x.is_complete for x in group.checkpoints) <= OPEN_CHECKPOINTS_MAX, "too many open checkpoints"),
+    )
+    return [problem for holds, problem in rules if not holds]
+
+
 def settled(group: Group, sizes: Mapping[GroupSegment, int], *, balances: bool = True) -> Group:
     """Give away what nobody reads, and ask for what would be better with others; ``sizes``: unread bytes (RG6, RG7).
 
@@ -306,8 +323,8 @@ def _on_joined(group: Group, event: Joined) -> Answer:
         return Done(group)
     if member is not None and not event.takes_over:
         return GroupRefused(
-            f"reader '{event.reader}' is in the group already; if its process is gone, wait for its lease of "
-            f"{member.lease_ms / 1_000:g} s, or join with takes_over=True"
+            f"reader '{event.reader}' is in the group already; if its process is gone, join with a timeout that is "
+            f"longer than its lease of {member.lease_ms / 1_000:g} s, or with takes_over=True"
         )
     rest = group if member is None else _without(group, event.reader)
     return Done(replace(rest, readers={**rest.readers, event.reader: Member(event.token, event.lease_ms)}))
@@ -403,8 +420,5 @@ def _trimmed(group: Group) -> Group:
 
 
 def _check(group: Group) -> None:
-    assert set(group.shares.owners.values()) <= group.readers.keys(), "a segment belongs to nobody in the group"
-    assert group.shares.owners.keys() <= group.readable, "somebody has what cannot be read"
-    assert group.shares.leaving <= group.shares.owners.keys(), "a segment is asked for that nobody has"
-    assert all(set(x.owed_by) <= group.readers.keys() for x in group.checkpoints), "who is gone owes a checkpoint"
-    assert sum(not x.is_complete for x in group.checkpoints) <= OPEN_CHECKPOINTS_MAX, "too many open checkpoints"
+    found = contradictions(group)
+    assert not found, found[0]

@@ -27,6 +27,7 @@ _ASKS = {
     *("find_stream", "describe_stream", "list_streams", "layout", "find_append", "parts", "frontier", "begin"),
     *("transactions", "owner", "chunk_paths", "extents", "cut_at", "holds", "retention_cut"),
     *("look", "layout_and_extents", "passed", "observe"),
+    *("find_group", "groups", "group_cuts", "group_unread"),
 }
 """Verbs that change nothing, so that a lost answer means nothing."""
 
@@ -58,15 +59,17 @@ class SimCatalogue:
 class SimStores:
     """The stores of one run, by name; ``open`` is for ``store.OPENERS``."""
 
-    def __init__(self, disk: Callable[[str], Disk]) -> None:
+    def __init__(self, disk: Callable[[str], Disk], make: Callable[[str], Catalogue] = memory_catalogue) -> None:
+        """``make`` gives the catalogue of a store, by its name in messages."""
         self._disk = disk
+        self._make = make
         self._catalogues: dict[str, Catalogue] = {}
         self._names_count = 0
 
     def behind(self, name: str) -> Catalogue:
         """Return the catalogue of a store, as nobody sees it: at once, and without faults."""
         if name not in self._catalogues:
-            self._catalogues[name] = memory_catalogue(f"sim://{name}")
+            self._catalogues[name] = self._make(f"sim://{name}")
         return self._catalogues[name]
 
     def open(self, name: str) -> Store:

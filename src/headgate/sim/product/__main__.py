@@ -18,6 +18,7 @@ from headgate.sim.product import (
     custom,
     expiring,
     followed,
+    groups,
     induced,
     listening,
     mixed,
@@ -53,6 +54,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "standby": standing_by.run_seed,
     "listeners": listening.run_seed,
     "broadcast": sided.run_seed,
+    "groups": groups.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -89,6 +91,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--standby", action="store_true", help="pipelines with keepers and standbys")
     parser.add_argument("--listeners", action="store_true", help="listeners that are told twice and out of order")
     parser.add_argument("--broadcast", action="store_true", help="pipelines with a broadcast side")
+    parser.add_argument("--groups", action="store_true", help="readers that share streams as a group")
     chosen = parser.parse_args(arguments)
     logging.getLogger("headgate").addHandler(logging.NullHandler())  # a seed tells its story elsewhere
     if chosen.coverage:

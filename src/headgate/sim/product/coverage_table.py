@@ -64,14 +64,6 @@ NOT_YET = {
     "model/value_types.py": _CHANGED,
     "protocol/checkpoints/evolution.py": _CHANGED,
     "protocol/store/micro_batches.py": "streams in jobs of Spark",
-    **dict.fromkeys(
-        (
-            *("protocol/store/group_progress.py", "protocol/store/group_shares.py", "protocol/store/group_watch.py"),
-            *("protocol/store/reader_group.py", "store/catalogue/group_rows.py", "store/catalogue/groups.py"),
-            *("store/group_reader.py", "store/grouped_store.py", "store/reader_groups.py"),
-        ),
-        "reader groups",
-    ),
 }
 """What no seed runs yet: rooms and files in the table, but not in the share that is judged. Gaps known by name."""
 

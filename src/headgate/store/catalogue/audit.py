@@ -18,6 +18,7 @@ from headgate.errors import CorruptionError
 from headgate.protocol.store.columns import Incompatible, update
 from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.transactions import Status
+from headgate.store.catalogue import group_audit
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import ChunkRecord, StoredPart
 from headgate.store.catalogue.positions import STORED_PARTS, part_entry, stored_part
@@ -48,7 +49,7 @@ class SqlAudit:
             found += self._layout(stream)
             found += self._positions(stream)
             found += self._schemas(stream)
-        return found + self._transactions()
+        return found + self._transactions() + group_audit.problems(self._connection)
 
     def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
         """See ``Audit``."""

@@ -481,8 +481,8 @@ class Catalogue(Protocol):
             UsageError: there is none.
         """
 
-    def groups(self) -> list[GroupFound]:
-        """Return all reader groups by name."""
+    def groups(self) -> list[str]:
+        """Return the names of all reader groups, also of those whose state cannot be read."""
 
     def change_group(self, name: str, event: Event) -> GroupFound:
         """Decide about an event of a group, and record the answer. Repeating is fine (RG3).
@@ -512,6 +512,9 @@ class Catalogue(Protocol):
 
     def delete_group(self, name: str) -> bool:
         """Forget a group and what it holds; return whether there was one."""
+
+    def mend_groups(self) -> list[str]:
+        """Have each group hold what it needs, and nobody hold for one that there is not; return what was mended."""
 
     # -- transactions (S12 to S18): decided by ``protocol.store.transactions`` ----------------------------------------
 

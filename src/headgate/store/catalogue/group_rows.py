@@ -15,7 +15,7 @@ from headgate.codec.malformed import MALFORMED
 from headgate.errors import CorruptionError
 from headgate.protocol.store.group_progress import Progress
 from headgate.protocol.store.group_shares import GroupSegment, Shares
-from headgate.protocol.store.reader_group import Checkpoint, Group, Member
+from headgate.protocol.store.reader_group import Checkpoint, Group, Member, contradictions
 
 _FORMAT = 1
 
@@ -42,14 +42,14 @@ def decode_group(data: bytes, name: str) -> Group:
     """Return the group in ``data``; ``name`` is for errors.
 
     Raises:
-        CorruptionError: it is none, or of another format.
+        CorruptionError: it is none, of another format, or contradicts itself.
     """
     try:
         found = msgspec.json.decode(data)
         if found["format"] != _FORMAT:
             raise ValueError(f"format {found['format']}")
         owners = {GroupSegment(stream, number): reader for stream, number, reader in found["owners"]}
-        return Group(
+        group = Group(
             found["streams"],
             _progress(found["progress"]),
             found["kept"],
@@ -59,6 +59,9 @@ def decode_group(data: bytes, name: str) -> Group:
             Shares(owners, frozenset(GroupSegment(*row) for row in found["leaving"])),
             tuple(Checkpoint(key, tuple(owed), _progress(rows)) for key, owed, rows in found["checkpoints"]),
         )
+        if wrong := contradictions(group):
+            raise ValueError(f"it contradicts itself: {wrong[0]}")
+        return group
     except (*MALFORMED, ValueError, KeyError, TypeError) as error:
         what = f"the state of reader group '{name}' in the catalogue"
         raise CorruptionError(what, 0, f"format {_FORMAT}", str(error)) from error

@@ -29,9 +29,17 @@ PARTS_SAMPLED = 100
 """Of each segment, to tell its unread bytes while others wait; the rest is taken to be like these."""
 
 
+_HOLDER = "reader group "
+
+
 def holder_of(name: str) -> str:
     """Return as whom a group holds its streams."""
-    return f"reader group {name}"
+    return f"{_HOLDER}{name}"
+
+
+def group_of(holder: str) -> str | None:
+    """Return the group that holds under this name; None: it is no group."""
+    return holder.removeprefix(_HOLDER) if holder.startswith(_HOLDER) else None
 
 
 def create(
@@ -59,7 +67,7 @@ def create(
     group = Group({stream: info.stream_id for stream, info in infos.items()}, progress, kept)
     values = {"name": name, "version": 1, "state": encode_group(group)}
     connection.execute(t.reader_groups.insert().values(**values))
-    _hold(connection, name, group)
+    hold(connection, name, group)
     return GroupFound(name, 1, group)
 
 
@@ -71,14 +79,14 @@ def find(connection: Connection, name: str, where: str) -> GroupFound:
     """
     row = _row(connection, name)
     if row is None:
-        there = connection.scalars(sa.select(t.reader_groups.c.name).order_by(t.reader_groups.c.name)).all()
-        raise UsageError(f"there is no reader group '{name}' in the store at {where}; groups there: {_listed(there)}")
+        there = _listed(names(connection))
+        raise UsageError(f"there is no reader group '{name}' in the store at {where}; groups there: {there}")
     return _found(row)
 
 
-def find_all(connection: Connection) -> list[GroupFound]:
-    """Return all groups by name."""
-    return [_found(row) for row in connection.execute(sa.select(t.reader_groups).order_by(t.reader_groups.c.name))]
+def names(connection: Connection) -> list[str]:
+    """Return the names of all groups."""
+    return list(connection.scalars(sa.select(t.reader_groups.c.name).order_by(t.reader_groups.c.name)))
 
 
 def change(connection: Connection, name: str, event: Event, where: str) -> GroupFound:
@@ -170,23 +178,32 @@ def _record(connection: Connection, found: GroupFound, event: Event, views: Mapp
     mine = t.reader_groups.c.name == found.name
     connection.execute(t.reader_groups.update().where(mine).values(version=now.version, state=encode_group(group)))
     if (group.progress, group.checkpoints) != (found.group.progress, found.group.checkpoints):
-        _hold(connection, found.name, group)
+        hold(connection, found.name, group)
     return now
 
 
-def _hold(connection: Connection, name: str, group: Group) -> None:
-    """Hold what the group may still be asked for: behind its durable positions, and behind its checkpoints (RG17)."""
-    for stream, stream_id in group.streams.items():
-        row = connection.execute(sa.select(t.streams).where(t.streams.c.id == stream_id)).one_or_none()
-        if row is None:
-            continue  # deleted, with what was held of it
-        info = sql_streams.stream_info(row, "")
-        view = _view(connection, info)
-        progress = [group.progress[stream], *(x.progress[stream] for x in group.checkpoints)]
-        found = [group_progress.whole_cut(view, x) for x in progress]
-        named = set(found[0]).intersection(*found)  # of what one of them has not begun everything is needed
-        wanted = {x: max(view.extents[x].head, min(cut[x] for cut in found)) for x in sorted(named)}
-        _write_hold(connection, info, holder_of(name), wanted)
+def needed(connection: Connection, group: Group, stream: str) -> tuple[StreamInfo, dict[int, int]] | None:
+    """Return what the group may still be asked for: behind its durable positions, and behind its checkpoints (RG17).
+
+    Of segments without a position that is everything. None: the stream was deleted, with what was held of it.
+    """
+    row = connection.execute(sa.select(t.streams).where(t.streams.c.id == group.streams[stream])).one_or_none()
+    if row is None:
+        return None
+    info = sql_streams.stream_info(row, "")
+    view = _view(connection, info)
+    progress = [group.progress[stream], *(x.progress[stream] for x in group.checkpoints)]
+    found = [group_progress.whole_cut(view, x) for x in progress]
+    named = set(found[0]).intersection(*found)  # of what one of them has not begun everything is needed
+    return info, {x: max(view.extents[x].head, min(cut[x] for cut in found)) for x in sorted(named)}
+
+
+def hold(connection: Connection, name: str, group: Group) -> None:
+    """Hold what the group needs, and nothing else."""
+    for stream in group.streams:
+        found = needed(connection, group, stream)
+        if found is not None:
+            _write_hold(connection, found[0], holder_of(name), found[1])
 
 
 def _write_hold(connection: Connection, info: StreamInfo, holder: str, wanted: Mapping[int, int]) -> None:

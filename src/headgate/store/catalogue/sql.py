@@ -24,6 +24,7 @@ from headgate.protocol.store.transactions import Request, Verb
 from headgate.protocol.store.truncation import Extent, Hold
 from headgate.store.catalogue import (
     autoscaling,
+    group_audit,
     groups,
     heads,
     markers,
@@ -312,10 +313,10 @@ class SqlCatalogue:
         with self._database.read() as connection:
             return groups.find(connection, name, self._where)
 
-    def groups(self) -> list[GroupFound]:
+    def groups(self) -> list[str]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return groups.find_all(connection)
+            return groups.names(connection)
 
     def change_group(self, name: str, event: Event) -> GroupFound:
         """See ``Catalogue``."""
@@ -341,6 +342,11 @@ class SqlCatalogue:
         """See ``Catalogue``."""
         with self._database.write() as connection:
             return groups.delete(connection, name)
+
+    def mend_groups(self) -> list[str]:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return group_audit.mend(connection)
 
     # -- transactions ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,251 @@
+"""``headgate streams groups``: what reader groups there are, their checkpoints, and where they begin anew.
+
+Counterpart: ``headgate.store.reader_groups``. ``streams`` has the other commands. Never joins a group.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from headgate.cli.streams_open import StoreOption, opened
+from headgate.cli.streams_text import size_text
+from headgate.clock import SYSTEM_CLOCK
+from headgate.errors import CorruptionError, HeadgateError, UsageError
+from headgate.model.config import duration_ms
+from headgate.store.cuts import StreamCut
+from headgate.store.reader_groups import GroupInfo, ReaderGroup
+from headgate.store.store import Store
+
+groups = typer.Typer(help="Reader groups: programs that share streams.", no_args_is_help=True)
+
+ASK_PAUSE_S = 0.1
+
+
+class Begin(StrEnum):
+    """Where reading begins in streams without a cut."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the reader group.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+From = Annotated[Begin, typer.Option("--from", help="Where to begin in streams without a cut.")]
+Cuts = Annotated[
+    list[str] | None, typer.Option("--cut", help="Begin at this cut, from 'headgate streams cut'; one for each stream.")
+]
+
+
+def add_groups(app: typer.Typer) -> None:
+    """Add the commands of this file to those about streams."""
+    app.add_typer(groups, name="groups")
+
+
+@groups.command("list")
+def list_(as_json: JsonOption = False, store: StoreOption = None) -> None:
+    """List the reader groups."""
+    with opened(store) as opened_store:
+        names = opened_store.reader_groups()
+        if as_json:
+            for name in names:
+                typer.echo(json.dumps(_facts_or_problem(opened_store, name)))
+            return
+        if not names:
+            typer.echo(f"no reader groups in {opened_store.root}")
+            return
+        table = Table("group", "streams", "readers", "unread", "checkpoints")
+        for name in names:
+            table.add_row(escape(name), *map(escape, _row(opened_store, name)))
+        Console().print(table)
+
+
+@groups.command("describe")
+def describe(name: GroupName, as_json: JsonOption = False, store: StoreOption = None) -> None:
+    """Show who reads what in a group, what is unread, and its checkpoints."""
+    with opened(store) as opened_store:
+        group = opened_store.reader_group(name)
+        facts = _facts(group)
+        if as_json:
+            typer.echo(json.dumps(facts))
+            return
+        info, unread, cuts = group.describe(), group.unread(), group.cut()
+        console = Console()
+        console.print(f"reader group {info.name}: epoch {info.epoch}, {_count(len(info.readers), 'reader')}")
+        segments = Table("stream", "segment", "reader", "processed up to", "unread")
+        owners = {segment: reader for reader, own in info.readers.items() for segment in own}
+        for stream, segment in sorted(owners.keys() | set(info.free) | unread.keys()):
+            reader = owners.get((stream, segment), "nobody" if (stream, segment) in info.free else "waits")
+            position, size = cuts[stream].positions.get(segment, 0), unread.get((stream, segment), 0)
+            segments.add_row(escape(stream), str(segment), escape(reader), f"{position:,}", size_text(size))
+        console.print(segments)
+        if info.checkpoints:
+            checkpoints = Table("checkpoint", "state")
+            for checkpoint, owed_by in info.checkpoints.items():
+                state = f"not passed by {', '.join(owed_by)}" if owed_by else "complete"
+                checkpoints.add_row(escape(checkpoint), escape(state))
+            console.print(checkpoints)
+
+
+@groups.command("create")
+def create(
+    name: GroupName,
+    streams: Annotated[list[str], typer.Argument(metavar="STREAM", help="The streams that it reads.")],
+    begin: From = Begin.EARLIEST,
+    cuts: Cuts = None,
+    keep: Annotated[int, typer.Option(help="So many completed checkpoints can be gone back to.")] = 1,
+    if_not_exists: Annotated[bool, typer.Option(help="No error when it reads the same streams.")] = False,
+    store: StoreOption = None,
+) -> None:
+    """Make a reader group. From now on nothing that it has to read is truncated."""
+    with opened(store) as opened_store:
+        if not if_not_exists and name in opened_store.reader_groups():
+            raise UsageError(f"there is a reader group '{name}' already; --if-not-exists accepts it")
+        opened_store.reader_group(name, streams, start=begin, cuts=_parsed(cuts), checkpoints_kept=keep)
+        typer.echo(f"reader group {name} reads {', '.join(streams)}")
+
+
+@groups.command("checkpoint")
+def checkpoint(
+    name: GroupName,
+    checkpoint_name: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Its name, for --checkpoint of reset.")],
+    timeout: Annotated[str, typer.Option(help="Wait so long for all readers to pass it.")] = "60s",
+    as_json: JsonOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Ask for a checkpoint, and wait until all readers have passed it; the exit code is 1 when they have not.
+
+    A reader that is silent for its lease is taken for dead. The same command goes on waiting.
+    """
+    with opened(store) as opened_store:
+        group = opened_store.reader_group(name)
+        until_ms = SYSTEM_CLOCK.monotonic_ms() + duration_ms(timeout, "--timeout")
+        while not (is_complete := group.checkpoint(checkpoint_name)) and SYSTEM_CLOCK.monotonic_ms() < until_ms:
+            time.sleep(ASK_PAUSE_S)  # each look counts: who is silent for its lease meanwhile owes nothing any more
+        cuts = {stream: str(cut) for stream, cut in group.cut(checkpoint_name).items()} if is_complete else {}
+        owed_by = group.describe().checkpoints.get(checkpoint_name, ())
+        if as_json:
+            facts = {"group": name, "checkpoint": checkpoint_name, "is_complete": is_complete}
+            typer.echo(json.dumps({**facts, "owed_by": list(owed_by), "cuts": cuts}))
+        elif is_complete:
+            typer.echo(f"checkpoint {checkpoint_name} of reader group {name} is complete")
+            for cut in cuts.values():
+                typer.echo(cut)
+        else:
+            typer.echo(f"checkpoint {checkpoint_name} of reader group {name} is not passed by {', '.join(owed_by)} yet")
+        if not is_complete:
+            raise typer.Exit(1)
+
+
+@groups.command("forget")
+def forget(
+    name: GroupName,
+    checkpoint_name: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint.")],
+    store: StoreOption = None,
+) -> None:
+    """Give up a checkpoint of a group, complete or not, and what is kept for it."""
+    with opened(store) as opened_store:
+        group = opened_store.reader_group(name)
+        if checkpoint_name not in group.checkpoints():
+            raise UsageError(f"reader group '{name}' has no checkpoint '{checkpoint_name}'")
+        group.forget_checkpoint(checkpoint_name)
+        typer.echo(f"checkpoint {checkpoint_name} of reader group {name} is forgotten")
+
+
+@groups.command("reset")
+def reset(
+    name: GroupName,
+    to_checkpoint: Annotated[str | None, typer.Option("--checkpoint", help="Back to a completed one.")] = None,
+    begin: Annotated[Begin | None, typer.Option("--from", help="To an end of streams without a cut.")] = None,
+    cuts: Cuts = None,
+    yes: YesOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Have a group read anew from a checkpoint or a place on. Its readers get an error, and have to join again."""
+    with opened(store) as opened_store:
+        if (to_checkpoint is None) == (begin is None and not cuts):
+            raise UsageError("say where to: --checkpoint CHECKPOINT, or --from and --cut")
+        group, wanted = opened_store.reader_group(name), _parsed(cuts)
+        places = [f"checkpoint {to_checkpoint}"] if to_checkpoint else [*map(str, wanted)]
+        if to_checkpoint is None and group.streams() != sorted({cut.stream for cut in wanted}):
+            places.append(f"the {'first' if begin is not Begin.LATEST else 'next'} events of each other stream")
+        if not yes:
+            readers = _count(len(group.readers()), "reader")
+            typer.confirm(f"Reset reader group {name} to {', '.join(places)}, and stop {readers}?", abort=True)
+        group.reset(checkpoint=to_checkpoint, start=begin or Begin.EARLIEST, cuts=wanted)
+        typer.echo(f"reader group {name} begins at {', '.join(places)}")
+
+
+@groups.command("delete")
+def delete(name: GroupName, yes: YesOption = False, store: StoreOption = None) -> None:
+    """Forget a group, its checkpoints, and what is kept for it. Its readers get errors. The streams stay."""
+    with opened(store) as opened_store:
+        if name not in opened_store.reader_groups():
+            opened_store.reader_group(name)  # which says what there is
+        if not yes:
+            typer.confirm(f"Delete reader group {name}, {_whose(opened_store, name)}?", abort=True)
+        opened_store.delete_reader_group(name)
+        typer.echo(f"reader group {name} is deleted")
+
+
+def _row(store: Store, name: str) -> tuple[str, str, str, str]:
+    """Return what the list says of a group; of a damaged one, or one whose stream is gone, what is wrong."""
+    try:
+        group = store.reader_group(name)
+        info = group.describe()
+        unread = group.unread()
+    except HeadgateError as error:
+        return "", "", "", str(error)
+    checkpoints = ", ".join(x if not owed_by else f"{x} (open)" for x, owed_by in info.checkpoints.items())
+    behind = f"{size_text(sum(unread.values()))} in {_count(len(unread), 'segment')}" if unread else "nothing"
+    return ", ".join(info.streams), ", ".join(info.readers), behind, checkpoints
+
+
+def _facts_or_problem(store: Store, name: str) -> dict[str, object]:
+    try:
+        return _facts(store.reader_group(name))
+    except HeadgateError as error:
+        return {"group": name, "problem": str(error)}
+
+
+def _facts(group: ReaderGroup) -> dict[str, object]:
+    info: GroupInfo = group.describe()
+    unread = group.unread()
+    return {
+        "group": info.name,
+        "streams": list(info.streams),
+        "epoch": info.epoch,
+        "checkpoints_kept": info.checkpoints_kept,
+        "readers": {reader: [list(segment) for segment in own] for reader, own in info.readers.items()},
+        "unread_bytes": sum(unread.values()),
+        "unread": [[*segment, size] for segment, size in sorted(unread.items())],
+        "cuts": {stream: str(cut) for stream, cut in group.cut().items()},
+        "checkpoints": [
+            {"checkpoint": name, "is_complete": not owed_by, "owed_by": list(owed_by)}
+            for name, owed_by in info.checkpoints.items()
+        ],
+    }
+
+
+def _whose(store: Store, name: str) -> str:
+    try:
+        info = store.reader_group(name).describe()
+    except CorruptionError:
+        return "which cannot be read"
+    return f"which has {_count(len(info.readers), 'reader')} and {_count(len(info.checkpoints), 'checkpoint')}"
+
+
+def _parsed(cuts: list[str] | None) -> list[StreamCut]:
+    return [StreamCut.parse(cut) for cut in cuts or ()]
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

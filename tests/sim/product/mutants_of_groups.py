@@ -1,0 +1,166 @@
+"""Bugs planted in reader groups; seeds of ``sim.product.groups`` find them.
+
+``tests/mutants/test_reader_group_mutants.py`` has those that a named test finds.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from tests.mutants.harness import Mutant, patched
+from tests.sim.product.patching import around, skipped
+
+from headgate.protocol.store import group_progress, group_shares, reader_group
+from headgate.protocol.store.group_progress import Progress
+from headgate.protocol.store.group_watch import Watch
+from headgate.protocol.store.reader_group import Done, Group, Joined
+from headgate.store.catalogue import groups
+from headgate.store.group_heart import GroupHeart
+from headgate.store.group_reader import GroupReader
+from headgate.store.reader_groups import ReaderGroup
+
+
+def what_somebody_reads_is_given_away() -> AbstractContextManager[None]:  # RG1, RG7
+    return patched(Group, "free", property(lambda self: self.readable))
+
+
+def positions_go_back() -> AbstractContextManager[None]:  # RG2
+    return patched(Progress, "moved", lambda self, found: replace(self, positions={**self.positions, **found}))
+
+
+def a_commit_is_lost() -> AbstractContextManager[None]:  # RG2
+    return around(GroupReader, "_positions", lambda call, self: {k: v for k, v in call(self).items() if v % 3})
+
+
+def what_others_had_in_between_is_read_on() -> AbstractContextManager[None]:  # RG18
+    def take(call: Any, self: Any, found: Any) -> None:
+        kept = dict(self._segments)
+        call(self, found)
+        self._segments = kept
+
+    return around(GroupReader, "_take", take)
+
+
+def a_reader_does_not_look_before_it_reads() -> AbstractContextManager[None]:  # RG18
+    return skipped(GroupReader, "_look")
+
+
+def successors_are_released_at_once() -> AbstractContextManager[None]:  # RG4
+    def next_step(call: Any, view: Any, progress: Progress) -> Progress:
+        found: Progress = call(view, progress)
+        new = {x.segment_id: 0 for x in view.layout.present if x.segment_id not in found.positions}
+        return replace(found, positions={**new, **found.positions})
+
+    return around(group_progress, "next_step", next_step)
+
+
+def a_dead_reader_owes_for_ever() -> AbstractContextManager[None]:  # RG9
+    def without(call: Any, group: Group, reader: str) -> Group:
+        open_ones = {x.name: x.owed_by for x in group.checkpoints}
+        left: Group = call(group, reader)
+        owed = tuple(replace(x, owed_by=tuple(set(open_ones[x.name]) & left.readers.keys())) for x in left.checkpoints)
+        return replace(left, checkpoints=owed)
+
+    return around(reader_group, "_without", without)
+
+
+def segments_are_dealt_to_who_owes() -> AbstractContextManager[None]:  # RG9
+    return patched(Group, "owed", lambda self, reader: None)
+
+
+def a_marker_is_passed_where_the_reader_is_now() -> AbstractContextManager[None]:  # RG9
+    def passed(call: Any, self: GroupReader) -> bool:
+        if self._told:
+            self._next_events(3)
+        return bool(call(self))
+
+    return around(GroupReader, "_pass_marker", passed)
+
+
+def who_died_has_passed_where_it_was_asked() -> AbstractContextManager[None]:  # RG9
+    return around(reader_group, "_noted", lambda call, checkpoint, reader, at: checkpoint)
+
+
+def a_stale_reader_is_heard() -> AbstractContextManager[None]:  # RG12
+    def of_reader(call: Any, group: Group, event: Any, views: Any) -> Any:
+        member = group.readers.get(event.reader)
+        if member is not None:
+            event = replace(event, token=member.token)
+        return call(group, event, views)
+
+    return around(reader_group, "_of_reader", of_reader)
+
+
+def who_takes_over_keeps_what_the_other_had() -> AbstractContextManager[None]:  # RG12, RG14
+    def on_joined(call: Any, group: Group, event: Joined) -> Any:
+        member = group.readers.get(event.reader)
+        if member is None or not event.takes_over:
+            return call(group, event)
+        return Done(replace(group, readers={**group.readers, event.reader: replace(member, token=event.token)}))
+
+    return around(reader_group, "_on_joined", on_joined)
+
+
+def nobody_is_taken_for_dead() -> AbstractContextManager[None]:  # RG13
+    return skipped(Watch, "look", [])
+
+
+def a_pause_of_the_watcher_counts() -> AbstractContextManager[None]:  # RG13
+    return around(Watch, "_silence_ms", lambda call, self, name, member, passed_ms: call(self, name, member, 10**6))
+
+
+def who_beats_is_not_heard() -> AbstractContextManager[None]:  # RG13
+    return patched(GroupHeart, "is_due", property(lambda self: False))
+
+
+def the_heart_stands_still() -> AbstractContextManager[None]:  # RG22
+    return skipped(GroupHeart, "_waits_for_beat", False)
+
+
+def who_waits_for_its_name_does_not_watch() -> AbstractContextManager[None]:  # RG23
+    return skipped(ReaderGroup, "_wait_for_name")
+
+
+def whoever_asks_for_a_checkpoint_does_not_watch() -> AbstractContextManager[None]:  # RG8
+    return skipped(ReaderGroup, "_look_at")
+
+
+def a_reset_leaves_its_readers_in() -> AbstractContextManager[None]:  # RG15
+    def on_reset(call: Any, group: Group, event: Any, views: Any) -> Any:
+        answer = call(group, event, views)
+        return Done(replace(answer.group, readers=group.readers)) if isinstance(answer, Done) else answer
+
+    return around(reader_group, "_on_reset", on_reset)
+
+
+def a_reset_begins_where_the_group_is() -> AbstractContextManager[None]:  # RG15
+    def on_reset(call: Any, group: Group, event: Any, views: Any) -> Any:
+        answer = call(group, event, views)
+        is_back = isinstance(answer, Done) and event.checkpoint is not None
+        return Done(replace(answer.group, progress=group.progress)) if is_back else answer
+
+    return around(reader_group, "_on_reset", on_reset)
+
+
+def a_group_holds_nothing() -> AbstractContextManager[None]:  # RG17
+    return skipped(groups, "hold")
+
+
+def checkpoints_hold_nothing() -> AbstractContextManager[None]:  # RG17
+    return around(groups, "needed", lambda call, c, group, stream: call(c, replace(group, checkpoints=()), stream))
+
+
+def what_is_given_up_is_read_on() -> AbstractContextManager[None]:  # RG7
+    return around(group_shares, "balanced", lambda call, shares, readers, sizes: replace(shares, leaving=frozenset()))
+
+
+def a_read_that_waits_does_not_hear_of_changes() -> AbstractContextManager[None]:  # RG21
+    def wait(self: GroupReader, until_ms: int) -> None:
+        self._pause.wait(max(0, until_ms - self._clock.monotonic_ms()) / 1_000)
+
+    return patched(GroupReader, "_wait", wait)
+
+
+ALL: dict[Mutant, int] = {}

@@ -1,0 +1,163 @@
+"""Writers and readers in processes that are killed and stopped, while the stream is scaled.
+
+What was written is what was processed, and each event once; after ``MultiReaderTxnWriterWithFailoverTest`` of Pravega.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from tests.store.group_program import GROUP, events_of
+from tests.store.storing import KEYED, STREAM
+
+from headgate.errors import HeadgateError
+from headgate.store.store import Store
+
+WRITERS, READERS, STRIKES = 3, 3, 14
+PATIENCE_S = 240
+"""Until everything is read, on a machine that is slow and busy."""
+
+Row = tuple[str, int]
+
+
+class Processes:
+    """The programs that run, by what they do."""
+
+    def __init__(self, root: str, logs: Path) -> None:
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.logs = logs
+        self._root = root
+        self._starts = 0
+
+    def start(self, name: str) -> None:
+        """Start a writer or a reader; a reader says in a file of this life what it does."""
+        self._starts += 1
+        what, last = ("write", str(self._starts)) if name.startswith("w") else ("read", "")
+        last = last or str(self.logs / f"{name}-{self._starts}")
+        life = name if what == "write" else f"{name}-{self._starts}"
+        program = [sys.executable, "-m", "tests.store.group_program", what, self._root, life, last]
+        here = Path(__file__).parents[2]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), os.environ.get("PYTHONPATH", "")])}
+        self.running[name] = subprocess.Popen(program, cwd=here, env=environment)
+
+    def kill(self, name: str) -> None:
+        """Kill one, and start it again."""
+        if self.running[name].poll() is None:
+            self.running[name].kill()
+            self.running[name].wait()
+            self.start(name)
+
+    def is_over(self, kind: str) -> bool:
+        """Whether all of a kind have ended; each must have ended well."""
+        codes = [process.poll() for name, process in self.running.items() if name.startswith(kind)]
+        assert set(codes) <= {None, 0}, f"a program has failed: {codes}"
+        return None not in codes
+
+    def take_down(self) -> None:
+        """End what is left."""
+        for process in self.running.values():
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+
+
+@contextmanager
+def processes(root: str, logs: Path) -> Iterator[Processes]:
+    found = Processes(root, logs)
+    try:
+        yield found
+    finally:
+        found.take_down()
+
+
+def strike(chance: random.Random, store: Store, found: Processes) -> None:
+    """Kill or stop somebody, or scale the stream."""
+    name = chance.choice(sorted(found.running))
+    match chance.choice(("kill", "kill", "stop", "scale", "scale")):
+        case "kill":
+            found.kill(name)
+        case "stop":
+            process = found.running[name]
+            if process.poll() is None:
+                process.send_signal(signal.SIGSTOP)
+                time.sleep(chance.choice((0.5, 4)))
+                process.send_signal(signal.SIGCONT)
+        case _:
+            with suppress(HeadgateError):
+                present = [x.segment_id for x in store.layout(STREAM).present]
+                store.split(STREAM, chance.choice(present)) if len(present) < 4 else store.merge(STREAM, present[:2])
+
+
+def lives(logs: Path) -> dict[str, list[tuple[str, int, list[Row]]]]:
+    """What each life of a reader has said; a line that a kill cut is none."""
+    found = {}
+    for file in sorted(logs.iterdir()):
+        lines = [line for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+        said = [json.loads(line) for line in lines]
+        found[file.name] = [(what, at_ns, [(k, n) for k, n in rows or []]) for what, at_ns, rows in said]
+    return found
+
+
+def judge(said: dict[str, list[tuple[str, int, list[Row]]]], written: Counter[Row]) -> None:
+    """Each event was processed once, in the order of its key.
+
+    Of what a life has read before it was killed nobody knows whether its last commit took effect: it was processed by
+    that life, or by whoever has read it again.
+    """
+    processed: list[tuple[int, list[Row]]] = []
+    unknown: set[Row] = set()
+    for lines in said.values():
+        for (what, at_ns, rows), after in zip(lines, [*lines[1:], None], strict=True):
+            if what == "read" and after is not None and after[0] == "committed":
+                processed.append((at_ns, rows))
+            elif what == "read" and after is None:
+                unknown.update(rows)
+    count = Counter(row for _, rows in processed for row in rows)
+    assert [row for row, times in count.items() if times > 1] == [], "processed twice"
+    assert count.keys() <= written.keys()
+    assert written.keys() - count.keys() <= unknown, "lost"
+    newest: dict[str, int] = {}
+    for key, number in [row for _, rows in sorted(processed, key=lambda x: x[0]) for row in rows]:
+        assert newest.get(key, -1) < number, f"{key} out of order"
+        newest[key] = number
+
+
+@pytest.mark.crash
+def test_writers_and_readers_under_kills_and_scaling_process_each_event_once(tmp_path: Path) -> None:  # RG26
+    chance = random.Random(26)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    writers = [f"w{n}" for n in range(WRITERS)]
+    with Store.open(tmp_path / "store") as store, processes(store.root, logs) as found:
+        store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
+        store.reader_group(GROUP, STREAM)
+        for name in [*writers, *(f"r{n}" for n in range(READERS))]:
+            found.start(name)
+        for _ in range(STRIKES):
+            time.sleep(chance.random())
+            strike(chance, store, found)
+        until = time.monotonic() + PATIENCE_S
+        while not found.is_over("w"):
+            assert time.monotonic() < until, "the writers do not come to an end"
+            time.sleep(0.1)
+        store.seal(STREAM)
+        until = time.monotonic() + PATIENCE_S
+        while not found.is_over("r"):
+            assert time.monotonic() < until, (
+                f"the readers do not come to an end: {store.reader_group(GROUP).describe()}"
+            )
+            time.sleep(0.1)
+        judge(lives(logs), Counter(row for name in writers for row in events_of(name)))
+        assert store.reader_group(GROUP).unread_bytes() == 0
+        assert [problem for problem in store.fsck() if not problem.is_harmless] == []
