@@ -344,3 +344,24 @@ def test_whoever_waits_for_a_checkpoint_takes_dead_readers_for_dead() -> None:  
     ((at_ms, readers),) = told
     assert LEASE_MS <= at_ms <= 2 * LEASE_MS
     assert readers == {}
+
+
+def test_whoever_is_refused_a_checkpoint_watches_too() -> None:  # RG8, RG13
+    inside, told = room(), []
+
+    def work(store: Store) -> None:
+        group = store.reader_group("g")
+        group.join("dead", lease=f"{LEASE_MS}ms")
+        for name in ("c", "d", "e"):
+            group.checkpoint(name)
+        while not told:
+            inside.sleep(100)
+            try:
+                told.append(group.checkpoint("f"))
+            except UsageError as error:
+                assert "3 checkpoints are not complete" in str(error)
+
+    inside.process(work)
+    inside.run()
+    assert told == [True]
+    assert LEASE_MS <= inside.now_ms <= 2 * LEASE_MS

@@ -33,7 +33,7 @@ from headgate.store.streams import StreamDefinition
 EVENTS_MAX = 200_000
 """Of both phases; reaching it is a hang."""
 
-LIVENESS_MS = 600_000
+LIVENESS_MS = 120_000
 """Virtual time in which a healed group must have read everything."""
 
 STOPPED_MS_MAX = 2_000
