@@ -38,7 +38,7 @@ def what_others_had_in_between_is_read_on() -> AbstractContextManager[None]:  # 
     def take(call: Any, self: Any, found: Any) -> None:
         kept = dict(self._segments)
         call(self, found)
-        self._segments = kept
+        self._segments = {segment: x for segment, x in kept.items() if segment in self._group.shares.of(self.reader_id)}
 
     return around(GroupReader, "_take", take)
 

@@ -24,7 +24,6 @@ from headgate.sim.product.scaled_streams import Scaler
 from headgate.sim.world import Violation, World
 from headgate.store import store as stores
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.memory import memory_catalogue
 from headgate.store.reader_groups import ReaderGroup
 from headgate.store.retention import Retention
 from headgate.store.store import Store
@@ -118,9 +117,8 @@ class GroupRun:
 
     # -- the world --------------------------------------------------------------------------------------------------
 
-    def _watched(self, name: str) -> Catalogue:
-        watched = WatchedCatalogue(memory_catalogue(name), self.judge, lambda: self.tasks.current.process.name)
-        return cast(Catalogue, watched)
+    def _watched(self, behind: Catalogue) -> Catalogue:
+        return cast(Catalogue, WatchedCatalogue(behind, self.judge, lambda: self.tasks.current.process.name))
 
     def _places(self) -> list[Place]:
         return [*self.writers, *self.members]
