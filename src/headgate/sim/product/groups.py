@@ -36,9 +36,6 @@ LIVENESS_MS = 120_000
 """Virtual time in which a healed group must have read everything."""
 
 STOPPED_MS_MAX = 2_000
-SETTLED_MS = 5_000
-"""When nothing fails any more, who was stopped or begun before has come to its end after so much virtual time."""
-
 RESETS_MAX = 3
 LAST = "the last one"
 """The checkpoint that is asked for when nothing fails any more."""
@@ -68,7 +65,6 @@ class GroupRun:
         self.asked_count = self.truncated_count = 0
         self._resets_left, self._resetting = rng.choice((0, 1, RESETS_MAX)), 0
         self._stopped: list[SimProcess] = []
-        self._healed_ms = 0
         self._is_verified = False
 
     def run(self) -> Violation | None:
@@ -110,10 +106,6 @@ class GroupRun:
         if self._resetting or GROUP not in self._behind.groups():
             return False
         return not self._behind.find_group(GROUP).group.readable
-
-    def was_well_since(self, moment_ms: int) -> bool:
-        """Whether whoever joined then has met no fault, and nobody else has fenced it."""
-        return self.faults.is_healed and moment_ms > self._healed_ms + SETTLED_MS and not self._resetting
 
     # -- the world --------------------------------------------------------------------------------------------------
 
@@ -172,7 +164,6 @@ class GroupRun:
     def _heal(self) -> None:
         self.world.tell("world", "heals")
         self.faults.heal()
-        self._healed_ms = self.world.now_ms
         for process in self._stopped:
             process.resume()
         self.tasks.spawn(SimProcess(self.tasks, "user"), self._ask_for_last, "main")
