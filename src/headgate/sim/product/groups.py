@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from typing import cast
 
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, TruncatedError
 from headgate.sim.machine.disk import Disk
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.store import SimStores
@@ -228,7 +228,10 @@ class GroupRun:
         complete = [name for name, is_complete in group.checkpoints().items() if is_complete]
         chance = self._rng.random()
         if complete and chance < 0.6:
-            group.reset(checkpoint=self._rng.choice(complete))
+            try:
+                group.reset(checkpoint=self._rng.choice(complete))
+            except TruncatedError as error:
+                self.judge.fail("RG17", f"a checkpoint is kept, and what it needs is not: {error}")
         elif chance < 0.8:
             group.reset(cuts=list(group.cut().values()))
         elif not self.truncates:
