@@ -46,14 +46,14 @@ def write(root: str, name: str, epoch: int) -> None:
                 transaction = store.begin(STREAM, owner=name, epoch=epoch, name=f"{name}.{number}.{epoch}")
                 transaction.write(batch)
                 transaction.prepare()
-                time.sleep(0.02)
+                time.sleep(0.02)  # not a wait for anything
                 store.commit_transactions([(STREAM, f"{name}.{number}.{epoch}")], owner=name, epoch=epoch)
             continue
         appended += 1
         if appended >= writer.next_sequence:
             writer.append(batch, sequence=appended)
             writer.flush()
-            time.sleep(0.02)
+            time.sleep(0.02)  # not a wait for anything
 
 
 def read(root: str, name: str, log: Path) -> None:
@@ -89,7 +89,7 @@ def _read(reader: GroupReader, chance: random.Random, say: object) -> None:
         reader.commit()
         if rows:
             say("committed")
-            time.sleep(chance.random() / 50)
+            time.sleep(chance.random() / 50)  # not a wait for anything
     reader.leave()
 
 

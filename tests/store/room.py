@@ -37,7 +37,7 @@ class Room:
         self.world.at(after_ms, lambda: self.tasks.spawn(process, lambda: work(store) and None, "main"))
         return process
 
-    def sleep(self, pause_ms: int) -> None:
+    def elapse(self, pause_ms: int) -> None:
         """Let time pass in the process that calls this."""
         self.tasks.park(pause_ms)
 

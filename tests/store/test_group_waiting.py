@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from tests.store.room import Room
@@ -120,9 +121,9 @@ def test_a_reader_that_waits_hears_of_markers_and_of_segments_that_come_to_it() 
         group = store.reader_group("g")
         reader = group.join("a")
         write(store, 5)
-        inside.sleep(500)
+        inside.elapse(500)
         assert not group.checkpoint("c")
-        inside.sleep(500)
+        inside.elapse(500)
         reader.leave(commits=False)
 
     inside.process(first)
@@ -143,7 +144,7 @@ def test_what_was_returned_is_committed_while_its_reader_waits() -> None:  # RG1
     def look(store: Store) -> None:
         for _ in range(2):
             cuts.append(store.reader_group("g").cut()[STREAM].positions)
-            inside.sleep(1_500)
+            inside.elapse(1_500)
 
     inside.process(read)
     inside.process(look, after_ms=500)
@@ -191,9 +192,9 @@ def busy(inside: Room, busy_ms: int, busy_at_most: str | None) -> tuple[list[str
     def work(store: Store) -> None:
         reader = store.reader_group("g").join("busy", lease=f"{LEASE_MS}ms", busy_at_most=busy_at_most)
         reader.read()
-        inside.sleep(busy_ms)
+        inside.elapse(busy_ms)
         told.extend(store.reader_group("g").readers())
-        inside.sleep(100 * LEASE_MS)
+        inside.elapse(100 * LEASE_MS)
 
     def watch(store: Store) -> None:
         reader = store.reader_group("g").join("other", lease=f"{LEASE_MS}ms")
@@ -219,11 +220,11 @@ def test_whoever_was_busy_for_too_long_is_refused_and_does_not_come_back() -> No
     def work(store: Store) -> None:
         group = store.reader_group("g")
         reader = group.join("busy", lease=f"{LEASE_MS}ms", busy_at_most="2s")
-        inside.sleep(10 * LEASE_MS)
+        inside.elapse(10 * LEASE_MS)
         for call in (reader.read, reader.commit, reader.heartbeat, reader.leave):
             with pytest.raises(FencedError, match="join again"):
                 call()
-            inside.sleep(LEASE_MS)
+            inside.elapse(LEASE_MS)
             assert list(group.readers()) == ["other"]
         told.append("refused")
 
@@ -246,11 +247,11 @@ def test_the_thread_ends_when_its_reader_is_out_of_the_group() -> None:  # RG12,
         reader = group.join("a", lease=f"{LEASE_MS}ms", busy_at_most="1h")
         reader.read()
         group.reset()
-        inside.sleep(LEASE_MS)
+        inside.elapse(LEASE_MS)
         threads.extend(inside.threads_of(process))
         with pytest.raises(FencedError):
             reader.read()
-        inside.sleep(LEASE_MS)
+        inside.elapse(LEASE_MS)
         threads.extend(inside.threads_of(process))
 
     process = inside.process(work)
@@ -275,7 +276,7 @@ def test_the_thread_ends_with_its_reader_and_goes_on_after_a_failure() -> None: 
     def work(store: Store) -> None:
         with store.reader_group("g").join("a", lease=f"{LEASE_MS}ms", busy_at_most="1h") as reader:
             reader.read()
-            inside.sleep(LEASE_MS + 50)
+            inside.elapse(LEASE_MS + 50)
             assert len(beats) == 4
         assert inside.threads_of(process) == []
         reader.leave(commits=False)
@@ -336,7 +337,7 @@ def test_whoever_waits_for_a_checkpoint_takes_dead_readers_for_dead() -> None:  
         group = store.reader_group("g")
         group.join("dead", lease=f"{LEASE_MS}ms")
         while not group.checkpoint("c"):
-            inside.sleep(100)
+            inside.elapse(100)
         told.append((inside.now_ms, dict(group.readers())))
 
     inside.process(work)
@@ -344,3 +345,22 @@ def test_whoever_waits_for_a_checkpoint_takes_dead_readers_for_dead() -> None:  
     ((at_ms, readers),) = told
     assert LEASE_MS <= at_ms <= 2 * LEASE_MS
     assert readers == {}
+
+
+def test_whoever_is_refused_a_checkpoint_watches_too() -> None:  # RG8, RG13
+    inside, told = room(), []
+
+    def work(store: Store) -> None:
+        group = store.reader_group("g")
+        group.join("dead", lease=f"{LEASE_MS}ms")
+        for name in ("c", "d", "e"):
+            group.checkpoint(name)
+        while not told:
+            inside.elapse(100)
+            with suppress(UsageError):  # three are not complete
+                told.append(group.checkpoint("f"))
+
+    inside.process(work)
+    inside.run()
+    assert told == [True]
+    assert LEASE_MS <= inside.now_ms <= 2 * LEASE_MS

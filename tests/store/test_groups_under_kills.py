@@ -91,7 +91,7 @@ def strike(chance: random.Random, store: Store, found: Processes) -> None:
             process = found.running[name]
             if process.poll() is None:
                 process.send_signal(signal.SIGSTOP)
-                time.sleep(chance.choice((0.5, 4)))
+                time.sleep(chance.choice((0.5, 4)))  # not a wait for anything
                 process.send_signal(signal.SIGCONT)
         case _:
             with suppress(HeadgateError):
@@ -134,7 +134,7 @@ def judge(said: dict[str, list[tuple[str, int, list[Row]]]], written: Counter[Ro
 
 
 @pytest.mark.crash
-def test_writers_and_readers_under_kills_and_scaling_process_each_event_once(tmp_path: Path) -> None:  # RG26
+def test_writers_and_readers_under_kills_and_scaling_process_each_event_once(tmp_path: Path) -> None:  # RG20
     chance = random.Random(26)
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -145,7 +145,7 @@ def test_writers_and_readers_under_kills_and_scaling_process_each_event_once(tmp
         for name in [*writers, *(f"r{n}" for n in range(READERS))]:
             found.start(name)
         for _ in range(STRIKES):
-            time.sleep(chance.random())
+            time.sleep(chance.random())  # not a wait for anything
             strike(chance, store, found)
         until = time.monotonic() + PATIENCE_S
         while not found.is_over("w"):

@@ -133,10 +133,8 @@ class ReaderGroup:
         Raises:
             UsageError: three are open already.
         """
-        group = self._catalogue.change_group(self.name, CheckpointAsked(name)).group
-        found = group.checkpoint(name)
-        if found is not None and not found.is_complete:
-            self._look_at(group.readers)
+        self._look_at(self._catalogue.find_group(self.name).group.readers)
+        found = self._catalogue.change_group(self.name, CheckpointAsked(name)).group.checkpoint(name)
         return found is not None and found.is_complete
 
     def checkpoints(self) -> dict[str, bool]:

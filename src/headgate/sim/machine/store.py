@@ -59,17 +59,17 @@ class SimCatalogue:
 class SimStores:
     """The stores of one run, by name; ``open`` is for ``store.OPENERS``."""
 
-    def __init__(self, disk: Callable[[str], Disk], make: Callable[[str], Catalogue] = memory_catalogue) -> None:
-        """``make`` gives the catalogue of a store, by its name in messages."""
+    def __init__(self, disk: Callable[[str], Disk], watched: Callable[[Catalogue], Catalogue] = lambda x: x) -> None:
+        """``watched`` gives what stands in front of a catalogue: somebody who hears what takes effect."""
         self._disk = disk
-        self._make = make
+        self._watched = watched
         self._catalogues: dict[str, Catalogue] = {}
         self._names_count = 0
 
     def behind(self, name: str) -> Catalogue:
         """Return the catalogue of a store, as nobody sees it: at once, and without faults."""
         if name not in self._catalogues:
-            self._catalogues[name] = self._make(f"sim://{name}")
+            self._catalogues[name] = self._watched(memory_catalogue(f"sim://{name}"))
         return self._catalogues[name]
 
     def open(self, name: str) -> Store:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import pyarrow as pa
 
 from headgate.errors import CorruptionError, FencedError, HeadgateError, StorageError, TruncatedError
 from headgate.protocol.store.transactions import Status
-from headgate.sim.machine.tasks import SimProcess
+from headgate.sim.machine.faults import Faults
+from headgate.sim.machine.tasks import SimProcess, Tasks
+from headgate.sim.product.group_judge import GroupJudge
+from headgate.sim.world import World
 from headgate.store.group_reader import CheckpointMarker, GroupEvents, GroupReader
+from headgate.store.reader_groups import ReaderGroup
 from headgate.store.store import Store
-
-if TYPE_CHECKING:
-    from headgate.sim.product.groups import GroupRun
 
 STORE = "sim://store"
 GROUP = "app/readers"
@@ -30,10 +31,25 @@ PATIENCE_MS = 60_000
 """Virtual time in which a name is free again when nothing fails any more."""
 
 
+class Around(Protocol):
+    """What programs are in: ``groups.GroupRun``."""
+
+    world: World
+    tasks: Tasks
+    faults: Faults
+    judge: GroupJudge
+
+    def group(self, store: Store) -> ReaderGroup:
+        """Return the group, which whoever comes first makes."""
+
+    def is_over(self) -> bool:
+        """Whether nothing will ever be left to read."""
+
+
 class Place:
     """Where one program runs, again and again, until it has done its work."""
 
-    def __init__(self, run: GroupRun, name: str, rng: random.Random) -> None:
+    def __init__(self, run: Around, name: str, rng: random.Random) -> None:
         self.name = name
         self.process: SimProcess | None = None
         self.is_done = False
@@ -87,7 +103,7 @@ class Place:
 class Writer(Place):
     """Appends numbered events to a stream, some in transactions, each once and in order; then it seals the stream."""
 
-    def __init__(self, run: GroupRun, stream: str, rng: random.Random) -> None:
+    def __init__(self, run: Around, stream: str, rng: random.Random) -> None:
         super().__init__(run, f"writer-{stream}", rng)
         self.stream = stream
         count = rng.choice((0, 40, 120, 200))
@@ -138,7 +154,7 @@ class Writer(Place):
 class Member(Place):
     """Reads as one of the group until nothing is left."""
 
-    def __init__(self, run: GroupRun, number: int, rng: random.Random) -> None:
+    def __init__(self, run: Around, number: int, rng: random.Random) -> None:
         super().__init__(run, f"reader{number}", rng)
         self._lease_ms = rng.choice((150, 400, 1_000))
         self._commit_every = rng.choice((None, None, "0ms", "20ms", "300ms"))
@@ -157,7 +173,7 @@ class Member(Place):
         if run.is_over():
             return True
         group = run.group(Store.shared(STORE))
-        began_ms = run.world.now_ms
+        resets_count = run.judge.resets_count if run.faults.is_healed else None
         reader = group.join(
             self.name if self._keeps_name else process.name,
             lease=f"{self._lease_ms}ms",
@@ -170,7 +186,7 @@ class Member(Place):
         try:
             self._read(process, reader)
         except FencedError as error:
-            if run.was_well_since(began_ms):
+            if process is self.process and resets_count == run.judge.resets_count:  # and nothing fails any more
                 run.judge.fail("RG13", f"{process.name} lives, and is fenced: {error}")
             raise
         return False
