@@ -34,6 +34,9 @@ IN_FLIGHT_PREFIX = "in-flight/"
 FILES_PREFIX = "files/"
 """What the section of a node holds: the prefix stands before the node's name."""
 
+CHUNK_SUFFIX = ".chunk"
+"""How the names of files end that are chunks of state in memory; the other files of a backend are a database's."""
+
 OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, IN_FLIGHT_PREFIX)
 """Those whose rows are counted. Lists and unions are operator state: dealt out at a restore, or seen by everybody.
 Records in flight were on their way to the node when a barrier overtook them (UA17). Files of a database are not among

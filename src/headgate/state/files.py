@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from headgate.codec.snapshot import CHUNK_SUFFIX
 from headgate.errors import CorruptionError
 from headgate.model.manifest import SnapshotPart
-
-CHUNK = ".chunk"
-"""How the names of files end that are chunks of state in memory; the others are a database's."""
 
 
 class LocalDamage(CorruptionError):  # noqa: N818 - it says whose the damage is
@@ -56,7 +54,7 @@ class StoredFiles:
     @property
     def are_chunks(self) -> bool:
         """Whether the files are chunks of state in memory, and no database."""
-        return any(part.name.endswith(CHUNK) for part in self.parts)
+        return any(part.name.endswith(CHUNK_SUFFIX) for part in self.parts)
 
     @property
     def files(self) -> Mapping[str, SnapshotPart]:

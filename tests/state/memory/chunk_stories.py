@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.state.backends import GROUPS, rows_in, sections_of
 from tests.state.rocksdb.increments import SUBTASK, manifest_of, restored_states
@@ -23,11 +24,16 @@ from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
 from headgate.state import keyed
 from headgate.state.backend import ContinuingBackend, Ownership
 from headgate.state.choice import worker_states
+from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
 from headgate.state.frozen import FrozenState, OwnedKeys
 from headgate.state.memory import by_column, changes, chunk_log, chunked, lists, maps
 from headgate.storage.memory import MemoryStorage
 
 Contents = dict[str, list[dict[str, Any]]]
+
+KEYS = KeyColumns(("id",), (pa.int64(),))
+VALUE = StateDescriptor("value", StateKind.VALUE, pa.large_string())
+RECORDS = Section("accumulators", pa.schema([("key", pa.int64()), ("text", pa.large_string())]), ("key",))
 
 OWNED = OwnedKeys(KeyGroups(0, GROUPS), GROUPS)
 
@@ -46,6 +52,94 @@ def small() -> Iterator[None]:
         yield
 
 
+class Few:
+    """Values, lists and maps of five keys, in one of the forms of ``test_backends``."""
+
+    def __init__(self, form: type[Rows], key: str) -> None:
+        self._form, self._key = form, key
+
+    def make(self, worker: Any) -> Any:
+        return self._form(self._key).make(worker)
+
+    def nothing(self) -> Model:
+        return {"value": {}, "list": {}, "map": {}}
+
+    def _used(self, backend: Any) -> Any:
+        used: Any = self._form(self._key)
+        used.backend = used.columned = backend
+        return used
+
+    def process(self, backend: Any, model: Model, what: str, numbers: list[int], n: int) -> None:
+        self._used(backend).change(what, numbers, n)
+        change(model, what, numbers, n)
+
+    def tidy(self, backend: Any) -> None:
+        self._used(backend).tidy()
+
+    def check(self, backend: Any, model: Model) -> None:
+        self._used(backend).check(model)
+
+    def counts(self, model: Model) -> dict[str, int]:
+        return counts(model)
+
+    def wanted(self, model: Model) -> Contents:
+        return in_snapshot(model, self._key)
+
+
+class Many:
+    """A value, or a record, of thousands of keys: how they are put, and taken away, depends on the form."""
+
+    FORMS = ("row", "column", "record")
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+        self.state = "accumulators" if form == "record" else VALUE.name
+
+    def make(self, worker: Any, states: Sequence[StateDescriptor] = (VALUE,)) -> Any:
+        of = worker.of("sum", 0, GROUPS)
+        if self.form == "record":
+            return of.records(RECORDS)
+        return (of.by_row if self.form == "row" else of.by_column)(KEYS, states)
+
+    def nothing(self) -> dict[int, str]:
+        return {}
+
+    def process(self, backend: Any, model: dict[int, str], keys: Iterable[int], version: int | None) -> None:
+        """Give all ``keys`` a value, or take theirs away (None)."""
+        keys = list(keys)
+        for key in keys:
+            model.pop(key, None)
+            model |= {} if version is None else {key: text(key, version)}
+        if self.form == "record":
+            assert version is not None, "records never go"
+            backend.load(keys)
+            backend.store({key: (key, model[key]) for key in keys})
+        elif self.form == "row":
+            cells = backend.cells(VALUE)
+            for key in keys:
+                cells.put(key, model[key]) if version is not None else cells.remove(key)
+            backend.absorb()
+        else:
+            slots, values = backend.slots([pa.array(keys, pa.int64())]), backend.values(VALUE)
+            if version is None:
+                values.clear(slots)
+            else:
+                values.put(slots, pa.array([model[key] for key in keys], pa.large_string()))
+            backend.prepare()
+
+    def counts(self, model: dict[int, str]) -> dict[str, int]:
+        return {self.state: len(model)}
+
+    def wanted(self, model: dict[int, str]) -> Contents:
+        names = RECORDS.schema.names if self.form == "record" else ["key0", "value"]
+        rows = [dict(zip(names, found, strict=True)) for found in model.items()]
+        return {self.state: sorted(rows, key=lambda row: row[names[0]])}
+
+
+def text(key: int, version: int) -> str:
+    return f"{key} was put for the {version}th time, which takes about fifty bytes"
+
+
 class FailingStorage(MemoryStorage):
     """Refuses one write, if it is told to."""
 
@@ -62,13 +156,14 @@ class FailingStorage(MemoryStorage):
 class Story:
     """One pipeline of one subtask."""
 
-    def __init__(self, use: Rows, key: str) -> None:
-        self.use, self.key = use, key
+    def __init__(self, use: Any) -> None:
+        """``use``: how its backend is used, and what is there then: see ``Few`` and ``Many``."""
+        self.use = use
         self.worker = worker_states(MemoryState(), None)
         self.storage = FailingStorage("chunks")
         self.log = CheckpointLog(self.storage, "p")
-        self.model: Model = {"value": {}, "list": {}, "map": {}}
-        self.retained: dict[int, tuple[Manifest, Model]] = {}
+        self.model: Any = use.nothing()
+        self.retained: dict[int, tuple[Manifest, Any]] = {}
         self.number = 0
         self.continued = 0
         self.begin()
@@ -78,20 +173,19 @@ class Story:
         self.generation = self.log.claim("test", 0).next.generation
         self.backend: Any = self.use.make(self.worker)
         self.shared = SharedFiles()
-        self.frozen: list[tuple[int, FrozenState, Model]] = []
-        self.written: dict[int, tuple[tuple[SnapshotPart, ...], Model]] = {}
+        self.frozen: list[tuple[int, FrozenState, Any]] = []
+        self.written: dict[int, tuple[tuple[SnapshotPart, ...], Any]] = {}
 
-    def change(self, what: str, numbers: list[int], n: int) -> None:
+    def change(self, *what: Any) -> None:
         """Process something."""
-        self.use.change(what, numbers, n)
-        change(self.model, what, numbers, n)
+        self.use.process(self.backend, self.model, *what)
 
     def freeze(self) -> None:
         """A barrier comes."""
         self.number += 1
         self.log.reserve(CheckpointId(self.number))
         frozen = self.backend.freeze()
-        assert frozen.rows() == counts(self.model)
+        assert frozen.rows() == self.use.counts(self.model)
         self.frozen.append((self.number, frozen, copy.deepcopy(self.model)))
 
     def write(self, fails_in: int = 0) -> tuple[SnapshotPart, ...]:
@@ -112,18 +206,22 @@ class Story:
         """A snapshot fails, after some of it was written."""
         number, frozen, _ = self.frozen.pop(0)
         self.storage.fails_in = fails_in
-        try:
+        with suppress(StorageError):
             self._parts(number, frozen)
-        except StorageError:
-            pass
         self.storage.fails_in = 0
         frozen.release()
 
-    def _parts(self, number: int, frozen: FrozenState) -> tuple[SnapshotPart, ...]:
+    def _parts(self, number: int, frozen: FrozenState, *, is_portable: bool = False) -> tuple[SnapshotPart, ...]:
         to = Destination(self.storage, "p", self.generation, 0, OWNED)
-        target = SubtaskTarget(to, SUBTASK, CheckpointId(number), self.shared.shareable())
+        shareable = None if is_portable else self.shared.shareable()
+        target = SubtaskTarget(to, SUBTASK, CheckpointId(number), shareable)
         target.put_state("sum", frozen)
         return target.finish()
+
+    def savepoint(self) -> Manifest:
+        """Write what was frozen last as a savepoint, too."""
+        number, frozen, _ = self.frozen[-1]
+        return manifest_of(number, self._parts(number, frozen, is_portable=True), int(self.generation))
 
     def complete(self, number: int, *, is_heard: bool = True) -> Manifest:
         """Complete a checkpoint; older ones are given up."""
@@ -157,7 +255,7 @@ class Story:
         """Everything dies, and goes on from the newest checkpoint."""
         self.begin()
         if not self.retained:
-            self.model = {"value": {}, "list": {}, "map": {}}
+            self.model = self.use.nothing()
             return
         manifest, model = self.retained[max(self.retained)]
         self.model = copy.deepcopy(model)
@@ -179,19 +277,18 @@ class Story:
     def contents(self, manifest: Manifest, parallelism: int = 1) -> Contents:
         """Return what is restored of a checkpoint, all subtasks together."""
         found: Contents = {}
-        use = type(self.use)(self.key)
         for worker in range(parallelism):
-            backend: Any = use.make(self.worker)
+            backend: Any = self.use.make(self.worker)
             self.restore(manifest, backend, worker, parallelism)
             for name, rows in rows_in(sections_of(backend.freeze())).items():
                 found.setdefault(name, []).extend(rows)
-        return {name: _ordered(rows) for name, rows in found.items()}
+        return {name: ordered(rows) for name, rows in found.items()}
 
     def check(self, parallelism: int = 1) -> None:
         """Whatever is retained can be restored."""
         for manifest, model in self.retained.values():
             assert self.log.files.verify(manifest) == []
-            assert self.contents(manifest, parallelism) == in_snapshot(model, self.key)
+            assert self.contents(manifest, parallelism) == self.use.wanted(model)
 
     def check_no_leak(self) -> None:
         """Once nothing is under way, nothing is there that nobody needs."""
@@ -216,7 +313,5 @@ def new_bytes(manifest: Manifest) -> int:
     return sum(p.size_bytes for p in manifest.entries[0].parts if not p.path or p.path.startswith(own))
 
 
-def _ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(rows, key=lambda row: [found for name, found in row.items() if name != "value"])
-
-
+def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: [found for name, found in row.items() if name not in ("value", "text")])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from headgate.codec.snapshot import CHUNK_SUFFIX
 from headgate.model.manifest import SnapshotPart
 from headgate.state.memory.changes import Interval
 
@@ -78,7 +79,7 @@ class ChunkLog:
 
     def name(self, moment: Moment, place: int) -> str:
         """Return what to call a file of the snapshot at ``moment``: no other one of its snapshot is called so."""
-        return f"{self._names_before + moment.number}-{place}.chunk"
+        return f"{self._names_before + moment.number}-{place}{CHUNK_SUFFIX}"
 
     def chain(self, shareable: Mapping[str, SnapshotPart]) -> list[Chunk]:
         """Return the longest chain of which every file may be shared. They all are of one snapshot (SF15)."""
