@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.state.backends import GROUPS, rows_in, sections_of
@@ -27,6 +29,8 @@ from headgate.state.choice import worker_states
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
 from headgate.state.frozen import FrozenState, OwnedKeys
 from headgate.state.memory import by_column, changes, chunk_log, chunked, lists, maps
+from headgate.state.timers import TimeKind
+from headgate.state.ttl import TTL
 from headgate.storage.memory import MemoryStorage
 
 Contents = dict[str, list[dict[str, Any]]]
@@ -54,6 +58,8 @@ def small() -> Iterator[None]:
 
 class Few:
     """Values, lists and maps of five keys, in one of the forms of ``test_backends``."""
+
+    now_ms = 0
 
     def __init__(self, form: type[Rows], key: str) -> None:
         self._form, self._key = form, key
@@ -94,12 +100,31 @@ class Many:
     def __init__(self, form: str) -> None:
         self.form = form
         self.state = "accumulators" if form == "record" else VALUE.name
+        self.ttl: TTL | None = None
+        self.now_ms = 0
 
-    def make(self, worker: Any, states: Sequence[StateDescriptor] = (VALUE,)) -> Any:
+    @property
+    def value(self) -> StateDescriptor:
+        return replace(VALUE, ttl=self.ttl)
+
+    def make(self, worker: Any, states: Sequence[StateDescriptor] | None = None, *, has_timers: bool = False) -> Any:
         of = worker.of("sum", 0, GROUPS)
         if self.form == "record":
             return of.records(RECORDS)
-        return (of.by_row if self.form == "row" else of.by_column)(KEYS, states)
+        make = of.by_row if self.form == "row" else of.by_column
+        return make(KEYS, [self.value] if states is None else states, has_timers=has_timers)
+
+    def make_timed(self, worker: Any) -> Any:
+        return self.make(worker, has_timers=True)
+
+    def register(self, backend: Any, times_ms: dict[int, int]) -> None:
+        """Have timers of event time."""
+        timers = backend.timers.of(TimeKind.EVENT_TIME)
+        if self.form == "row":
+            for key, time_ms in times_ms.items():
+                timers.register(key, time_ms)
+        else:
+            timers.register(backend.slots([pa.array(times_ms, pa.int64())]), np.array(list(times_ms.values())))
 
     def nothing(self) -> dict[int, str]:
         return {}
@@ -115,25 +140,36 @@ class Many:
             backend.load(keys)
             backend.store({key: (key, model[key]) for key in keys})
         elif self.form == "row":
-            cells = backend.cells(VALUE)
+            cells = backend.cells(self.value)
             for key in keys:
-                cells.put(key, model[key]) if version is not None else cells.remove(key)
+                if version is None:
+                    cells.remove(key)
+                else:
+                    cells.put(key, model[key] if self.ttl is None else (model[key], self.now_ms + 100))
             backend.absorb()
         else:
-            slots, values = backend.slots([pa.array(keys, pa.int64())]), backend.values(VALUE)
+            slots, values = backend.slots([pa.array(keys, pa.int64())]), backend.values(self.value)
             if version is None:
                 values.clear(slots)
             else:
                 values.put(slots, pa.array([model[key] for key in keys], pa.large_string()))
             backend.prepare()
 
+    def living(self, model: dict[int, str]) -> dict[int, str]:
+        """Return what has not expired: a text says when it was put."""
+        return {key: found for key, found in model.items() if self.ttl is None or _time_ms(found) + 100 > self.now_ms}
+
     def counts(self, model: dict[int, str]) -> dict[str, int]:
-        return {self.state: len(model)}
+        return {self.state: len(self.living(model))}
 
     def wanted(self, model: dict[int, str]) -> Contents:
         names = RECORDS.schema.names if self.form == "record" else ["key0", "value"]
         rows = [dict(zip(names, found, strict=True)) for found in model.items()]
         return {self.state: sorted(rows, key=lambda row: row[names[0]])}
+
+
+def _time_ms(found: str) -> int:
+    return int(found.split()[5].removesuffix("th"))
 
 
 def text(key: int, version: int) -> str:
@@ -156,11 +192,11 @@ class FailingStorage(MemoryStorage):
 class Story:
     """One pipeline of one subtask."""
 
-    def __init__(self, use: Any) -> None:
+    def __init__(self, use: Any, storage: Any = None) -> None:
         """``use``: how its backend is used, and what is there then: see ``Few`` and ``Many``."""
         self.use = use
         self.worker = worker_states(MemoryState(), None)
-        self.storage = FailingStorage("chunks")
+        self.storage: Any = storage or FailingStorage("chunks")
         self.log = CheckpointLog(self.storage, "p")
         self.model: Any = use.nothing()
         self.retained: dict[int, tuple[Manifest, Any]] = {}
@@ -185,18 +221,18 @@ class Story:
         self.number += 1
         self.log.reserve(CheckpointId(self.number))
         frozen = self.backend.freeze()
-        assert frozen.rows() == self.use.counts(self.model)
+        assert {**frozen.rows(), **self.use.counts(self.model)} == frozen.rows()
         self.frozen.append((self.number, frozen, copy.deepcopy(self.model)))
 
     def write(self, fails_in: int = 0) -> tuple[SnapshotPart, ...]:
         """Write the oldest snapshot that is frozen; the first try may fail."""
         number, frozen, model = self.frozen.pop(0)
-        self.storage.fails_in = fails_in
+        self._fail_in(fails_in)
         try:
             parts = self._parts(number, frozen)
         except StorageError:
             parts = self._parts(number, frozen)
-        self.storage.fails_in = 0
+        self._fail_in(0)
         frozen.release()
         self.shared.wrote(CheckpointId(number), _files(parts))
         self.written[number] = parts, model
@@ -205,11 +241,15 @@ class Story:
     def give_up(self, fails_in: int) -> None:
         """A snapshot fails, after some of it was written."""
         number, frozen, _ = self.frozen.pop(0)
-        self.storage.fails_in = fails_in
+        self._fail_in(fails_in)
         with suppress(StorageError):
             self._parts(number, frozen)
-        self.storage.fails_in = 0
+        self._fail_in(0)
         frozen.release()
+
+    def _fail_in(self, writes: int) -> None:
+        if isinstance(self.storage, FailingStorage):
+            self.storage.fails_in = writes
 
     def _parts(self, number: int, frozen: FrozenState, *, is_portable: bool = False) -> tuple[SnapshotPart, ...]:
         to = Destination(self.storage, "p", self.generation, 0, OWNED)
@@ -272,6 +312,9 @@ class Story:
                 is_continued = backend.go_on_with(state.files, owner)
             if not is_continued:
                 backend.restore(decode_sections(state.payload, "state"), "state", owner)
+        if hasattr(backend, "end_restore"):
+            backend.time.now_ms = self.use.now_ms
+            backend.end_restore()
         return is_continued
 
     def contents(self, manifest: Manifest, parallelism: int = 1) -> Contents:

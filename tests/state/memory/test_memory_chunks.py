@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.runtime.checkpoints.test_restoring import plan_of
 from tests.state.backends import rows_in, sections_of, states
-from tests.state.memory.chunk_stories import VALUE, Few, Many, Story, chunks_of, new_bytes, small
+from tests.state.memory.chunk_stories import VALUE, Few, Many, Story, chunks_of, new_bytes, ordered, small
 from tests.state.rocksdb.increments import manifest_of
 from tests.state.test_backends import Columns, Rows
 
+import headgate as hg
 from headgate.codec.log_entry import decode_log_entry, encode_log_entry
 from headgate.codec.snapshot import FILES_PREFIX, STATE_PREFIX, encode_sections
 from headgate.errors import CorruptionError
@@ -27,6 +32,7 @@ from headgate.state.descriptors import StateDescriptor, StateKind
 from headgate.state.evolution import Evolution
 from headgate.state.files import UnsoundFiles
 from headgate.state.memory import changes, chunk_log, chunks
+from headgate.storage.backends import open_storage
 
 FORMS = [Rows, Columns]
 
@@ -477,3 +483,101 @@ def test_a_manifest_with_chunks_is_of_a_version_of_its_own() -> None:
     assert data.startswith(b"headgate-log %d " % CHUNKS_VERSION)
     assert decode_log_entry(data, "x") == first
     assert {part.section for part in first.entries[0].parts} == {f"{FILES_PREFIX}sum"}
+
+
+# MC1 TM6
+@pytest.mark.parametrize("form", ["row", "column"])
+def test_timers_are_beside_the_chunks(form: str) -> None:
+    story = Story(Many(form))
+    story.backend = story.use.make_timed(story.worker)
+    story.change(range(KEYS), 0)
+    story.use.register(story.backend, {3: 30, 5: 50})
+    story.checkpoint()
+    story.use.register(story.backend, {7: 70})
+    story.change(range(20), 1)
+    manifest = story.checkpoint()
+    assert len(paths(manifest)) == 2
+    rows = manifest.entries[0].rows
+    assert rows is not None
+    assert rows["sum"]["headgate.timers.event_time"] == 3
+    for parallelism in (1, 2):
+        found: dict[str, list[Any]] = {}
+        for worker in range(parallelism):
+            backend = story.use.make_timed(story.worker)
+            assert story.restore(manifest, backend, worker, parallelism) == (parallelism == 1)
+            for name, rows_found in rows_in(sections_of(backend.freeze())).items():
+                found.setdefault(name, []).extend(rows_found)
+        assert sorted((row["key0"], row["time_ms"]) for row in found["headgate.timers.event_time"]) == [
+            (3, 30),
+            (5, 50),
+            (7, 70),
+        ]
+        assert ordered(found["value"]) == story.use.wanted(story.model)["value"]
+
+
+# MC6 TL6
+@pytest.mark.parametrize("form", ["row", "column"])
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_what_had_expired_is_not_restored_from_chunks(form: str, parallelism: int) -> None:
+    use = Many(form)
+    use.ttl = hg.TTL(timedelta(milliseconds=100))
+    story = Story(use)
+    for now_ms, keys in ((0, range(3_000)), (50, range(3_000, KEYS)), (90, range(100))):
+        story.backend.time.now_ms = use.now_ms = now_ms
+        story.change(keys, now_ms)
+        if now_ms:
+            story.checkpoint()
+    story.backend.time.now_ms = use.now_ms = 120
+    manifest = story.checkpoint()
+    assert len(paths(manifest)) == 2
+    assert len(use.living(story.model)) == KEYS - 3_000 + 100
+    assert dict(_values(story, manifest, parallelism)) == use.living(story.model)
+    story.change(range(3), 120)
+    later = story.checkpoint()
+    assert dict(_values(story, later, parallelism)) == use.living(story.model)
+
+
+def _values(story: Story, manifest: Manifest, parallelism: int) -> list[tuple[int, str]]:
+    return [(row["key0"], row["value"]) for row in story.contents(manifest, parallelism)["value"]]
+
+
+def on_disk(root: Path) -> Story:
+    """Return a story with several chunks, below a directory."""
+    root.mkdir()
+    story = Story(Many("column"), open_storage(str(root)))
+    story.change(range(KEYS), 0)
+    story.checkpoint()
+    story.change(range(60), 1)
+    story.change(range(100, 120), None)
+    story.checkpoint()
+    return story
+
+
+# MC6 RS16
+def test_states_in_chunks_can_be_looked_at(tmp_path: Path) -> None:
+    story = on_disk(tmp_path / "checkpoints")
+    root = tmp_path / "checkpoints" / "p"
+    (state,) = hg.state_catalog(root).to_dicts()
+    assert (state["state"], state["rows"]) == ("value", KEYS - 20)
+    assert state["size_bytes"] > 256 << 10
+    assert dict(hg.read_state(root, "sum", "value").rows()) == story.model
+    assert len(hg.read_state(root, "sum", "value", keys=[17, 18, 110])) == 2
+    file = next(path for path in root.rglob("*.f0"))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CorruptionError, match=file.name):
+        hg.read_state(root, "sum", "value")
+
+
+# MC6 WS3
+def test_a_checkpoint_in_chunks_can_be_changed(tmp_path: Path) -> None:
+    on_disk(tmp_path / "checkpoints")
+    root = tmp_path / "checkpoints" / "p"
+    rows = hg.read_state(root, "sum", "value").with_columns(value=pl.lit("other"))
+    for name, changed in (("same", None), ("other", rows)):
+        draft = hg.edit_savepoint(root, tmp_path / name)
+        if changed is not None:
+            draft.replace("sum", "value", changed)
+        draft.write()
+        wanted = hg.read_state(root, "sum", "value") if changed is None else changed
+        found = hg.read_state(tmp_path / name, "sum", "value")
+        assert found.sort("id").equals(wanted.sort("id"))

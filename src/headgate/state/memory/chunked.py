@@ -64,7 +64,8 @@ class ChunkedState(KeyedState):
         new = self._put_chunk(target, keys, changes, on)
         self._describe(target, keys, changes, [*on, *new])
         if beside or self._meta():
-            self._write_rows(target, beside)
+            nothing: Rows = [(change.state.section, ()) for change in changes]  # a part without a state is damage
+            self._write_rows(target, [*nothing, *beside])
         self._log.wrote(self._moment, chain, new[0] if new else None)
 
     def _put_chunk(
