@@ -15,7 +15,7 @@ from tests.state.test_backends import Columns, Rows
 
 from headgate.codec import log_entry
 from headgate.runtime.checkpoints.targets import SubtaskTarget
-from headgate.state.memory import by_column, chunk_log, chunked, records, rows, stored_chunks
+from headgate.state.memory import by_column, chunk_log, chunked, records, rows, stored_chunks, windows
 from headgate.state.memory.cells import MemoryCells
 from headgate.state.memory.changes import ChangedKeys, Interval
 from headgate.state.memory.chunk_log import ChunkLog
@@ -165,6 +165,14 @@ def other_states_are_gone_on_with() -> AbstractContextManager[None]:
     return patched(by_column, "gone_on_with", gone_on_with)
 
 
+def only_sums_of_the_last_interval_are_written() -> AbstractContextManager[None]:
+    return patched(windows, "slots_after", lambda found, _: np.flatnonzero(found == found.max(initial=-1)))
+
+
+def chunks_have_nothing_beside_their_rows() -> AbstractContextManager[None]:
+    return patched(windows._FrozenMerged, "_meta_of_rows", lambda self: {})
+
+
 ABORTED = tests.test_what_an_aborted_checkpoint_wrote_is_written_by_the_next
 SEVERAL = tests.test_what_was_frozen_before_a_checkpoint_completes_misses_nothing
 CONTINUED = tests.test_what_goes_on_with_chunks_shares_them
@@ -226,6 +234,10 @@ def test_bugs_of_chunks_are_caught(mutant: Mutant, test: Callable[..., Any], giv
         (chunks_are_never_merged, tests.test_chunks_are_few_and_hardly_more_than_what_there_is, ("column",)),
         (only_rows_that_are_there_count, tests.test_state_that_shrinks_gives_its_chunks_up, ("column",)),
         (rows_of_chunks_are_not_counted, tests.test_rows_that_chunks_do_not_have_are_missed, (True,)),
+        (keys_that_went_are_not_written, tests.test_windows_write_what_changed_and_which_have_gone, (1,)),
+        (older_chunks_count_too, tests.test_windows_write_what_changed_and_which_have_gone, (2,)),
+        (only_sums_of_the_last_interval_are_written, tests.test_windows_write_what_changed_and_which_have_gone, (1,)),
+        (chunks_have_nothing_beside_their_rows, tests.test_windows_write_what_changed_and_which_have_gone, (1,)),
         (rows_of_chunks_are_not_counted, tests.test_rows_that_chunks_do_not_have_are_missed, (False,)),
     ],
 )

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.state.backends import GROUPS, rows_in, sections_of
+from tests.state.memory import test_memory_windows as windows
 from tests.state.rocksdb.increments import SUBTASK, manifest_of, restored_states
 from tests.state.test_backends import Model, Rows, change, counts, in_snapshot
 
@@ -168,6 +169,40 @@ class Many:
         return {self.state: sorted(rows, key=lambda row: row[names[0]])}
 
 
+class Windows:
+    """Sums by key and window: a model is the sum of each window and key."""
+
+    now_ms = 0
+
+    def make(self, worker: Any) -> Any:
+        return worker.of("sum", 0, GROUPS).merged_by_window(windows.KEYS, windows.ROWS, windows.ADD_MAX)
+
+    def nothing(self) -> dict[tuple[int, int], int]:
+        return {}
+
+    def process(
+        self, backend: Any, model: dict[tuple[int, int], int], window: int, keys: Iterable[int] | None, value: int = 0
+    ) -> None:
+        """Add ``value`` to the sums of ``keys`` in a window, or take it (None)."""
+        if keys is None:
+            taken = backend.take(window)
+            found = dict(zip(taken.keys[0].to_pylist(), taken.table.values[0].tolist(), strict=True))
+            assert found == {key: model.pop((window, key)) for at, key in list(model) if at == window}
+            return
+        rows = [(key, window, 1, value, value) for key in keys]
+        for key, *_ in rows:
+            model[window, key] = model.get((window, key), 0) + value
+        batch = windows.partials(*rows)
+        backend.add(windows.window_of(batch), batch)
+        backend.meta = b"%d" % value
+
+    def counts(self, model: dict[tuple[int, int], int]) -> dict[str, int]:
+        return {"windows": len(model)}
+
+    def wanted(self, model: dict[tuple[int, int], int]) -> Contents:
+        return {"windows": [{"key": key, "window": window, "sum": n} for (window, key), n in sorted(model.items())]}
+
+
 def _time_ms(found: str) -> int:
     return int(found.split()[5].removesuffix("th"))
 
@@ -308,8 +343,7 @@ class Story:
         is_continued = False
         for state in restored_states(self.storage, manifest, worker, parallelism):
             if state.files is not None and not is_continued:
-                assert isinstance(backend, ContinuingBackend)
-                is_continued = backend.go_on_with(state.files, owner)
+                is_continued = isinstance(backend, ContinuingBackend) and backend.go_on_with(state.files, owner)
             if not is_continued:
                 backend.restore(decode_sections(state.payload, "state"), "state", owner)
         if hasattr(backend, "end_restore"):
@@ -325,6 +359,9 @@ class Story:
             self.restore(manifest, backend, worker, parallelism)
             for name, rows in rows_in(sections_of(backend.freeze())).items():
                 found.setdefault(name, []).extend(rows)
+        if "windows" in found:
+            summed = [{name: row[name] for name in ("key", "window", "sum")} for row in found["windows"]]
+            return {"windows": sorted(summed, key=lambda row: (row["window"], row["key"]))}
         return {name: ordered(rows) for name, rows in found.items()}
 
     def check(self, parallelism: int = 1) -> None:

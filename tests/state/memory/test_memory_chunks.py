@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.runtime.checkpoints.test_restoring import plan_of
 from tests.state.backends import rows_in, sections_of, states
-from tests.state.memory.chunk_stories import VALUE, Few, Many, Story, chunks_of, new_bytes, ordered, small
-from tests.state.rocksdb.increments import manifest_of
+from tests.state.memory.chunk_stories import VALUE, Few, Many, Story, Windows, chunks_of, new_bytes, ordered, small
+from tests.state.rocksdb.increments import manifest_of, restored_states
 from tests.state.test_backends import Columns, Rows
 
 import headgate as hg
 from headgate.codec.log_entry import decode_log_entry, encode_log_entry
-from headgate.codec.snapshot import FILES_PREFIX, STATE_PREFIX, encode_sections
+from headgate.codec.snapshot import FILES_PREFIX, STATE_PREFIX, decode_sections, encode_sections
 from headgate.errors import CorruptionError
 from headgate.model.ids import WorkerIndex
 from headgate.model.manifest import CHUNKS_VERSION, Manifest
@@ -483,6 +483,45 @@ def test_a_manifest_with_chunks_is_of_a_version_of_its_own() -> None:
     assert data.startswith(b"headgate-log %d " % CHUNKS_VERSION)
     assert decode_log_entry(data, "x") == first
     assert {part.section for part in first.entries[0].parts} == {f"{FILES_PREFIX}sum"}
+
+
+# MC1 MC5
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_windows_write_what_changed_and_which_have_gone(parallelism: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed, "RANGE_BYTES_MIN", 100_000)
+    story = Story(Windows())
+    for window in (1, 2, 3):
+        story.change(window, range(KEYS), window)
+    first = story.checkpoint()
+    story.change(3, range(100), 5)
+    story.change(4, range(50, 90), 7)
+    manifest = story.checkpoint()
+    assert paths(first) < paths(manifest)
+    assert new_bytes(manifest) < new_bytes(first) / 20
+    story.change(1, None)
+    gone = story.checkpoint()
+    assert paths(manifest) < paths(gone)
+    assert new_bytes(gone) < 6_000, "a window that has gone is a number"
+    story.change(1, range(20), 9)
+    story.change(4, None)
+    story.freeze()
+    story.change(1, None)
+    story.change(1, range(30, 40), 8)
+    story.write()
+    story.complete(story.number)
+    later = story.checkpoint()
+    assert paths(gone) < paths(later)
+    story.check(parallelism)
+    assert all(bytes(decode_sections(one.payload, "")["meta"]) == b"8" for one in restored_states(story.storage, later))
+    story.change(2, None)
+    assert not paths(first) & paths(story.checkpoint()), "most have gone"
+    story.check(parallelism)
+    story.restart()
+    assert not story.continued
+    story.change(3, range(10), 1)
+    story.checkpoint()
+    story.check(parallelism)
+    story.check_no_leak()
 
 
 # MC1 TM6

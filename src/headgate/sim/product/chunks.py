@@ -1,7 +1,7 @@
 """Pipelines whose checkpoints refer to chunks of state in memory (SM89): everything else is as without it.
 
-State is small in these runs and would be written as rows, so the bounds are: a chunk is written however small it is, few
-are in a chain, and little is remembered of what changed. Counterpart: ``state.memory.chunked``.
+State is small in these runs and would be written as rows. So a chunk is written however small it is, chains are short,
+and little is remembered of what changed. Counterpart: ``state.memory.chunked``.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ what must be portable, such as a savepoint (SV3).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from headgate.model.manifest import SnapshotPart
 from headgate.state.frozen import OwnedKeys, SnapshotTarget
@@ -38,6 +38,10 @@ class ChunkedState(KeyedState):
     def _beside(self) -> Rows:
         """Return the rows of states that are written whole each time."""
         return ()
+
+    def _meta_of_rows(self) -> Mapping[str, bytes]:
+        """Return what whoever restores the rows of chunks needs beside them, of what ``_meta`` returns."""
+        return {}
 
     def _now_ms(self) -> int | None:
         """Return what time it was, if anything expires."""
@@ -91,7 +95,9 @@ class ChunkedState(KeyedState):
         found = [DescribedChunk(chunk.rows, [_file(part, keys) for part in chunk.files]) for chunk in chunks]
         rows = self._rows()
         of_states = {state.section.name: rows[state.section.name] for state in states}
-        target.describe_files(Description(states, keys, found, self._now_ms()).encode(), of_states)
+        target.describe_files(
+            Description(states, keys, found, self._now_ms(), self._meta_of_rows()).encode(), of_states
+        )
 
 
 def _file(part: SnapshotPart, keys: OwnedKeys) -> ChunkFile:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -24,7 +25,7 @@ from headgate.state.keyed import Rows, counts, cut
 VERSION = 1
 
 ROWS, GONE = "rows/", "gone/"
-_WHAT, _SCHEMA = "chunks", "schema/"
+_WHAT, _SCHEMA, _META = "chunks", "schema/", "meta/"
 
 
 @dataclass(frozen=True)
@@ -34,15 +35,17 @@ class Replaced:
     Attributes:
         section: of the state, as any backend restores it.
         identity: rows replace those that are the same in these columns, the key's among them.
+        group: rows that are the same in these columns may go together; (): those of one identity.
     """
 
     section: Section
     identity: tuple[str, ...]
+    group: tuple[str, ...] = ()
 
     @property
     def gone(self) -> pa.Schema:
         """The columns of what is there no more."""
-        return pa.schema([self.section.schema.field(name) for name in self.identity])
+        return pa.schema([self.section.schema.field(name) for name in self.group or self.identity])
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Change:
     Attributes:
         state: which one.
         rows: all that there are of each identity that changed.
-        gone: the identities that have no rows any more.
+        gone: the identities, or groups, of which no older row is there any more.
     """
 
     state: Replaced
@@ -72,7 +75,10 @@ def encode_chunk(changes: Sequence[Change], keys: OwnedKeys) -> Iterator[tuple[K
         AssertionError: there is a key that is not owned; a restore would not find it.
     """
     every: Rows = [part for change in changes for part in _parts(change)]
-    for groups, parts in cut(every, keys):
+    of_keys = [part for part in every if set(part[0].key_names) <= set(part[0].schema.names)]
+    of_any_key = [part for part in every if not set(part[0].key_names) <= set(part[0].schema.names)]
+    for groups, own in cut(of_keys, keys):
+        parts = [*own, *of_any_key]
         found = {section.name: encode_batches(section.schema, batches) for section, batches in parts if _any(batches)}
         yield groups, sum(counts(parts).values()), encode_sections(found)
 
@@ -138,12 +144,14 @@ class Description:
         keys: whose.
         chunks: the oldest one first, which has all that there was then.
         now_ms: what time it was: what had expired is not among the rows (TL6). None: nothing expires.
+        meta: sections that belong to no key, which whoever restores rows needs beside them.
     """
 
     states: Sequence[Replaced]
     keys: OwnedKeys
     chunks: Sequence[DescribedChunk]
-    now_ms: int | None
+    now_ms: int | None = None
+    meta: Mapping[str, bytes] = field(default_factory=dict)
 
     def encode(self) -> list[Buffer]:
         """Return it as a container."""
@@ -153,10 +161,11 @@ class Description:
             "groups": [groups.first, groups.count, self.keys.max_parallelism],
             "now_ms": self.now_ms,
             "chunks": [[one.rows, [_written(file) for file in one.files]] for one in self.chunks],
-            "states": [[s.section.name, list(s.section.key_names), list(s.identity)] for s in self.states],
+            "states": [[s.section.name, s.section.key_names, s.identity, s.group] for s in self.states],
         }
         schemas = {f"{_SCHEMA}{s.section.name}": [s.section.schema.serialize()] for s in self.states}
-        return encode_sections({_WHAT: [json.dumps(what).encode()], **schemas})
+        meta = {f"{_META}{name}": [data] for name, data in self.meta.items()}
+        return encode_sections({_WHAT: [json.dumps(what).encode()], **schemas, **meta})
 
 
 def decode_description(data: memoryview, where: str) -> Description:
@@ -172,8 +181,9 @@ def decode_description(data: memoryview, where: str) -> Description:
             raise CorruptionError(where, 0, f"chunks of state, version {VERSION}", f"version {what['version']}")
         first, count, max_parallelism = what["groups"]
         chunks = [DescribedChunk(int(rows), [_read(file) for file in files]) for rows, files in what["chunks"]]
-        states = [_decoded(name, keys, identity, sections) for name, keys, identity in what["states"]]
-        return Description(states, OwnedKeys(KeyGroups(first, count), max_parallelism), chunks, what["now_ms"])
+        states = [_decoded(one, sections) for one in what["states"]]
+        meta = {name.removeprefix(_META): bytes(one) for name, one in sections.items() if name.startswith(_META)}
+        return Description(states, OwnedKeys(KeyGroups(first, count), max_parallelism), chunks, what["now_ms"], meta)
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise CorruptionError(where, 0, "what the chunks of a state are", str(error)) from error
 
@@ -187,6 +197,8 @@ def _read(file: tuple[str, int, int]) -> ChunkFile:
     return ChunkFile(name, KeyGroups(first, count))
 
 
-def _decoded(name: str, keys: list[str], identity: list[str], sections: Mapping[str, memoryview]) -> Replaced:
+def _decoded(state: list[Any], sections: Mapping[str, memoryview]) -> Replaced:
+    name, *columns = state
+    keys, identity, group = (tuple(map(str, names)) for names in columns)
     schema = pa.ipc.read_schema(pa.py_buffer(sections[f"{_SCHEMA}{name}"]))
-    return Replaced(Section(name, schema, tuple(keys)), tuple(identity))
+    return Replaced(Section(name, schema, keys), identity, group)

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from headgate.codec.snapshot import decode_sections, encode_sections
+from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import CorruptionError
 from headgate.model.key_groups import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups
@@ -122,7 +122,7 @@ class PortableChunks:
         """
         files = [[file for file in chunk.files if file.groups.overlaps(groups)] for chunk in self._description.chunks]
         sections = [(file.groups, self._decoded(file)) for chunk in files for file in chunk]
-        rows = {}
+        rows: dict[str, Sequence[Buffer]] = {name: [data] for name, data in self._description.meta.items()}
         for state in self._description.states:
             changes = [(of, decode_change(found, state, self._stored.where)) for of, found in sections]
             batches = list(_latest(state, changes, groups, self._description))
@@ -164,15 +164,18 @@ def _latest(
     state: Replaced, changes: Sequence[tuple[KeyGroups, Change]], groups: KeyGroups, description: Description
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one state that are there, of changes from the oldest to the newest, with their key groups."""
-    seen = _Seen(state)
+    seen = _Seen(state, state.identity)
+    gone = _Seen(state, state.group) if state.group else seen
     found: list[list[pa.RecordBatch]] = []
     for place, (of, change) in reversed(list(enumerate(changes))):
         is_inside = of.common(groups) == of
         rows = [b if is_inside else _within(b, state, groups, description.keys) for b in change.rows]
-        found.append([seen.left(batch) for batch in rows])
+        found.append([seen.left(batch) if gone is seen else gone.left(seen.left(batch)) for batch in rows])
         if place:  # nothing is older than the first one
-            for batch in (*rows, *change.gone):
+            for batch in rows:
                 seen.add(batch)
+            for batch in change.gone:
+                gone.add(batch)
     for batches in reversed(found):
         for batch in batches:
             living = _living(batch, description.now_ms)
@@ -197,11 +200,11 @@ def _filtered(batch: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
 
 
 class _Seen:
-    """The identities that newer chunks have."""
+    """What newer chunks have, or say has gone, told by some columns."""
 
-    def __init__(self, state: Replaced) -> None:
-        self._columns = list(state.identity)
-        self._index: KeyIndex = make_key_index([state.section.schema.field(name).type for name in state.identity])
+    def __init__(self, state: Replaced, columns: Sequence[str]) -> None:
+        self._columns = columns
+        self._index: KeyIndex = make_key_index([state.section.schema.field(name).type for name in columns])
         self._is_seen = SlotArray(np.bool_)
         self._is_empty = True
 
