@@ -208,9 +208,9 @@ def what_has_expired_is_written() -> Patch:
     def all_rows(frozen: FrozenRows, expiries: Any, now_ms: int) -> FrozenRows:
         def found() -> Any:
             slots, columns = frozen.rows()
-            return slots, [*columns, pa.array(expiries())]
+            return slots, [*columns, pa.array(expiries(None))]
 
-        return FrozenRows(frozen.count, found)
+        return FrozenRows(frozen.count, found, frozen.of)
 
     return patched(expiring, "live_rows", all_rows)
 
@@ -219,7 +219,7 @@ def what_has_expired_is_counted() -> Patch:
     live = expiring.live_rows
 
     def counted(frozen: FrozenRows, expiries: Any, now_ms: int) -> FrozenRows:
-        return FrozenRows(frozen.count, live(frozen, expiries, now_ms).rows)
+        return FrozenRows(frozen.count, live(frozen, expiries, now_ms).rows, frozen.of)
 
     return patched(expiring, "live_rows", counted)
 

@@ -104,7 +104,7 @@ class Parts:
     files = None
     """Portable parts are wanted."""
 
-    def put_file(self, name: str, data: Any) -> SnapshotPart:
+    def put_file(self, name: str, chunks: Iterable[Any], key_groups: KeyGroups | None = None) -> SnapshotPart:
         raise AssertionError("portable parts are wanted")
 
     def describe_files(self, chunks: Iterable[Any], rows: Any) -> SnapshotPart:

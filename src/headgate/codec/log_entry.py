@@ -14,10 +14,11 @@ import msgspec
 import xxhash
 
 from headgate.codec.malformed import MALFORMED
-from headgate.codec.snapshot import FILES_PREFIX, IN_FLIGHT_PREFIX
+from headgate.codec.snapshot import CHUNK_SUFFIX, FILES_PREFIX, IN_FLIGHT_PREFIX
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import (
+    CHUNKS_VERSION,
     FILES_VERSION,
     IN_FLIGHT_VERSION,
     LATER_LIFE_VERSION,
@@ -45,6 +46,7 @@ _KNOWN = (
     FILES_VERSION,
     ORDER_VERSION,
     LEFT_VERSION,
+    CHUNKS_VERSION,
 )
 _VERSIONS = {str(version).encode(): version for version in _KNOWN}
 _LEFT_OUT: dict[str, Any] = {"origin": None, "place": None, "order": None, "left": (), "totals": {}}
@@ -61,12 +63,14 @@ def encode_log_entry(entry: LogEntry) -> bytes:
 
 
 def _version(entry: LogEntry) -> int:
-    """Return what a reader must know (UA18, LV7, SF14, SF16, SO9, SV26)."""
+    """Return what a reader must know (UA18, LV7, SF14, SF16, SO9, SV26, MC8)."""
     if isinstance(entry, Claim) and entry.order is not None:
         return ORDER_VERSION
+    parts = entry.parts if isinstance(entry, Manifest) else ()
+    if any(part.section.startswith(FILES_PREFIX) and part.name.endswith(CHUNK_SUFFIX) for part in parts):
+        return CHUNKS_VERSION
     if isinstance(entry, Manifest) and entry.left:
         return LEFT_VERSION
-    parts = entry.parts if isinstance(entry, Manifest) else ()
     if any(part.section.startswith(FILES_PREFIX) for part in parts):
         return FILES_VERSION
     if isinstance(entry, Manifest) and any(committable.pieces for committable in entry.committables):

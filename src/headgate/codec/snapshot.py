@@ -35,6 +35,9 @@ IN_FLIGHT_PREFIX = "in-flight/"
 FILES_PREFIX = "files/"
 """What the section of a node holds: the prefix stands before the node's name."""
 
+CHUNK_SUFFIX = ".chunk"
+"""How the names of files end that are chunks of state in memory; the other files of a backend are a database's."""
+
 OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, BROADCAST_PREFIX, IN_FLIGHT_PREFIX)
 """Those whose rows are counted. Lists, unions and broadcast states belong to no key: they are dealt out at a restore,
 seen by everybody, or taken over by everybody.

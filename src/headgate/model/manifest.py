@@ -31,6 +31,8 @@ ORDER_VERSION = 7
 """Of claims that order to start over: who does not know of them would leave the output that is to go (SO9)."""
 LEFT_VERSION = 8
 """Of manifests that say what was left: who does not know of that would take it for committed (SV26)."""
+CHUNKS_VERSION = 9
+"""Of manifests with chunks of state in memory: who does not know of them would take them for a database (MC8)."""
 
 BUNDLE = ""
 """Section of a part that holds several small ones: a container of ``codec.snapshot``."""

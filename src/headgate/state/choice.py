@@ -16,6 +16,7 @@ from headgate.model.config import MemoryState, StateConfig
 from headgate.model.manifest import KeyGroups
 from headgate.state.backend import StateFactory
 from headgate.state.files import StoredFiles
+from headgate.state.memory import stored_chunks
 from headgate.state.memory.factory import MemoryStates
 
 
@@ -54,16 +55,19 @@ def refuse_missing_library() -> None:
 
 
 def portable_rows(stored: StoredFiles, directory: str | None, groups: KeyGroups) -> list[Callable[[], memoryview]]:
-    """Return what reads the rows of the key groups ``groups`` from the files of a database, a part at a time (RB22).
+    """Return what reads the rows of ``groups`` from the files of a backend, a part at a time (RB22, MC6).
 
     Args:
         stored: of a checkpoint.
-        directory: where they are put meanwhile, on a local disk; None: the system's for temporary files.
+        directory: where those of a database are put meanwhile, on a local disk; None: the system's for temporary files.
         groups: whose rows are wanted.
 
     Raises:
+        CorruptionError, StorageError
         UsageError: the library that is needed is not installed.
     """
+    if stored.are_chunks:
+        return stored_chunks.portable_rows(stored, groups)
     refuse_missing_library()
     from headgate.state.rocksdb import reopening
 
@@ -71,12 +75,14 @@ def portable_rows(stored: StoredFiles, directory: str | None, groups: KeyGroups)
 
 
 def schema_in_files(stored: StoredFiles, state: str) -> pa.Schema:
-    """Return the columns of one state in the files of a database; the files are not read.
+    """Return the columns of one state in the files of a backend; the files are not read.
 
     Raises:
         CorruptionError: there is no such state.
         UsageError: the library that is needed is not installed.
     """
+    if stored.are_chunks:
+        return stored_chunks.schema_of(stored, state)
     refuse_missing_library()
     from headgate.state.rocksdb import reopening
 

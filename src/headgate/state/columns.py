@@ -52,6 +52,23 @@ class Vector(Protocol):
         """Whether ``tidy`` is worth its time when so many positions are in use."""
 
 
+KeyedColumns: TypeAlias = tuple[Slots, list[pa.Array]]
+"""The slot of each row, and its columns behind the keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenChanges:
+    """When each place of a state at a barrier last changed: a slot, or an entry of a map (MC2).
+
+    Attributes:
+        intervals: by place (``memory.changes``).
+        gone: returns those of some places that have no row: the slots, and what else tells them behind the keys.
+    """
+
+    intervals: Array
+    gone: Callable[[Slots], KeyedColumns]
+
+
 @dataclass(frozen=True, slots=True)
 class FrozenRows:
     """The rows of one state at a barrier, to be read in any thread, more than once.
@@ -59,10 +76,14 @@ class FrozenRows:
     Attributes:
         count: returns how many there are, without making them.
         rows: returns the slot of each, and its columns behind the keys.
+        of: returns those of some places.
+        changes: when they changed; None: nobody has noted that.
     """
 
     count: Callable[[], int]
-    rows: Callable[[], tuple[Slots, list[pa.Array]]]
+    rows: Callable[[], KeyedColumns]
+    of: Callable[[Slots], KeyedColumns]
+    changes: FrozenChanges | None = None
 
 
 def make_vector(dtype: pa.DataType) -> Vector:

@@ -1,7 +1,8 @@
-"""The files of a database as a checkpoint holds them: what a backend may continue, and what any backend can read.
+"""Files of a backend as a checkpoint holds them: what a backend may continue, and what any backend can read.
 
-Counterparts: ``runtime.checkpoints`` writes the parts (SF15) and finds them again; ``state.rocksdb.reopening`` opens
-them. Nobody else looks into them.
+They are those of a database, or chunks of state in memory. Counterparts: ``runtime.checkpoints`` writes the parts
+(SF15) and finds them again; ``state.rocksdb.reopening`` and ``state.memory.stored_chunks`` read them. Nobody else looks
+into them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from headgate.codec.snapshot import CHUNK_SUFFIX
 from headgate.errors import CorruptionError
 from headgate.model.manifest import SnapshotPart
 
@@ -46,8 +48,13 @@ class StoredFiles:
         """
         found = [part for part in self.parts if not part.name]
         if len(found) != 1:
-            raise CorruptionError(self.where, 0, "one description of the files of a database", f"{len(found)}")
+            raise CorruptionError(self.where, 0, "one description of the files of a state", f"{len(found)}")
         return found[0]
+
+    @property
+    def are_chunks(self) -> bool:
+        """Whether the files are chunks of state in memory, and no database."""
+        return any(part.name.endswith(CHUNK_SUFFIX) for part in self.parts)
 
     @property
     def files(self) -> Mapping[str, SnapshotPart]:

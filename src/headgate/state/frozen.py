@@ -60,8 +60,13 @@ class SnapshotTarget(Protocol):
         None: the state must be portable, in parts that every backend reads, as in a savepoint.
         """
 
-    def put_file(self, name: str, data: Buffer) -> SnapshotPart:
-        """Write one file of a database, apart from everything else, so that it can go when nobody needs it.
+    def put_file(self, name: str, chunks: Iterable[Buffer], key_groups: KeyGroups | None = None) -> SnapshotPart:
+        """Write one file of a backend, apart from everything else, so that it can go when nobody needs it.
+
+        Args:
+            name: no other file of this state is called so.
+            chunks: its bytes.
+            key_groups: all of its keys are in these; None: in those of the subtask.
 
         Raises:
             StorageError

@@ -50,13 +50,15 @@ class KeyedState(FrozenState):
         return self._encoded(self._sections())
 
     def _write(self, target: SnapshotTarget) -> None:
+        self._write_rows(target, self._sections())
+
+    def _write_rows(self, target: SnapshotTarget, sections: Rows) -> None:
         """Write a part for each range of key groups."""
-        sections = self._sections()
         if target.keys is None:
-            target.put(self._encoded(sections), _counts(sections))
+            target.put(self._encoded(sections), counts(sections))
             return
         for groups, rows in cut(sections, target.keys):
-            target.put(self._encoded(rows), _counts(rows), groups)
+            target.put(self._encoded(rows), counts(rows), groups)
 
     def _encoded(self, sections: Rows) -> list[Buffer]:
         found: dict[str, Sequence[Buffer]] = {name: [data] for name, data in self._meta().items()}
@@ -102,5 +104,6 @@ def _places(batch: pa.RecordBatch, section: Section, keys: OwnedKeys, starts: np
     return np.searchsorted(starts, found, side="right") - 1
 
 
-def _counts(sections: Rows) -> dict[str, int]:
+def counts(sections: Rows) -> dict[str, int]:
+    """Return how many rows each section has."""
     return {section.name: sum(batch.num_rows for batch in batches) for section, batches in sections}

@@ -90,17 +90,8 @@ class SubtaskTarget:
             StorageError
         """
         buffers = [memoryview(chunk).cast("B") for chunk in chunks]
-        digest = xxhash.xxh3_64()
-        for buffer in buffers:
-            digest.update(buffer)
-        part = SnapshotPart(
-            sum(len(buffer) for buffer in buffers),
-            digest.intdigest(),
-            rows=rows,
-            section=section,
-            key_groups=key_groups,
-            name=name,
-        )
+        size_bytes, checksum = _size_and_checksum(buffers)
+        part = SnapshotPart(size_bytes, checksum, rows=rows, section=section, key_groups=key_groups, name=name)
         placed = self._placed(part, buffers)
         self._parts.append(placed)
         return placed
@@ -115,18 +106,20 @@ class SubtaskTarget:
             return None
         return {part.name: part for part in self._shareable if part.section == section}
 
-    def put_apart(self, section: str, data: Buffer, key_groups: KeyGroups | None, name: str) -> SnapshotPart:
+    def put_apart(
+        self, section: str, chunks: Iterable[Buffer], key_groups: KeyGroups | None, name: str
+    ) -> SnapshotPart:
         """Write a part that is a file, which goes when the last checkpoint goes that refers to it (SF15).
 
         Raises:
             StorageError
         """
-        view = memoryview(data).cast("B")
+        buffers = [memoryview(chunk).cast("B") for chunk in chunks]
         path = file_path(self._checkpoint, self._subtask, self._to.generation, self._apart_count)
-        self._to.storage.put(f"{self._to.pipeline}/{path}", [view])
+        self._to.storage.put(f"{self._to.pipeline}/{path}", buffers)
         self._apart_count += 1
-        checksum = xxhash.xxh3_64_intdigest(view)
-        part = SnapshotPart(len(view), checksum, path, section=section, key_groups=key_groups, name=name)
+        size_bytes, checksum = _size_and_checksum(buffers)
+        part = SnapshotPart(size_bytes, checksum, path, section=section, key_groups=key_groups, name=name)
         self._parts.append(part)
         return part
 
@@ -196,9 +189,9 @@ class _NodeTarget:
         """See ``SnapshotTarget``."""
         return self._target.shareable(self._files)
 
-    def put_file(self, name: str, data: Buffer) -> SnapshotPart:
+    def put_file(self, name: str, chunks: Iterable[Buffer], key_groups: KeyGroups | None = None) -> SnapshotPart:
         """See ``SnapshotTarget``."""
-        return self._target.put_apart(self._files, data, self._groups, name)
+        return self._target.put_apart(self._files, chunks, key_groups or self._groups, name)
 
     def describe_files(self, chunks: Iterable[Buffer], rows: Mapping[str, int]) -> SnapshotPart:
         """See ``SnapshotTarget``."""
@@ -212,6 +205,13 @@ class _NodeTarget:
     def _count(self, rows: Mapping[str, int]) -> None:
         for state, count in rows.items():
             self.rows[state] = self.rows.get(state, 0) + count
+
+
+def _size_and_checksum(buffers: Sequence[memoryview]) -> tuple[int, int]:
+    digest = xxhash.xxh3_64()
+    for buffer in buffers:
+        digest.update(buffer)
+    return sum(len(buffer) for buffer in buffers), digest.intdigest()
 
 
 def write_output(

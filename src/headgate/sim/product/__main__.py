@@ -15,6 +15,7 @@ from headgate.sim.product import (
     asking,
     cancelling,
     changing,
+    chunks,
     custom,
     expiring,
     followed,
@@ -45,6 +46,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "changing": changing.run_seed,
     "asking": asking.run_seed,
     "rocksdb": rocks.run_seed,
+    "chunks": chunks.run_seed,
     "cancelling": cancelling.run_seed,
     "resets": resetting.run_seed,
     "timers": timed.run_seed,
@@ -82,6 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--changing", action="store_true", help="pipelines that are another one at the next start")
     parser.add_argument("--asking", action="store_true", help="pipelines whose users ask for checkpoints")
     parser.add_argument("--rocksdb", action="store_true", help="pipelines whose state is in RocksDB")
+    parser.add_argument("--chunks", action="store_true", help="pipelines whose checkpoints refer to chunks of state")
     parser.add_argument("--cancelling", action="store_true", help="pipelines that do not retain their checkpoints")
     parser.add_argument("--resets", action="store_true", help="pipelines whose users have them start over")
     parser.add_argument("--timers", action="store_true", help="pipelines whose functions have timers")

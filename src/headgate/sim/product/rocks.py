@@ -8,13 +8,13 @@ a process is in checkpoints, on the disks of the machine room. Faults of that di
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from headgate.model.config import RocksState
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.expiring import ExpiringRun
+from headgate.sim.product.replacing import replaced
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.timed import TimedRun
 from headgate.sim.world import Violation
@@ -28,17 +28,6 @@ CACHE_BYTES = 1 << 10
 
 FILES_MAX = 100_000
 """So many files of one database do not make writes wait for a compaction that never comes."""
-
-
-@contextmanager
-def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Have ``owner`` have ``value`` instead of what it usually has."""
-    usual = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, usual)
 
 
 class RocksRun(Run):

@@ -7,22 +7,29 @@ majority; then the living ones are numbered anew (ST7).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from headgate.state.backend import ListColumns, MapColumns, Ownership, ValueColumns, restored_states, restored_timers
-from headgate.state.columns import FrozenRows
+from headgate.state.columns import FrozenRows, KeyedColumns
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
+from headgate.state.files import StoredFiles
 from headgate.state.key_hash import Hashes, hash_columns
 from headgate.state.key_index import FrozenKeys, Slots, make_key_index
-from headgate.state.keyed import KeyedState, Rows
+from headgate.state.keyed import Rows
+from headgate.state.memory.changes import ChangedSlots, slots_after
+from headgate.state.memory.chunk_log import ChunkLog, Moment
+from headgate.state.memory.chunked import ChunkedState
+from headgate.state.memory.chunks import Change, Replaced
 from headgate.state.memory.column_timers import MemoryColumnTimers
 from headgate.state.memory.expiring import ExpiringLists, ExpiringMaps, ExpiringValues
 from headgate.state.memory.expiry import Sweep
 from headgate.state.memory.lists import MemoryLists
 from headgate.state.memory.maps import MemoryMaps
+from headgate.state.memory.stored_chunks import gone_on_with
 from headgate.state.memory.values import MemoryValues
 from headgate.state.timers import TIMERS, ColumnTimers, TimersByKind, shown_timers, timer_section, timers_of_each_kind
 from headgate.state.ttl import TTL, TTL_SECTION, StateTime, TtlMeta
@@ -34,35 +41,71 @@ _RENUMBER_MIN = 65_536
 _ENCODE_ROWS = 65_536
 
 
-class _Frozen(KeyedState):
+@dataclass(frozen=True)
+class _Barrier:
+    """What there is at a barrier.
+
+    Attributes:
+        keys: of all slots.
+        states: with when their slots, or entries, changed.
+        timers: of each kind.
+        about: what belongs to no key.
+        now_ms: what time it was, if anything expires.
+    """
+
+    keys: FrozenKeys = list
+    states: Sequence[tuple[Replaced, FrozenRows]] = ()
+    timers: Sequence[tuple[Section, FrozenRows]] = ()
+    about: Mapping[str, bytes] = field(default_factory=dict)
+    now_ms: int | None = None
+
+
+class _Frozen(ChunkedState):
     """The slots of all states at a barrier."""
 
-    def __init__(
-        self, frozen_keys: FrozenKeys, states: Sequence[tuple[Section, FrozenRows]], about: Mapping[str, bytes]
-    ) -> None:
-        super().__init__()
-        self._frozen_keys = frozen_keys
-        self._states = states
-        self._about = about
+    def __init__(self, log: ChunkLog, moment: Moment, barrier: _Barrier) -> None:
+        super().__init__(log, moment)
+        self._at = barrier
 
     def _rows(self) -> Mapping[str, int]:
-        return {section.name: frozen.count() for section, frozen in self._states}
+        rows = {state.section.name: frozen.count() for state, frozen in self._at.states}
+        return rows | {section.name: frozen.count() for section, frozen in self._at.timers}
 
     def _meta(self) -> Mapping[str, bytes]:
-        return self._about
+        return self._at.about
 
-    def _sections(self) -> Rows:
-        key_columns = self._frozen_keys()
-        found: list[tuple[Section, Sequence[pa.RecordBatch]]] = []
-        for section, frozen in self._states:
-            slots, columns = frozen.rows()
-            taken = [column.take(pa.array(slots)) for column in key_columns]
-            table = pa.Table.from_arrays([*taken, *columns], schema=section.schema)
-            found.append((section, table.to_batches(_ENCODE_ROWS)))
+    def _now_ms(self) -> int | None:
+        return self._at.now_ms
+
+    def _changes(self, after: int | None) -> list[Change]:
+        keys, found = self._at.keys(), []
+        for state, frozen in self._at.states:
+            if after is None:
+                found.append(Change(state, _batches(state.section.schema, keys, frozen.rows())))
+                continue
+            assert frozen.changes is not None
+            places = slots_after(frozen.changes.intervals, after)
+            rows = _batches(state.section.schema, keys, frozen.of(places))
+            found.append(Change(state, rows, _batches(state.gone, keys, frozen.changes.gone(places))))
         return found
 
+    def _changed_count(self, after: int) -> int:
+        changes = [frozen.changes for _, frozen in self._at.states if frozen.changes is not None]
+        return sum(int(np.count_nonzero(one.intervals > after)) for one in changes)
+
+    def _beside(self) -> Rows:
+        keys = self._at.keys()
+        return [(section, _batches(section.schema, keys, frozen.rows())) for section, frozen in self._at.timers]
+
     def _forget(self) -> None:
-        self._frozen_keys, self._states = list, ()
+        self._at = _Barrier(now_ms=self._at.now_ms)
+
+
+def _batches(schema: pa.Schema, keys: Sequence[pa.Array], rows: KeyedColumns) -> list[pa.RecordBatch]:
+    slots, columns = rows
+    taken = [column.take(pa.array(slots)) for column in keys]
+    found: list[pa.RecordBatch] = pa.Table.from_arrays([*taken, *columns], schema=schema).to_batches(_ENCODE_ROWS)
+    return found
 
 
 class MemoryColumnBackend:
@@ -73,6 +116,7 @@ class MemoryColumnBackend:
     def __init__(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False) -> None:
         self._keys = keys
         self._index = make_key_index(keys.types)
+        self._log = ChunkLog()
         self.time = StateTime()
         self._states: dict[StateDescriptor, State] = {d: self._made(d) for d in descriptors}
         self._timers = timers_of_each_kind(lambda _: MemoryColumnTimers(self._hashes)) if has_timers else {}
@@ -84,22 +128,24 @@ class MemoryColumnBackend:
     def _made(self, descriptor: StateDescriptor) -> State:
         if descriptor.ttl is not None:
             return self._made_to_expire(descriptor, descriptor.ttl)
+        changed = ChangedSlots(self._log.interval)
         match descriptor.kind:
             case StateKind.VALUE:
-                return MemoryValues(descriptor.type, self._keys_count)
+                return MemoryValues(descriptor.type, self._keys_count, changed)
             case StateKind.LIST:
-                return MemoryLists(descriptor.type, self._keys_count)
+                return MemoryLists(descriptor.type, self._keys_count, changed=changed)
             case StateKind.MAP:
-                return MemoryMaps(descriptor.key_type, descriptor.type, self._keys_count)
+                return MemoryMaps(descriptor.key_type, descriptor.type, self._keys_count, changed)
 
     def _made_to_expire(self, descriptor: StateDescriptor, ttl: TTL) -> Expiring:
+        changed = ChangedSlots(self._log.interval)
         match descriptor.kind:
             case StateKind.VALUE:
-                return ExpiringValues(descriptor.type, self._keys_count, ttl, self.time)
+                return ExpiringValues(descriptor.type, self._keys_count, ttl, self.time, changed)
             case StateKind.LIST:
-                return ExpiringLists(descriptor.type, self._keys_count, ttl, self.time)
+                return ExpiringLists(descriptor.type, self._keys_count, ttl, self.time, changed)
             case StateKind.MAP:
-                return ExpiringMaps(descriptor.key_type, descriptor.type, self._keys_count, ttl, self.time)
+                return ExpiringMaps(descriptor.key_type, descriptor.type, self._keys_count, ttl, self.time, changed)
 
     def _keys_count(self) -> int:
         return len(self._index)
@@ -178,12 +224,25 @@ class MemoryColumnBackend:
 
     def freeze(self) -> _Frozen:
         """See ``StateBackend``."""
-        states = [(section_of(self._keys, descriptor), state.freeze()) for descriptor, state in self._states.items()]
+        states = [(self._replaced(descriptor), state.freeze()) for descriptor, state in self._states.items()]
         timers = [(timer_section(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
         about = {} if self.timers is None else {TIMERS: self.timers.meta.encode()}
         if self._expiring:
             about[TTL_SECTION] = TtlMeta(self.time.now_ms).encode()
-        return _Frozen(self._index.freeze(), [*states, *timers], about)
+        now_ms = self.time.now_ms if self._expiring else None
+        barrier = _Barrier(self._index.freeze(), states, timers, about, now_ms)
+        return _Frozen(self._log, self._log.end_interval(), barrier)
+
+    def _replaced(self, descriptor: StateDescriptor) -> Replaced:
+        """Return what a row of a state replaces: a value, a list, an entry of a map."""
+        section = section_of(self._keys, descriptor)
+        width = len(self._keys.names) + (descriptor.kind is StateKind.MAP)
+        return Replaced(section, tuple(section.schema.names[:width]))
+
+    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+        """See ``ContinuingBackend``."""
+        states = [self._replaced(descriptor) for descriptor in self._states]
+        return gone_on_with(self, self._log, states, stored, owner)
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""

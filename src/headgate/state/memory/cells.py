@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from headgate.state.memory.changes import ChangedKeys, Interval, KeyChanges
+
 _GONE = object()
 """In an overlay: the key was removed since the barrier."""
 
@@ -13,20 +15,25 @@ _GONE = object()
 class FrozenCells:
     """The objects of one state at a barrier. ``objects`` is not changed by anybody until ``is_released``."""
 
-    def __init__(self, objects: dict[Any, Any]) -> None:
+    def __init__(self, objects: dict[Any, Any], changes: KeyChanges = ()) -> None:
+        """``changes``: the keys that changed before it."""
         self.objects = objects
+        self.changes = changes
         self.is_released = False
 
     def release(self) -> None:
         """Nobody needs the snapshot any more: the objects may change again."""
-        self.objects = {}
+        self.objects, self.changes = {}, ()
         self.is_released = True
 
 
 class MemoryCells:
     """One state: see ``backend.RowCells``."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval: Interval | None = None) -> None:
+        """``interval``: what changes is noted by it (MC2); None: nobody asks."""
+        self._changes = None if interval is None else ChangedKeys(interval)
+        self._changed: dict[Any, None] | None = None
         self._base: dict[Any, Any] = {}
         self._overlay: dict[Any, Any] | None = None
         self._frozen: list[weakref.ref[FrozenCells]] = []
@@ -41,6 +48,8 @@ class MemoryCells:
 
     def writable(self, key: Any) -> Any:
         """See ``RowCells``."""
+        if self._changed is not None:
+            self._changed[key] = None
         overlay = self._overlay
         if overlay is None:
             return self._base.get(key)
@@ -53,6 +62,8 @@ class MemoryCells:
 
     def put(self, key: Any, value: Any) -> None:
         """See ``RowCells``."""
+        if self._changed is not None:
+            self._changed[key] = None
         (self._base if self._overlay is None else self._overlay)[key] = value
 
     def get_all(self, keys: Iterable[Any]) -> dict[Any, Any]:
@@ -64,10 +75,14 @@ class MemoryCells:
 
     def put_all(self, objects: Mapping[Any, Any]) -> None:
         """Set the objects of several keys."""
+        if self._changed is not None:
+            self._changed.update(dict.fromkeys(objects))
         (self._base if self._overlay is None else self._overlay).update(objects)
 
     def remove(self, key: Any) -> None:
         """See ``RowCells``."""
+        if self._changed is not None and self.get(key) is not None:
+            self._changed[key] = None
         if self._overlay is None:
             self._base.pop(key, None)
         elif key in self._base:
@@ -86,6 +101,8 @@ class MemoryCells:
 
         All, not only the latest: an older one may share lists and dicts of keys that nobody changed in between.
         """
+        if self._changes is not None:
+            self._changed = self._changes.bounded(len(self._base))
         if self._overlay is None:
             return
         self._frozen = [ref for ref in self._frozen if (cells := ref()) is not None and not cells.is_released]
@@ -99,10 +116,17 @@ class MemoryCells:
         if self._overlay is not None:
             self._base = dict(self._base)
             self._merge_into(self._base)
-        frozen = FrozenCells(self._base)
+        frozen = FrozenCells(self._base, () if self._changes is None else self._changes.freeze())
+        self._changed = None if self._changes is None else self._changes.now
         self._overlay = {}
         self._frozen.append(weakref.ref(frozen))
         return frozen
+
+    def note_changes(self) -> None:
+        """Everything that there is was restored from a snapshot that the next one may refer to (MC7)."""
+        assert self._changes is not None
+        self._changes.start()
+        self._changed = self._changes.now
 
     def _merge_into(self, target: dict[Any, Any]) -> None:
         assert self._overlay is not None

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.columns import FrozenRows
+from headgate.state.columns import FrozenRows, KeyedColumns
 from headgate.state.key_hash import Hashes, Words
 from headgate.state.key_index import Slots
 from headgate.state.slot_array import Mask
@@ -196,11 +196,11 @@ class MemoryColumnTimers:
         def whole() -> Changes:
             return _living(latest(held))
 
-        def rows() -> tuple[Slots, list[pa.Array]]:
+        def of(places: Slots) -> KeyedColumns:
             times, changes = whole()
-            return changes >> 1, [pa.array(times, pa.int64())]
+            return changes[places] >> 1, [pa.array(times[places], pa.int64())]
 
-        return FrozenRows(lambda: len(whole()[0]), rows)
+        return FrozenRows(lambda: len(whole()[0]), lambda: of(np.arange(len(whole()[0]))), of)
 
 
 def latest(found: list[Changes]) -> Changes:

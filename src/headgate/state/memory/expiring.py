@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from headgate.state.columns import FrozenRows, to_numpy
 from headgate.state.key_index import Slots
+from headgate.state.memory.changes import ChangedSlots
 from headgate.state.memory.expiry import Expiries, Sweep, live_rows
 from headgate.state.memory.lists import MemoryLists
 from headgate.state.memory.maps import MemoryMaps
@@ -21,11 +22,23 @@ from headgate.state.slot_array import Array, Mask
 from headgate.state.ttl import TTL, StateTime
 
 
+def _chosen(present: Mask, places: Slots | None) -> Slots:
+    """Return which of ``places`` have something; None: of all there are."""
+    return np.flatnonzero(present) if places is None else places[present[places]]
+
+
 class ExpiringValues(MemoryValues):
     """Values by slot: see ``backend.ValueColumns``."""
 
-    def __init__(self, dtype: pa.DataType, keys_count: Callable[[], int], ttl: TTL, time: StateTime) -> None:
-        super().__init__(dtype, keys_count)
+    def __init__(
+        self,
+        dtype: pa.DataType,
+        keys_count: Callable[[], int],
+        ttl: TTL,
+        time: StateTime,
+        changed: ChangedSlots | None = None,
+    ) -> None:
+        super().__init__(dtype, keys_count, changed)
         self._expiries = Expiries(ttl, time)
         self._sweep = Sweep()
 
@@ -38,12 +51,13 @@ class ExpiringValues(MemoryValues):
 
     def _renewed(self, slots: Slots) -> None:
         """The values of ``slots`` live longer because they were read."""
+        self._touched(slots)
 
     def _has(self, slots: Slots) -> Mask:
         return super()._has(slots) & self._expiries.are_live(slots, self._size)
 
-    def _mark(self, slots: Slots) -> None:
-        super()._mark(slots)
+    def _mark(self, slots: Slots, changed: Slots | None = None) -> None:
+        super()._mark(slots)  # all of them: they live longer
         self._expiries.renew(slots, self._size)
 
     def replace(self, slots: Slots, values: pa.Array) -> Mask:
@@ -59,7 +73,7 @@ class ExpiringValues(MemoryValues):
     def freeze(self) -> FrozenRows:
         """See ``MemoryValues``; the last column is the expiry."""
         present, at = self._present.freeze(self._size), self._expiries.freeze(self._size)
-        return live_rows(super().freeze(), lambda: at[np.flatnonzero(present)], self._expiries.now_ms)
+        return live_rows(super().freeze(), lambda slots: at[_chosen(present, slots)], self._expiries.now_ms)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
         """See ``MemoryValues``."""
@@ -97,9 +111,15 @@ class ExpiringMaps(MemoryMaps):
     """Maps by slot: see ``backend.MapColumns``. Each entry has an expiry of its own."""
 
     def __init__(
-        self, key_type: pa.DataType, dtype: pa.DataType, keys_count: Callable[[], int], ttl: TTL, time: StateTime
+        self,
+        key_type: pa.DataType,
+        dtype: pa.DataType,
+        keys_count: Callable[[], int],
+        ttl: TTL,
+        time: StateTime,
+        changed: ChangedSlots | None = None,
     ) -> None:
-        super().__init__(key_type, dtype, keys_count)
+        super().__init__(key_type, dtype, keys_count, changed)
         self._ttl = ttl
         self._time = time
         self._expiries = Expiries(ttl, time)
@@ -113,6 +133,7 @@ class ExpiringMaps(MemoryMaps):
 
     def _renewed(self, entries: Slots) -> None:
         """``entries`` live longer because they were read."""
+        self._touched(entries)
 
     def _has(self, entries: Slots) -> Mask:
         return super()._has(entries) & self._expiries.are_live(entries, len(self._pairs))
@@ -125,7 +146,8 @@ class ExpiringMaps(MemoryMaps):
         return [*super()._columns(entries), pa.array(self._expiries.read(len(self._pairs))[entries])]
 
     def _empty(self) -> ExpiringMaps:
-        return ExpiringMaps(self._key_type, self._dtype, self._keys_count, self._ttl, self._time)
+        changed = None if self._changed is None else self._changed.begin_anew()
+        return ExpiringMaps(self._key_type, self._dtype, self._keys_count, self._ttl, self._time, changed)
 
     def _living_entries(self) -> Mask:
         return super()._living_entries() & (self._expiries.read(len(self._pairs)) > self._expiries.now_ms)
@@ -134,7 +156,7 @@ class ExpiringMaps(MemoryMaps):
         """See ``MemoryMaps``; the last column is the expiry."""
         count = len(self._pairs)
         present, at = self._present.freeze(count), self._expiries.freeze(count)
-        return live_rows(super().freeze(), lambda: at[np.flatnonzero(present)], self._expiries.now_ms)
+        return live_rows(super().freeze(), lambda entries: at[_chosen(present, entries)], self._expiries.now_ms)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
         """See ``MemoryMaps``."""
@@ -170,9 +192,16 @@ class ExpiringLists:
     What a list had when it was read lives until one time, which is one number for each list, whatever its length.
     """
 
-    def __init__(self, dtype: pa.DataType, keys_count: Callable[[], int], ttl: TTL, time: StateTime) -> None:
+    def __init__(
+        self,
+        dtype: pa.DataType,
+        keys_count: Callable[[], int],
+        ttl: TTL,
+        time: StateTime,
+        changed: ChangedSlots | None = None,
+    ) -> None:
         self._keys_count = keys_count
-        self._values = MemoryLists(dtype, keys_count, is_queue=True)
+        self._values = MemoryLists(dtype, keys_count, is_queue=True, changed=changed)
         self._at = MemoryLists(pa.int64(), keys_count, is_queue=True)
         self._read_until = Expiries(ttl, time)
         self._sweep = Sweep()
@@ -206,6 +235,7 @@ class ExpiringLists:
 
     def _renewed(self, slots: Slots) -> None:
         """The lists of ``slots``, if they have any element, live longer because they were read."""
+        self._values.touched(slots[self._values.counts(slots) > 0])
 
     def _drop_expired(self, slots: Slots) -> None:
         """Forget the elements of these lists that have expired: the first ones."""
@@ -245,8 +275,8 @@ class ExpiringLists:
         """Return what ``MemoryLists`` does; the last column is the expiry."""
         at, read_until = self._at.freeze(), self._read_until.freeze(self._keys_count())
 
-        def expiries() -> Array:
-            slots, columns = at.rows()
+        def expiries(slots: Slots | None) -> Array:
+            slots, columns = at.rows() if slots is None else at.of(slots)
             return np.maximum(to_numpy(columns[0]), read_until[slots])
 
         return live_rows(self._values.freeze(), expiries, self._read_until.now_ms)

@@ -12,6 +12,7 @@ from typing import Any
 from headgate.state.descriptors import StateKind
 from headgate.state.expiring_rows import LIVE, last_expiry, no_longer_than
 from headgate.state.memory.cells import MemoryCells
+from headgate.state.memory.changes import Interval
 from headgate.state.ttl import TTL, StateTime
 
 SWEEP_KEYS = 64
@@ -24,8 +25,8 @@ So a round ends before there are twice as many keys, or more elements and entrie
 class ExpiringCells(MemoryCells):
     """One state with a TTL: see ``backend.RowCells``."""
 
-    def __init__(self, kind: StateKind, ttl: TTL, time: StateTime) -> None:
-        super().__init__()
+    def __init__(self, kind: StateKind, ttl: TTL, time: StateTime, interval: Interval | None = None) -> None:
+        super().__init__(interval)
         self._kind = kind
         self._live = LIVE[kind]
         self._ttl_ms = ttl.duration_ms
@@ -36,7 +37,7 @@ class ExpiringCells(MemoryCells):
 
     def put(self, key: Any, value: Any) -> None:
         """See ``RowCells``."""
-        (self._base if self._overlay is None else self._overlay)[key] = value
+        super().put(key, value)
         if key not in self._seen and key not in self._to_see:
             self._seen[key] = None
             self._due += 2

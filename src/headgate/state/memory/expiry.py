@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.columns import FrozenRows
+from headgate.state.columns import FrozenRows, KeyedColumns
 from headgate.state.key_index import Slots
 from headgate.state.slot_array import Array, Mask, SlotArray
 from headgate.state.ttl import TTL, StateTime
@@ -97,18 +97,28 @@ class Sweep:
         return start, end
 
 
-def live_rows(frozen: FrozenRows, expiries: Callable[[], Array], now_ms: int) -> FrozenRows:
+def live_rows(frozen: FrozenRows, expiries: Callable[[Slots | None], Array], now_ms: int) -> FrozenRows:
     """Return the rows of ``frozen`` that had not expired, with one more column that says when they do (TL6).
 
-    ``expiries``: of its rows, in their order; asked for each time, because nothing is kept between two encodings.
+    Those that changed are there although they have expired: whoever reads chunks leaves them out (MC6).
+
+    Args:
+        frozen: without expiries.
+        expiries: of its rows, in their order, or of those of some places; asked for each time, because nothing is kept
+            between two encodings.
+        now_ms: what time it was.
     """
 
-    def rows() -> tuple[Slots, list[pa.Array]]:
+    def rows() -> KeyedColumns:
         slots, columns = frozen.rows()
-        at = expiries()
+        at = expiries(None)
         living = at > now_ms
         if living.all():
             return slots, [*columns, pa.array(at)]
         return slots[living], [column.filter(pa.array(living)) for column in (*columns, pa.array(at))]
 
-    return FrozenRows(lambda: int(np.count_nonzero(expiries() > now_ms)), rows)
+    def of(places: Slots) -> KeyedColumns:
+        slots, columns = frozen.of(places)
+        return slots, [*columns, pa.array(expiries(places))]
+
+    return FrozenRows(lambda: int(np.count_nonzero(expiries(None) > now_ms)), rows, of, frozen.changes)

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.columns import FrozenRows, make_vector
+from headgate.state.columns import FrozenChanges, FrozenRows, KeyedColumns, make_vector
 from headgate.state.key_index import Slots
+from headgate.state.memory.changes import ChangedSlots
 from headgate.state.slot_array import Mask, SlotArray, ranges
 
 _BLOCK_MIN = 2
@@ -25,9 +26,24 @@ _POOL_FREE = 4_096
 class MemoryLists:
     """Lists by slot: see ``backend.ListColumns``. ``keys_count`` tells how many slots the key index has given."""
 
-    def __init__(self, dtype: pa.DataType, keys_count: Callable[[], int], *, is_queue: bool = False) -> None:
-        """``is_queue``: elements go from the beginning (``drop_first``); blocks are larger, not to be full soon."""
+    def __init__(
+        self,
+        dtype: pa.DataType,
+        keys_count: Callable[[], int],
+        *,
+        is_queue: bool = False,
+        changed: ChangedSlots | None = None,
+    ) -> None:
+        """Make empty ones.
+
+        Args:
+            dtype: of elements.
+            keys_count: how many slots there are.
+            is_queue: elements go from the beginning (``drop_first``); blocks are larger, not to be full soon.
+            changed: notes which lists change; None: nobody asks.
+        """
         self._keys_count = keys_count
+        self._changed = changed
         self._is_queue = is_queue
         self._dtype = dtype
         self._pool = make_vector(dtype)
@@ -61,6 +77,12 @@ class MemoryLists:
         _, positions = ranges(at, more)
         self._pool.put(positions, values.take(pa.array(order)), self._end, is_fresh=True)
         counts[lists] += more
+        self.touched(lists)
+
+    def touched(self, slots: Slots) -> None:
+        """The lists of ``slots`` changed."""
+        if self._changed is not None:
+            self._changed.mark(slots, self._size)
 
     def _reserve(self, lists: Slots, more: Slots) -> None:
         """Give every list (all different) a block for ``more`` elements beside those that it has."""
@@ -96,6 +118,7 @@ class MemoryLists:
         for part, change in ((self._starts, counts), (self._counts, -counts), (self._blocks, -counts)):
             part.written(self._size)[slots] += change
         self._used -= int(counts.sum())
+        self.touched(slots)
         self._rebuild_if_wasteful()
 
     def clear(self, slots: Slots) -> None:
@@ -104,7 +127,9 @@ class MemoryLists:
         blocks = self._blocks.written(self._size)
         self._used -= int(blocks[slots].sum())
         blocks[slots] = 0
-        self._counts.written(self._size)[slots] = 0
+        counts = self._counts.written(self._size)
+        self.touched(slots[counts[slots] > 0])
+        counts[slots] = 0
         self._rebuild_if_wasteful()
 
     def _rebuild_if_wasteful(self) -> None:
@@ -114,6 +139,7 @@ class MemoryLists:
         rows, values = self.explode(slots)
         rebuilt = MemoryLists(self._dtype, self._keys_count, is_queue=self._is_queue)
         rebuilt.append(slots[rows], values)
+        rebuilt._changed = self._changed  # no list has changed
         self.__dict__.update(rebuilt.__dict__)
 
     def living(self) -> Mask:
@@ -126,11 +152,18 @@ class MemoryLists:
         pool = self._pool.freeze(self._end)
         starts, counts = self._starts.freeze(self._size), self._counts.freeze(self._size)
 
-        def rows() -> tuple[Slots, list[pa.Array]]:
+        def rows() -> KeyedColumns:
             slots, positions = ranges(starts, counts)
             return slots, [pool.take(positions)]
 
-        return FrozenRows(lambda: int(counts.sum()), rows)
+        def of(slots: Slots) -> KeyedColumns:
+            lists, positions = ranges(starts[slots], counts[slots])
+            return slots[lists], [pool.take(positions)]
+
+        changes = None
+        if self._changed is not None:
+            changes = FrozenChanges(self._changed.freeze(self._size), lambda slots: (slots[counts[slots] == 0], []))
+        return FrozenRows(lambda: int(counts.sum()), rows, of, changes)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
         """Add rows of ``freeze``."""
@@ -140,6 +173,8 @@ class MemoryLists:
         """Keep only the slots ``old``, which include all that live; they become 0, 1, 2 …"""
         for part in (self._starts, self._counts, self._blocks):
             part.renumber(old)
+        if self._changed is not None:
+            self._changed.renumber(old)
 
 
 def _block_sizes(needed: Slots) -> Slots:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.columns import FrozenRows, make_vector
+from headgate.state.columns import FrozenChanges, FrozenRows, KeyedColumns, make_vector
 from headgate.state.key_index import Slots, WordIndex, make_key_index
+from headgate.state.memory.changes import ChangedSlots
 from headgate.state.memory.lists import MemoryLists
 from headgate.state.slot_array import LastRows, Mask, SlotArray
 
@@ -26,8 +27,16 @@ LOW = 0xFFFF_FFFF
 class MemoryMaps:
     """Maps by slot: see ``backend.MapColumns``. ``keys_count`` tells how many slots the key index has given."""
 
-    def __init__(self, key_type: pa.DataType, dtype: pa.DataType, keys_count: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        key_type: pa.DataType,
+        dtype: pa.DataType,
+        keys_count: Callable[[], int],
+        changed: ChangedSlots | None = None,
+    ) -> None:
+        """``changed``: notes which entries change; None: nobody asks."""
         self._keys_count = keys_count
+        self._changed = changed
         self._key_type = key_type
         self._dtype = dtype
         self._map_keys = make_key_index([key_type])
@@ -64,6 +73,12 @@ class MemoryMaps:
     def _mark(self, entries: Slots) -> None:
         """``entries`` have a value that was written now."""
         self._present.written(len(self._pairs))[entries] = True
+        self._touched(entries)
+
+    def _touched(self, entries: Slots) -> None:
+        """``entries`` changed."""
+        if self._changed is not None:
+            self._changed.mark(entries, len(self._pairs))
 
     def put(self, slots: Slots, map_keys: pa.Array, values: pa.Array) -> None:
         """Set values; the last row of an entry wins."""
@@ -97,7 +112,9 @@ class MemoryMaps:
     def _forget(self, entries: Slots) -> None:
         present = self._present.written(len(self._pairs))
         entries = np.unique(entries)
-        self._live -= int(present[entries].sum())
+        entries = entries[present[entries]]
+        self._live -= len(entries)
+        self._touched(entries)
         present[entries] = False
 
     def items(self, slots: Slots) -> tuple[Slots, pa.Array, pa.Array]:
@@ -136,7 +153,8 @@ class MemoryMaps:
         self.__dict__.update(rebuilt.__dict__)
 
     def _empty(self) -> MemoryMaps:
-        return MemoryMaps(self._key_type, self._dtype, self._keys_count)
+        changed = None if self._changed is None else self._changed.begin_anew()
+        return MemoryMaps(self._key_type, self._dtype, self._keys_count, changed)
 
     def living(self) -> Mask:
         """Return which slots have an entry."""
@@ -155,12 +173,20 @@ class MemoryMaps:
         present, values = self._present.freeze(count), self._values.freeze(count)
         pairs, map_keys = self._pairs.prefix(), self._map_keys.freeze()
 
-        def rows() -> tuple[Slots, list[pa.Array]]:
-            entries = np.flatnonzero(present)
-            words = pairs[entries]
-            return words >> 32, [map_keys()[0].take(pa.array(words & LOW)), values.take(entries)]
+        def of(entries: Slots) -> KeyedColumns:
+            entries = entries[present[entries]]
+            slots, columns = identities(entries)
+            return slots, [*columns, values.take(entries)]
 
-        return FrozenRows(lambda: int(np.count_nonzero(present)), rows)
+        def identities(entries: Slots) -> KeyedColumns:
+            words = pairs[entries]
+            return words >> 32, [map_keys()[0].take(pa.array(words & LOW))]
+
+        changes = None
+        if self._changed is not None:
+            intervals = self._changed.freeze(count)
+            changes = FrozenChanges(intervals, lambda entries: identities(entries[~present[entries]]))
+        return FrozenRows(lambda: int(np.count_nonzero(present)), lambda: of(np.flatnonzero(present)), of, changes)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
         """Add rows of ``freeze``."""

@@ -11,37 +11,49 @@ import pyarrow as pa
 
 from headgate.state.backend import Ownership, Record, restored_batches
 from headgate.state.descriptors import Section
+from headgate.state.files import StoredFiles
 from headgate.state.frozen import FrozenState
-from headgate.state.keyed import KeyedState, Rows
 from headgate.state.memory.cells import FrozenCells, MemoryCells
+from headgate.state.memory.changes import keys_after
+from headgate.state.memory.chunk_log import ChunkLog, Moment
+from headgate.state.memory.chunked import ChunkedState
+from headgate.state.memory.chunks import Change, Replaced
+from headgate.state.memory.stored_chunks import gone_on_with
 from headgate.state.row_values import python_values
 
 _ENCODE_ROWS = 16_384
 
 
-class _Frozen(KeyedState):
+class _Frozen(ChunkedState):
     """The records at a barrier."""
 
-    def __init__(self, section: Section, cells: FrozenCells) -> None:
-        super().__init__()
-        self._section = section
+    def __init__(self, log: ChunkLog, moment: Moment, state: Replaced, cells: FrozenCells) -> None:
+        super().__init__(log, moment)
+        self._state = state
         self._cells = cells
 
     def _rows(self) -> Mapping[str, int]:
-        return {self._section.name: len(self._cells.objects)}
+        return {self._state.section.name: len(self._cells.objects)}
 
-    def _sections(self) -> Rows:
-        return [(self._section, list(self._batches(self._section.schema)))]
+    def _changes(self, after: int | None) -> list[Change]:
+        """A record never goes."""
+        objects = self._cells.objects
+        found = objects.values() if after is None else [objects[key] for key in keys_after(self._cells.changes, after)]
+        return [Change(self._state, list(_batches(self._state.section.schema, found)))]
 
-    def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        records = iter(self._cells.objects.values())
-        while part := list(islice(records, _ENCODE_ROWS)):  # in parts, because each holds up the processing thread
-            columns = zip(*part, strict=True)
-            arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+    def _changed_count(self, after: int) -> int:
+        return len(keys_after(self._cells.changes, after))
 
     def _forget(self) -> None:
         self._cells.release()
+
+
+def _batches(schema: pa.Schema, found: Iterable[Record]) -> Iterator[pa.RecordBatch]:
+    records = iter(found)
+    while part := list(islice(records, _ENCODE_ROWS)):  # in parts, because each holds up the processing thread
+        columns = zip(*part, strict=True)
+        arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class MemoryRecords:
@@ -49,7 +61,8 @@ class MemoryRecords:
 
     def __init__(self, section: Section) -> None:
         self._section = section
-        self._cells = MemoryCells()
+        self._log = ChunkLog()
+        self._cells = MemoryCells(self._log.interval)
         self._key_of = itemgetter(*(section.schema.get_field_index(name) for name in section.key_names))
 
     def load(self, keys: Iterable[Any]) -> dict[Any, Record]:
@@ -63,7 +76,19 @@ class MemoryRecords:
 
     def freeze(self) -> FrozenState:
         """See ``StateBackend``; until a release, changes go to an overlay (OP8)."""
-        return _Frozen(self._section, self._cells.freeze())
+        cells = self._cells.freeze()
+        return _Frozen(self._log, self._log.end_interval(), self._replaced, cells)
+
+    @property
+    def _replaced(self) -> Replaced:
+        return Replaced(self._section, self._section.key_names)
+
+    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+        """See ``ContinuingBackend``."""
+        if not gone_on_with(self, self._log, [self._replaced], stored, owner):
+            return False
+        self._cells.note_changes()
+        return True
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""

@@ -7,6 +7,7 @@ new object into the overlay (ST5). A list or dict of a key is copied when it is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -15,10 +16,16 @@ import pyarrow as pa
 from headgate.state.backend import Ownership, restored_states, restored_timers
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
 from headgate.state.expiring_rows import live_objects
-from headgate.state.keyed import KeyedState, Rows
+from headgate.state.files import StoredFiles
+from headgate.state.keyed import Rows
 from headgate.state.memory.cells import FrozenCells, MemoryCells
+from headgate.state.memory.changes import keys_after
+from headgate.state.memory.chunk_log import ChunkLog, Moment
+from headgate.state.memory.chunked import ChunkedState
+from headgate.state.memory.chunks import Change, Replaced
 from headgate.state.memory.expiring_cells import ExpiringCells
-from headgate.state.memory.row_timers import MemoryRowTimers, timer_batches, timers_count
+from headgate.state.memory.row_timers import MemoryRowTimers, key_arrays, timer_batches, timers_count
+from headgate.state.memory.stored_chunks import gone_on_with
 from headgate.state.row_values import conversion, python_values
 from headgate.state.timers import (
     TIMERS,
@@ -34,43 +41,73 @@ from headgate.state.ttl import EXPIRES_COLUMN, TTL_SECTION, StateTime, TtlMeta
 _ENCODE_KEYS = 16_384
 
 
-class _Frozen(KeyedState):
-    """The objects of all states at a barrier, and what time it was: what had expired is not among the rows (TL6)."""
+@dataclass(frozen=True)
+class _Barrier:
+    """What there is at a barrier.
 
-    def __init__(
-        self,
-        keys: KeyColumns,
-        states: Sequence[tuple[StateDescriptor, FrozenCells]],
-        now_ms: int,
-        timers: Sequence[tuple[Section, FrozenCells]] = (),
-        meta: TimersMeta | None = None,
-    ) -> None:
-        super().__init__()
+    Attributes:
+        states: the objects of each.
+        time_ms: what time it was: what had expired is not among the rows (TL6).
+        timers: of each kind.
+        meta: of timers.
+    """
+
+    states: Sequence[tuple[StateDescriptor, FrozenCells]]
+    time_ms: int
+    timers: Sequence[tuple[Section, FrozenCells]]
+    meta: TimersMeta | None
+
+
+class _Frozen(ChunkedState):
+    """The objects of all states at a barrier."""
+
+    def __init__(self, log: ChunkLog, moment: Moment, keys: KeyColumns, barrier: _Barrier) -> None:
+        super().__init__(log, moment)
         self._keys = keys
-        self._states = states
-        self._now_ms = now_ms
-        self._timers = timers
-        self._timers_meta = meta
+        self._at = barrier
 
     def _rows(self) -> Mapping[str, int]:
-        rows = {d.name: _count(d, cells.objects, self._now_ms) for d, cells in self._states}
-        return rows | {section.name: timers_count(cells) for section, cells in self._timers}
+        rows = {d.name: _count(d, cells.objects, self._at.time_ms) for d, cells in self._at.states}
+        return rows | {section.name: timers_count(cells) for section, cells in self._at.timers}
 
     def _meta(self) -> Mapping[str, bytes]:
-        found = {} if self._timers_meta is None else {TIMERS: self._timers_meta.encode()}
-        if any(descriptor.ttl is not None for descriptor, _ in self._states):
-            found[TTL_SECTION] = TtlMeta(self._now_ms).encode()
+        found = {} if self._at.meta is None else {TIMERS: self._at.meta.encode()}
+        if self._now_ms() is not None:
+            found[TTL_SECTION] = TtlMeta(self._at.time_ms).encode()
         return found
 
-    def _sections(self) -> Rows:
-        found = [(section_of(self._keys, d), d, cells.objects) for d, cells in self._states]
-        states = [(one, list(_batches(one.schema, d, _living(d, objects, self._now_ms)))) for one, d, objects in found]
-        timers = [(one, list(timer_batches(one, self._keys, cells, _ENCODE_KEYS))) for one, cells in self._timers]
-        return [*states, *timers]
+    def _now_ms(self) -> int | None:
+        return self._at.time_ms if any(descriptor.ttl is not None for descriptor, _ in self._at.states) else None
+
+    def _changes(self, after: int | None) -> list[Change]:
+        return [self._change(descriptor, cells, after) for descriptor, cells in self._at.states]
+
+    def _change(self, descriptor: StateDescriptor, cells: FrozenCells, after: int | None) -> Change:
+        state, objects = _replaced(self._keys, descriptor), cells.objects
+        schema = state.section.schema
+        if after is None:
+            return Change(state, list(_batches(schema, descriptor, _living(descriptor, objects, self._at.time_ms))))
+        changed = keys_after(cells.changes, after)
+        rows = _batches(schema, descriptor, [(key, objects[key]) for key in changed if key in objects])
+        gone = [key for key in changed if key not in objects]
+        columns = [pa.RecordBatch.from_arrays(key_arrays(self._keys, gone), schema=state.gone)] if gone else []
+        return Change(state, list(rows), columns)
+
+    def _changed_count(self, after: int) -> int:
+        return sum(len(keys_after(cells.changes, after)) for _, cells in self._at.states)
+
+    def _beside(self) -> Rows:
+        return [(one, list(timer_batches(one, self._keys, cells, _ENCODE_KEYS))) for one, cells in self._at.timers]
 
     def _forget(self) -> None:
-        for _, cells in (*self._states, *self._timers):
+        for _, cells in (*self._at.states, *self._at.timers):
             cells.release()
+
+
+def _replaced(keys: KeyColumns, descriptor: StateDescriptor) -> Replaced:
+    """Return what the rows of a key replace: all that it had, whether a value, a list or a map."""
+    section = section_of(keys, descriptor)
+    return Replaced(section, section.key_names)
 
 
 class MemoryRowBackend:
@@ -80,6 +117,7 @@ class MemoryRowBackend:
 
     def __init__(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False) -> None:
         self._keys = keys
+        self._log = ChunkLog()
         self.time = StateTime()
         self._cells = {descriptor: self._made(descriptor) for descriptor in descriptors}
         self._expiring = [cells for cells in self._cells.values() if isinstance(cells, ExpiringCells)]
@@ -87,7 +125,10 @@ class MemoryRowBackend:
         self.timers = shown_timers(self._timers)
 
     def _made(self, descriptor: StateDescriptor) -> MemoryCells:
-        return MemoryCells() if descriptor.ttl is None else ExpiringCells(descriptor.kind, descriptor.ttl, self.time)
+        interval = self._log.interval
+        if descriptor.ttl is None:
+            return MemoryCells(interval)
+        return ExpiringCells(descriptor.kind, descriptor.ttl, self.time, interval)
 
     def cells(self, descriptor: StateDescriptor) -> MemoryCells:
         """See ``RowBackend``."""
@@ -115,7 +156,17 @@ class MemoryRowBackend:
         states = [(descriptor, cells.freeze()) for descriptor, cells in self._cells.items()]
         timers = [(timer_section(self._keys, kind), found.cells.freeze()) for kind, found in self._timers.items()]
         meta = None if self.timers is None else self.timers.meta
-        return _Frozen(self._keys, states, self.time.now_ms, timers, meta)
+        barrier = _Barrier(states, self.time.now_ms, timers, meta)
+        return _Frozen(self._log, self._log.end_interval(), self._keys, barrier)
+
+    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+        """See ``ContinuingBackend``."""
+        states = [_replaced(self._keys, descriptor) for descriptor in self._cells]
+        if not gone_on_with(self, self._log, states, stored, owner):
+            return False
+        for cells in self._cells.values():
+            cells.note_changes()
+        return True
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""

@@ -12,16 +12,19 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from headgate.state.columns import FixedVector, FrozenRows, make_vector, to_numpy
+from headgate.state.columns import FixedVector, FrozenChanges, FrozenRows, KeyedColumns, make_vector, to_numpy
 from headgate.state.key_index import Slots
+from headgate.state.memory.changes import ChangedSlots
 from headgate.state.slot_array import Array, LastRows, Mask, SlotArray
 
 
 class MemoryValues:
     """Values by slot: see ``backend.ValueColumns``. ``keys_count`` tells how many slots the key index has given."""
 
-    def __init__(self, dtype: pa.DataType, keys_count: Callable[[], int]) -> None:
+    def __init__(self, dtype: pa.DataType, keys_count: Callable[[], int], changed: ChangedSlots | None = None) -> None:
+        """``changed``: notes what changes; None: nobody asks."""
         self._keys_count = keys_count
+        self._changed = changed
         self._vector = make_vector(dtype)
         self._present = SlotArray(np.bool_)
         self._last = LastRows()
@@ -43,9 +46,15 @@ class MemoryValues:
         found: Mask = self._present.read(self._size).take(slots)
         return found
 
-    def _mark(self, slots: Slots) -> None:
-        """``slots`` have a value that was written now."""
+    def _mark(self, slots: Slots, changed: Slots | None = None) -> None:
+        """``slots`` have a value that was written now. ``changed``: those where it is another one; None: all."""
         self._present.written(self._size)[slots] = True
+        self._touched(slots if changed is None else changed)
+
+    def _touched(self, slots: Slots) -> None:
+        """``slots`` changed."""
+        if self._changed is not None:
+            self._changed.mark(slots, self._size)
 
     def put(self, slots: Slots, values: pa.Array) -> None:
         """Set values; the last row of a slot wins."""
@@ -58,7 +67,9 @@ class MemoryValues:
 
     def clear(self, slots: Slots) -> None:
         """Forget the values of ``slots``."""
-        self._present.written(self._size)[slots] = False
+        present = self._present.written(self._size)
+        self._touched(slots[present[slots]])
+        present[slots] = False
 
     def replace(self, slots: Slots, values: pa.Array) -> Mask:
         """Set values as ``put`` does; return the last row of each slot whose value changed."""
@@ -94,7 +105,7 @@ class MemoryValues:
         is_new = (data.take(slots) == rows) & ((rows != before) | ~had)
         changed = is_new.copy()
         changed[is_new] = self._last.mask(slots[is_new], self._size)
-        self._mark(slots)
+        self._mark(slots, slots[is_new])
         return changed if counts is None else _spread(changed, counts, len(values))
 
     def add(self, slots: Slots, values: pa.Array) -> Mask:
@@ -108,8 +119,8 @@ class MemoryValues:
         data[slots[~had]] = 0
         before = data.take(slots)
         np.add.at(data, slots, to_numpy(values))
-        self._mark(slots)
         changed: Mask = self._last.mask(slots, self._size) & (~had | (data.take(slots) != before))
+        self._mark(slots, slots[changed])
         return changed
 
     def living(self) -> Mask:
@@ -120,11 +131,18 @@ class MemoryValues:
         """Return the slots that have a value now, and the values."""
         vector, present = self._vector.freeze(self._size), self._present.freeze(self._size)
 
-        def rows() -> tuple[Slots, list[pa.Array]]:
+        def rows() -> KeyedColumns:
             slots = np.flatnonzero(present)
             return slots, [vector.take(slots)]
 
-        return FrozenRows(lambda: int(np.count_nonzero(present)), rows)
+        def of(slots: Slots) -> KeyedColumns:
+            slots = slots[present[slots]]
+            return slots, [vector.take(slots)]
+
+        changes = None
+        if self._changed is not None:
+            changes = FrozenChanges(self._changed.freeze(self._size), lambda slots: (slots[~present[slots]], []))
+        return FrozenRows(lambda: int(np.count_nonzero(present)), rows, of, changes)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
         """Add rows of ``freeze``."""
@@ -134,6 +152,8 @@ class MemoryValues:
         """Keep only the slots ``old``; they become 0, 1, 2 …"""
         self._vector.renumber(old)
         self._present.renumber(old)
+        if self._changed is not None:
+            self._changed.renumber(old)
 
     def _tidy(self) -> None:
         if self._vector.has_garbage(self._size):

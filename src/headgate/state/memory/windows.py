@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from headgate.state.aggregate_table import Accumulator, AggTable, FrozenTable, Values
@@ -19,6 +20,10 @@ from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Words
 from headgate.state.key_index import FrozenKeys, KeyIndex, Slots, make_key_index
 from headgate.state.keyed import KeyedState, Rows
+from headgate.state.memory.changes import ChangedKeys, ChangedSlots, KeyChanges, keys_after, slots_after
+from headgate.state.memory.chunk_log import ChunkLog, Moment
+from headgate.state.memory.chunked import ChunkedState
+from headgate.state.memory.chunks import Change, Replaced
 from headgate.state.window_rows import (
     MergedRows,
     only_window,
@@ -109,40 +114,73 @@ class _FrozenPartials:
     window: int
     keys: FrozenKeys
     table: FrozenTable
+    intervals: Slots
 
     def batch(self, schema: pa.Schema) -> pa.RecordBatch:
         """Return a row per key."""
         return partial_batch(schema, self.keys(), self.window, self.table)
 
+    def changed(self, schema: pa.Schema, after: int) -> pa.RecordBatch:
+        """Return a row per key that changed after a snapshot."""
+        slots = slots_after(self.intervals, after)
+        rows, taken = self.table, pa.array(slots)
+        values = tuple(one[slots] for one in rows.values)
+        table = FrozenTable(rows.rows[slots], values, tuple(None if one is None else one[slots] for one in rows.seen))
+        return partial_batch(schema, [key.take(taken) for key in self.keys()], self.window, table)
 
-class _FrozenMerged(KeyedState):
+
+class _FrozenMerged(ChunkedState):
     """The accumulators of all windows at a barrier."""
 
-    def __init__(self, section: Section, meta: bytes, windows: tuple[_FrozenPartials, ...]) -> None:
-        super().__init__()
-        self._section = section
+    def __init__(
+        self,
+        log: ChunkLog,
+        moment: Moment,
+        state: Replaced,
+        meta: bytes,
+        windows: tuple[_FrozenPartials, ...],
+        taken: KeyChanges,
+    ) -> None:
+        """``taken``: the windows that were taken before."""
+        super().__init__(log, moment)
+        self._state = state
         self._bytes = meta
         self._windows = windows
+        self._taken = taken
 
     def _rows(self) -> Mapping[str, int]:
-        return {self._section.name: sum(len(window.table.rows) for window in self._windows)}
+        return {self._state.section.name: sum(len(window.table.rows) for window in self._windows)}
 
-    def _sections(self) -> Rows:
-        return [(self._section, [window.batch(self._section.schema) for window in self._windows])]
+    def _changes(self, after: int | None) -> list[Change]:
+        schema = self._state.section.schema
+        if after is None:
+            return [Change(self._state, [window.batch(schema) for window in self._windows])]
+        rows = [window.changed(schema, after) for window in self._windows]
+        gone = pa.RecordBatch.from_arrays(
+            [pa.array(keys_after(self._taken, after), pa.int64())], schema=self._state.gone
+        )
+        return [Change(self._state, rows, [gone])]
+
+    def _changed_count(self, after: int) -> int:
+        return sum(int(np.count_nonzero(window.intervals > after)) for window in self._windows)
 
     def _meta(self) -> Mapping[str, bytes]:
         return {META: self._bytes}
 
+    def _meta_of_rows(self) -> Mapping[str, bytes]:
+        return self._meta()
+
     def _forget(self) -> None:
-        self._windows = ()
+        self._windows, self._taken = (), ()
 
 
 @dataclass(slots=True)
 class _Partials:
-    """An index of the keys of one window, and a table by its slots."""
+    """An index of the keys of one window, a table by its slots, and when these changed."""
 
     index: KeyIndex
     table: AggTable
+    changed: ChangedSlots
 
 
 class MemoryMergedRows(_Windows[_Partials]):
@@ -152,6 +190,11 @@ class MemoryMergedRows(_Windows[_Partials]):
         super().__init__(rows)
         self._accumulators = tuple(accumulators)
         self._key_types = keys.types
+        self._log = ChunkLog()
+        self._taken = ChangedKeys(self._log.interval)
+        width = len(keys.types)
+        names = tuple(rows.section.schema.names[: width + 1])
+        self._state = Replaced(rows.section, names, names[width:])
 
     def add(self, windows: Words, rows: pa.RecordBatch) -> None:
         """See ``WindowBackend``."""
@@ -168,13 +211,19 @@ class MemoryMergedRows(_Windows[_Partials]):
     def _merge(self, window: int, keys: Sequence[pa.Array], counts: Slots, values: Sequence[Values]) -> None:
         held = self._held.get(window)
         if held is None:
-            held = self._held[window] = _Partials(make_key_index(self._key_types), AggTable(self._accumulators))
+            changed = ChangedSlots(self._log.interval)
+            held = _Partials(make_key_index(self._key_types), AggTable(self._accumulators), changed)
+            self._held[window] = held
         slots = held.index.slots(keys)
         held.table.update(len(held.index), slots, counts, values)
+        held.changed.mark(slots, len(held.index))
 
     def take(self, window: int) -> MergedRows:
         """See ``WindowBackend``. Nothing is copied: only snapshots have these arrays afterwards, and read them."""
         taken = _frozen(window, self._held.pop(window))
+        if self._taken.now is not None:
+            self._taken.now[window] = None
+            self._taken.bounded(0)
         return MergedRows(taken.keys(), taken.table)
 
     def counts(self) -> dict[int, int]:
@@ -184,8 +233,10 @@ class MemoryMergedRows(_Windows[_Partials]):
     def freeze(self) -> KeyedState:
         """See ``StateBackend``."""
         windows = tuple(_frozen(window, self._held[window]) for window in self.windows())
-        return _FrozenMerged(self._rows.section, self.meta, windows)
+        taken = self._taken.freeze()
+        return _FrozenMerged(self._log, self._log.end_interval(), self._state, self.meta, windows, taken)
 
 
 def _frozen(window: int, held: _Partials) -> _FrozenPartials:
-    return _FrozenPartials(window, held.index.freeze(), held.table.freeze(len(held.index)))
+    size = len(held.index)
+    return _FrozenPartials(window, held.index.freeze(), held.table.freeze(size), held.changed.freeze(size))

@@ -35,8 +35,8 @@ class CachedExpiringValues(CachedValues, ExpiringValues):
         self.table = table
         self._differs = SlotArray(np.bool_)
 
-    def _mark(self, slots: Slots) -> None:
-        super()._mark(slots)
+    def _mark(self, slots: Slots, changed: Slots | None = None) -> None:
+        super()._mark(slots, changed)
         self._touch(slots)
 
     def _renewed(self, slots: Slots) -> None:

@@ -68,7 +68,7 @@ def write_files(
             continue
         data = _read(path)
         _check(path, data, known.get(path.name))
-        part = target.put_file(path.name, data)
+        part = target.put_file(path.name, [data])
         known[path.name] = part.size_bytes, part.checksum
     small = {path.name: _read(path) for path in sorted(checkpoint.iterdir()) if not path.name.endswith(_LEFT_OUT)}
     description = Description(tables, keys, [path.name for path in large], small)

@@ -213,6 +213,8 @@ def go_on_with(
         LocalDamage: what is on this disk is damaged, when it was fetched once more as well.
         CorruptionError, StorageError
     """
+    if stored.are_chunks:
+        return None
     description = describe(stored)
     owned = key_groups_of_subtask(owner.subtask_index, owner.max_parallelism, owner.parallelism)
     keys = OwnedKeys(KeyGroups(owned.start, len(owned)), owner.max_parallelism)

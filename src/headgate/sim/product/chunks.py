@@ -1,0 +1,55 @@
+"""Pipelines whose checkpoints refer to chunks of state in memory (SM89): everything else is as without it.
+
+State is small in these runs and would be written as rows. So a chunk is written however small it is, chains are short,
+and little is remembered of what changed. Counterpart: ``state.memory.chunked``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from headgate.sim.product.expiring import ExpiringRun
+from headgate.sim.product.replacing import replaced
+from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.timed import TimedRun
+from headgate.sim.world import Violation
+from headgate.state import keyed
+from headgate.state.memory import by_column, changes, chunk_log, chunked
+
+BOUNDS: tuple[tuple[object, str, int], ...] = (
+    (chunked, "SIZE_BYTES_MIN", 1),
+    (chunk_log, "CHUNKS_MAX", 4),
+    (changes, "KEYS_FREE", 8),
+    (keyed, "RANGE_BYTES_MIN", 256),
+    (by_column, "_RENUMBER_MIN", 16),
+)
+
+
+class ChunksRun(Run):
+    """A run whose checkpoints refer to chunks."""
+
+    def run(self) -> Violation | None:
+        """See ``Run``."""
+        with ExitStack() as stack:
+            for owner, name, value in BOUNDS:
+                stack.enter_context(replaced(owner, name, value))
+            return super().run()
+
+
+class TimedChunksRun(ChunksRun, TimedRun):
+    """A run with timers, which are beside the chunks."""
+
+
+class ExpiringChunksRun(ChunksRun, ExpiringRun):
+    """A run with state that expires, in chunks."""
+
+
+KINDS: tuple[Callable[..., Run], ...] = (ChunksRun, ExpiringChunksRun, ChunksRun, TimedChunksRun)
+"""What a seed runs, by turns."""
+
+
+def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
+    """Run one seed."""
+    run = KINDS[seed % len(KINDS)](seed, is_traced=is_traced, events_max=events_max)
+    return result_of(run, seed, is_traced=is_traced)

@@ -1,0 +1,17 @@
+"""Has a module or class have another bound for the time of a run: what happens to large state happens to small, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Have ``owner`` have ``value`` instead of what it usually has."""
+    usual = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, usual)
