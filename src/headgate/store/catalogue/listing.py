@@ -1,6 +1,6 @@
 """What is recorded of transactions, for those who look at them.
 
-Counterpart: ``sql`` calls these inside its transactions. Source: S15 of docs/spec/stream-store.md and TX10 of
+Counterpart: ``sql`` calls these inside its transactions. Source: S15 of docs/spec/stream-store.md and TX14 of
 docs/spec/shared-transactions.md. Never changes anything.
 """
 

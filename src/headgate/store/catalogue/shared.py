@@ -48,7 +48,7 @@ def begin(connection: Connection, wanted: Shared, now_ms: int) -> None:
 
 
 def find(connection: Connection, present: StreamInfo, name: str, where: str) -> Shared:
-    """Return a transaction with its stream as it was when it began: layout and schema (TX9).
+    """Return a transaction with its stream as it was when it began: layout and schema (TX12).
 
     Raises:
         UsageError: there is none of this name, or its outcome was forgotten.
