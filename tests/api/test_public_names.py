@@ -15,9 +15,9 @@ EditedSavepoint Evolution ExponentialDelay Fail FailureRate Fence FencedError Fi
 Generator GroupEvents GroupReader HeadgateError HookContext JsonLines KeyedStream Keys LedgerOutput LedgerSink
 ListState MapState Memory NewSavepoint NoRestart OperatorList ParquetFiles Pipeline PipelineFailed PipelineHandle
 PipelineState Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint ReaderGroup
-RestoreContext Retention RocksDB RowNumber RunResult Scaling Security Session Sliding SnapshotContext StateHandle
-StorageError Store Stream StreamCut StreamSink StreamSource TTL TextFiles Timer Timers TruncatedError Tumbling
-TwoPhaseSink Uniform UnionList UsageError ValueState WindowedStream WrittenSavepoint edit_savepoint new_savepoint
+RestoreContext Retention RocksDB RowNumber RunResult Scaling Security Session SharedTransaction Sliding
+SnapshotContext StateHandle StorageError Store Stream StreamCut StreamSink StreamSource TTL TextFiles Timer Timers
+TransactionWriter TruncatedError Tumbling TwoPhaseSink Uniform UnionList UsageError ValueState WindowedStream WrittenSavepoint edit_savepoint new_savepoint
 output_checkpoint read_state read_state_batches register_state_source register_streams state_catalog __version__
 """
 

@@ -154,12 +154,10 @@ shared_transactions = sa.Table(
     sa.Column("is_expired", sa.Boolean, nullable=False),
     sa.Column("schema_version", sa.Integer, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Index("open_transactions", "stream_id", "due_ms"),
 )
 """What ``transactions`` does not have of those that several processes write. ``due_ms``: when the lease of an open one
-is over; null: it is not open. ``size_bytes``: of its events as they are stored."""
-
-open_transactions = sa.Index("open_transactions", shared_transactions.c.stream_id, shared_transactions.c.due_ms)
-"""Finds those of a stream whose lease is over, however many there were."""
+is over; null: it is not open; the index finds the first one. ``size_bytes``: of its events as they are stored."""
 
 participants = sa.Table(
     "participants",
