@@ -17,7 +17,8 @@ ListState MapState Memory NewSavepoint NoRestart OperatorList ParquetFiles Pipel
 PipelineState Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint ReaderGroup
 RestoreContext Retention RocksDB RowNumber RunResult Scaling Security Session SharedTransaction Sliding
 SnapshotContext StateHandle StorageError Store Stream StreamCut StreamSink StreamSource TTL TextFiles Timer Timers
-TransactionWriter TruncatedError Tumbling TwoPhaseSink Uniform UnionList UsageError ValueState WindowedStream WrittenSavepoint edit_savepoint new_savepoint
+TransactionWriter TruncatedError Tumbling TwoPhaseSink Uniform
+UnionList UsageError ValueState WindowedStream WrittenSavepoint edit_savepoint new_savepoint
 output_checkpoint read_state read_state_batches register_state_source register_streams state_catalog __version__
 """
 
