@@ -15,6 +15,8 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
+    multiple,
+    precondition,
     rule,
 )
 from tests.store.storing import KEYED, STREAM, drain, keyed
@@ -113,6 +115,7 @@ class SharedTransactionMachine(RuleBasedStateMachine):
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
+    @precondition(lambda self: len([model for model in self.models if model.status == "open"]) < 2)
     @rule(target=begun, lease_ms=st.sampled_from(LEASES_MS))
     def begin(self, lease_ms: int) -> Model:
         self._look()
@@ -121,7 +124,7 @@ class SharedTransactionMachine(RuleBasedStateMachine):
         return self.models[-1]
 
     @rule(target=writers, model=begun, name=st.sampled_from("ab"), fault=faults)
-    def join(self, model: Model, name: str, fault: str) -> Writing | None:
+    def join(self, model: Model, name: str, fault: str) -> object:
         """A participant comes, or comes again, in another process; an answer that was lost costs it another try."""
         other = Store("memory", self.store._catalogue, self.store._storage, clock=self.clock)
         self._look()
@@ -141,7 +144,7 @@ class SharedTransactionMachine(RuleBasedStateMachine):
         self.lossy.fault = "none"
         if writer is None:
             assert model.status != "open"
-            return None
+            return multiple()
         assert model.status == "open"
         model.live(self.clock.wall_ms())
         last = model.sequences.setdefault(name, 0)
@@ -149,10 +152,16 @@ class SharedTransactionMachine(RuleBasedStateMachine):
         model.lives[name] = writer
         return Writing(model, name, writer, last + 1, last)
 
-    @rule(writing=writers, keys=st.lists(st.sampled_from("xyz"), max_size=3), back=st.integers(0, 2))
-    def write(self, writing: Writing | None, keys: list[str], back: int) -> None:
-        """Perhaps again what was written before."""
-        if writing is None or writing.is_over:
+    @rule(
+        writing=writers,
+        keys=st.lists(st.sampled_from("xyz"), max_size=3),
+        back=st.sampled_from((0, 0, 0, 1, 2)),
+        flushes=st.booleans(),
+        fault=faults,
+    )
+    def write(self, writing: Writing, keys: list[str], back: int, flushes: bool, fault: str) -> None:
+        """Perhaps again what was written before, and perhaps it is flushed at once."""
+        if writing.is_over:
             return
         sequence = writing.next - back
         rows = [(key, self._next()) for key in keys]
@@ -163,11 +172,15 @@ class SharedTransactionMachine(RuleBasedStateMachine):
         if back == 0:
             writing.buffer += rows
             writing.next += 1
+        if flushes:
+            self._flush_it(writing, fault)
 
     @rule(writing=writers, fault=faults)
-    def flush(self, writing: Writing | None, fault: str) -> None:
-        if writing is None or writing.is_over:
-            return
+    def flush(self, writing: Writing, fault: str) -> None:
+        if not writing.is_over:
+            self._flush_it(writing, fault)
+
+    def _flush_it(self, writing: Writing, fault: str) -> None:
         self.lossy.fault = fault
         expected = self._flush(writing, fault)
         try:
@@ -183,7 +196,7 @@ class SharedTransactionMachine(RuleBasedStateMachine):
         assert found == expected
         writing.is_over = found in ("fenced", "unknown")
 
-    @rule(model=begun, verb=st.sampled_from(("prepare", "commit", "abort", "ping")), fault=faults)
+    @rule(model=begun, verb=st.sampled_from(("ping", "ping", "prepare", "commit", "abort")), fault=faults)
     def decide(self, model: Model, verb: str, fault: str) -> None:
         self.lossy.fault = fault
         expected = "lost" if fault == "before" else self._decide(model, verb)
@@ -326,6 +339,6 @@ class SharedTransactionMachine(RuleBasedStateMachine):
         assert self.store.fsck() == []
 
 
-SharedTransactionMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+SharedTransactionMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=40)
 TestSharedTransactions = SharedTransactionMachine.TestCase
 pytest.mark.long(TestSharedTransactions)

@@ -610,6 +610,7 @@ def test_recovering_aborts_what_older_epochs_have_open(store: Store) -> None:  #
     write(kept, "a", ("x", 2))
     kept.prepare()
     assert store.recover(STREAM, owner="nightly", epoch=2, keep=[kept.id]) == [opened.id]
+    assert opened.status().status is Status.ABORTED
     store.commit_transactions([(STREAM, kept.id)], owner="nightly", epoch=2)
     assert drained(store) == [("x", 2)]
     assert problems(store) == []
