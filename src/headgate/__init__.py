@@ -89,7 +89,9 @@ if TYPE_CHECKING:
     from headgate.store.reader_groups import ReaderGroup
     from headgate.store.retention import Retention
     from headgate.store.scaling import Scaling
+    from headgate.store.shared_transaction import SharedTransaction
     from headgate.store.store import Store
+    from headgate.store.transaction_writer import TransactionWriter
 
 __version__ = "0.1.0"
 
@@ -162,7 +164,9 @@ _HOMES = {
     "headgate.store.reader_groups": ("ReaderGroup",),
     "headgate.store.retention": ("Retention",),
     "headgate.store.scaling": ("Scaling",),
+    "headgate.store.shared_transaction": ("SharedTransaction",),
     "headgate.store.store": ("Store",),
+    "headgate.store.transaction_writer": ("TransactionWriter",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -245,6 +249,7 @@ __all__ = [
     "Scaling",
     "Security",
     "Session",
+    "SharedTransaction",
     "Sliding",
     "SnapshotContext",
     "StateHandle",
@@ -257,6 +262,7 @@ __all__ = [
     "TextFiles",
     "Timer",
     "Timers",
+    "TransactionWriter",
     "TruncatedError",
     "Tumbling",
     "TwoPhaseSink",

@@ -17,10 +17,10 @@ FailureRate Fence FencedError FileSink FiredTimers FixedDelay FromRows Generator
 HookContext JsonLines KeyedStream Keys LedgerOutput LedgerSink ListState MapState Memory NewSavepoint NoRestart
 OperatorList ParquetFiles Pipeline PipelineFailed PipelineHandle PipelineState Print ProcessContext ProcessFunction
 Progress ProtocolViolation PublishOnCheckpoint ReaderGroup ReducingState RestoreContext Retention RocksDB RowNumber
-RunResult Scaling Security Session Sliding SnapshotContext StateHandle StorageError Store Stream StreamCut StreamSink
-StreamSource TTL TextFiles Timer Timers TruncatedError Tumbling TwoPhaseSink Uniform UnionList UsageError ValueState
-WindowedStream WrittenSavepoint __version__ edit_savepoint new_savepoint output_checkpoint read_state
-read_state_batches register_state_source register_streams state_catalog
+RunResult Scaling Security Session SharedTransaction Sliding SnapshotContext StateHandle StorageError Store Stream
+StreamCut StreamSink StreamSource TTL TextFiles Timer Timers TransactionWriter TruncatedError Tumbling TwoPhaseSink
+Uniform UnionList UsageError ValueState WindowedStream WrittenSavepoint __version__ edit_savepoint new_savepoint
+output_checkpoint read_state read_state_batches register_state_source register_streams state_catalog
 """
 
 

@@ -272,7 +272,7 @@ def outcomes_of_pipelines_are_counted_like_others() -> Iterator[None]:
 
 @contextmanager
 def a_commit_is_as_old_as_its_prepare() -> Iterator[None]:
-    real = recording._set_status
+    real = recording.set_status
 
     def keep_the_time(connection: Any, stream: Any, name: str, status: Status, now_ms: int) -> int:
         where = (t.transactions.c.stream_id == stream.stream_id, t.transactions.c.name == name)
@@ -281,7 +281,7 @@ def a_commit_is_as_old_as_its_prepare() -> Iterator[None]:
         connection.execute(t.transactions.update().where(*where).values(changed_ms=before))
         return number
 
-    with patched(recording, "_set_status", keep_the_time):
+    with patched(recording, "set_status", keep_the_time):
         yield
 
 

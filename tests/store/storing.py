@@ -82,6 +82,8 @@ def as_version_0_1(catalogue: Path) -> None:
             DROP TABLE passed;
             DROP TABLE former_schemas;
             DROP TABLE reader_groups;
+            DROP TABLE shared_transactions;
+            DROP TABLE participants;
             ALTER TABLE streams DROP COLUMN schema_version;
             ALTER TABLE streams DROP COLUMN scaling;
             ALTER TABLE streams DROP COLUMN scaled_ms;

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from headgate.cli import streams_transactions
 from headgate.cli.sinks import belongs_to
 from headgate.cli.streams_cut import MaxAge, MaxSize, add_cuts, retention_of
 from headgate.cli.streams_groups import add_groups
@@ -39,6 +40,7 @@ add_groups(app)
 add_scale(app)
 add_scaling(app)
 add_update(app)
+app.add_typer(streams_transactions.app, name="transactions")
 
 FOLLOW_PAUSE_S = 0.02
 
@@ -153,9 +155,9 @@ def describe(
             console.print(table)
         waiting = [x for x in opened_store.list_transactions(stream=name) if not x.status.is_terminal]
         if waiting:
-            table = Table("prepared transaction", "events", "epoch")
-            for transaction in waiting:
-                table.add_row(transaction.name, f"{transaction.events_count:,}", str(transaction.epoch))
+            table = Table("open or prepared transaction", "state", "events", "epoch")
+            for x in waiting:
+                table.add_row(x.name, x.status.value, f"{x.events_count:,}", str(x.epoch))
             console.print(table)
 
 

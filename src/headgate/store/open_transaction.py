@@ -32,6 +32,19 @@ def owner_directory(stream_id: int, owner: str) -> str:
     return f"{stream_id}/{TRANSACTIONS}/{xxhash.xxh3_64_hexdigest(owner.encode())}"
 
 
+def check_schema_at_begin(stream: StreamInfo, schemas: Schemas, what: str, schema: pa.Schema) -> None:
+    """Check that events of a transaction have the schema that its stream had when it began, or a former one (S78)."""
+    if not schema_difference(stream.schema, schema):
+        return
+    version = schemas.fitting(schema)
+    if version is None:
+        check_same_schema(stream.name, stream.schema, schema)
+    elif version > stream.schema_version:
+        raise UsageError(
+            f"{what} began before stream '{stream.name}' got the columns of these events; write them in another one"
+        )
+
+
 class Verdicts(Protocol):
     """What a transaction needs from the log: ``transactions.TransactionLog``."""
 
@@ -88,7 +101,7 @@ class Transaction:
         """
         if not self._is_open:
             raise UsageError(f"transaction '{self.name}' of stream '{self.stream.name}' takes no more events")  # S12
-        self._check_schema(batch.schema)
+        check_schema_at_begin(self.stream, self._schemas, f"transaction '{self.name}'", batch.schema)
         check_event_sizes(self.stream.name, batch)
         if batch.num_rows == 0:
             return
@@ -101,19 +114,6 @@ class Transaction:
         if is_full:
             self._part = self._spilling.begin(self._buffer, self._write_chunk)
             self._buffer, self._buffered_bytes = [], 0
-
-    def _check_schema(self, schema: pa.Schema) -> None:
-        """Check that events have the schema that the stream had when this began, or a former one (S78)."""
-        if not schema_difference(self.stream.schema, schema):
-            return
-        version = self._schemas.fitting(schema)
-        if version is None:
-            check_same_schema(self.stream.name, self.stream.schema, schema)
-        elif version > self.stream.schema_version:
-            raise UsageError(
-                f"transaction '{self.name}' began before stream '{self.stream.name}' got the columns of these events; "
-                "write them in another one"
-            )
 
     def seal(self, name: str | None = None) -> None:
         """Take no more events; give it its final name. No I/O."""

@@ -26,13 +26,13 @@ from headgate.storage.roots import checked_access, make_root
 from headgate.store.catalogue.base import Catalogue, Contents, Frontier, TransactionInfo
 from headgate.store.chunks import delete_quietly, random_name
 from headgate.store.fsck import Problem, check_store
-from headgate.store.grouped_store import GroupedStore
 from headgate.store.linger import LINGER
 from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
 from headgate.store.retention import Retention, policy_of
 from headgate.store.scaling import Scaling, scaling_policy_of
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, check_open
+from headgate.store.transactional_store import TransactionalStore
 from headgate.store.transactions import TransactionLog
 from headgate.store.writer import StreamWriter
 from headgate.threads import SYSTEM_THREADS, Threads
@@ -55,11 +55,12 @@ def store_root(root: str | Path | None = None) -> str:
     return str(Path(chosen).expanduser().absolute())
 
 
-class Store(GroupedStore):
+class Store(TransactionalStore):
     """An open stream store.
 
     Where streams begin is in ``CutStore``, their columns in ``SchemaStore``, their segments in
-    ``ScaledStore`` and ``AutoscaledStore``, their readers that share them in ``GroupedStore``.
+    ``ScaledStore`` and ``AutoscaledStore``, their readers that share them in ``GroupedStore``, transactions that
+    several processes write in ``TransactionalStore``.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class Store(GroupedStore):
         """End a stream: it takes no more events, and readers reach its end. Repeating is fine.
 
         Raises:
-            UsageError: there is none, or prepared transactions wait for a verdict.
+            UsageError: there is none, prepared transactions wait for a verdict, or several processes write one.
         """
         self._catalogue.seal_stream(name)
 
@@ -303,7 +304,9 @@ class Store(GroupedStore):
         self._catalogue.unmark_others(owner, generation)
 
     def begin(self, stream: str, *, owner: str, epoch: int, name: str = "") -> Transaction:
-        """Begin a transaction; ``name`` may follow with ``Transaction.seal``. It leaves no trace until prepared.
+        """Begin a transaction of this process; ``begin_shared`` begins one that others write, too.
+
+        ``name`` may follow with ``Transaction.seal``. It leaves no trace until it is prepared.
 
         Raises:
             FencedError: a newer epoch of ``owner`` exists.
@@ -334,7 +337,7 @@ class Store(GroupedStore):
     def list_transactions(
         self, *, owner: str | None = None, prefix: str = "", stream: str | None = None
     ) -> list[TransactionInfo]:
-        """Return recorded transactions (prepared and decided ones) by name."""
+        """Return recorded transactions by name: prepared, decided, and open ones that several processes write."""
         return self._catalogue.transactions(owner, prefix, stream)
 
     def fence(self, owner: str, epoch: int) -> None:
@@ -406,7 +409,7 @@ class Store(GroupedStore):
         return None
 
     def abort_prepared(self, owner: str) -> int:
-        """Abort what ``owner`` has prepared and nobody will decide any more; return how many transactions.
+        """Abort what ``owner`` has prepared, or open, and nobody will decide any more; return how many transactions.
 
         Never while one of its processes is alive.
         """

@@ -41,6 +41,7 @@ class StreamInfo:
         scaling: how it is scaled by itself (S79); None: by hand only.
         chunks_count, size_bytes: files that hold its events, prepared ones included.
         prepared_count: transactions that wait for a verdict.
+        lease_due_ms: when the lease of an open transaction is over, the first of them (TX8); None: there is none.
     """
 
     stream_id: int
@@ -60,6 +61,7 @@ class StreamInfo:
     chunks_count: int = 0
     size_bytes: int = 0
     prepared_count: int = 0
+    lease_due_ms: int | None = None
 
     @property
     def events_count(self) -> int:

@@ -123,7 +123,7 @@ def positions_are_those_of_the_last_poll() -> Iterator[None]:
 @contextmanager
 def fences_are_not_looked_at() -> Iterator[None]:
     """S18: an older generation goes on writing."""
-    with patched(transactions, "_fence_of", lambda connection, owner: 0):
+    with patched(transactions, "fence_of", lambda connection, owner: 0):
         yield
 
 

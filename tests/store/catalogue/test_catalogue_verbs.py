@@ -19,10 +19,11 @@ from headgate.model.life import Life
 from headgate.protocol.store.autoscaling import ScalingPolicy, Unit
 from headgate.protocol.store.layouts import KEY_SPACE, Plan
 from headgate.protocol.store.reader_group import CheckpointAsked, Joined, Left, Passed
+from headgate.protocol.store.shared_transactions import Commit
 from headgate.protocol.store.truncation import Hold
 from headgate.store.catalogue import sql, tables
 from headgate.store.catalogue.access import Database
-from headgate.store.catalogue.base import AppendFound, Catalogue, ChunkRecord, GroupStart, Numbers, Reading
+from headgate.store.catalogue.base import AppendFound, Catalogue, ChunkRecord, GroupStart, Numbers, Reading, Shared
 from headgate.store.catalogue.memory import memory_catalogue
 from headgate.store.retention import RetentionPolicy
 from headgate.store.store import Store
@@ -33,11 +34,16 @@ READING = Reading("q/source", "life", 3)
 LIFE = Life("a", "/a", "h", 1)
 POLICY = ScalingPolicy(Unit.EVENTS, 1, 1, 8, 0)
 SCALING = ScalingPolicy(Unit.BYTES, 9, 2, 3, 4)
+LEASES_MS = {"open": 9_000, "overdue": 200}
 RESET = StreamReset({"s": None, "quiet": (1, None, None)}, OWNER, 9, LIFE, OWNER, lambda owner: True)
 
 
 def chunk(name: str) -> ChunkRecord:
     return ChunkRecord(name, 100, (PartEntry(0, 2, 0, 40, 1), PartEntry(1, 3, 64, 40, 2)))
+
+
+def shared(stream: StreamInfo) -> Shared:
+    return Shared(stream, "open", "writers", 0, LEASES_MS["open"])
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -72,6 +78,11 @@ def catalogue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalo
         made.change_group("g", Joined("a", "a1", 1_000))
         made.change_group("g", CheckpointAsked("c"))
         made.change_group("g", Passed("a", "a1", "c", {}))
+        for name in ("open", "overdue"):
+            begun = made.begin_shared("s", name, "writers", 0, LEASES_MS[name], 5)
+            made.join_shared(begun, "w", "t", 5)
+            made.write_shared(begun, "w", "t", (1, 2), chunk(name), 5)
+        made.expire_shared(stream, 1_000)
         yield made
 
 
@@ -100,6 +111,7 @@ READS: dict[str, Call] = {
     "group_unread": lambda c, s: c.group_unread("g"),
     "begin": lambda c, s: c.begin("s", "new", OWNER, 1),
     "transactions": lambda c, s: c.transactions(OWNER, "", None),
+    "find_shared": lambda c, s: c.find_shared("s", "open"),
     "owner": lambda c, s: c.owner(OWNER),
     "chunk_paths": lambda c, s: c.chunk_paths(),
     "contents": lambda c, s: c.contents("s", OWNER, lambda owner: True),
@@ -136,6 +148,12 @@ WRITES: dict[str, Call] = {
     "recover": lambda c, s: c.recover("sealed", OWNER, 2, {"another"}, 7),
     "fence": lambda c, s: c.fence(OWNER, 8),
     "forget_outcomes": lambda c, s: c.forget_outcomes(["committed"], OWNER, 2),
+    "begin_shared": lambda c, s: c.begin_shared("s", "newly", "writers", 0, 500, 7),
+    "join_shared": lambda c, s: c.join_shared(shared(s), "v", "t2", 7),
+    "write_shared": lambda c, s: c.write_shared(shared(s), "w", "t", (3, 3), chunk("more"), 7),
+    "ping_shared": lambda c, s: c.ping_shared(shared(s), 7),
+    "decide_shared": lambda c, s: c.decide_shared(shared(s), Commit(), 7),
+    "expire_shared": lambda c, s: c.expire_shared(s, 1_100),
     "own": lambda c, s: c.own("r/sink", LIFE),
     "forget_owner": lambda c, s: c.forget_owner("q/sink"),
     "start_over": lambda c, s: c.start_over(RESET, 7),

@@ -86,7 +86,7 @@ def test_the_first_that_writes_raises_the_store_and_reads_what_it_wrote(old: Pat
         assert version_of(old) in ("1", "2")
         with store.writer(STREAM) as writer:
             writer.append(keyed(("new", 1)))
-        assert version_of(old) == "8"
+        assert version_of(old) == "9"
         assert len(drained(store)) == len(drained(looker)) == EVENTS_COUNT + 1
         looker.seal("app/done")
         assert store.fsck() == looker.fsck() == []
@@ -156,12 +156,12 @@ def test_what_a_newer_release_raised_meanwhile_is_refused_with_one_sentence(old:
     with Store.open(old) as looker:
         looker.describe(STREAM)
         with tables_of(old) as newer:
-            newer.execute("UPDATE meta SET value = '9' WHERE key = 'version'")
-        with pytest.raises(UsageError, match=r"has version 9, this Headgate reads up to 8; upgrade Headgate"):
+            newer.execute("UPDATE meta SET value = '10' WHERE key = 'version'")
+        with pytest.raises(UsageError, match=r"has version 10, this Headgate reads up to 9; upgrade Headgate"):
             looker.describe(STREAM)
-        with pytest.raises(UsageError, match=r"has version 9"):
+        with pytest.raises(UsageError, match=r"has version 10"):
             looker.fence("owner", 1)
-    assert version_of(old) == "9"
+    assert version_of(old) == "10"
 
 
 def test_what_a_killed_writer_left_in_the_log_is_seen_and_stays_there(old: Path) -> None:  # CT8

@@ -79,7 +79,7 @@ def test_a_store_of_an_older_version_keeps_its_events_outcomes_fences_and_writer
         writer.append(keyed(("a", 4)))
         writer.close()
         assert len(drained(store)) == 13 + 3
-    assert version_of(old) == "8"
+    assert version_of(old) == "9"
     with Store.open(old) as again:
         assert again.fsck() == []
 
@@ -96,7 +96,7 @@ def test_events_of_a_store_of_version_6_have_one_schema_that_can_be_updated(tmp_
         store.commit_transactions([(STREAM, "batch-2")], owner="mine", epoch=7)
         assert drained(store) == sorted([*((*row, None) for row in before), ("a", 5, None)])
         assert store.fsck() == []
-    assert version_of(root) == "8"
+    assert version_of(root) == "9"
     raised = shape(root)
     Store.open(tmp_path / "new").close()
     assert raised == shape(tmp_path / "new")
@@ -112,7 +112,31 @@ def test_a_store_of_version_7_goes_on_and_can_have_reader_groups(tmp_path: Path)
         store._catalogue.create_group("g", [STREAM], GroupStart(), 1)
         assert list(store.holds(STREAM)) == ["reader group g", "somebody"]
         assert store.fsck() == []
-    assert version_of(root) == "8"
+    assert version_of(root) == "9"
+    raised = shape(root)
+    Store.open(tmp_path / "new").close()
+    assert raised == shape(tmp_path / "new")
+
+
+def test_a_store_of_version_8_goes_on_and_can_have_shared_transactions(tmp_path: Path) -> None:  # CT3, TX15
+    root = Path(shutil.copytree(GOLDEN / "store_8", tmp_path / "store"))
+    with Store.open(root) as store:
+        assert store.fsck() == []
+        assert len(drained(store)) == 6
+        assert store.reader_groups() == ["billing"]
+        assert {x.name: (x.status, x.begun_ms, x.participants) for x in store.list_transactions()} == {
+            "batch-1": (Status.COMMITTED, None, ()),
+            "batch-2": (Status.PREPARED, None, ()),
+        }
+        assert version_of(root) == "8"  # looking changes nothing
+        transaction = store.begin_shared(STREAM)
+        with transaction.writer("a") as writer:
+            writer.write(keyed(("g", 9)))
+        transaction.commit()
+        store.commit_transactions([(STREAM, "batch-2")], owner="mine", epoch=7)
+        assert len(drained(store)) == 9
+        assert store.fsck() == []
+    assert version_of(root) == "9"
     raised = shape(root)
     Store.open(tmp_path / "new").close()
     assert raised == shape(tmp_path / "new")
@@ -181,7 +205,7 @@ def test_raising_that_fails_half_way_changes_nothing_and_is_repeated(
                 store.fence("anybody", 1)
         assert shape(old) == before
         store.fence("anybody", 1)
-        assert version_of(old) == "8"
+        assert version_of(old) == "9"
         assert store.fsck() == []
 
 
@@ -206,10 +230,10 @@ def test_an_older_store_that_lacks_a_segment_is_not_raised(old: Path) -> None:
 def test_a_store_of_a_later_version_is_refused_with_one_sentence(old: Path) -> None:
     Store.open(old).close()
     with tables_of(old) as connection:
-        connection.execute("UPDATE meta SET value = '9' WHERE key = 'version'")
-    with pytest.raises(UsageError, match=r"has version 9, this Headgate reads up to 8; upgrade Headgate"):
+        connection.execute("UPDATE meta SET value = '10' WHERE key = 'version'")
+    with pytest.raises(UsageError, match=r"has version 10, this Headgate reads up to 9; upgrade Headgate"):
         Store.open(old)
-    assert version_of(old) == "9"
+    assert version_of(old) == "10"
 
 
 def test_what_an_older_release_wrote_counts_from_the_moment_in_which_it_was_raised(old: Path) -> None:  # S66, S71

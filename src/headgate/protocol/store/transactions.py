@@ -5,9 +5,10 @@ One pure decision per verb, taken inside the database transaction that applies i
     (open: nothing recorded) ──prepare──> PREPARED ──commit──> COMMITTED   terminal, remembered
                     └──abort──> ABORTED <──abort──┘                        terminal, remembered
 
-Counterpart: ``headgate.store.catalogue`` records what is decided here. Source: rules S12 to S18 of
-docs/spec/stream-store.md. Never looks at events, clocks or files: an open transaction leaves no record, a prepared
-one has no expiry (S12).
+Counterpart: ``headgate.store.catalogue`` records what is decided here; ``shared_transactions`` decides about those that
+several processes write, which are recorded while they are open, too. Source: rules S12 to S18 of
+docs/spec/stream-store.md. Never looks at events, clocks or files: an open transaction of one process leaves no record,
+a prepared one has no expiry (S12).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import TypeAlias
 class Status(Enum):
     """What is recorded about a transaction."""
 
+    OPEN = "open"
+    """Several processes write it (TX1); one that a single process writes has no record."""
     PREPARED = "prepared"
     """Immutable, durable, invisible; waits for its owner's verdict however long that takes."""
     COMMITTED = "committed"
@@ -28,13 +31,14 @@ class Status(Enum):
     @property
     def is_terminal(self) -> bool:
         """Whether no verb changes it any more."""
-        return self is not Status.PREPARED
+        return self in (Status.COMMITTED, Status.ABORTED)
 
 
 LEGAL_CHANGES: frozenset[tuple[Status | None, Status]] = frozenset(
     {
         (None, Status.PREPARED),
         (None, Status.ABORTED),
+        (Status.OPEN, Status.ABORTED),
         (Status.PREPARED, Status.COMMITTED),
         (Status.PREPARED, Status.ABORTED),
     }
@@ -164,6 +168,8 @@ def _on_commit(record: TransactionRecord | None) -> Decision:
     if record is None:
         return RefuseUnknown()
     match record.status:
+        case Status.OPEN:
+            return RefuseContradiction(record.status, "it was not prepared, and others may be writing to it")
         case Status.PREPARED:
             return Record(Status.COMMITTED)
         case Status.COMMITTED:
@@ -176,7 +182,7 @@ def _on_abort(record: TransactionRecord | None) -> Decision:
     if record is None:
         return Record(Status.ABORTED)  # remembered, so that a late prepare of the same name is refused
     match record.status:
-        case Status.PREPARED:
+        case Status.OPEN | Status.PREPARED:
             return Record(Status.ABORTED)
         case Status.ABORTED:
             return AlreadyDone("already aborted")

@@ -27,7 +27,7 @@ _ASKS = {
     *("find_stream", "describe_stream", "list_streams", "layout", "find_append", "parts", "frontier", "begin"),
     *("transactions", "owner", "chunk_paths", "extents", "cut_at", "holds", "retention_cut"),
     *("look", "layout_and_extents", "passed", "observe"),
-    *("find_group", "groups", "group_cuts", "group_unread"),
+    *("find_group", "groups", "group_cuts", "group_unread", "find_shared"),
 }
 """Verbs that change nothing, so that a lost answer means nothing."""
 
@@ -65,6 +65,8 @@ class SimStores:
         self._watched = watched
         self._catalogues: dict[str, Catalogue] = {}
         self._names_count = 0
+        self.wall_shift_ms = 0
+        """By how much somebody has set the date for those who open a store from now on."""
 
     def behind(self, name: str) -> Catalogue:
         """Return the catalogue of a store, as nobody sees it: at once, and without faults."""
@@ -77,6 +79,7 @@ class SimStores:
         disk = self._disk(name)
         catalogue = cast(Catalogue, SimCatalogue(disk, self.behind(name)))
         here = SimThreads(disk.tasks.current.process, disk.tasks)
+        here.wall_shift_ms = self.wall_shift_ms
         return Store(f"sim://{name}", catalogue, SimStorage(disk), new_name=self._new_name, threads=here, clock=here)
 
     def _new_name(self) -> str:

@@ -28,6 +28,7 @@ from headgate.sim.product import (
     resetting,
     rocks,
     savepoints,
+    sharing,
     sided,
     standing_by,
     streams,
@@ -57,6 +58,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "listeners": listening.run_seed,
     "broadcast": sided.run_seed,
     "groups": groups.run_seed,
+    "sharing": sharing.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -95,6 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--listeners", action="store_true", help="listeners that are told twice and out of order")
     parser.add_argument("--broadcast", action="store_true", help="pipelines with a broadcast side")
     parser.add_argument("--groups", action="store_true", help="readers that share streams as a group")
+    parser.add_argument("--sharing", action="store_true", help="transactions of a stream that two processes share")
     chosen = parser.parse_args(arguments)
     logging.getLogger("headgate").addHandler(logging.NullHandler())  # a seed tells its story elsewhere
     if chosen.coverage:

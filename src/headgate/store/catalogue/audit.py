@@ -154,7 +154,7 @@ class SqlAudit:
         return found
 
     def _transactions(self) -> Found:
-        """Only prepared transactions have hidden parts, and as many events as they say (S12, S13)."""
+        """Only undecided transactions have hidden parts, and as many events as they say (S12, S13, TX3)."""
         found: Found = []
         counts = sa.func.coalesce(sa.func.sum(t.prepared_parts.c.events_count), 0)
         same = t.transactions.c.id == t.prepared_parts.c.transaction_id
@@ -164,7 +164,7 @@ class SqlAudit:
             .group_by(t.transactions.c.id)
         )
         for name, status, recorded, hidden in self._connection.execute(query):
-            expected = recorded if status == Status.PREPARED.value else 0
+            expected = 0 if Status(status).is_terminal else recorded
             if hidden != expected:
                 found.append((f"transaction '{name}'", f"{status} with {hidden} hidden events, not {expected}"))
         known = sa.select(t.transactions.c.id)
@@ -172,4 +172,21 @@ class SqlAudit:
         lost = self._connection.scalar(sa.select(sa.func.count()).where(lost_ones))
         if lost:
             found.append(("catalogue", f"{lost} hidden parts belong to no transaction"))
+        return found + self._leases()
+
+    def _leases(self) -> Found:
+        """Exactly the open transactions have a lease, and participants write what is there (TX7)."""
+        shared = t.shared_transactions
+        known = sa.select(t.transactions.c.id, t.transactions.c.name, t.transactions.c.status, shared.c.due_ms)
+        joined = known.join_from(t.transactions, shared, t.transactions.c.id == shared.c.transaction_id, isouter=True)
+        found: Found = [
+            (f"transaction '{row.name}'", f"{row.status}, and its lease is {row.due_ms}")
+            for row in self._connection.execute(joined)
+            if (row.status == Status.OPEN.value) != (row.due_ms is not None)
+        ]
+        for table in (shared, t.participants):
+            lost = table.c.transaction_id.not_in(sa.select(t.transactions.c.id))
+            count = self._connection.scalar(sa.select(sa.func.count()).select_from(table).where(lost))
+            if count:
+                found.append(("catalogue", f"{count} rows of {table.name} belong to no transaction"))
         return found

@@ -21,6 +21,7 @@ from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.layouts import Layout, Plan
 from headgate.protocol.store.reader_group import Event, Group
+from headgate.protocol.store.shared_transactions import Verdict
 from headgate.protocol.store.transactions import Status
 from headgate.protocol.store.truncation import Extent, Hold
 from headgate.store.retention import RetentionPolicy
@@ -118,8 +119,28 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
+class ParticipantInfo:
+    """Who writes a transaction: ``sequence`` is the number of its last durable write."""
+
+    name: str
+    sequence: int
+    events_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class TransactionInfo:
-    """A recorded transaction. ``events_count`` is what it holds; ``changed_ms`` when its status last changed."""
+    """A recorded transaction.
+
+    Attributes:
+        events_count: what it holds, as far as that is durable.
+        changed_ms: when its status last changed.
+        size_bytes: of its events as they are stored; 0 of a decided one that one process wrote.
+        begun_ms, lease_ms: of one that several processes write, when it was begun, and how long it may go without a
+            sign of life.
+        due_ms: when the lease of an open one is over.
+        is_expired: it was aborted because its lease was over.
+        participants: who writes it, by name.
+    """
 
     stream: str
     name: str
@@ -128,6 +149,37 @@ class TransactionInfo:
     status: Status
     events_count: int
     changed_ms: int
+    size_bytes: int = 0
+    begun_ms: int | None = None
+    lease_ms: int | None = None
+    due_ms: int | None = None
+    is_expired: bool = False
+    participants: tuple[ParticipantInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A transaction that several processes write, as all of them know it: nothing of this changes.
+
+    Attributes:
+        stream: with the layout and the schema that it had when the transaction began.
+        lease_ms: how long it may go without a sign of life while it is open.
+    """
+
+    stream: StreamInfo
+    name: str
+    owner: str
+    epoch: int
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredTransaction:
+    """One whose lease was over, so that it was aborted. ``orphans``: files that nothing refers to any more."""
+
+    name: str
+    owner: str
+    orphans: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +386,8 @@ class Catalogue(Protocol):
         """End a stream. Repeating is fine.
 
         Raises:
-            UsageError: a prepared transaction waits, whose commit must not fail (S12).
+            UsageError: a prepared transaction waits, whose commit must not fail (S12), or one of several processes is
+                open.
         """
 
     def delete_stream(self, name: str, *, force: bool) -> StreamInfo:
@@ -553,7 +606,7 @@ class Catalogue(Protocol):
         """
 
     def recover(self, stream: str, owner: str, epoch: int, keep: Collection[str], now_ms: int) -> Recovered:
-        """Fence older epochs and abort what ``owner`` prepared and is not in ``keep``, in every stream (S43).
+        """Fence older epochs and abort what ``owner`` prepared, or has open, beside ``keep``, in every stream (S43).
 
         Raises:
             FencedError: a newer epoch exists.
@@ -575,6 +628,68 @@ class Catalogue(Protocol):
 
     def transactions(self, owner: str | None, prefix: str, stream: str | None) -> list[TransactionInfo]:
         """Return recorded transactions by name."""
+
+    # -- transactions of several processes: decided by ``protocol.store.shared_transactions`` --------------------------
+
+    def begin_shared(self, stream: str, name: str, owner: str, epoch: int, lease_ms: int, now_ms: int) -> Shared:
+        """Record an open transaction of a name that is new (TX1). Repeating is fine.
+
+        Raises:
+            FencedError: a newer epoch of ``owner`` exists.
+            UsageError: there is no such stream, or it is sealed.
+        """
+
+    def find_shared(self, stream: str, name: str) -> Shared:
+        """Return a transaction, open or not.
+
+        Raises:
+            UsageError: there is no such stream, or it knows no such transaction (TX11).
+        """
+
+    def join_shared(self, wanted: Shared, participant: str, token: str, now_ms: int) -> int:
+        """Give a participant a new life, which ends its former one (TX4); return the number of its last write.
+
+        Raises:
+            FencedError: the transaction is not open, or a newer epoch of its owner exists.
+            UsageError: it is not known any more, or its stream was deleted.
+        """
+
+    def write_shared(
+        self,
+        wanted: Shared,
+        participant: str,
+        token: str,
+        numbers: tuple[int, int],
+        chunk: ChunkRecord | None,
+        now_ms: int,
+    ) -> None:
+        """Record a durable chunk of the writes with these first and last numbers, hidden (TX3). Repeating is fine.
+
+        ``chunk`` None: they have no events.
+
+        Raises:
+            FencedError: the participant lives elsewhere, the transaction takes no more events, or its owner was
+                replaced. Unless it was tried before, nothing was recorded.
+            UsageError: as above, or the numbers do not follow.
+        """
+
+    def ping_shared(self, wanted: Shared, now_ms: int) -> None:
+        """Renew the lease (TX7).
+
+        Raises:
+            FencedError, UsageError: see ``join_shared``; one that is prepared or committed has no lease, and is fine.
+        """
+
+    def decide_shared(self, wanted: Shared, verdict: Verdict, now_ms: int) -> tuple[str, ...]:
+        """Prepare, commit or abort (TX2); return the files that nothing refers to any more. Repeating is fine.
+
+        Raises:
+            FencedError: it has ended otherwise, or a newer epoch of its owner exists.
+            UsageError: it is not known any more, or its stream was deleted.
+        """
+
+    def expire_shared(self, stream: StreamInfo, now_ms: int) -> list[ExpiredTransaction]:
+        """Look at the leases of the open transactions of a stream (TX8); return those that were aborted."""
 
     # -- owners (docs/spec/lives.md) -----------------------------------------------------------------------------------
 

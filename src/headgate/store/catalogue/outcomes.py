@@ -34,16 +34,22 @@ def forget_oldest(connection: Connection, owner: str) -> None:
     )
     oldest = list(connection.scalars(newest.offset(OUTCOMES_RETAINED)))
     for at in range(0, len(oldest), _NAMES_AT_A_TIME):
-        some = oldest[at : at + _NAMES_AT_A_TIME]
-        connection.execute(t.transactions.delete().where(t.transactions.c.id.in_(some)))
+        _forget(connection, oldest[at : at + _NAMES_AT_A_TIME])
 
 
 def forget_named(connection: Connection, owner: str, names: Sequence[str]) -> None:
     """Forget the outcomes of these transactions of ``owner``; one that is not decided, or not there, is passed over."""
     for at in range(0, len(names), _NAMES_AT_A_TIME):
         some = t.transactions.c.name.in_(names[at : at + _NAMES_AT_A_TIME])
-        connection.execute(t.transactions.delete().where(*_decided(owner), some))
+        _forget(connection, connection.scalars(sa.select(t.transactions.c.id).where(*_decided(owner), some)).all())
+
+
+def _forget(connection: Connection, numbers: Sequence[int]) -> None:
+    connection.execute(t.transactions.delete().where(t.transactions.c.id.in_(numbers)))
+    for table in (t.shared_transactions, t.participants):
+        connection.execute(table.delete().where(table.c.transaction_id.in_(numbers)))
 
 
 def _decided(owner: str) -> tuple[sa.ColumnElement[bool], ...]:
-    return (t.transactions.c.owner == owner, t.transactions.c.status != Status.PREPARED.value)
+    terminal = t.transactions.c.status.in_([status.value for status in Status if status.is_terminal])
+    return (t.transactions.c.owner == owner, terminal)

@@ -20,6 +20,7 @@ from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.layouts import Layout, Plan
 from headgate.protocol.store.reader_group import Event
+from headgate.protocol.store.shared_transactions import Verdict, Write
 from headgate.protocol.store.transactions import Request, Verb
 from headgate.protocol.store.truncation import Extent, Hold
 from headgate.store.catalogue import (
@@ -32,6 +33,7 @@ from headgate.store.catalogue import (
     positions,
     scaling,
     schemas,
+    shared,
     starting_over,
     transactions,
     writers,
@@ -44,6 +46,7 @@ from headgate.store.catalogue.base import (
     AppendFound,
     ChunkRecord,
     Contents,
+    ExpiredTransaction,
     Frontier,
     GroupFound,
     GroupStart,
@@ -51,9 +54,11 @@ from headgate.store.catalogue.base import (
     PartsFound,
     Reading,
     Recovered,
+    Shared,
     Swept,
     TransactionInfo,
 )
+from headgate.store.catalogue.listing import transaction_infos
 from headgate.store.catalogue.opening import open_database
 from headgate.store.catalogue.outcomes import DECISIONS_BETWEEN_LOOKS, forget_named, forget_oldest
 from headgate.store.retention import RetentionPolicy
@@ -415,7 +420,59 @@ class SqlCatalogue:
     def transactions(self, owner: str | None, prefix: str, stream: str | None) -> list[TransactionInfo]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return transactions.transaction_infos(connection, owner, prefix, stream)
+            return transaction_infos(connection, owner, prefix, stream)
+
+    # -- transactions of several processes -----------------------------------------------------------------------------
+
+    def begin_shared(self, stream: str, name: str, owner: str, epoch: int, lease_ms: int, now_ms: int) -> Shared:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            present = sql_streams.find_stream(connection, stream, self._where)
+            shared.begin(connection, Shared(present, name, owner, epoch, lease_ms), now_ms)
+            return shared.find(connection, present, name, self._where)
+
+    def find_shared(self, stream: str, name: str) -> Shared:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            present = sql_streams.find_stream(connection, stream, self._where)
+            return shared.find(connection, present, name, self._where)
+
+    def join_shared(self, wanted: Shared, participant: str, token: str, now_ms: int) -> int:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return shared.join(connection, wanted, participant, token, now_ms)
+
+    def write_shared(
+        self,
+        wanted: Shared,
+        participant: str,
+        token: str,
+        numbers: tuple[int, int],
+        chunk: ChunkRecord | None,
+        now_ms: int,
+    ) -> None:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            shared.write(connection, wanted, participant, Write(token, *numbers), chunk, now_ms)
+
+    def ping_shared(self, wanted: Shared, now_ms: int) -> None:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            shared.ping(connection, wanted, now_ms)
+
+    def decide_shared(self, wanted: Shared, verdict: Verdict, now_ms: int) -> tuple[str, ...]:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            reopening = scaling.Reopening(connection, now_ms)
+            orphans = shared.give_verdict(connection, wanted, verdict, reopening, now_ms)
+            reopening.close()
+            self._decided(connection, wanted.owner)
+        return orphans
+
+    def expire_shared(self, stream: StreamInfo, now_ms: int) -> list[ExpiredTransaction]:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return shared.expire(connection, stream, now_ms)
 
     # -- owners ------------------------------------------------------------------------------------------------------
 

@@ -106,10 +106,12 @@ def find_stream(connection: Connection, name: str, where: str) -> StreamInfo:
 
 
 def with_segments(connection: Connection, info: StreamInfo) -> StreamInfo:
-    """Return ``info`` with the segments of its present layout filled in."""
+    """Return ``info`` with the segments of its present layout filled in, and when a lease is over."""
     mine = (t.segments.c.stream_id == info.stream_id, t.segments.c.closed_epoch.is_(None))
     rows = connection.execute(sa.select(*_SEGMENT).where(*mine).order_by(t.segments.c.key_low))
-    return replace(info, segments=tuple(Segment(*row) for row in rows))
+    due = sa.select(sa.func.min(t.shared_transactions.c.due_ms))
+    due_ms = connection.scalar(due.where(t.shared_transactions.c.stream_id == info.stream_id))
+    return replace(info, segments=tuple(Segment(*row) for row in rows), lease_due_ms=due_ms)
 
 
 def find_layout(connection: Connection, stream: StreamInfo) -> Layout:
@@ -154,7 +156,7 @@ def with_counts(connection: Connection, info: StreamInfo) -> StreamInfo:
         ends=tuple(row.end_position for row in extents),
         chunks_count=chunks_count,
         size_bytes=size_bytes,
-        prepared_count=len(_prepared_names(connection, info.stream_id)),
+        prepared_count=len(_names_of(connection, info.stream_id, Status.PREPARED)),
     )
 
 
@@ -233,28 +235,30 @@ def seal_stream(connection: Connection, info: StreamInfo) -> None:
     """End a stream.
 
     Raises:
-        UsageError: a prepared transaction waits, whose commit must not fail (S12).
+        UsageError: a prepared transaction waits, whose commit must not fail (S12), or several processes write one.
     """
-    waiting = _prepared_names(connection, info.stream_id)
-    if waiting:
-        raise UsageError(
-            f"stream '{info.name}' has {len(waiting)} prepared transaction(s), first '{waiting[0]}'; "
-            "commit or abort them before sealing"
-        )
+    for status in (Status.PREPARED, Status.OPEN):
+        waiting = _names_of(connection, info.stream_id, status)
+        if waiting:
+            raise UsageError(
+                f"stream '{info.name}' has {len(waiting)} {status.value} transaction(s), first '{waiting[0]}'; "
+                "commit or abort them before sealing"
+            )
     connection.execute(t.streams.update().where(t.streams.c.id == info.stream_id).values(is_sealed=True))
 
 
 def delete_stream(connection: Connection, info: StreamInfo) -> None:
     """Remove everything the catalogue knows of a stream; its chunks are orphans afterwards."""
     own = sa.select(t.transactions.c.id).where(t.transactions.c.stream_id == info.stream_id)
-    connection.execute(t.prepared_parts.delete().where(t.prepared_parts.c.transaction_id.in_(own)))
+    for table in (t.prepared_parts, t.participants):
+        connection.execute(table.delete().where(table.c.transaction_id.in_(own)))
     for table in _OF_STREAMS:
         connection.execute(table.delete().where(table.c.stream_id == info.stream_id))
     connection.execute(t.streams.delete().where(t.streams.c.id == info.stream_id))
 
 
 _OF_STREAMS = (
-    *(t.transactions, t.writers, t.parts, t.chunks, t.markers, t.segments),
+    *(t.transactions, t.shared_transactions, t.writers, t.parts, t.chunks, t.markers, t.segments),
     *(t.holds, t.garbage, t.former_authors, t.passed, t.former_schemas),
 )
 
@@ -268,9 +272,9 @@ _SEGMENT = (
 """What a ``Segment`` is made of."""
 
 
-def _prepared_names(connection: Connection, stream_id: int) -> list[str]:
-    """Return the transactions of a stream that wait for a verdict."""
+def _names_of(connection: Connection, stream_id: int, status: Status) -> list[str]:
+    """Return the transactions of a stream that are open, or prepared."""
     query = sa.select(t.transactions.c.name).where(
-        t.transactions.c.stream_id == stream_id, t.transactions.c.status == Status.PREPARED.value
+        t.transactions.c.stream_id == stream_id, t.transactions.c.status == status.value
     )
     return sorted(connection.scalars(query).all())

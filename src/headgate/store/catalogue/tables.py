@@ -1,4 +1,4 @@
-"""Tables of the catalogue, version 8.
+"""Tables of the catalogue, version 9.
 
 Counterpart: ``opening`` makes them, and raises those of older versions. Source: docs/spec/stream-store.md §3. Never
 holds events, only where they are.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-CATALOGUE_VERSION = 8
+CATALOGUE_VERSION = 9
 """Raised with every change that an older release could not work with; opening a newer one is refused (CT3).
 
 1: Headgate 0.1. It has no table ``owners``, and it forgets outcomes by their number in the whole store.
@@ -21,6 +21,8 @@ CATALOGUE_VERSION = 8
 7: policies of scaling (S79), ``former_schemas`` (S76): an older release would read chunks of one schema in another.
    ``chunks.path`` is ``file``, so that one which has the store open fails.
 8: ``reader_groups`` (RG16): an older release that has the store open goes on, and keeps what groups hold.
+9: ``shared_transactions`` and ``participants`` (TX1): an older release that has the store open goes on, and cannot list
+   transactions while one is open.
 """
 
 metadata = sa.MetaData()
@@ -139,6 +141,34 @@ transactions = sa.Table(
     sa.UniqueConstraint("stream_id", "name"),
     sqlite_autoincrement=True,
 )
+
+shared_transactions = sa.Table(
+    "shared_transactions",
+    metadata,
+    sa.Column("transaction_id", sa.Integer, primary_key=True),
+    sa.Column("stream_id", sa.Integer, nullable=False),
+    sa.Column("begun_ms", sa.BigInteger, nullable=False),
+    sa.Column("lease_ms", sa.BigInteger, nullable=False),
+    sa.Column("due_ms", sa.BigInteger),
+    sa.Column("suspected_ms", sa.BigInteger),
+    sa.Column("is_expired", sa.Boolean, nullable=False),
+    sa.Column("schema_version", sa.Integer, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Index("open_transactions", "stream_id", "due_ms"),
+)
+"""What ``transactions`` does not have of those that several processes write. ``due_ms``: when the lease of an open one
+is over; null: it is not open; the index finds the first one. ``size_bytes``: of its events as they are stored."""
+
+participants = sa.Table(
+    "participants",
+    metadata,
+    sa.Column("transaction_id", sa.Integer, primary_key=True),
+    sa.Column("participant", sa.String, primary_key=True),
+    sa.Column("token", sa.String, nullable=False),
+    sa.Column("sequence", sa.BigInteger, nullable=False),
+    sa.Column("events_count", sa.BigInteger, nullable=False),
+)
+"""Who writes a transaction: the token of its present life, and the number of its last write (TX3, TX4)."""
 
 fences = sa.Table(
     "fences",

@@ -1,7 +1,8 @@
 """Transactions in the tables: what ``protocol.store.transactions`` decides is applied where it was decided.
 
 Counterpart: ``sql`` calls these inside its transactions, so that nothing comes between a decision and its record.
-Source: S12 to S18 and S43 of docs/spec/stream-store.md. An open transaction is in no table.
+Source: S12 to S18 and S43 of docs/spec/stream-store.md. An open transaction of one process is in no table; ``shared``
+has those of several.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from headgate.protocol.store.transactions import (
     next_fence,
 )
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import ChunkRecord, Recovered, TransactionInfo
+from headgate.store.catalogue.base import ChunkRecord, Recovered
 from headgate.store.catalogue.positions import assign_positions, insert_chunk, part_entry, part_row
 from headgate.store.catalogue.scaling import Reopening
 from headgate.store.catalogue.streams import inserted_id, stream_info
@@ -39,7 +40,7 @@ from headgate.store.streams import StreamInfo
 def check_begin(connection: Connection, stream: StreamInfo, request: Request) -> None:
     """Refuse to begin what could not be prepared; record nothing."""
     record = _find_record(connection, stream.stream_id, request.name)
-    _refuse(decide(request, record, _fence_of(connection, request.owner)), request, stream.name)
+    _refuse(decide(request, record, fence_of(connection, request.owner)), request, stream.name)
 
 
 def prepare(
@@ -50,7 +51,7 @@ def prepare(
     if not isinstance(decision, Record):
         return
     count = sum(entry.events_count for chunk in chunks for entry in chunk.entries)
-    transaction_id = _insert(connection, stream, request, decision.status, count, now_ms)
+    transaction_id = insert(connection, stream, request, decision.status, count, now_ms)
     rows: list[dict[str, object]] = []
     for chunk in chunks:
         chunk_id = insert_chunk(connection, stream.stream_id, chunk)
@@ -65,7 +66,7 @@ def prepare(
 def commit(connection: Connection, stream: StreamInfo, request: Request, reopening: Reopening, now_ms: int) -> None:
     """Make the events of a prepared transaction visible; nothing when they are already."""
     if isinstance(_decide(connection, stream, request), Record):
-        _apply_commit(connection, stream, request.name, reopening, now_ms)
+        apply_commit(connection, stream, request.name, reopening, now_ms)
 
 
 def abort(connection: Connection, stream: StreamInfo, request: Request, now_ms: int) -> tuple[str, ...]:
@@ -74,9 +75,14 @@ def abort(connection: Connection, stream: StreamInfo, request: Request, now_ms: 
     if not isinstance(decision, Record):
         return ()
     if _find_record(connection, stream.stream_id, request.name) is None:
-        _insert(connection, stream, request, decision.status, 0, now_ms)
+        insert(connection, stream, request, decision.status, 0, now_ms)
         return ()
-    transaction_id = _set_status(connection, stream, request.name, decision.status, now_ms)
+    return drop(connection, stream, request.name, now_ms)
+
+
+def drop(connection: Connection, stream: StreamInfo, name: str, now_ms: int) -> tuple[str, ...]:
+    """Abort a transaction that is open or prepared; return the files that nothing refers to any more."""
+    transaction_id = set_status(connection, stream, name, Status.ABORTED, now_ms)
     mine = t.prepared_parts.c.transaction_id == transaction_id
     numbers = set(connection.scalars(sa.select(t.prepared_parts.c.chunk_id).where(mine)))
     paths = tuple(connection.scalars(sa.select(t.chunks.c.file).where(t.chunks.c.id.in_(numbers))))
@@ -94,7 +100,7 @@ def recover(
     now_ms: int,
     where: str,
 ) -> Recovered:
-    """Abort what ``owner`` prepared and is not in ``keep``, in ``present`` and wherever it wrote before (S43)."""
+    """Abort what ``owner`` has prepared or open and is not in ``keep``, in ``present`` and wherever it wrote (S43)."""
     raise_fence(connection, owner, epoch)
     orphans: list[str] = []
     aborted: list[str] = []
@@ -103,7 +109,7 @@ def recover(
         names = sa.select(t.transactions.c.name).where(
             t.transactions.c.owner == owner,
             t.transactions.c.stream_id == stream.stream_id,
-            t.transactions.c.status == Status.PREPARED.value,
+            t.transactions.c.status.in_([Status.PREPARED.value, Status.OPEN.value]),
         )
         for name in sorted(set(connection.scalars(names)) - set(keep)):
             orphans += abort(connection, stream, Request(Verb.ABORT, name, owner, epoch), now_ms)
@@ -117,31 +123,10 @@ def raise_fence(connection: Connection, owner: str, epoch: int) -> None:
     Raises:
         FencedError: a newer epoch exists.
     """
-    fence = _fence_of(connection, owner)
+    fence = fence_of(connection, owner)
     if epoch < fence:
         raise FencedError(f"'{owner}'", epoch, fence)
-    _set_fence(connection, owner, fence, epoch)
-
-
-def transaction_infos(
-    connection: Connection, owner: str | None, prefix: str, stream: str | None
-) -> list[TransactionInfo]:
-    """Return recorded transactions by name."""
-    query = sa.select(t.transactions, t.streams.c.name.label("stream")).join_from(
-        t.transactions, t.streams, t.transactions.c.stream_id == t.streams.c.id
-    )
-    if owner is not None:
-        query = query.where(t.transactions.c.owner == owner)
-    if stream is not None:
-        query = query.where(t.streams.c.name == stream)
-    if prefix:
-        query = query.where(t.transactions.c.name.startswith(prefix, autoescape=True))
-    return [
-        TransactionInfo(
-            row.stream, row.name, row.owner, row.epoch, Status(row.status), row.events_count, row.changed_ms
-        )
-        for row in connection.execute(query.order_by(t.transactions.c.name))
-    ]
+    set_fence(connection, owner, fence, epoch)
 
 
 def _other_streams(connection: Connection, present: StreamInfo, owner: str, where: str) -> list[StreamInfo]:
@@ -152,16 +137,17 @@ def _other_streams(connection: Connection, present: StreamInfo, owner: str, wher
 
 def _decide(connection: Connection, stream: StreamInfo, request: Request) -> Decision:
     record = _find_record(connection, stream.stream_id, request.name)
-    fence = _fence_of(connection, request.owner)
+    fence = fence_of(connection, request.owner)
     decision = decide(request, record, fence)
     _refuse(decision, request, stream.name)
-    _set_fence(connection, request.owner, fence, next_fence(fence, request.epoch))
+    set_fence(connection, request.owner, fence, next_fence(fence, request.epoch))
     return decision
 
 
-def _insert(
+def insert(
     connection: Connection, stream: StreamInfo, request: Request, status: Status, events_count: int, now_ms: int
 ) -> int:
+    """Record a transaction whose events were routed by the layout that ``stream`` says; return its number."""
     values = {
         "stream_id": stream.stream_id,
         "name": request.name,
@@ -176,8 +162,9 @@ def _insert(
     return inserted_id(connection.execute(t.transactions.insert().values(values)))
 
 
-def _apply_commit(connection: Connection, stream: StreamInfo, name: str, reopening: Reopening, now_ms: int) -> None:
-    transaction_id = _set_status(connection, stream, name, Status.COMMITTED, now_ms)
+def apply_commit(connection: Connection, stream: StreamInfo, name: str, reopening: Reopening, now_ms: int) -> None:
+    """Make the hidden events of a transaction visible, in the order of their numbers."""
+    transaction_id = set_status(connection, stream, name, Status.COMMITTED, now_ms)
     columns = (t.transactions.c.events_count, t.transactions.c.layout_epoch)
     promised, epoch = connection.execute(sa.select(*columns).where(t.transactions.c.id == transaction_id)).one()
     mine = t.prepared_parts.c.transaction_id == transaction_id
@@ -193,10 +180,14 @@ def _apply_commit(connection: Connection, stream: StreamInfo, name: str, reopeni
     connection.execute(t.prepared_parts.delete().where(mine))
 
 
-def _set_status(connection: Connection, stream: StreamInfo, name: str, status: Status, now_ms: int) -> int:
+def set_status(connection: Connection, stream: StreamInfo, name: str, status: Status, now_ms: int) -> int:
+    """Record another status, which is not open and has no lease; return the number of the transaction."""
     where = (t.transactions.c.stream_id == stream.stream_id, t.transactions.c.name == name)
     connection.execute(t.transactions.update().where(*where).values(status=status.value, changed_ms=now_ms))
-    return int(connection.scalars(sa.select(t.transactions.c.id).where(*where)).one())
+    transaction_id = int(connection.scalars(sa.select(t.transactions.c.id).where(*where)).one())
+    shared = t.shared_transactions
+    connection.execute(shared.update().where(shared.c.transaction_id == transaction_id).values(due_ms=None))
+    return transaction_id
 
 
 def _find_record(connection: Connection, stream_id: int, name: str) -> TransactionRecord | None:
@@ -207,12 +198,14 @@ def _find_record(connection: Connection, stream_id: int, name: str) -> Transacti
     return TransactionRecord(row.name, row.owner, row.epoch, Status(row.status), row.content)
 
 
-def _fence_of(connection: Connection, owner: str) -> int:
+def fence_of(connection: Connection, owner: str) -> int:
+    """Return the newest epoch known of ``owner``."""
     found = connection.scalar(sa.select(t.fences.c.epoch).where(t.fences.c.owner == owner))
     return 0 if found is None else int(found)
 
 
-def _set_fence(connection: Connection, owner: str, old: int, new: int) -> None:
+def set_fence(connection: Connection, owner: str, old: int, new: int) -> None:
+    """Let ``new`` be the newest epoch of ``owner``, which was ``old``."""
     if new == old:
         return
     if connection.execute(t.fences.update().where(t.fences.c.owner == owner).values(epoch=new)).rowcount == 0:

@@ -40,8 +40,12 @@ def make_tables(connection: Connection, where: str) -> None:
     connection.execute(t.meta.update().where(t.meta.c.key == "version").values(value=str(CATALOGUE_VERSION)))
 
 
-def _making(table: sa.Table) -> Callable[[Connection], None]:
-    return lambda connection: table.create(connection, checkfirst=True)
+def _making(*tables: sa.Table) -> Callable[[Connection], None]:
+    def make(connection: Connection) -> None:
+        for table in tables:
+            table.create(connection, checkfirst=True)
+
+    return make
 
 
 def _from_2(connection: Connection) -> None:
@@ -98,7 +102,11 @@ def _from_6(connection: Connection) -> None:
 
 _RAISES: dict[int, Callable[[Connection], None]] = dict(
     enumerate(
-        (_making(t.owners), _from_2, _making(t.markers), _from_4, _from_5, _from_6, _making(t.reader_groups)), start=1
+        (
+            *(_making(t.owners), _from_2, _making(t.markers), _from_4, _from_5, _from_6),
+            *(_making(t.reader_groups), _making(t.shared_transactions, t.participants)),
+        ),
+        start=1,
     )
 )
 """By version: raises the tables to the next one."""

@@ -1,0 +1,211 @@
+"""The writer of one participant of a transaction that several processes write.
+
+Counterpart: ``shared_transaction.SharedTransaction`` makes it, ``catalogue.shared`` records what it writes. Source:
+rules TX3 to TX9 of docs/spec/shared-transactions.md. Never takes a file away that the catalogue may count on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headgate.clock import Clock
+from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
+from headgate.protocol.store.shared_transactions import PINGS_PER_LEASE
+from headgate.storage.base import Storage
+from headgate.store.catalogue.base import Catalogue, Shared
+from headgate.store.chunks import FLUSH_BYTES, BatchChunk, chunk_path, delete_quietly, encode_batches
+from headgate.store.evolving import Schemas
+from headgate.store.limits import check_event_sizes
+from headgate.store.open_transaction import check_schema_at_begin, owner_directory
+from headgate.store.routing import hash_text
+from headgate.threads import Threads
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What shared transactions need of their store."""
+
+    catalogue: Catalogue
+    storage: Storage
+    clock: Clock
+    threads: Threads
+    new_name: Callable[[], str]
+    look_after: Callable[[str], None]
+
+
+def directory_of(stream_id: int, owner: str, name: str) -> str:
+    """Return where the chunks of a transaction are, hidden or visible."""
+    return f"{owner_directory(stream_id, owner)}/shared/{hash_text(name):016x}"
+
+
+@dataclass(slots=True)
+class _Flush:
+    """Writes on their way; kept until it is known that they are recorded, so that none is there twice.
+
+    Attributes:
+        encoded: None: they have no events.
+        is_put: its file is durable.
+        is_uncertain: it was tried before, so it may be recorded.
+    """
+
+    path: str
+    numbers: tuple[int, int]
+    encoded: BatchChunk | None
+    is_put: bool = False
+    is_uncertain: bool = False
+
+
+class TransactionWriter:
+    """Writes events of one participant into a shared transaction. One thread at a time, in one process.
+
+    Writes are numbered from 1. They are in the transaction when ``flush`` or ``close`` has returned; before that they
+    are lost with the process. A context manager: it closes at the end, unless an error ended the block.
+    """
+
+    def __init__(self, around: Around, shared: Shared, participant: str) -> None:
+        """Use ``SharedTransaction.writer``."""
+        self.participant = participant
+        self._around = around
+        self._shared = shared
+        self._schemas = Schemas(around.catalogue, shared.stream)
+        self._token = around.new_name()
+        self._process = around.threads.process_id
+        self._buffer: list[pa.RecordBatch] = []
+        self._buffered_bytes = 0
+        self._on_its_way: _Flush | None = None
+        self._failure: HeadgateError | None = None
+        self._is_closed = False
+        # without a routing key all of a transaction goes to one segment, in order (S2)
+        self._fallback = hash_text(f"{shared.owner}/{shared.epoch}/{shared.name}")
+        last = around.catalogue.join_shared(shared, participant, self._token, around.clock.wall_ms())
+        self._durable = last
+        self._heard_ms = around.clock.monotonic_ms()
+        self.next_sequence = last + 1
+        """Number of the next write: the first that the transaction does not have."""
+
+    def write(self, batch: pa.RecordBatch, sequence: int | None = None) -> None:
+        """Add events, behind those that this participant wrote before. They are durable with ``flush`` or ``close``.
+
+        Args:
+            batch: events with the schema that the stream had when the transaction began.
+            sequence: number of this write, from 1. One that was written before is dropped. Default: the next one.
+
+        Raises:
+            UsageError: other schema, too large an event, a gap in the numbers, or the writer is closed.
+            FencedError: the transaction takes no more events, or this participant was opened elsewhere.
+            StorageError: what was written before cannot be made durable now, and nothing of ``batch`` was taken.
+        """
+        self._check_open()
+        what = f"transaction '{self._shared.name}'"
+        check_schema_at_begin(self._shared.stream, self._schemas, what, batch.schema)
+        check_event_sizes(self._shared.stream.name, batch)
+        number = self.next_sequence if sequence is None else sequence
+        if number < 1 or number > self.next_sequence:
+            raise UsageError(
+                f"participant '{self.participant}' of {what}: write {number} came where {self.next_sequence} was "
+                "expected; numbers begin with 1 and must follow each other"
+            )
+        if number < self.next_sequence:
+            return
+        if self._buffered_bytes + batch.nbytes >= FLUSH_BYTES:
+            self.flush()  # memory stays bounded
+        self._buffer.append(batch)
+        self._buffered_bytes += batch.nbytes
+        self.next_sequence += 1
+        self._ping_in_time()
+
+    def flush(self) -> None:
+        """Make everything written so far durable, still invisible; it renews the lease, too.
+
+        Raises:
+            StorageError: it is not known whether it is durable; calling again continues, and nothing is there twice.
+            FencedError: the transaction takes no more events, or this participant was opened elsewhere; what was not
+                flushed before is not in it.
+        """
+        self._check_open()
+        self._finish()
+        if self._buffer:
+            self._on_its_way = self._begin_flush()
+            self._finish()
+        elif self._around.clock.monotonic_ms() != self._heard_ms:
+            self.ping()
+
+    def ping(self) -> None:
+        """Renew the lease of the transaction.
+
+        Raises:
+            FencedError: it was aborted.
+        """
+        self._check_open()
+        try:
+            self._around.catalogue.ping_shared(self._shared, self._around.clock.wall_ms())
+        except (FencedError, UsageError) as error:
+            self._failure = error
+            raise
+        self._heard_ms = self._around.clock.monotonic_ms()
+
+    def close(self) -> None:
+        """Flush, and take no more. Repeating is fine."""
+        if not self._is_closed:
+            self.flush()
+            self._is_closed = True
+
+    def __enter__(self) -> TransactionWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+        self._is_closed = True
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._is_closed:
+            raise UsageError(f"a writer of transaction '{self._shared.name}' is closed; open another one")
+        if self._around.threads.process_id != self._process:
+            raise UsageError(
+                f"a writer of transaction '{self._shared.name}' belongs to the process that opened it; open one here"
+            )
+
+    def _ping_in_time(self) -> None:
+        """Give a sign of life if none was given for a while (TX7)."""
+        silent_ms = self._around.clock.monotonic_ms() - self._heard_ms
+        if silent_ms * PINGS_PER_LEASE >= self._shared.lease_ms:
+            with suppress(StorageError):  # the next write tries again; what was written is taken
+                self.ping()
+
+    def _begin_flush(self) -> _Flush:
+        stream, batches = self._shared.stream, [batch for batch in self._buffer if batch.num_rows]
+        encoded = encode_batches(stream, batches, self._fallback) if batches else None
+        directory = directory_of(stream.stream_id, self._shared.owner, self._shared.name).partition("/")[2]
+        path = chunk_path(stream.stream_id, directory, self._around.new_name())
+        found = _Flush(path, (self._durable + 1, self.next_sequence - 1), encoded)
+        self._buffer, self._buffered_bytes = [], 0
+        return found
+
+    def _finish(self) -> None:
+        """Make what is on its way durable, then have it recorded, once (TX3)."""
+        flush, around = self._on_its_way, self._around
+        if flush is None:
+            return
+        if flush.encoded is not None and not flush.is_put:
+            around.storage.put(flush.path, flush.encoded.chunk.buffers)  # durable before it is recorded (LY3)
+            flush.is_put = True
+        chunk = None if flush.encoded is None else flush.encoded.record(flush.path)
+        was_uncertain, flush.is_uncertain = flush.is_uncertain, True
+        now_ms = around.clock.wall_ms()
+        try:
+            around.catalogue.write_shared(self._shared, self.participant, self._token, flush.numbers, chunk, now_ms)
+        except (FencedError, UsageError) as error:
+            self._failure = error
+            if not was_uncertain:  # else a former try may have been recorded, and the file belongs to the store
+                delete_quietly(around.storage, [flush.path])
+            raise
+        self._durable = flush.numbers[1]
+        self._on_its_way = None
+        self._heard_ms = around.clock.monotonic_ms()

@@ -1,0 +1,32 @@
+"""Two processes that share transactions in the machine room; and planted bugs that are found."""
+
+from __future__ import annotations
+
+import pytest
+from tests.mutants.harness import Mutant
+from tests.sim.product.finding import assert_found
+from tests.sim.product.mutants_of_sharing import ALL
+
+from headgate.sim.product.sharing import ENDINGS, SharingRun, run_seed
+from headgate.store import transaction_writer
+
+SMOKE = range(8)
+
+
+def test_transactions_that_two_processes_share_are_whole_and_there_once() -> None:  # SM99
+    usual = getattr(transaction_writer, "FLUSH_BYTES")  # noqa: B009 - imported there
+    runs = [SharingRun(seed, is_traced=True) for seed in SMOKE]
+    assert [(seed, run.run()) for seed, run in zip(SMOKE, runs, strict=True)] == [(seed, None) for seed in SMOKE]
+    assert getattr(transaction_writer, "FLUSH_BYTES") == usual  # noqa: B009
+    told = ["\n".join(run.world.story) for run in runs]
+    assert any("write_shared" in story and "injected after its effect" in story for story in told)
+    assert {round_.ending for run in runs for round_ in run.rounds} == set(ENDINGS)
+    assert sum(run.kills_count for run in runs) > 20
+    assert sum(run.looked_count for run in runs) > 20
+    assert any(run.expired_count for run in runs), "somebody was too late, and began a round anew"
+    assert any("was opened again since" in story for story in told), "a former life was refused"
+
+
+@pytest.mark.parametrize(("mutant", "seed"), ALL.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_of_shared_transactions_is_found(mutant: Mutant, seed: int) -> None:  # SM99
+    assert_found(mutant, lambda seed: run_seed(seed).violation, (seed,), range(60))
