@@ -138,5 +138,6 @@ ALL: dict[Mutant, int] = {
     a_reset_leaves_its_readers_in: 15,
     a_reset_begins_where_the_group_is: 15,
     a_group_holds_nothing: 2,
+    checkpoints_hold_nothing: 18,
 }
 """Each with a seed that finds it."""
