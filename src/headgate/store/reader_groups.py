@@ -68,6 +68,7 @@ class ReaderGroup:
         self._threads = threads
         self._clock = clock
         self._watch = Watch()
+        self._watching = threads.lock()  # several threads may share the group
 
     def join(
         self,
@@ -121,7 +122,9 @@ class ReaderGroup:
 
     def _look_at(self, readers: Mapping[str, Member]) -> None:
         """Take for dead whoever was silent for its lease while somebody looked here (RG13)."""
-        for silent in self._watch.look(readers, self._clock.monotonic_ms()):
+        with self._watching:
+            silent_ones = self._watch.look(readers, self._clock.monotonic_ms())
+        for silent in silent_ones:
             self._catalogue.change_group(self.name, silent)
 
     def checkpoint(self, name: str) -> bool:

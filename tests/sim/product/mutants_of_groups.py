@@ -129,7 +129,7 @@ ALL: dict[Mutant, int] = {
     segments_are_dealt_to_who_owes: 5,
     a_marker_is_passed_where_the_reader_is_now: 2,
     who_died_has_passed_where_it_was_asked: 2,
-    a_stale_reader_is_heard: 18,
+    a_stale_reader_is_heard: 44,
     who_takes_over_keeps_what_the_other_had: 2,
     nobody_is_taken_for_dead: 1,
     who_beats_is_not_heard: 2,
@@ -138,5 +138,6 @@ ALL: dict[Mutant, int] = {
     a_reset_leaves_its_readers_in: 15,
     a_reset_begins_where_the_group_is: 15,
     a_group_holds_nothing: 2,
+    checkpoints_hold_nothing: 3,
 }
 """Each with a seed that finds it."""
