@@ -22,7 +22,6 @@ from headgate.operators.ordering import OrderingOperator
 from headgate.operators.process import broadcast_by_row, broadcast_side, spec
 from headgate.operators.process.broadcast_side import BroadcastMap, BroadcastSide
 from headgate.runtime.checkpoints import in_flight, restoring
-from headgate.runtime.checkpoints.in_flight import Way
 
 
 @contextmanager
@@ -37,28 +36,38 @@ def the_side_is_spread_over_all_subtasks() -> Iterator[None]:  # BC2
 
 
 def every_subtask_writes_its_copy() -> AbstractContextManager[None]:  # BC5
-    def freeze(call: Any, self: Any, context: Any) -> Any:
+    def freeze(call: Any, self: Any, context: Any, *, is_own: bool) -> Any:
         found = [one.frozen() for one in self._maps.values() if one.get(None)]
-        return broadcast_side.FrozenBroadcast(found) if found else None
+        return broadcast_side.FrozenBroadcast(found, is_own=is_own) if found else None
+
+    return around(BroadcastSide, "freeze", freeze)
+
+
+def copies_that_differ_are_not_written() -> AbstractContextManager[None]:  # BC6
+    return around(BroadcastSide, "freeze", lambda call, self, context, *, is_own: call(self, context, is_own=False))
+
+
+def an_empty_copy_is_none() -> AbstractContextManager[None]:  # BC6
+    def freeze(call: Any, self: Any, context: Any, *, is_own: bool) -> Any:
+        return call(self, context, is_own=is_own) if any(one.get(None) for one in self._maps.values()) else None
 
     return around(BroadcastSide, "freeze", freeze)
 
 
 def others_are_not_given_the_copy_of_the_first_one() -> AbstractContextManager[None]:  # BC5
-    return patched(restoring, "is_for_everybody", lambda part: part.section.startswith("union/"))
+    return patched(restoring, "is_for_everybody", lambda part, writer: part.section.startswith("union/"))
 
 
 def nobody_restores_broadcast_state() -> AbstractContextManager[None]:  # BC5
     return skipped(BroadcastSide, "restore")
 
 
-def everybody_writes_what_is_in_flight_to_the_side() -> AbstractContextManager[None]:  # BC6
-    original = Way
+def everybody_replays_what_the_first_one_had_in_flight() -> AbstractContextManager[None]:  # BC6
+    return skipped(in_flight._Heirs, "copied_from", 0)
 
-    def way(channel: Any, name: Any, schema: Any, is_written: bool = True) -> Way:
-        return original(channel, name, schema)
 
-    return patched(in_flight, "Way", way)
+def nobody_knows_whose_copy_is_whose() -> AbstractContextManager[None]:  # BC6
+    return patched(broadcast_side._COPIES.__class__, "found_in", lambda self, sections, path: None)
 
 
 def what_is_in_flight_to_the_side_goes_to_heirs() -> AbstractContextManager[None]:  # BC6
@@ -136,7 +145,7 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[Any, ...]]] = [
     (every_subtask_writes_its_copy, operator_tests.test_the_first_subtask_writes_for_all, ()),
     (
         others_are_not_given_the_copy_of_the_first_one,
-        in_flight_tests.test_unions_and_broadcast_states_go_to_everybody,
+        in_flight_tests.test_unions_and_the_first_copy_of_broadcast_state_go_to_everybody,
         (),
     ),
     (
@@ -145,15 +154,19 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[Any, ...]]] = [
         (Limits, BatchLimits),
     ),
     *(
+        (mutant, operator_tests.test_where_barriers_overtake_each_subtask_goes_on_with_its_own_copy, (3,))
+        for mutant in (copies_that_differ_are_not_written, an_empty_copy_is_none, nobody_knows_whose_copy_is_whose)
+    ),
+    *(
         (
             mutant,
-            in_flight_tests.test_what_is_in_flight_to_a_broadcast_side_is_written_once_and_replayed_by_all,
+            in_flight_tests.test_what_is_in_flight_to_a_broadcast_side_is_replayed_with_the_copy_it_belongs_to,
             (before, after),
         )
         for mutant, before, after in (
-            (everybody_writes_what_is_in_flight_to_the_side, 2, 2),
+            (everybody_replays_what_the_first_one_had_in_flight, 2, 2),
             (what_is_in_flight_to_the_side_goes_to_heirs, 3, 2),
-            (what_is_in_flight_to_the_side_goes_to_heirs, 2, 2),
+            (what_is_in_flight_to_the_side_goes_to_heirs, 2, 3),
             (what_is_in_flight_to_the_side_comes_last, 1, 1),
         )
     ),

@@ -216,6 +216,8 @@ def test_barriers_that_overtake_change_no_broadcast_state(tmp_path: Path, after:
             if in_flight:
                 break
     assert in_flight, "nothing was in flight to the broadcast side"
+    with pytest.raises(hg.UsageError, match="broadcast state of operator 'apply' cannot be changed in a checkpoint"):
+        hg.edit_savepoint(directory / "p", tmp_path / "edited").replace("apply", "rules", stored(directory)).write()
     (tmp_path / "slow").unlink()
     going_on = connected(
         [EVENTS[0], PAUSE, *EVENTS[1:], EOF],

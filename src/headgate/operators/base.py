@@ -184,12 +184,15 @@ class Operator:
         """
         return None
 
-    def freeze_broadcast(self) -> FrozenState | None:
-        """Return broadcast state as it is now, in the subtask whose copy stands for those of all (BC5); else None."""
+    def freeze_broadcast(self, *, is_own: bool) -> FrozenState | None:
+        """Return broadcast state as it is now, None where the copy of another subtask stands for it (BC5).
+
+        ``is_own``: subtasks freeze with differently many records of the side processed, so none does (BC6).
+        """
         return None
 
     def restore_broadcast(self, states: Sequence[RestoredState]) -> None:
-        """Take over what ``freeze_broadcast`` returned in that subtask. Called in all, directly after ``restore``."""
+        """Take over what ``freeze_broadcast`` returned in any subtask. Called in all, directly after ``restore``."""
 
     def finish(self) -> None:
         """All input has ended and the last watermark was processed: emit the rest, and forget it.

@@ -111,9 +111,9 @@ def send(harness: Any, batch: pa.RecordBatch) -> None:
     harness.operator.process_input(BROADCAST_INPUT if batch.schema.equals(LIMIT) else MAIN_INPUT, batch)
 
 
-def written(harness: Any) -> RestoredState | None:
+def written(harness: Any, *, is_own: bool = False) -> RestoredState | None:
     """Return what is in a snapshot of the broadcast side, encoded twice."""
-    frozen = harness.operator.freeze_broadcast()
+    frozen = harness.operator.freeze_broadcast(is_own=is_own)
     if frozen is None:
         return None
     first, again = (b"".join(bytes(memoryview(part)) for part in frozen.encode()) for _ in range(2))

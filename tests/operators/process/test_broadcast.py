@@ -95,6 +95,21 @@ def test_the_first_subtask_writes_for_all() -> None:  # BC5
     assert written(second) is None
 
 
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_where_barriers_overtake_each_subtask_goes_on_with_its_own_copy(after: int) -> None:  # BC6
+    formers = [Harness(spec_of(Limits(), "key"), subtask=(index, 3)) for index in range(3)]
+    for index, former in enumerate(formers):
+        send(former, limits(*[("a", 10 + number) for number in range(index)]))
+    copies = [state for former in formers if (state := written(former, is_own=True)) is not None]
+    assert len(copies) == 3, "an empty copy is one, too"
+    for index in range(after):
+        harness = Harness(spec_of(Limits(), "key"), subtask=(index, after))
+        harness.operator.restore_broadcast(copies)
+        send(harness, readings((1, "a", 1)))
+        expected = [None, 10, 11][index] if after == 3 else None
+        assert rows_of(harness)[0][2] == expected, "at another parallelism the first one's copy is everybody's"
+
+
 @pytest.mark.parametrize("function", FORMS)
 @pytest.mark.parametrize("other", FORMS)
 def test_a_form_restores_what_the_other_one_wrote_in_its_order(function: type, other: type) -> None:  # BC1, BC5
@@ -116,7 +131,7 @@ def test_a_form_restores_what_the_other_one_wrote_in_its_order(function: type, o
 def test_what_is_frozen_of_a_broadcast_side_does_not_change(function: type) -> None:  # BC7
     harness = Harness(spec_of(function(), "key"))
     send(harness, limits(("a", 10), ("b", 20)))
-    frozen = harness.operator.freeze_broadcast()
+    frozen = harness.operator.freeze_broadcast(is_own=False)
     assert frozen is not None
     expected = [bytes(memoryview(part)) for part in frozen.encode()]
     send(harness, limits(("a", 11), ("b", 0), ("c", 3)))

@@ -394,7 +394,7 @@ class Broadcast:
         send(self.run, limits(*[(f"{n}ß", self._step % 3 + n % 2) for n in range(self._step % 5, 9)]))
 
     def freeze(self) -> FrozenState:
-        frozen = self.run.operator.freeze_broadcast()
+        frozen = self.run.operator.freeze_broadcast(is_own=self._step % 2 == 1)
         assert frozen is not None
         return frozen
 

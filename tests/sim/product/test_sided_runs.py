@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from tests.mutants.harness import Mutant
 from tests.mutants.test_broadcast_mutants import (
-    everybody_writes_what_is_in_flight_to_the_side,
+    copies_that_differ_are_not_written,
+    everybody_replays_what_the_first_one_had_in_flight,
     nobody_restores_broadcast_state,
     others_are_not_given_the_copy_of_the_first_one,
     the_side_is_spread_over_all_subtasks,
@@ -50,7 +51,8 @@ MUTANTS: dict[Mutant, tuple[int, ...]] = {
     others_are_not_given_the_copy_of_the_first_one: (2,),
     nobody_restores_broadcast_state: (23,),
     what_is_in_flight_to_the_side_goes_to_heirs: (2,),
-    everybody_writes_what_is_in_flight_to_the_side: (2,),
+    everybody_replays_what_the_first_one_had_in_flight: (2,),
+    copies_that_differ_are_not_written: (2,),
 }
 
 

@@ -111,10 +111,10 @@ class BroadcastOperator(ProcessOperator):
                 raise user_error(self.context.node, row, error) from None
             self._emit(results)
 
-    def freeze_broadcast(self) -> FrozenState | None:
+    def freeze_broadcast(self, *, is_own: bool) -> FrozenState | None:
         """See ``Operator``."""
-        return self._side.freeze(self.context)
+        return self._side.freeze(self.context, is_own=is_own)
 
     def restore_broadcast(self, states: Sequence[RestoredState]) -> None:
         """See ``Operator``."""
-        self._side.restore(states)
+        self._side.restore(states, self.context)

@@ -1,8 +1,9 @@
 """What the broadcast side of an operator keeps: maps that are the same in every subtask (docs/spec/broadcast.md).
 
-They live in memory, whatever the backend: each subtask looks at all of them. One subtask writes its copy, which stands
-for those of all, and everybody goes on with it. Counterparts: ``broadcast_states``, through which functions by row and
-by batch reach them; ``operators.ordering``, which has records come to every subtask in one order.
+They live in memory, whatever the backend: each subtask looks at all of them. The first subtask writes its copy, which
+stands for those of all, and everybody goes on with it. Where barriers overtake, copies differ, and each is written
+beside what was in flight to it. Counterparts: ``broadcast_states``, through which functions by row and by batch reach
+them; ``operators.ordering``, which has records come to every subtask in one order.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from headgate.state.descriptors import KeyColumns, StateDescriptor, section_sche
 from headgate.state.evolving import evolved_values
 from headgate.state.frozen import FrozenState
 from headgate.state.ipc import decode_stream, encode_batches
+from headgate.state.meta import MetaSection
 from headgate.state.row_values import Conversion, conversion, python_values
+from headgate.state.timers import RESERVED_PREFIX
 
 _NO_KEY = KeyColumns((), ())
+_COPIES = MetaSection(f"{RESERVED_PREFIX}copies", "copies of broadcast state")
 
 Entries = dict[Any, Any]
 """Of one map: stored keys to stored values, in the order in which keys came in."""
@@ -95,18 +99,21 @@ class FrozenMap:
 
 
 class FrozenBroadcast(FrozenState):
-    """The maps of one operator at a barrier."""
+    """The maps of one operator at a barrier. ``is_own``: others have theirs beside them (BC6)."""
 
-    def __init__(self, maps: Sequence[FrozenMap]) -> None:
+    def __init__(self, maps: Sequence[FrozenMap], *, is_own: bool) -> None:
         super().__init__()
         self._maps = list(maps)
+        self._is_own = is_own
 
     def _rows(self) -> Mapping[str, int]:
         return {one.descriptor.name: len(one.entries) for one in self._maps}
 
     def _encode(self) -> Sequence[Buffer]:
         batches = {one.descriptor.name: one.batch() for one in self._maps}
-        return encode_sections({name: encode_batches(batch.schema, [batch]) for name, batch in batches.items()})
+        sections = {name: encode_batches(batch.schema, [batch]) for name, batch in batches.items()}
+        meta: dict[str, Sequence[Buffer]] = {_COPIES.name: [_COPIES.encode(own=1)]} if self._is_own else {}
+        return encode_sections({**sections, **meta})
 
     def _forget(self) -> None:
         self._maps = []
@@ -168,20 +175,29 @@ class BroadcastSide:
                 "because every subtask must make the same changes; elsewhere it can be read"
             )
 
-    def freeze(self, context: OperatorContext) -> FrozenBroadcast | None:
-        """Return all maps as they are now, in the first subtask; what is empty is left out (BC5)."""
-        found = [one.frozen() for one in self._maps.values() if one.get(None)]
-        return FrozenBroadcast(found) if found and context.subtask_index == 0 else None
+    def freeze(self, context: OperatorContext, *, is_own: bool) -> FrozenBroadcast | None:
+        """Return all maps as they are now; None: another subtask's stand for them (BC5), or there is nothing.
 
-    def restore(self, states: Sequence[RestoredState]) -> None:
-        """Take over what ``FrozenBroadcast`` wrote.
+        ``is_own``: copies differ, because barriers may overtake records of the side (BC6).
+        """
+        if not self._maps or (context.subtask_index and not is_own):
+            return None
+        found = [one.frozen() for one in self._maps.values() if is_own or one.get(None)]
+        return FrozenBroadcast(found, is_own=is_own) if found else None
+
+    def restore(self, states: Sequence[RestoredState], context: OperatorContext) -> None:
+        """Take over what ``FrozenBroadcast`` wrote: of copies that differ the one whose records in flight come here.
 
         Raises:
             CorruptionError: it is something else.
         """
-        for state in states:
-            path = f"broadcast state of '{self._node}'"
-            sections = decode_sections(state.payload, path)
+        path = f"broadcast state of '{self._node}'"
+        found = [(state, decode_sections(state.payload, path)) for state in states]
+        copies = [one for one in found if _COPIES.found_in(one[1], path) is not None]
+        for state, sections in copies or found:
+            mine = context.subtask_index if state.parallelism == context.parallelism else 0
+            if copies and state.subtask_index != mine:
+                continue
             for one in self._maps.values():
                 former = one.descriptor.evolution.renamed_from or ""
                 data = sections.get(one.descriptor.name, sections.get(former))  # EV5

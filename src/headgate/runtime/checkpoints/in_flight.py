@@ -72,33 +72,21 @@ def edge_names(plan: Plan, schemas: Sequence[pa.Schema]) -> list[EdgeName]:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One input channel of a subtask, the name of its edge, and the schema of what comes on it.
-
-    ``is_written``: no other subtask writes what is in flight on it for all of them (BC6).
-    """
+    """One input channel of a subtask, the name of its edge, and the schema of what comes on it."""
 
     channel: InputChannel
     name: EdgeName
     schema: pa.Schema
-    is_written: bool = True
 
 
 def ways_of(plan: Plan, subtask: SubtaskId, schemas: Sequence[pa.Schema]) -> list[Way]:
     """Return the input channels of ``subtask``; ``schemas`` are those of the records on each edge."""
     names = edge_names(plan, schemas)
-    return [
-        Way(
-            found,
-            names[found.edge.index],
-            schemas[found.edge.index],
-            found.edge.input != BROADCAST_INPUT or subtask.index == 0,
-        )
-        for found in plan.inputs(subtask)
-    ]
+    return [Way(found, names[found.edge.index], schemas[found.edge.index]) for found in plan.inputs(subtask)]
 
 
 def is_alike(name: str) -> bool:
-    """Whether a part, named by its edge, has what was on its way to a broadcast side: everybody's copy of it (BC6)."""
+    """Whether a part, named by its edge, was on its way to a broadcast side: every subtask had the same (BC6)."""
     return msgspec.json.decode(name, type=EdgeName).input == BROADCAST_INPUT
 
 
@@ -107,8 +95,7 @@ class FrozenInFlight(FrozenState):
 
     def __init__(self, ways: Sequence[Way], recorded: Mapping[ChannelIndex, Sequence[pa.RecordBatch]]) -> None:
         super().__init__()
-        ways = [way for way in ways if way.is_written and way.channel.channel in recorded]
-        self._recorded = [(way, list(recorded[way.channel.channel])) for way in ways]
+        self._recorded = [(way, list(recorded[way.channel.channel])) for way in ways if way.channel.channel in recorded]
 
     @property
     def size_bytes(self) -> int:
@@ -181,7 +168,7 @@ class RestoredPart:
 def restored_records(parts: Iterable[RestoredPart], ways: Sequence[Way], plan: Plan, subtask: SubtaskId) -> Replay:
     """Return what ``subtask`` processes before anything else, by channel; parts are read one at a time (UA14).
 
-    What a broadcast side had in flight comes first: the copy of its state that is restored needs it (BC6).
+    What was on its way to a broadcast side comes first, of the subtask whose copy of its state this one takes (BC6).
 
     Raises (while it is read):
         CorruptionError, StorageError
@@ -192,8 +179,11 @@ def restored_records(parts: Iterable[RestoredPart], ways: Sequence[Way], plan: P
         edge, schema = channels[0].channel.edge, channels[0].schema
         heirs = _Heirs(part.parallelism, plan)
         is_keyed = edge.partitioner is Partitioner.HASH
-        is_others = not is_alike(part.name) and heirs.of(part.subtask_index) != subtask.index
-        if not is_keyed and is_others:
+        if is_alike(part.name):
+            is_mine = part.subtask_index == heirs.copied_from(subtask.index)
+        else:
+            is_mine = is_keyed or heirs.of(part.subtask_index) == subtask.index
+        if not is_mine:
             continue
         where = f"records in flight to '{subtask.vertex}'"
         for section, data in decode_sections(part.read(), where).items():
@@ -217,6 +207,10 @@ class _Heirs:
         self._former = former_parallelism
         self._plan = plan
         self.are_others = former_parallelism != plan.parallelism
+
+    def copied_from(self, index: int) -> int:
+        """Return whose copy the subtask ``index`` goes on with, of what all former subtasks had."""
+        return 0 if self.are_others else index
 
     def of(self, index: int) -> int:
         if not self.are_others:

@@ -37,7 +37,7 @@ from headgate.model.options import Alignment
 from headgate.model.plan import Plan, Vertex
 from headgate.operators.base import RestoredState
 from headgate.protocol.loops.part import NO_ROUNDS, RoundProgress
-from headgate.runtime.checkpoints.in_flight import RestoredPart, is_alike
+from headgate.runtime.checkpoints.in_flight import RestoredPart
 from headgate.runtime.checkpoints.snapshots import read_part
 from headgate.state.choice import portable_rows
 from headgate.state.files import StoredFiles
@@ -47,8 +47,8 @@ from headgate.storage.base import NotFound, Storage
 def restored_by(manifest: Manifest | None, plan: Plan, worker: WorkerIndex) -> list[Restored]:
     """Return the parts that the subtasks of ``worker`` continue from (R15), of keyed ones those it owns (SF11).
 
-    Whatever mode the checkpoint was taken in (GM5). Unions go to everybody (HL13), and so does all of a broadcast side
-    (BC5).
+    Whatever mode the checkpoint was taken in (GM5). Unions go to everybody (HL13), and so does the first
+    subtask's copy of broadcast state (BC5).
     """
     if manifest is None:
         return []
@@ -60,18 +60,16 @@ def restored_by(manifest: Manifest | None, plan: Plan, worker: WorkerIndex) -> l
         if is_moved or entry.subtask.index == worker or entry.subtask.vertex in sources:
             parts = tuple(part for part in entry.parts if part.key_groups is None or part.key_groups.overlaps(owned))
         else:
-            parts = tuple(part for part in entry.parts if is_for_everybody(part))
+            parts = tuple(part for part in entry.parts if is_for_everybody(part, entry.subtask.index))
             if not parts:
                 continue
         found.append(Restored(entry.subtask, manifest.parallelism, parts, is_exact=is_exact(manifest)))
     return found
 
 
-def is_for_everybody(part: SnapshotPart) -> bool:
-    """Whether every worker is given a part, whoever wrote it."""
-    if part.section.startswith(IN_FLIGHT_PREFIX):
-        return is_alike(part.name)
-    return part.section.startswith((UNION_PREFIX, BROADCAST_PREFIX))
+def is_for_everybody(part: SnapshotPart, writer: int) -> bool:
+    """Whether every worker is given a part, whichever subtask is its ``writer``."""
+    return part.section.startswith(UNION_PREFIX) or (writer == 0 and part.section.startswith(BROADCAST_PREFIX))
 
 
 def is_exact(manifest: Manifest) -> bool:
@@ -152,7 +150,7 @@ class RestoredSnapshots:
         return own + [part for index in sorted(self._parts) for part in self._parts_of(index, f"{UNION_PREFIX}{node}")]
 
     def broadcast(self, node: str) -> list[RestoredState]:
-        """Return the broadcast state of ``node``, which one former subtask wrote for all (BC5)."""
+        """Return the broadcast state of ``node``: what the first former subtask wrote for all, or copies (BC6)."""
         return [part for index in sorted(self._parts) for part in self._parts_of(index, f"{BROADCAST_PREFIX}{node}")]
 
     @property

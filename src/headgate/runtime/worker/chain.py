@@ -314,10 +314,11 @@ class Chain:
                 frozen[str(link.node.name)] = state
         return frozen
 
-    def freeze_broadcast(self) -> dict[tuple[str, str], FrozenState]:
-        """Freeze broadcast state, where this subtask's copy stands for those of all; by prefix and node."""
+    def freeze_broadcast(self, *, is_own: bool) -> dict[tuple[str, str], FrozenState]:
+        """Freeze broadcast state, by prefix and node. ``is_own``: each subtask writes its own copy (BC6)."""
         found = {
-            (BROADCAST_PREFIX, str(link.node.name)): link.run(link.operator.freeze_broadcast) for link in self.links
+            (BROADCAST_PREFIX, str(link.node.name)): link.run(partial(link.operator.freeze_broadcast, is_own=is_own))
+            for link in self.links
         }
         return {name: state for name, state in found.items() if state is not None}
 

@@ -60,7 +60,7 @@ class Freezing:
         sealed = [(node, sink.seal(checkpoint)) for node, sink in self.sinks.items()]
         lists = self._hooks.snapshot(checkpoint)  # HL11: it may still change what the chain freezes
         savepoint = None if options.target is None else SavepointPart(options.target, self._copied(plain))
-        others = {**lists, **self._chain.freeze_broadcast()}
+        others = {**lists, **self._chain.freeze_broadcast(is_own=options.alignment.may_overtake)}
         self._frozen = FrozenSubtask(checkpoint, self._chain.freeze(), plain, sealed, others, savepoint)
         if options.is_last:
             self._chain.set_stopping()

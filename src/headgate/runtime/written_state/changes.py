@@ -97,6 +97,8 @@ def changed_states(
     lists = {prefix: states for prefix, states in found.items() if prefix != STATE_PREFIX}
     in_lists = {name for states in lists.values() for name in states}
     keyed = {name for name in (*wanted, *dropped) if name not in in_lists}
+    if found[BROADCAST_PREFIX].keys() & {*wanted, *dropped}:
+        _refuse_copies(operator, stored)
     changes = [
         _lists_change(operator, prefix, text, states, wanted, dropped)
         for prefix, states in lists.items()
@@ -116,6 +118,19 @@ def _of(stored: Sequence[StoredState], prefix: str) -> dict[str, StoredState]:
         for state in stored
         if state.pieces[0].prefix == prefix and state.shape.kind not in _NOT_ROWS
     }
+
+
+def _refuse_copies(operator: str, stored: Sequence[StoredState]) -> None:
+    """Refuse to change broadcast state of which each subtask has a copy that lacks what is in flight to it (BC6).
+
+    Raises:
+        UsageError
+    """
+    if any(state.pieces[0].prefix == BROADCAST_PREFIX and state.shape.kind is Kind.FACTS for state in stored):
+        raise UsageError(
+            f"broadcast state of operator '{operator}' cannot be changed in a checkpoint whose barriers may overtake "
+            "records, because each subtask has a copy of its own there; take a savepoint, and change that"
+        )
 
 
 def _lists_change(

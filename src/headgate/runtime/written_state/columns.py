@@ -82,9 +82,12 @@ def stored_columns(given: pa.Table, shape: Shape, what: str) -> pa.RecordBatch:
     return _in_order_of_expiry(rows, shape, what) if shape.expires else rows
 
 
-def subtask_of(given: pa.Table, parallelism: int) -> np.ndarray:
-    """Return which subtask gets each row of a state without a key: as it says, else the first one."""
-    if SUBTASK not in given.column_names:
+def subtask_of(given: pa.Table, parallelism: int, kind: Kind) -> np.ndarray:
+    """Return which subtask gets each row of a state without a key: as it says, else the first one.
+
+    Of a broadcast map it is always the first one, whose copy stands for those of all (BC5).
+    """
+    if SUBTASK not in given.column_names or kind is Kind.BROADCAST:
         return np.zeros(given.num_rows, np.int64)
     found = given.column(SUBTASK).fill_null(0).to_numpy().astype(np.int64)
     return np.where((found >= 0) & (found < parallelism), found, 0)

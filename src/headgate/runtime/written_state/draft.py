@@ -216,7 +216,7 @@ class Draft:
         if shape.keys:
             owners = owners_of(rows, shape, self._max, self._parallelism)
         else:
-            owners = subtask_of(becomes.given, self._parallelism)
+            owners = subtask_of(becomes.given, self._parallelism, shape.kind)
         return dealt_out(rows, owners, self._parallelism)
 
     def _positions(self, operator: str, given: pa.Table | None) -> Positions:
@@ -228,7 +228,7 @@ class Draft:
         if len({*splits}) < len(splits):
             twice = next(split for split in splits if splits.count(split) > 1)
             raise UsageError(f"{what}: the rows have the split {twice!r} more than once")
-        owners: np.ndarray = subtask_of(given, self._parallelism)
+        owners: np.ndarray = subtask_of(given, self._parallelism, _POSITIONS.kind)
         positions: dict[int, dict[str, bytes]] = {0: {}}
         for split, position, owner in zip(splits, found, owners.tolist(), strict=True):
             positions.setdefault(owner, {})[split] = position
