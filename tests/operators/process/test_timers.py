@@ -297,6 +297,7 @@ class Cut:
     """A target that keeps the parts of a snapshot, which are cut as small as they can be."""
 
     keys = OwnedKeys(KeyGroups(0, 128), 128)
+    files = None
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
