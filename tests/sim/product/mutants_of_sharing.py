@@ -8,7 +8,6 @@ from typing import Any
 
 from tests.mutants.harness import Mutant, patched
 from tests.mutants.test_shared_transaction_mutants import (
-    a_refused_flush_takes_its_file_along,
     the_end_takes_what_is_recorded,
     the_last_flush_comes_first,
     whatever_is_flushed_is_recorded,
@@ -82,12 +81,11 @@ def a_flush_that_failed_is_forgotten() -> Iterator[None]:
 
 ALL: dict[Mutant, int] = {
     whatever_is_flushed_is_recorded: 8,
-    a_refused_flush_takes_its_file_along: 0,
     the_end_takes_what_is_recorded: 0,
     the_last_flush_comes_first: 0,
     what_expired_counts_as_committed: 0,
     what_is_prepared_takes_events: 0,
     who_comes_again_begins_anew: 0,
-    a_flush_that_failed_is_forgotten: 0,
+    a_flush_that_failed_is_forgotten: 6,
 }
 """With a seed that catches each."""
