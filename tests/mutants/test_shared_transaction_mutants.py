@@ -152,8 +152,10 @@ def the_last_flush_comes_first() -> Iterator[None]:  # TX5
         real(connection, wanted, transaction_id, chunk)
         hidden = t.prepared_parts
         mine = hidden.c.transaction_id == transaction_id
-        most = connection.scalar(sa.select(sa.func.max(hidden.c.number)).where(mine))
-        connection.execute(hidden.update().where(mine, hidden.c.number == most).values(number=-most))
+        least, most = connection.execute(
+            sa.select(sa.func.min(hidden.c.number), sa.func.max(hidden.c.number)).where(mine)
+        ).one()
+        connection.execute(hidden.update().where(mine, hidden.c.number == most).values(number=min(least, 0) - 1))
 
     with patched(shared, "_hide", hide):
         yield

@@ -496,6 +496,29 @@ def test_of_a_forgotten_outcome_nobody_says_committed(store: Store, monkeypatch:
     assert rows_of(store, tables.shared_transactions) == rows_of(store, tables.participants) == []
 
 
+def test_outcomes_of_what_expired_are_forgotten_in_time_too(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:  # TX11
+    monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 2)
+    monkeypatch.setattr("headgate.store.catalogue.sql.DECISIONS_BETWEEN_LOOKS", 1)
+    for _ in range(5):
+        begin(store)
+        assert len(leave_silent(store, clock)) == 1
+    assert len(store.list_transactions()) == 2
+
+
+def test_finding_a_transaction_in_a_store_that_may_not_be_written_to_changes_nothing(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:  # TX14, CT8
+    left = begin(store)
+    clock.now_ms += 10 * LEASE_MS
+    monkeypatch.setattr(type(store._catalogue), "is_untouched", True)
+    for _ in range(2):
+        clock.now_ms += LEASE_MS
+        assert store.transaction(STREAM, left.id).status().status is Status.OPEN
+    assert caplog.text == ""
+
+
 def rows_of(store: Store, table: object) -> list[object]:
     with database_of(store).read() as connection:
         return list(connection.execute(table.select()))  # type: ignore[attr-defined]

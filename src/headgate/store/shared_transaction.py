@@ -21,7 +21,7 @@ def sweep(around: Around, stream_id: int, owner: str, name: str) -> None:
         base = directory_of(stream_id, owner, name)
         found = around.storage.list(base)
         around.storage.sweep_unfinished(base)
-        known = around.catalogue.chunk_paths(base)  # behind the list of files
+        known = around.catalogue.known_chunks(found)  # behind the list of files
         delete_quietly(around.storage, [path for path in found if path not in known])
 
 

@@ -3,44 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from tests.mutants.harness import Mutant, patched
 from tests.mutants.test_shared_transaction_mutants import (
-    a_refused_flush_takes_its_file_along,
+    participants_route_by_the_layout_of_now,
     the_end_takes_what_is_recorded,
     the_last_flush_comes_first,
+    what_is_prepared_keeps_its_lease,
     whatever_is_flushed_is_recorded,
 )
 
 from headgate.protocol.store import shared_transactions as machine
-from headgate.protocol.store.shared_transactions import Apply, Commit, Done
-from headgate.protocol.store.transactions import Status
+from headgate.protocol.store.shared_transactions import Apply
 from headgate.store.catalogue import shared
 from headgate.store.transaction_writer import TransactionWriter
-
-
-def what_expired_counts_as_committed() -> AbstractContextManager[None]:
-    """TX2: whoever commits what was aborted hears that it is done."""
-
-    def on_verdict(request: Any, record: Any) -> Any:
-        is_late = record.status is Status.ABORTED and isinstance(request, Commit)
-        return Done() if is_late else real(request, record)
-
-    real = machine._on_verdict
-    return patched(machine, "_on_verdict", on_verdict)
-
-
-def what_is_prepared_takes_events() -> AbstractContextManager[None]:
-    """S12, TX3: who is late writes behind the verdict of the others, and hears that it is recorded."""
-
-    def on_write(request: Any, record: Any) -> Any:
-        answer = real(request, record)
-        return Done() if isinstance(answer, machine.RefuseEnded) else answer
-
-    real = machine._on_write
-    return patched(machine, "_on_write", on_write)
 
 
 @contextmanager
@@ -82,12 +60,11 @@ def a_flush_that_failed_is_forgotten() -> Iterator[None]:
 
 ALL: dict[Mutant, int] = {
     whatever_is_flushed_is_recorded: 8,
-    a_refused_flush_takes_its_file_along: 0,
     the_end_takes_what_is_recorded: 0,
     the_last_flush_comes_first: 0,
-    what_expired_counts_as_committed: 0,
-    what_is_prepared_takes_events: 0,
+    what_is_prepared_keeps_its_lease: 1,
+    participants_route_by_the_layout_of_now: 5,
     who_comes_again_begins_anew: 0,
-    a_flush_that_failed_is_forgotten: 0,
+    a_flush_that_failed_is_forgotten: 6,
 }
 """With a seed that catches each."""

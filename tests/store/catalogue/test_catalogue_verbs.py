@@ -111,6 +111,7 @@ READS: dict[str, Call] = {
     "group_unread": lambda c, s: c.group_unread("g"),
     "begin": lambda c, s: c.begin("s", "new", OWNER, 1),
     "transactions": lambda c, s: c.transactions(OWNER, "", None),
+    "known_chunks": lambda c, s: c.known_chunks(["open", "unknown"]),
     "find_shared": lambda c, s: c.find_shared("s", "open"),
     "owner": lambda c, s: c.owner(OWNER),
     "chunk_paths": lambda c, s: c.chunk_paths(),

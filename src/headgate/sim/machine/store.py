@@ -27,7 +27,7 @@ _ASKS = {
     *("find_stream", "describe_stream", "list_streams", "layout", "find_append", "parts", "frontier", "begin"),
     *("transactions", "owner", "chunk_paths", "extents", "cut_at", "holds", "retention_cut"),
     *("look", "layout_and_extents", "passed", "observe"),
-    *("find_group", "groups", "group_cuts", "group_unread", "find_shared"),
+    *("find_group", "groups", "group_cuts", "group_unread", "find_shared", "known_chunks"),
 }
 """Verbs that change nothing, so that a lost answer means nothing."""
 

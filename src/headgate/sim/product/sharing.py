@@ -60,6 +60,7 @@ class Round:
         batches: what each writes, in this order.
         id: of the transaction that is written now.
         done: who has flushed everything into that.
+        prepared: the id of a transaction that was prepared: nothing but a verdict ends it.
         is_over: nobody has anything to do any more.
         had: transactions that there were of it.
     """
@@ -70,6 +71,7 @@ class Round:
     batches: dict[str, list[list[Event]]]
     id: str = ""
     done: set[str] = field(default_factory=set)
+    prepared: str = ""
     is_over: bool = False
     had: int = 0
 
@@ -236,6 +238,7 @@ class SharingRun(StreamRun):
     def _decide(self, transaction: SharedTransaction, round_: Round, id_: str) -> None:
         if round_.ending == "prepare":
             transaction.prepare()
+            round_.prepared = id_
             self.tasks.park(self._rng.choice((0, 100, 2 * round_.lease_ms)))
         if round_.is_committed:
             transaction.commit()
@@ -253,6 +256,8 @@ class SharingRun(StreamRun):
             round_.is_over = True
         else:
             self.expired_count += 1
+            if round_.prepared == id_:
+                self.history.finding = self.history.finding or Violation("S12", f"{id_} was prepared, and aborted")
             round_.id, round_.done = "", set()
 
     def _behind(self, id_: str) -> Status:

@@ -718,7 +718,10 @@ class Catalogue(Protocol):
     # -- files and checks ----------------------------------------------------------------------------------------------
 
     def chunk_paths(self, below: str = "") -> set[str]:
-        """Return the recorded chunk files below a directory."""
+        """Return the recorded chunk files below a directory. It looks at all that are recorded."""
+
+    def known_chunks(self, paths: Collection[str]) -> set[str]:
+        """Return those of these files that are recorded chunks."""
 
     def audit(self) -> AbstractContextManager[Audit]:
         """Give a view of one moment. The only verb whose transaction lasts as long as its caller wants."""

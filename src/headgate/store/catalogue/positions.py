@@ -19,6 +19,8 @@ from headgate.store.catalogue.base import AppendFound, ChunkRecord, PartsFound, 
 from headgate.store.catalogue.streams import inserted_id
 from headgate.store.streams import StreamInfo
 
+_PATHS_AT_A_TIME = 500
+
 
 def insert_chunk(connection: Connection, stream_id: int, chunk: ChunkRecord) -> int:
     """Record a chunk file, without its parts; return its number."""
@@ -62,6 +64,15 @@ def assign_positions(
             [{"at": segment, "now": ends[segment]} for segment in touched],
         )
     return first
+
+
+def known_chunks(connection: Connection, paths: Sequence[str]) -> set[str]:
+    """Return those of these files that are recorded."""
+    found: set[str] = set()
+    for at in range(0, len(paths), _PATHS_AT_A_TIME):
+        some = t.chunks.c.file.in_(paths[at : at + _PATHS_AT_A_TIME])
+        found.update(connection.scalars(sa.select(t.chunks.c.file).where(some)))
+    return found
 
 
 def recorded_starts(connection: Connection, path: str) -> AppendFound:

@@ -472,7 +472,10 @@ class SqlCatalogue:
     def expire_shared(self, stream: StreamInfo, now_ms: int) -> list[ExpiredTransaction]:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return shared.expire(connection, stream, now_ms)
+            gone = shared.expire(connection, stream, now_ms)
+            for expired in gone:
+                self._decided(connection, expired.owner)
+        return gone
 
     # -- owners ------------------------------------------------------------------------------------------------------
 
@@ -529,6 +532,11 @@ class SqlCatalogue:
             query = query.where(t.chunks.c.file.startswith(f"{below}/", autoescape=True))
         with self._database.read() as connection:
             return set(connection.scalars(query))
+
+    def known_chunks(self, paths: Collection[str]) -> set[str]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return positions.known_chunks(connection, sorted(paths))
 
     @contextlib.contextmanager
     def audit(self) -> Iterator[SqlAudit]:
