@@ -139,9 +139,9 @@ def nothing_is_held() -> AbstractContextManager[None]:  # RG17
 
 
 def checkpoints_hold_nothing() -> AbstractContextManager[None]:  # RG17
-    real = groups._hold
+    real = groups.hold
     return patched(
-        groups, "_hold", lambda connection, name, group: real(connection, name, replace(group, checkpoints=()))
+        groups, "hold", lambda connection, name, group: real(connection, name, replace(group, checkpoints=()))
     )
 
 
