@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from headgate.connectors.files.sink import FileSink
     from headgate.connectors.files.source import JsonLines, TextFiles
     from headgate.connectors.generator import Choice, Generator, RowNumber, Uniform
-    from headgate.connectors.hooks import CoordinatorHook, HookContext
+    from headgate.connectors.hooks import ASK_AGAIN, CoordinatorHook, HookContext
     from headgate.connectors.memory import Discard, FromRows, Print
-    from headgate.connectors.streams import StreamSink, StreamSource
+    from headgate.connectors.streams import GroupSource, StreamSink, StreamSource
     from headgate.model.progress import PipelineHandle, PipelineState, Progress, RunResult
     from headgate.operators.checkpointed.functions import (
         CheckpointedFunction,
@@ -127,10 +127,10 @@ _HOMES = {
     "headgate.connectors.custom.two_phase": ("TwoPhaseSink",),
     "headgate.connectors.files.sink": ("FileSink",),
     "headgate.connectors.generator": ("Choice", "Generator", "RowNumber", "Uniform"),
-    "headgate.connectors.hooks": ("CoordinatorHook", "HookContext"),
+    "headgate.connectors.hooks": ("ASK_AGAIN", "CoordinatorHook", "HookContext"),
     "headgate.connectors.memory": ("Discard", "FromRows", "Print"),
     "headgate.connectors.files.parquet": ("ParquetFiles",),
-    "headgate.connectors.streams": ("StreamSink", "StreamSource"),
+    "headgate.connectors.streams": ("GroupSource", "StreamSink", "StreamSource"),
     "headgate.model.progress": ("PipelineHandle", "PipelineState", "Progress", "RunResult"),
     "headgate.operators.checkpointed.functions": (
         "CheckpointListener",
@@ -171,6 +171,7 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "ASK_AGAIN",
     "TTL",
     "AggregateFunction",
     "AggregatingState",
@@ -215,6 +216,7 @@ __all__ = [
     "Generator",
     "GroupEvents",
     "GroupReader",
+    "GroupSource",
     "HeadgateError",
     "HookContext",
     "JsonLines",

@@ -102,6 +102,17 @@ def stream_cuts(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+def group_source(spec: dict[str, Any]) -> Pipeline:
+    """A stream that is read by a reader group, copied to files beside records of an ordinary source."""
+    root = Path(spec["root"])
+    pipeline = make(spec)
+    source = pipeline.source(hg.GroupSource("in", "group", store=str(root / "store")), name="in")
+    others = pipeline.source(generator(spec["rows"], spec["rate"]), name="others")
+    both = source.select("id").union(others.select("id"))
+    both.rebalance().sink(hg.FileSink(root / "copied", "parquet", roll_interval=0), name="copied")
+    return pipeline
+
+
 MANY_KEYS = 20_000
 
 
@@ -418,6 +429,7 @@ BUILDERS = {
     "failing": failing,
     "dead_letters": dead_letters,
     "stream_cuts": stream_cuts,
+    "group_source": group_source,
     "stream_to_stream": stream_to_stream,
     "hop": hop,
     "text_files": text_files,

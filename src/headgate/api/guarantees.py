@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headgate.connectors.base import OwnedSink, transaction_timeout_ms
+from headgate.connectors.streams import GroupSource
 from headgate.errors import UsageError
 from headgate.model.config import CheckpointConfig, DamagedCheckpoint, RestartStrategy
 from headgate.model.definition import HookSpec
@@ -37,6 +38,11 @@ def check_guarantee(graph: Graph, mode: Guarantee, on_damaged: DamagedCheckpoint
         UsageError
     """
     for node in graph.nodes:
+        if isinstance(node.spec, GroupSource) and mode is Guarantee.AT_MOST_ONCE:  # GS17
+            raise UsageError(
+                f"source '{node.name}' reads by a reader group, which goes back to where its readers were, and not to "
+                "what was processed, as mode='at_most_once' would have to; read with StreamSource"
+            )
         if node.role is not Role.LOOP_HEAD:
             continue
         if mode is Guarantee.AT_MOST_ONCE:  # GM34

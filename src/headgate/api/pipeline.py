@@ -56,7 +56,7 @@ from headgate.api.state import StateChoice, pipeline_state
 from headgate.api.stream import Stream
 from headgate.api.uncaught import speak_plainly
 from headgate.connectors.base import Source
-from headgate.connectors.hooks import CoordinatorHook, HookedSource
+from headgate.connectors.hooks import HOOK_TIMEOUT, CoordinatorHook, HookedSource
 from headgate.connectors.induced import InducedSource
 from headgate.connectors.memory import Discard
 from headgate.connectors.recorded import targets_of
@@ -75,8 +75,6 @@ from headgate.storage.backends import absolute_location
 
 PARALLELISM_DEFAULT = 2
 """On local Spark, when neither the pipeline nor the master says otherwise."""
-
-HOOK_TIMEOUT: Duration = "10s"
 
 METRICS_HOST = "127.0.0.1"
 
@@ -181,7 +179,7 @@ class Pipeline:
             raise UsageError(f"operator '{node}': {error.message}") from None
         hook = source.coordinator_hook() if isinstance(source, HookedSource) else None
         if hook is not None:
-            self.add_hook(str(node), hook)
+            self.add_hook(str(node), hook, timeout=hook.timeout)
         self._builder.add(node, Role.SOURCE, (), source, schema, state_text=source.identity(), refuses=True)
         return Stream(self, (Edge(node),), schema)
 

@@ -8,7 +8,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol, runtime_checkable
+
+from headgate.model.config import Duration
+
+HOOK_TIMEOUT: Duration = "10s"
+
+
+class AskAgain(Enum):
+    """What ``trigger`` returns whose snapshot is not complete yet; see ``ASK_AGAIN``."""
+
+    ASK_AGAIN = "ask again"
+
+
+ASK_AGAIN = AskAgain.ASK_AGAIN
+"""The answer of a hook that has begun a snapshot which others complete: ``trigger`` is called again, a few milliseconds
+later, while the checkpoint goes on and its time is not over (EI40)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +36,15 @@ class HookContext:
         hook: the name under which the hook was added.
         generation: rises with every start and restart of the pipeline. Give it to the external system, which then
             refuses what a driver of an older one, that is still alive somewhere, wants of it.
+        life: which life of the pipeline it is: one that starts over has another one.
+        home: the directory of its checkpoints, as a URL.
     """
 
     pipeline: str
     hook: str
     generation: int
+    life: str = ""
+    home: str = ""
 
 
 class CoordinatorHook(ABC):
@@ -32,18 +52,23 @@ class CoordinatorHook(ABC):
 
     One object for the whole run, in the driver. All calls come from one thread of its own, one after another; each must
     end within the hook's timeout. A hook that is a ``CheckpointListener`` too hears how checkpoints end.
+
+    Attributes:
+        timeout: of a hook that a source brings along; the one of ``add_hook`` counts for others.
     """
+
+    timeout: Duration = HOOK_TIMEOUT
 
     def open(self, context: HookContext) -> None:  # noqa: B027 - a default
         """A generation begins; ``restore`` or ``reset`` follows. Called again with every restart. Default: nothing."""
 
     @abstractmethod
-    def trigger(self, checkpoint_id: int) -> bytes | None:
+    def trigger(self, checkpoint_id: int) -> bytes | AskAgain | None:
         """Take part in a checkpoint; return what ``restore`` will need, at most 1 MiB. It goes into the manifest.
 
         Called before any source is triggered. One that raises, or is not in time, aborts the checkpoint; what it did
         outside must not matter then, and ``trigger`` comes again with a higher number. Nothing says that the
-        checkpoint completes.
+        checkpoint completes. One whose snapshot takes its time returns ``ASK_AGAIN``, and is asked again.
         """
 
     @abstractmethod

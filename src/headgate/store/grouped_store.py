@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headgate.errors import UsageError
+from headgate.protocol.store.group_claims import Claim, Claimant
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.reader_group import Group
 from headgate.store.autoscaled_store import AutoscaledStore
+from headgate.store.claimed_groups import ClaimedGroup, ClaimedReader, joined
 from headgate.store.cuts import StreamCut
 from headgate.store.reader import SegmentReader
 from headgate.store.reader_groups import ReaderGroup, group_start
@@ -68,6 +70,18 @@ class GroupedStore(AutoscaledStore):
     def delete_reader_group(self, name: str) -> bool:
         """Forget a reader group and let go of what it holds; return whether there was one. Its readers get errors."""
         return self._catalogue.delete_group(name)
+
+    def claimed_group(self, name: str, stream: str, claim: Claim) -> ClaimedGroup:
+        """Return a group that a source of a pipeline reads by, for its driver (docs/spec/group-source.md)."""
+        return ClaimedGroup(self._catalogue, name, stream, claim, self._new_name)
+
+    def claimed_reader(self, name: str, reader: str, claimant: Claimant, expected: int) -> ClaimedReader:
+        """Join such a group, for one of ``expected`` subtasks.
+
+        Raises:
+            FencedError: another generation of the pipeline has it.
+        """
+        return joined(self._catalogue, name, reader, self._new_name(), claimant, expected)
 
     def _open_segment(self, group: Group, segment: GroupSegment, position: int) -> SegmentReader:
         stream = self._catalogue.find_stream(segment.stream)

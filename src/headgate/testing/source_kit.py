@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from headgate.connectors.base import SourceContext
-from headgate.connectors.hooks import CoordinatorHook, HookContext, HookedSource
+from headgate.connectors.hooks import AskAgain, CoordinatorHook, HookContext, HookedSource
 from headgate.connectors.induced import AnyReader, CheckpointMarker, InducedReader, Polled
 from headgate.errors import UsageError
 from headgate.model.ids import Generation
@@ -157,7 +157,7 @@ def check_markers(
             hook.reset()
         cut = _Cut(_open(source, parallelism, begin.positions, Generation(checkpoint)), over)
         cut.read(checkpoint % 5)
-        data[checkpoint] = hook.trigger(checkpoint)
+        data[checkpoint] = _answer(hook, checkpoint)
         rows = (*begin.rows, *cut.to_marker(checkpoint, polls * POLLS_FACTOR + 100))
         completed.append(SourceCheckpoint(checkpoint, cut.positions(), rows))
         cut.check_standing_still(checkpoint)
@@ -168,6 +168,16 @@ def check_markers(
     check_same(completed[-1].rows, expected, f"parallelism {parallelism}, restart behind every marker")
     hook.reset()
     hook.close()
+
+
+def _answer(hook: CoordinatorHook, checkpoint: int) -> bytes | None:
+    answer = hook.trigger(checkpoint)
+    if isinstance(answer, AskAgain):
+        raise UsageError(
+            "the hook of the source wants to be asked again, until others have completed what it began; check_source() "
+            "is for sources whose positions alone say where they go on"
+        )
+    return answer
 
 
 class _Cut:

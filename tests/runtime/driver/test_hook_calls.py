@@ -122,6 +122,27 @@ def test_a_hook_answers_from_its_own_thread(hook: Noting) -> None:  # EI2
     calls.close()
 
 
+def test_a_hook_that_is_asked_again_answers_in_the_end(hook: Noting) -> None:  # EI40
+    calls, answers = calls_of(hook), Answers()
+    hook.answer = hg.ASK_AGAIN
+    wanted = [True]
+    calls.trigger(CheckpointId(3), "x", lambda: wanted[0], answers.data.append, answers.errors.append)
+    wait(lambda: hook.calls.count(("trigger", 3)) > 2)
+    calls.begin("p", Generation(2), None, "life", "home")  # is not held up by it
+    hook.answer = b"at last"
+    wait(lambda: answers.data == [b"at last"])
+    hook.answer = hg.ASK_AGAIN
+    calls.trigger(CheckpointId(4), "x", lambda: wanted[0], answers.data.append, answers.errors.append)
+    wait(lambda: ("trigger", 4) in hook.calls)
+    wanted[0] = False  # given up
+    calls.begin("p", Generation(3), None)
+    told = len(hook.calls)
+    calls.begin("p", Generation(4), None)
+    assert hook.calls[told:] == [("open", "p", "x", 4), ("reset",)]
+    calls.close()
+    assert (answers.data, answers.errors) == ([b"at last"], [])
+
+
 def test_a_stuck_hook_holds_up_nobody_else(hook: Noting) -> None:  # EI2
     other = Noting()
     calls, answers = HookCalls((HookSpec("x", hook, 50), HookSpec("y", other, 60_000))), Answers()

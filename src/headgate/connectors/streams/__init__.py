@@ -3,6 +3,7 @@
 Source: docs/spec/stream-store.md, chapter 7. Counterpart: ``headgate.store.store.Store``.
 """
 
+from headgate.connectors.streams.group_source import GroupSource
 from headgate.connectors.streams.positions import decode_position
 from headgate.connectors.streams.sink import StreamSink, StreamsOfOneSink
 from headgate.connectors.streams.source import StreamCutReader, StreamSource, StreamSourceReader
@@ -16,6 +17,7 @@ from headgate.connectors.streams.transactions import (
 )
 
 __all__ = [
+    "GroupSource",
     "StreamCommitter",
     "StreamCutReader",
     "StreamSink",

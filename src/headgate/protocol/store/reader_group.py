@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
 
-from headgate.protocol.store import group_progress
+from headgate.protocol.store import group_claims, group_progress
+from headgate.protocol.store.group_claims import Claim, Claimant, Replaced
 from headgate.protocol.store.group_progress import Progress, View
 from headgate.protocol.store.group_shares import GroupSegment, Shares, balanced, dealt
+from headgate.protocol.store.layouts import Lineage
 from headgate.protocol.store.reading_order import FirstStart
 
 OPEN_CHECKPOINTS_MAX = 3
@@ -65,6 +67,7 @@ class Group:
         reset: what the last reset was called by who asked for it.
         progress: by stream, the durable positions (RG2).
         checkpoints: open and kept ones, in the order in which they were asked for.
+        claim: of the pipeline that reads by it; None: it is for programs that join it (GS1).
     """
 
     streams: Mapping[str, int]
@@ -75,6 +78,7 @@ class Group:
     readers: Mapping[str, Member] = field(default_factory=dict)
     shares: Shares = field(default_factory=lambda: Shares({}))
     checkpoints: tuple[Checkpoint, ...] = ()
+    claim: Claim | None = None
 
     @property
     def readable(self) -> frozenset[GroupSegment]:
@@ -104,12 +108,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A reader comes. ``takes_over``: whoever is in the group under its name is dead."""
+    """A reader comes. ``takes_over``: whoever is in the group under its name is dead.
+
+    One of a pipeline says that it is the ``claimant``, and how many readers are ``expected``.
+    """
 
     reader: str
     token: str
     lease_ms: int
     takes_over: bool = False
+    claimant: Claimant | None = None
+    expected: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +173,7 @@ class CheckpointAsked:
     """Somebody wants a checkpoint."""
 
     name: str
+    claimant: Claimant | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +181,7 @@ class CheckpointForgotten:
     """Nobody will go back to a checkpoint."""
 
     name: str
+    claimant: Claimant | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +193,14 @@ class ResetAsked:
         streams: as they are now, name → number.
         begin: by stream where reading begins; or
         checkpoint: the name of one that was completed.
+        claim: of the pipeline that reads by the group from now on.
     """
 
     token: str
     streams: Mapping[str, int]
     begin: Mapping[str, FirstStart] = field(default_factory=dict)
     checkpoint: str | None = None
+    claim: Claim | None = None
 
 
 Event: TypeAlias = (
@@ -218,14 +231,15 @@ class GroupRefused:
     problem: str
 
 
-Answer: TypeAlias = Done | Stale | GroupRefused
+Answer: TypeAlias = Done | Stale | GroupRefused | Replaced
 
 
 def views_for(group: Group, event: Event) -> tuple[str, ...]:
     """Return the streams that ``handle`` has to see as they are."""
     match event:
         case Committed(ended=ended) | Passed(ended=ended):
-            return tuple(sorted(set(ended) & group.progress.keys()))
+            before = () if group.claim is None else group.claim.ended
+            return tuple(sorted({*before, *ended} & group.progress.keys()))
         case ResetAsked():
             return tuple(sorted(event.streams))
         case _:
@@ -249,6 +263,7 @@ def handle(group: Group, event: Event, views: Mapping[str, View]) -> Answer:
 def contradictions(group: Group) -> list[str]:
     """Return what cannot be true of any group: none, if it was made by ``handle``."""
     known, streams = group.readers.keys(), group.streams.keys()
+    open_count = sum(not x.is_complete for x in group.checkpoints)
     rules = (
         (
             all(x.keys() == streams for x in (group.progress, *(y.progress for y in group.checkpoints))),
@@ -258,7 +273,7 @@ def contradictions(group: Group) -> list[str]:
         (group.shares.owners.keys() <= group.readable, "somebody has what cannot be read"),
         (group.shares.leaving <= group.shares.owners.keys(), "a segment is asked for that nobody has"),
         (all(set(x.owed_by) <= known for x in group.checkpoints), "who is gone owes a checkpoint"),
-        (sum(not x.is_complete for x in group.checkpoints) <= OPEN_CHECKPOINTS_MAX, "too many open checkpoints"),
+        (group.claim is not None or open_count <= OPEN_CHECKPOINTS_MAX, "too many open checkpoints"),  # GS14
     )
     return [problem for holds, problem in rules if not holds]
 
@@ -268,9 +283,11 @@ def settled(group: Group, sizes: Mapping[GroupSegment, int], *, balances: bool =
 
     Who owes a checkpoint gets nothing: what it read of it would lie before its marker (RG9).
     """
+    if group.claim is not None and not group.claim.is_gathered:
+        return group  # GS3
     takers = [reader for reader in group.readers if group.owed(reader) is None]
     shares = dealt(group.shares, group.free, takers, sizes)
-    if balances:
+    if balances and group.claim is None:  # GS4
         shares = balanced(shares, group.readers, sizes)
     found = replace(group, shares=shares)
     _check(found)
@@ -278,12 +295,16 @@ def settled(group: Group, sizes: Mapping[GroupSegment, int], *, balances: bool =
 
 
 def _handle(group: Group, event: Event, views: Mapping[str, View]) -> Answer:
+    problem = _objection(group, event)
+    if problem is not None:
+        return problem if isinstance(problem, Replaced) else GroupRefused(problem.problem)
     match event:
         case Joined():
             return _on_joined(group, event)
         case Silent():
             member = group.readers.get(event.reader)
             is_silent = member is not None and (member.token, member.beats) == (event.token, event.beats)
+            is_silent = is_silent and group.claim is None  # GS2: a pipeline notices itself who is dead
             return Done(_without(group, event.reader) if is_silent else group)
         case Left():
             is_there = event.reader in group.readers and group.readers[event.reader].token == event.token
@@ -312,28 +333,59 @@ def _of_reader(group: Group, event: Lived | Committed | Passed, views: Mapping[s
         x.name == event.checkpoint and event.reader in x.owed_by for x in group.checkpoints
     ):
         moved = _passed(moved, event.reader, event.checkpoint)
+    if moved.claim is not None:
+        return Done(_claimed_step(moved, event, views))
     if moved.owed(event.reader) is not None:
         return Done(moved)  # RG9: nothing is finished or given up in between
     return Done(_released(moved, event.reader, {name: views[name] for name in event.ended if name in views}))
+
+
+def _objection(group: Group, event: Event) -> group_claims.Objection | None:
+    """Return what stands against an event, by whose the group is."""
+    match event:
+        case ResetAsked():
+            return group_claims.objection_to_claim(group.claim, event.claim, group.readers.keys())
+        case Joined() | CheckpointAsked() | CheckpointForgotten():
+            return group_claims.objection(group.claim, event.claimant)
+        case _:
+            return None  # of a reader: its token tells
+
+
+def _claimed_step(group: Group, event: Committed | Passed, views: Mapping[str, View]) -> Group:
+    """Release what follows when nobody owes a checkpoint; until then remember that something ended (GS6).
+
+    So whoever gets a segment has passed all markers, as has everybody else.
+    """
+    assert group.claim is not None
+    ended = tuple(sorted({*group.claim.ended, *event.ended}))
+    if any(not x.is_complete for x in group.checkpoints):
+        return replace(group, claim=replace(group.claim, ended=ended))
+    return replace(_released(group, event.reader, views), claim=replace(group.claim, ended=()))
 
 
 def _on_joined(group: Group, event: Joined) -> Answer:
     member = group.readers.get(event.reader)
     if member is not None and member.token == event.token:
         return Done(group)
+    if group.claim is not None and (member is not None or group.claim.is_gathered):
+        return Stale("a reader of this generation has joined in its place")  # only a reset lets another one in
     if member is not None and not event.takes_over:
         return GroupRefused(
             f"reader '{event.reader}' is in the group already; if its process is gone, join with a timeout that is "
             f"longer than its lease of {member.lease_ms / 1_000:g} s, or with takes_over=True"
         )
     rest = group if member is None else _without(group, event.reader)
-    return Done(replace(rest, readers={**rest.readers, event.reader: Member(event.token, event.lease_ms)}))
+    readers = {**rest.readers, event.reader: Member(event.token, event.lease_ms)}
+    claim = None if rest.claim is None else rest.claim.joined(event.expected, len(readers))
+    return Done(replace(rest, readers=readers, claim=claim))
 
 
 def _on_checkpoint(group: Group, event: CheckpointAsked) -> Answer:
     if group.checkpoint(event.name) is not None:
         return Done(group)
-    if sum(not x.is_complete for x in group.checkpoints) >= OPEN_CHECKPOINTS_MAX:
+    if group.claim is not None and not group.claim.is_gathered:
+        return GroupRefused("not all readers of the pipeline have joined")  # those that came later would owe nothing
+    if group.claim is None and sum(not x.is_complete for x in group.checkpoints) >= OPEN_CHECKPOINTS_MAX:
         return GroupRefused(
             f"{OPEN_CHECKPOINTS_MAX} checkpoints are not complete yet; wait for them, or forget them: a reader that "
             "does not read passes no marker"
@@ -357,7 +409,17 @@ def _on_reset(group: Group, event: ResetAsked, views: Mapping[str, View]) -> Ans
             return GroupRefused(f"a stream was deleted and made anew since checkpoint '{event.checkpoint}'")
         progress = {name: group_progress.next_step(views[name], x) for name, x in found.progress.items()}
     complete = tuple(x for x in group.checkpoints if x.is_complete and is_same)
-    new = Group(dict(event.streams), progress, group.kept, group.epoch + 1, event.token, checkpoints=complete)
+    if event.claim is not None:
+        complete = ()  # GS5: the pipeline's checkpoints hold their cuts, and names may come again
+    new = Group(
+        dict(event.streams),
+        progress,
+        group.kept,
+        group.epoch + 1,
+        event.token,
+        checkpoints=complete,
+        claim=event.claim,
+    )
     return Done(new)
 
 
@@ -399,10 +461,27 @@ def _released(group: Group, reader: str, views: Mapping[str, View]) -> Group:
     asked = [x for x in seen.shares.of(reader) if x in seen.shares.leaving]
     ended = sorted(seen.shares.owners.keys() - seen.readable)
     checkpoints = group.checkpoints
+    heirs = {} if group.claim is None else _heirs(group, seen, reader, views)
     for segment in ended:  # another reader's too: it has nothing left to read there, whatever it still owes
         owner, position = seen.shares.owners[segment], group.position(segment)
         checkpoints = tuple(_noted(x, owner, {segment: position}) for x in checkpoints)
-    return replace(seen, shares=seen.shares.without([*asked, *ended]), checkpoints=checkpoints)
+    shares = seen.shares.without([*asked, *ended])
+    return replace(seen, shares=replace(shares, owners={**shares.owners, **heirs}), checkpoints=checkpoints)
+
+
+def _heirs(group: Group, seen: Group, reader: str, views: Mapping[str, View]) -> Mapping[GroupSegment, str]:
+    """Return who reads what is released: who read the last segment before it, which holds its event time (GS7)."""
+    found = {}
+    for segment in sorted(seen.readable - group.readable):
+        layout = views[segment.stream].layout
+        lineage, left = Lineage(layout), [segment.segment]
+        owners: list[str] = []
+        while left and not owners:  # segments without events were read by nobody
+            left = [y for x in left for y in lineage.predecessors(layout.segments[x])]
+            before = (GroupSegment(segment.stream, number) for number in left)
+            owners = [group.shares.owners[x] for x in before if x in group.shares.owners]
+        found[segment] = owners[0] if owners else reader
+    return found
 
 
 def _without(group: Group, reader: str) -> Group:

@@ -109,8 +109,8 @@ def begin_generation(
             tidy_up(lambda: _drop_old(log, retained, definition.config.checkpoints.retained), around, note)
             commits.close()
             return Finished(choice.manifest)
-        begin = hooks or HookCalls()
-        retrying(lambda: begin.begin(definition.config.name, claimed.next.generation, restored), around)
+        begin, generation = hooks or HookCalls(), claimed.next.generation
+        retrying(lambda: begin.begin(definition.config.name, generation, restored, log.life_id, log.url), around)
     origin = None if restored is None else restored.origin
     begun = NewGeneration(claimed.next.generation, claimed.first_checkpoint, restored, retained, commits, origin, left)
     return replace(begun, life=log.life_id)

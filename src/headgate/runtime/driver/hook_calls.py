@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from headgate.connectors.hooks import CoordinatorHook, HookContext
+from headgate.connectors.hooks import ASK_AGAIN, CoordinatorHook, HookContext
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.model.definition import HookSpec
 from headgate.model.ids import CheckpointId, Generation
@@ -21,6 +21,9 @@ from headgate.threads import Queue, Thread, ThreadEnded
 
 HOOK_BYTES_MAX = 1 << 20
 """What a hook returns is in the manifest itself."""
+
+ASK_AGAIN_S = 0.005
+"""How long until a hook is asked again: short beside any interval, and long beside what a look costs."""
 
 CLOSE_MS_MAX = 5_000
 """A hook that is stuck does not keep a run that has ended."""
@@ -102,20 +105,25 @@ class HookCalls:
 
     def __init__(self, specs: Sequence[HookSpec] = (), around: Surroundings = PROCESS) -> None:
         self._threads = {spec.name: HookThread(spec, around) for spec in specs}
+        self._around = around
 
     @property
     def timeouts(self) -> dict[str, int]:
         """Of each hook, in milliseconds, by name."""
         return {name: thread.timeout_ms for name, thread in self._threads.items()}
 
-    def begin(self, pipeline: str, generation: Generation, restored: Manifest | None) -> None:
+    def begin(
+        self, pipeline: str, generation: Generation, restored: Manifest | None, life: str = "", home: str = ""
+    ) -> None:
         """Take every hook to what a generation begins with, whatever it did before (EI8, C37). Waits; may be repeated.
+
+        ``life`` and ``home`` as in ``HookContext``.
 
         Raises:
             HeadgateError: one failed, or did not return in time.
         """
         for name, thread in self._threads.items():
-            context = HookContext(pipeline, name, int(generation))
+            context = HookContext(pipeline, name, int(generation), life, home)
 
             def begin(hook: CoordinatorHook, context: HookContext = context) -> None:
                 hook.open(context)
@@ -135,13 +143,21 @@ class HookCalls:
         answered: Callable[[bytes | None], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Call a hook for ``checkpoint`` when its turn comes, if that is still wanted; it answers from its thread."""
+        """Call a hook for ``checkpoint`` when its turn comes, if that is still wanted; it answers from its thread.
+
+        One that is to be asked again waits for its turn behind what came meanwhile, such as a new generation (EI40).
+        """
 
         def call(hook: CoordinatorHook) -> None:
             if not is_wanted():
                 return
             try:
-                data = _checked(name, hook.trigger(int(checkpoint)))
+                data = hook.trigger(int(checkpoint))
+                if data is ASK_AGAIN:
+                    self._around.sleep(ASK_AGAIN_S)
+                    self._threads[name].put(call)
+                    return
+                data = _checked(name, data)
             except ThreadEnded:
                 raise
             except BaseException as error:

@@ -19,6 +19,7 @@ from headgate.sim.product import (
     custom,
     expiring,
     followed,
+    grouped,
     groups,
     induced,
     listening,
@@ -59,6 +60,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "broadcast": sided.run_seed,
     "groups": groups.run_seed,
     "sharing": sharing.run_seed,
+    "grouped": grouped.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -98,6 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--broadcast", action="store_true", help="pipelines with a broadcast side")
     parser.add_argument("--groups", action="store_true", help="readers that share streams as a group")
     parser.add_argument("--sharing", action="store_true", help="transactions of a stream that two processes share")
+    parser.add_argument("--grouped", action="store_true", help="pipelines whose subtasks share a stream by a group")
     chosen = parser.parse_args(arguments)
     logging.getLogger("headgate").addHandler(logging.NullHandler())  # a seed tells its story elsewhere
     if chosen.coverage:

@@ -63,6 +63,8 @@ class StreamSettings(Settings):
 
     cuts = False
     """Whether every checkpoint cuts the stream at one moment (SC20)."""
+    group = ""
+    """By which reader group the stream is read; "": by positions."""
 
     def _pipeline(
         self, listed: Sequence[Splits], now_ms: Callable[[], int], trouble: Callable[[], bool]
@@ -74,7 +76,8 @@ class StreamSettings(Settings):
             checkpointing=self.checkpointing,
             restart=self.restart,
         )
-        events = p.source(hg.StreamSource(INPUT, store=STORE, stream_cuts=self.cuts), name="source0")
+        plain = hg.StreamSource(INPUT, store=STORE, stream_cuts=self.cuts)
+        events = p.source(hg.GroupSource(INPUT, self.group, store=STORE) if self.group else plain, name="source0")
         copies = events.filter(pl.col("n") % 3 != 0)
         copies.sink(hg.StreamSink("copies", store=STORE, routing_key="k"), name="copies")
         counts = events.select("k", n=pl.lit(1, pl.Int64)).key_by("k")

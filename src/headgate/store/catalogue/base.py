@@ -18,6 +18,7 @@ import pyarrow as pa
 from headgate.codec.chunk import PartEntry
 from headgate.model.life import Life, Mine, Owner
 from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
+from headgate.protocol.store.group_claims import Claim
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.layouts import Layout, Plan
 from headgate.protocol.store.reader_group import Event, Group
@@ -519,8 +520,12 @@ class Catalogue(Protocol):
 
     # -- reader groups (docs/spec/reader-groups.md): decided by ``protocol.store.reader_group`` ------------------------
 
-    def create_group(self, name: str, streams: Sequence[str], start: GroupStart, kept: int) -> GroupFound:
+    def create_group(
+        self, name: str, streams: Sequence[str], start: GroupStart, kept: int, claim: Claim | None = None
+    ) -> GroupFound:
         """Make a reader group, or return the one that there is of the same streams. Repeating is fine.
+
+        ``claim``: a new one belongs to a pipeline; of one that is there ``reset_group`` finds out.
 
         Raises:
             TruncatedError: what it would begin with is gone.
@@ -545,10 +550,15 @@ class Catalogue(Protocol):
             UsageError: it is refused, or there is no such group.
         """
 
-    def reset_group(self, name: str, token: str, start: GroupStart, checkpoint: str | None) -> GroupFound:
+    def reset_group(
+        self, name: str, token: str, start: GroupStart, checkpoint: str | None, claim: Claim | None = None
+    ) -> GroupFound:
         """Have a group begin anew, at a checkpoint that it keeps, or at ``start`` (RG15); with one token, once.
 
+        ``claim``: of the pipeline that reads by it from now on.
+
         Raises:
+            FencedError: a newer generation of that pipeline has it.
             TruncatedError: what it would begin with is gone; nothing has changed.
             UsageError: there is no such group or checkpoint, or a stream is missing.
         """

@@ -13,18 +13,22 @@ import msgspec
 
 from headgate.codec.malformed import MALFORMED
 from headgate.errors import CorruptionError
+from headgate.protocol.store.group_claims import Claim
 from headgate.protocol.store.group_progress import Progress
 from headgate.protocol.store.group_shares import GroupSegment, Shares
 from headgate.protocol.store.reader_group import Checkpoint, Group, Member, contradictions
 
 _FORMAT = 1
+_CLAIMED = 2
+"""The format of a group that a pipeline reads by: a release that knows of none would let others join it."""
 
 
 def encode_group(group: Group) -> bytes:
     """Return the bytes of ``group``."""
+    claim = {} if group.claim is None else {"claim": group.claim}
     return msgspec.json.encode(
         {
-            "format": _FORMAT,
+            "format": _FORMAT if group.claim is None else _CLAIMED,
             "streams": group.streams,
             "kept": group.kept,
             "epoch": group.epoch,
@@ -34,6 +38,7 @@ def encode_group(group: Group) -> bytes:
             "owners": [[*segment, owner] for segment, owner in sorted(group.shares.owners.items())],
             "leaving": [list(segment) for segment in sorted(group.shares.leaving)],
             "checkpoints": [[x.name, list(x.owed_by), _progress_rows(x.progress)] for x in group.checkpoints],
+            **claim,
         }
     )
 
@@ -46,7 +51,7 @@ def decode_group(data: bytes, name: str) -> Group:
     """
     try:
         found = msgspec.json.decode(data)
-        if found["format"] != _FORMAT:
+        if found["format"] not in (_FORMAT, _CLAIMED):
             raise ValueError(f"format {found['format']}")
         owners = {GroupSegment(stream, number): reader for stream, number, reader in found["owners"]}
         group = Group(
@@ -58,13 +63,14 @@ def decode_group(data: bytes, name: str) -> Group:
             {reader: Member(*row) for reader, row in found["readers"].items()},
             Shares(owners, frozenset(GroupSegment(*row) for row in found["leaving"])),
             tuple(Checkpoint(key, tuple(owed), _progress(rows)) for key, owed, rows in found["checkpoints"]),
+            None if found["format"] == _FORMAT else msgspec.convert(found["claim"], Claim),
         )
         if wrong := contradictions(group):
             raise ValueError(f"it contradicts itself: {wrong[0]}")
         return group
     except (*MALFORMED, ValueError, KeyError, TypeError) as error:
         what = f"the state of reader group '{name}' in the catalogue"
-        raise CorruptionError(what, 0, f"format {_FORMAT}", str(error)) from error
+        raise CorruptionError(what, 0, f"format {_FORMAT} or {_CLAIMED}", str(error)) from error
 
 
 def _progress_rows(progress: Mapping[str, Progress]) -> dict[str, Any]:

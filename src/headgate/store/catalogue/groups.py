@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 
 from headgate.errors import FencedError, TruncatedError, UsageError
 from headgate.protocol.store import group_progress, reader_group
+from headgate.protocol.store.group_claims import Claim, Replaced
 from headgate.protocol.store.group_progress import Progress, View
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.reader_group import Event, Group, GroupRefused, Joined, Lived, ResetAsked, Stale
@@ -43,9 +44,15 @@ def group_of(holder: str) -> str | None:
 
 
 def create(
-    connection: Connection, name: str, streams: Sequence[str], start: GroupStart, kept: int, where: str
+    connection: Connection,
+    name: str,
+    streams: Sequence[str],
+    start: GroupStart,
+    kept: int,
+    where: str,
+    claim: Claim | None = None,
 ) -> GroupFound:
-    """Make a group, or return the one that there is of the same streams.
+    """Make a group, ``claim``'s if there is one, or return the one that there is of the same streams.
 
     Raises:
         UsageError: a stream is missing, the name cannot be, the start is no cut of them, or it has other streams.
@@ -64,7 +71,7 @@ def create(
     infos = {stream: sql_streams.find_stream(connection, stream, where) for stream in streams}
     views = {stream: _view(connection, info) for stream, info in infos.items()}
     progress = {x: group_progress.first(views[x], _first(infos[x], views[x], start)) for x in infos}
-    group = Group({stream: info.stream_id for stream, info in infos.items()}, progress, kept)
+    group = Group({stream: info.stream_id for stream, info in infos.items()}, progress, kept, claim=claim)
     values = {"name": name, "version": 1, "state": encode_group(group)}
     connection.execute(t.reader_groups.insert().values(**values))
     hold(connection, name, group)
@@ -102,11 +109,18 @@ def change(connection: Connection, name: str, event: Event, where: str) -> Group
 
 
 def reset(
-    connection: Connection, name: str, token: str, start: GroupStart, checkpoint: str | None, where: str
+    connection: Connection,
+    name: str,
+    token: str,
+    start: GroupStart,
+    checkpoint: str | None,
+    where: str,
+    claim: Claim | None = None,
 ) -> GroupFound:
-    """Have a group begin anew (RG15).
+    """Have a group begin anew (RG15), and be ``claim``'s from now on.
 
     Raises:
+        FencedError: a newer generation has it.
         TruncatedError: what it would begin with is gone; nothing has changed.
         UsageError: there is no such group or checkpoint, a stream is missing, or a cut is of another one.
     """
@@ -121,7 +135,7 @@ def reset(
     if kept is not None and ids == dict(found.group.streams):
         for stream, progress in kept.progress.items():
             _check_there(infos[stream], views[stream], group_progress.next_step(views[stream], progress))
-    return _record(connection, found, ResetAsked(token, ids, begin, checkpoint), views)
+    return _record(connection, found, ResetAsked(token, ids, begin, checkpoint, claim), views)
 
 
 def delete(connection: Connection, name: str) -> bool:
@@ -166,6 +180,8 @@ def _record(connection: Connection, found: GroupFound, event: Event, views: Mapp
         raise FencedError(
             f"reader '{reader}' is not in reader group '{found.name}' any more: {answer.reason}; join again"
         )
+    if isinstance(answer, Replaced):
+        raise FencedError(f"reader group '{found.name}'", answer.mine, answer.newest)
     if isinstance(answer, GroupRefused):
         raise UsageError(f"reader group '{found.name}': {answer.problem}")
     group = answer.group

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from headgate.errors import UsageError, gone
 from headgate.model.life import Life, Mine, Owner
 from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
+from headgate.protocol.store.group_claims import Claim
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.layouts import Layout, Plan
 from headgate.protocol.store.reader_group import Event
@@ -308,10 +309,12 @@ class SqlCatalogue:
 
     # -- reader groups -------------------------------------------------------------------------------------------------
 
-    def create_group(self, name: str, streams: Sequence[str], start: GroupStart, kept: int) -> GroupFound:
+    def create_group(
+        self, name: str, streams: Sequence[str], start: GroupStart, kept: int, claim: Claim | None = None
+    ) -> GroupFound:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return groups.create(connection, name, streams, start, kept, self._where)
+            return groups.create(connection, name, streams, start, kept, self._where, claim)
 
     def find_group(self, name: str) -> GroupFound:
         """See ``Catalogue``."""
@@ -328,10 +331,12 @@ class SqlCatalogue:
         with self._database.write() as connection:
             return groups.change(connection, name, event, self._where)
 
-    def reset_group(self, name: str, token: str, start: GroupStart, checkpoint: str | None) -> GroupFound:
+    def reset_group(
+        self, name: str, token: str, start: GroupStart, checkpoint: str | None, claim: Claim | None = None
+    ) -> GroupFound:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return groups.reset(connection, name, token, start, checkpoint, self._where)
+            return groups.reset(connection, name, token, start, checkpoint, self._where, claim)
 
     def group_cuts(self, name: str, checkpoint: str | None) -> dict[str, dict[int, int]]:
         """See ``Catalogue``."""

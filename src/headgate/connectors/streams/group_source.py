@@ -1,0 +1,88 @@
+"""A stream of the store, read by a reader group: the group deals the segments out, and its markers set the barriers.
+
+Counterparts: ``group_hook`` in the driver, ``group_reading`` in the subtasks; ``source`` reads by positions instead.
+Source: docs/spec/group-source.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headgate.connectors.base import HoldContext, SourceContext
+from headgate.connectors.hooks import CoordinatorHook
+from headgate.connectors.streams.group_hook import GroupCheckpointHook
+from headgate.connectors.streams.group_reading import GroupSourceReader
+from headgate.connectors.streams.source import EARLIEST, StreamSource
+from headgate.errors import UsageError
+from headgate.store.cuts import StreamCut
+from headgate.store.store import Store
+from headgate.store.streams import is_usable_name
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSource:
+    """Reads a stream of the store by a reader group, which belongs to the pipeline.
+
+    Segments are dealt out by how much of each is unread, each time the pipeline starts. Every checkpoint of the
+    pipeline is one of the group: each reader is cut where it is, and the cut is in the manifest.
+
+    Attributes:
+        stream: its name, such as ``app/logs``.
+        group: the name of the group, for this source alone. It is made when there is none.
+        store: directory of the store; default as for ``StreamSource``.
+        start: where a first start begins: at the ``"earliest"`` event, after the ``"latest"`` one, or at a
+            ``StreamCut`` or its text.
+    """
+
+    stream: str
+    group: str
+    store: str | None = None
+    start: StreamCut | str = EARLIEST
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.group, str) and is_usable_name(self.group)):
+            raise UsageError(
+                f"reader group name {self.group!r} is not usable; use letters, digits, '_', '-', '.' and '/'"
+            )
+        plain = self._plain()
+        object.__setattr__(self, "start", plain.start)
+        object.__setattr__(self, "store", plain.store)
+
+    @property
+    def holds(self) -> bool:
+        """See ``HoldingSource``."""
+        return True
+
+    def schema(self) -> pa.Schema:
+        """See ``StreamSource.schema``."""
+        return self._plain().schema()
+
+    def identity(self) -> str:
+        """See ``StreamSource.identity``. Positions alone do not say where a group goes on (GS15)."""
+        return f"{self._plain().identity()}, by a reader group"
+
+    def how_to_end(self) -> str | None:
+        """See ``EndlessSource``."""
+        return None if self._plain().how_to_end() is None else f"seal stream '{self.stream}' first"
+
+    def open(self, context: SourceContext) -> GroupSourceReader:
+        """Return a reader of what the group gives to this subtask."""
+        return GroupSourceReader(Store.shared(self.store), self.stream, self.group, context)
+
+    def coordinator_hook(self) -> CoordinatorHook:
+        """See ``HookedSource``."""
+        return GroupCheckpointHook(self.stream, self.group, str(self.store), str(self.start))
+
+    def without_hook(self) -> StreamSource:
+        """See ``HookedSource``: whoever only looks leaves the group as it is."""
+        return StreamSource(self.stream, self.store, self.start, holds=False)
+
+    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
+        """See ``HoldingSource``: what older checkpoints need, which the group does not know any more (GS16)."""
+        self._plain().hold(context, needed)
+
+    def _plain(self) -> StreamSource:
+        return StreamSource(self.stream, self.store, self.start)
