@@ -68,6 +68,10 @@ class FileDatabase:
             with connection.begin():
                 yield connection
 
+    def problems(self, connection: Connection) -> list[str]:
+        """See ``Database``."""
+        return integrity_problems(connection)
+
     def changes(self) -> int:
         """See ``Database``."""
         self._notice_fork()
@@ -113,6 +117,12 @@ def errors_of(path: str, operation: str) -> Iterator[None]:
             is_transient = name.startswith(_TRANSIENT)
             raise StorageError(operation, path, str(original), is_transient) from error
         raise
+
+
+def integrity_problems(connection: Connection) -> list[str]:
+    """Return what SQLite finds wrong with the database of ``connection``."""
+    rows = connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars().all()
+    return [str(row) for row in rows if row != "ok"]
 
 
 def _engine(path: Path) -> Engine:

@@ -17,7 +17,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import StaticPool
 
-from headgate.store.catalogue.database import errors_of
+from headgate.store.catalogue.database import errors_of, integrity_problems
 
 
 class PrivateDatabase:
@@ -54,6 +54,10 @@ class PrivateDatabase:
             with connection.begin():
                 yield connection
             self._writes_count += 1
+
+    def problems(self, connection: Connection) -> list[str]:
+        """See ``Database``."""
+        return integrity_problems(connection)
 
     def changes(self) -> int:
         """See ``Database``."""

@@ -19,14 +19,16 @@ from headgate.store.catalogue.streams import insert_segments
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
 
 
-def make_tables(connection: Connection, where: str) -> None:
+def make_tables(connection: Connection, where: str, metadata: sa.MetaData = t.metadata) -> None:
     """Make the tables, or raise those of an older version, one version after the other.
+
+    ``metadata``: the tables as this kind of database has them.
 
     Raises:
         UsageError: a newer release made them.
     """
     if not sa.inspect(connection).has_table(t.meta.name):
-        t.metadata.create_all(connection)
+        metadata.create_all(connection)
         connection.execute(t.meta.insert().values(key="version", value=str(CATALOGUE_VERSION)))
         return
     found = int(connection.execute(sa.select(t.meta.c.value).where(t.meta.c.key == "version")).scalar_one())
