@@ -274,3 +274,14 @@ def test_a_view_for_a_check_is_of_one_moment(store: Store) -> None:  # S40
             assert len(other.list_streams()) == 2
         assert len(audit.streams()) == 1
         assert audit.problems() == []
+
+
+def test_names_in_capitals_are_other_names(catalogue: Catalogue) -> None:  # CT10
+    for name in ("app/x", "App/x", "app_/x"):
+        catalogue.create_stream(StreamDefinition(name, KEYED, 1, None), 1, if_not_exists=False)
+    assert [info.name for info in catalogue.list_streams("app")] == ["app/x"]
+    assert [info.name for info in catalogue.list_streams("App")] == ["App/x"]
+    catalogue.own("Q/sink", LIFE)
+    catalogue.prepare(catalogue.find_stream("app/x"), "T-1", "Q/sink", 1, [], 7)
+    assert [found.name for found in catalogue.transactions(None, "T-", None)] == ["T-1"]
+    assert catalogue.transactions(None, "t-", None) == []
