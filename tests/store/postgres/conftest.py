@@ -14,11 +14,22 @@ from tests.servers.postgres import PostgresServer, postgres_server
 from headgate.store import store as stores
 from headgate.store.store import Store
 
-ESSENTIAL = ("test_server", "test_verbs", "test_transactions")
+ESSENTIAL = ("test_server", "test_transactions")
 """What ``make check`` runs of this room; the rest takes minutes."""
+
+OF_SQLITE = {
+    "test_a_damaged_catalogue_is_named",
+    "test_a_root_that_cannot_be_is_refused",
+    "test_a_stream_of_many_layouts_is_quick_to_append_to",
+    "test_first_openers_at_once_agree",
+    "test_locks_that_a_thread_of_the_parent_holds_do_not_stop_the_child",
+}
+"""Tests about the file, or in the words of SQLite; those about servers have others for the same."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    items[:] = [item for item in items if item.path.parent != here or item.name not in OF_SQLITE]
     for item in items:
         if item.path.parent == Path(__file__).parent and not item.path.stem.startswith(ESSENTIAL):
             item.add_marker("long")

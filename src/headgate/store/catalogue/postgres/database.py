@@ -15,13 +15,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import psycopg
+import psycopg.conninfo
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from headgate.errors import UsageError
 from headgate.store.catalogue.postgres.address import Address
-from headgate.store.catalogue.postgres.failures import DATABASE_ERRORS, InterruptedVerbError, failure, is_lost, refusal
-from headgate.store.catalogue.postgres.watch import Watch
+from headgate.store.catalogue.postgres.failures import (
+    DATABASE_ERRORS,
+    InterruptedVerbError,
+    failure,
+    is_lost,
+    refusal,
+)
+from headgate.store.catalogue.postgres.watch import Watch, changed_here
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
 
 BUSY_TIMEOUT_S = 60.0
@@ -62,9 +69,10 @@ class PostgresDatabase:
         self._begin_in_this_process()
 
     def _begin_in_this_process(self) -> None:
+        self._has_unknown = False
         self._write_lock = threading.Lock()  # threads queue here, not with a connection each
         self._engine = self._make_engine()
-        self._watch = Watch(self._listener, self._channel, self._last_number)
+        self._watch = Watch(self._listener, self._address.url, self._channel, self._last_number)
 
     @property
     def path(self) -> str:
@@ -75,6 +83,8 @@ class PostgresDatabase:
     def read(self) -> Iterator[Connection]:
         """See ``Database``."""
         self._notice_fork()
+        if self._has_unknown:
+            self._settle()
         with self._transaction("read", _READ, ends_with_commit=False) as connection:
             yield connection
 
@@ -84,7 +94,7 @@ class PostgresDatabase:
         self._notice_fork()
         with self._write_lock, self._transaction("write", _write(self._channel)) as connection:
             yield connection
-        self._watch.changed()
+        changed_here(self._address.url)
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[Connection]:
@@ -147,7 +157,7 @@ class PostgresDatabase:
         try:
             connection = self._engine.connect()
         except DATABASE_ERRORS as error:
-            raise refusal(error, self._address.conninfo, self.path) from error
+            raise refusal(error, self.path) from error
         try:
             connection.begin()  # ends with what is begun here
             cursor = _of(connection).execute(begin.encode())
@@ -178,7 +188,17 @@ class PostgresDatabase:
         try:
             connection.commit()
         except DATABASE_ERRORS as error:
+            self._has_unknown = True
             raise failure(error, operation, self.path, is_decided=False) or error from error
+
+    def _settle(self) -> None:
+        """Wait until the server is done with a commit that was not answered: it has the store's lock until then.
+
+        Whoever asks what became of it would else be told that there is nothing, and see it come afterwards.
+        """
+        with self._write_lock, self._transaction("read", _write(self._channel)):
+            pass
+        self._has_unknown = False
 
     def _put_back(self, connection: Connection) -> None:
         """Give a connection back to the pool, which undoes what was not committed; or let it go if it is of no use."""

@@ -24,7 +24,11 @@ _WAITING_HELPS = ("40003", "53", "55", "57", "58")
 _DAMAGED = ("XX001", "XX002")
 _GONE = ("42P01", "3F000")
 _NO_TEXT = ("22021", "22P05")
-_FULL_HOUSE = ("too many clients", "connection slots", "too many connections")
+_LASTING = (
+    *("authentication failed", "no password supplied", "does not exist", "not permitted to log in"),
+    *("permission denied", "no pg_hba.conf entry", "does not support SSL", "certificate", "no encryption"),
+)
+"""Why a server does not let somebody in who comes again a second later either."""
 
 
 def failure(error: Exception, operation: str, url: str, *, is_decided: bool = True) -> HeadgateError | None:
@@ -50,17 +54,14 @@ def failure(error: Exception, operation: str, url: str, *, is_decided: bool = Tr
     return None
 
 
-def refusal(error: Exception, conninfo: str, url: str) -> StorageError:
+def refusal(error: Exception, url: str) -> StorageError:
     """Return what to raise where no connection could be made.
 
-    A server that answers, but does not let us in, will not do so later; unless it has only no room for one more.
+    The client library gives words and no code. What is not known to stay as it is, in any language, is waited for.
     """
     original = error.orig if isinstance(error, sa.exc.DBAPIError) else error
     said = one_line(original)
-    if isinstance(original, psycopg.ProgrammingError):
-        return StorageError("connect to", url, said, is_transient=False)
-    answers = psycopg.pq.PGconn.ping(conninfo.encode()) == psycopg.pq.Ping.OK
-    if answers and not any(words in said for words in _FULL_HOUSE):
+    if isinstance(original, psycopg.ProgrammingError) or any(words in said for words in _LASTING):
         return StorageError("connect to", url, said, is_transient=False)
     return InterruptedVerbError("connect to", url, said)
 

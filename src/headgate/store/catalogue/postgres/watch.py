@@ -10,6 +10,7 @@ import os
 import selectors
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 import psycopg
@@ -24,11 +25,21 @@ START_S = 5.0
 """How long the first who asks waits until it hears."""
 
 
+_here: dict[str, weakref.WeakSet[Watch]] = {}
+
+
+def changed_here(url: str) -> None:
+    """This process has changed the store: its readers see that at once, before the server tells."""
+    for watch in list(_here.get(url, ())):
+        watch.changed()
+
+
 class Watch:
     """A thread that listens on a connection of its own, from the first question on."""
 
-    def __init__(self, connect: Callable[[], psycopg.Connection], channel: str, first: int = 0) -> None:
+    def __init__(self, connect: Callable[[], psycopg.Connection], url: str, channel: str, first: int = 0) -> None:
         """``connect`` gives a connection without transactions; no number is as low as ``first``."""
+        _here.setdefault(url, weakref.WeakSet()).add(self)
         self._connect = connect
         self._channel = channel
         self._lock = threading.Lock()
@@ -59,7 +70,7 @@ class Watch:
         return self._number
 
     def changed(self) -> None:
-        """This process has changed something: its readers see that at once."""
+        """Something has changed, or may have."""
         with self._lock:
             self._number += 1
 
