@@ -100,8 +100,14 @@ def _claim(storage: Storage, store_id: str, root: str) -> None:
     with contextlib.suppress(NotFound):
         _check_mark(storage, store_id, root)
         return
-    with contextlib.suppress(AlreadyExists):
+    try:
         storage.put_if_absent(MARK, [store_id.encode()])
+    except AlreadyExists:
+        pass
+    except NotFound as error:
+        raise UsageError(
+            f"the chunks of the store at {root} cannot be reached: there is no {storage.url}; make the bucket first"
+        ) from error
     _check_mark(storage, store_id, root)
 
 

@@ -17,7 +17,6 @@ from headgate.storage.local import LocalStorage
 from headgate.store import shared
 from headgate.store.catalogue import versions
 from headgate.store.catalogue.postgres import database as databases
-from headgate.store.catalogue.postgres import opening
 from headgate.store.catalogue.postgres.address import parse_address
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
 from headgate.store.open_transaction import owner_directory
@@ -218,6 +217,3 @@ def test_names_that_the_server_cannot_keep_are_refused(url: str, tmp_path: Path)
             store.writer(STREAM, writer_id="a\0b")
         assert store.owner("x", STREAM).life is None
         assert store._catalogue.own("x", Life("a", "/a", "h", 1)).life is not None
-
-
-assert opening  # the room that these tests are about
