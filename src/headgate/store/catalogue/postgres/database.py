@@ -72,7 +72,7 @@ class PostgresDatabase:
         self._has_unknown = False
         self._write_lock = threading.Lock()  # threads queue here, not with a connection each
         self._engine = self._make_engine()
-        self._watch = Watch(self._listener, self._address.url, self._channel, self._last_number)
+        self._watch = Watch(self._connect, self._address.url, self._channel, self._last_number)
 
     @property
     def path(self) -> str:
@@ -230,9 +230,6 @@ class PostgresDatabase:
             connection.close()
             raise
         return connection
-
-    def _listener(self) -> psycopg.Connection:
-        return self._connect()
 
     def _notice_fork(self) -> None:
         """Make connections and locks anew in a child (CT4): before any lock, the parent may hold one."""
