@@ -1,6 +1,5 @@
 """Mutants of stores that machines share: each breaks one promise about the server, and a named test fails."""
 
-# ruff: noqa: F811
 from __future__ import annotations
 
 from collections.abc import Iterator

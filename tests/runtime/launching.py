@@ -285,7 +285,12 @@ def _is_to_a_server(descriptor: int) -> bool:
             port = found.getpeername()[1]
         except (OSError, IndexError):
             return False
-        return str(port) in os.environ.get(SERVERS, "").split(",")
+        return is_server_port(port)
+
+
+def is_server_port(port: int) -> bool:
+    """Whether a server of the tests listens there, to which a store stays connected as long as its process lives."""
+    return str(port) in os.environ.get(SERVERS, "").split(",")
 
 
 # -- the zygote's own process --------------------------------------------------------------------------------------

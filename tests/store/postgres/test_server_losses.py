@@ -138,7 +138,7 @@ def test_a_server_that_crashes_while_somebody_writes_loses_nothing(
     for _ in range(3):
         before = len(acknowledged)
         while len(acknowledged) < before + 5 and thread.is_alive():
-            time.sleep(0.01)
+            time.sleep(0.01)  # a pause, not a wait for anything
         postgres.crash()
         postgres.start()
     is_over.set()
@@ -242,7 +242,7 @@ def test_a_reader_that_cannot_hear_looks_for_itself(
             )
         for _ in range(50):  # whoever would take the last that it heard for the present has done so by then
             assert reader.read() is None
-            time.sleep(0.01)
+            time.sleep(0.01)  # a pause, not a wait for anything
         append_in_a_child(store)
         assert soon(reader) == [1]
 
