@@ -36,7 +36,7 @@ setup-java:
 	@scripts/setup.sh java
 
 setup-test:
-	@scripts/setup.sh java browser
+	@scripts/setup.sh java browser servers
 
 docs: ## build the documentation site in build/site, check its links and that it loads nothing from outside
 	@scripts/setup.sh docs

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv with everything that development needs, unless it is up to date. Used by the Makefile.
-# Usage: scripts/setup.sh [java] [browser] [docs]     with "java": also require Java 17 or newer; with "browser": also get
-# Chromium where apt-get may, for the tests that look at a page; with "docs": also install what builds the documentation
+# Usage: scripts/setup.sh [java] [browser] [servers] [docs]     with "java": also require Java 17 or newer; with "browser": also get
+# Chromium where apt-get may, for the tests that look at a page; with "servers": get PostgreSQL and a server of objects,
+# for the tests of stores that machines share, where that needs nobody's leave; with "docs": also install what builds the documentation
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,6 +46,24 @@ get_browser() {
     echo "There is no Chromium: tests that look at pages are skipped ('$how' gets it)." >&2
 }
 
+get_servers() {
+    local how="apt-get install postgresql"
+    if ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
+        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+            echo "Installing PostgreSQL for the tests of shared stores …" >&2
+            { apt-get update -qq && DEBIAN_FRONTEND=noninteractive $how --no-install-recommends -y -qq; } >/dev/null 2>&1 || true
+        fi
+        ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 ||
+            echo "There is no PostgreSQL: tests of shared stores are skipped ('$how' gets it)." >&2
+    fi
+    if command -v versitygw >/dev/null || command -v moto_server >/dev/null || [ -x .venv-servers/bin/moto_server ]; then return; fi
+    echo "Installing a server of objects for tests, into .venv-servers …" >&2
+    # in an environment of its own: it wants older packages than the rest
+    { "$(find_python)" -m venv .venv-servers &&
+        .venv-servers/bin/python -m pip install --quiet --disable-pip-version-check 'moto[server]==5.2.5'; } >/dev/null 2>&1 ||
+        echo "There is no server of objects: tests that need one are skipped." >&2
+}
+
 is_current() {
     [ -x $venv/bin/python ] && [ -f $stamp ] && [ $stamp -nt pyproject.toml ] && [ $stamp -nt constraints.txt ] &&
         [ "$(cat $stamp)" = "$PWD" ]
@@ -65,8 +84,9 @@ for wanted in "$@"; do
     case $wanted in
         java) check_java ;;
         browser) get_browser ;;
+        servers) get_servers ;;
         docs) wants_docs=yes ;;
-        *) fail "scripts/setup.sh knows 'java', 'browser' and 'docs', not '$wanted'" ;;
+        *) fail "scripts/setup.sh knows 'java', 'browser', 'servers' and 'docs', not '$wanted'" ;;
     esac
 done
 if ! is_current; then

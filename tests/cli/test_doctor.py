@@ -134,3 +134,10 @@ def test_a_master_that_is_none_is_a_finding() -> None:
     finding = check_executors("nonsense")
     assert finding.verdict is Verdict.MISSING
     assert finding.sentence.startswith("'nonsense' is not the URL of a Spark master")
+
+
+def test_a_store_on_a_server_is_looked_at_and_a_password_is_not_shown() -> None:
+    finding = doctor.check_store("postgresql://u:very-secret@127.0.0.1/db")
+    assert finding.verdict is Verdict.MISSING
+    assert "password" in finding.sentence
+    assert "very-secret" not in finding.sentence

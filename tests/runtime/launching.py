@@ -13,6 +13,7 @@ import json
 import os
 import selectors
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -26,6 +27,9 @@ from typing import Any, BinaryIO
 FINGERPRINT = "tests"
 STOPPED, LEAKED, CRASHED = 1, 3, 4
 """Exit codes of a worker that ended otherwise than well: told to stop, left something open, raised."""
+
+SERVERS = "HEADGATE_TEST_SERVERS"
+"""Name of a variable: the ports of servers that tests have started."""
 
 LAST_TURN_S = 20.0
 PEER_GRACE_MS = 20_000
@@ -269,9 +273,24 @@ def _held() -> list[str]:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue
-        if target.startswith("socket:"):
+        if target.startswith("socket:") and not _is_to_a_server(int(name)):
             found.append(target)
     return found
+
+
+def _is_to_a_server(descriptor: int) -> bool:
+    """Whether a store that the process keeps open (``Store.shared``) talks to one of its servers there."""
+    with socket.socket(fileno=os.dup(descriptor)) as found:
+        try:
+            port = found.getpeername()[1]
+        except (OSError, IndexError):
+            return False
+        return is_server_port(port)
+
+
+def is_server_port(port: int) -> bool:
+    """Whether a server of the tests listens there, to which a store stays connected as long as its process lives."""
+    return str(port) in os.environ.get(SERVERS, "").split(",")
 
 
 # -- the zygote's own process --------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 from tests.runtime.holding import held
-from tests.runtime.launching import FINGERPRINT, LEAKED, ProcessLauncher, Zygote, kill
+from tests.runtime.launching import FINGERPRINT, LEAKED, ProcessLauncher, Zygote, is_server_port, kill
 
 import headgate as hg
 from headgate.model.definition import PipelineDefinition
@@ -234,7 +234,11 @@ def _threads() -> set[str]:
 
 
 def _sockets() -> set[Any]:
-    return {(c.laddr, c.raddr) for c in psutil.Process().net_connections("tcp")}
+    return {
+        (c.laddr, c.raddr)
+        for c in psutil.Process().net_connections("tcp")
+        if not (c.raddr and is_server_port(c.raddr.port))
+    }
 
 
 def definition_of(pipeline: hg.Pipeline, *, inline_bytes_max: int | None = None, **runtime: Any) -> PipelineDefinition:

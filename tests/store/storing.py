@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import StorageError
+from headgate.storage.local import LocalStorage
 from headgate.store.catalogue.access import Database
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.store import Store
@@ -47,6 +48,12 @@ def database_of(store: Store) -> Database:
     """The tables behind the verbs, to damage them."""
     assert isinstance(store._catalogue, SqlCatalogue)
     return store._catalogue._database
+
+
+def chunks_of(store: Store) -> Path:
+    """The directory of the chunk files, to look into it."""
+    assert isinstance(store._storage, LocalStorage)
+    return Path(store._storage.url)
 
 
 def lose_an_answer(store: Store, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from tests.store.storing import KEYED, database_of, keyed
+from tests.store.storing import KEYED, chunks_of, database_of, keyed
 
 from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
 from headgate.errors import CorruptionError, StorageError, UsageError
@@ -46,7 +46,7 @@ def chunk_files(store: Store) -> list[Path]:
     """In the order written."""
     with database_of(store).read() as connection:
         paths = connection.scalars(sa.select(t.chunks.c.file).order_by(t.chunks.c.id)).all()
-    return [Path(store.root) / "chunks" / path for path in paths]
+    return [chunks_of(store) / path for path in paths]
 
 
 def test_small_appends_are_merged_into_one_batch(ten: Store) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.store.storing import KEYED, STREAM, database_of, drain, drained, in_a_child, keyed, lose_an_answer
+from tests.store.storing import KEYED, STREAM, chunks_of, database_of, drain, drained, in_a_child, keyed, lose_an_answer
 
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
@@ -469,7 +469,7 @@ def test_recovery_aborts_what_was_left_in_other_streams(store: Store) -> None:
 def test_files_of_strangers_below_a_transactions_directory_stay_and_do_no_harm(store: Store) -> None:
     prepared(store, "t", ("a", 1))
     stream_id = store.describe(STREAM).stream_id
-    base = Path(store.root) / "chunks" / open_transaction.owner_directory(stream_id, "p/sink")
+    base = chunks_of(store) / open_transaction.owner_directory(stream_id, "p/sink")
     strays = [base / "README", base / "7", base / "x" / "1.chunk", base / "1" / "notes.txt"]
     for stray in strays:
         stray.parent.mkdir(exist_ok=True)
@@ -552,7 +552,7 @@ def test_list_by_owner_and_prefix(store: Store) -> None:  # S15
 
 def test_files_of_an_owner_lie_below_its_directory(store: Store) -> None:
     prepared(store, "t", ("a", 1), epoch=4)
-    (path,) = LocalStorage(Path(store.root) / "chunks").list("")
+    (path,) = LocalStorage(chunks_of(store)).list("")
     stream_id = store.describe(STREAM).stream_id
     assert path.startswith(open_transaction.owner_directory(stream_id, "p/sink") + "/4/")
 

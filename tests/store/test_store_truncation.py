@@ -300,7 +300,7 @@ def test_the_oldest_go_by_size_and_at_least_the_size_stays(store: Store, clock: 
         clock.now_ms += 1_000
         write(store, ("a", number), ("b", number))
     with database_of(store).read() as connection:
-        each = connection.exec_driver_sql("SELECT sum(size_bytes) FROM parts WHERE start = 0").scalar_one()
+        each = int(connection.exec_driver_sql("SELECT sum(size_bytes) FROM parts WHERE start = 0").scalar_one())
     store.set_retention(STREAM, Retention(size=3 * each))
     assert store.retain(STREAM).positions == {0: 7, 1: 7}
     store.set_retention(STREAM, Retention(size=2 * each + 1))

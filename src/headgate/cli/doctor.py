@@ -27,6 +27,7 @@ from headgate.spark.executors import Executor
 from headgate.spark.prerequisites import spark_home_problem
 from headgate.storage.access import is_open_to_others
 from headgate.storage.backends import absolute_location
+from headgate.store.store import Store, store_root
 
 PYTHON_MIN = (3, 11)
 JAVA_MIN = 17
@@ -64,7 +65,9 @@ def doctor(
     checkpoint_dir: str = typer.Option(
         CHECKPOINT_DIR_DEFAULT, "--dir", "--checkpoint-dir", help="Where checkpoints will be written."
     ),
-    store: str = typer.Option(os.environ.get("HEADGATE_STORE", ".headgate/store"), help="Where streams will be."),
+    store: str | None = typer.Option(
+        None, help="Where streams will be. Default: $HEADGATE_STORE, else .headgate/store."
+    ),
     master: str | None = typer.Option(
         None, help="Look at the executors of this Spark master, too: their Python, their Headgate, their clocks."
     ),
@@ -85,7 +88,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine(checkpoint_dir: str, store: str) -> list[Finding]:
+def examine(checkpoint_dir: str, store: str | None) -> list[Finding]:
     """Return every finding, in the order in which they are worth mending."""
     checks: list[Callable[[], Finding]] = [
         check_python,
@@ -96,7 +99,7 @@ def examine(checkpoint_dir: str, store: str) -> list[Finding]:
         check_memory,
         check_loopback,
         lambda: check_directory("checkpoint directory", checkpoint_dir),
-        lambda: check_directory("store directory", store),
+        lambda: check_store(store),
     ]
     return [check() for check in checks]
 
@@ -237,6 +240,19 @@ def check_loopback() -> Finding:
     except OSError as error:
         return Finding("ports", Verdict.MISSING, f"No connection over 127.0.0.1 ({error}): allow loopback connections.")
     return Finding("ports", Verdict.OK, "connections over 127.0.0.1 work")
+
+
+def check_store(store: str | None) -> Finding:
+    """Check the directory of the store, or whether the store on a server can be reached. A password is not shown."""
+    try:
+        root = store_root(store)
+        if "://" not in root:
+            return check_directory("store directory", root)
+        if not Store.exists(root):
+            return Finding("store", Verdict.WARNING, f"none at {root} yet; 'headgate streams create' makes it.")
+    except HeadgateError as error:
+        return Finding("store", Verdict.MISSING, f"{error}")
+    return Finding("store", Verdict.OK, root)
 
 
 def check_directory(subject: str, location: str) -> Finding:

@@ -69,10 +69,13 @@ def create(
     if_not_exists: Annotated[bool, typer.Option(help="No error when it fits the stream there is.")] = False,
     max_age: MaxAge = None,
     max_size: MaxSize = None,
+    chunks: Annotated[
+        str | None, typer.Option(help="Where a new store on PostgreSQL keeps its events: s3://bucket/prefix, …")
+    ] = None,
     store: StoreOption = None,
 ) -> None:
     """Create a stream."""
-    with opened(store, makes=True) as opened_store:
+    with opened(store, makes=True, chunks=chunks) as opened_store:
         schema = parse_columns(columns) if columns else TEXT_SCHEMA
         info = opened_store.create_stream(
             name,

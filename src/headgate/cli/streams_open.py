@@ -17,21 +17,24 @@ from headgate.store.store import Store, store_root
 
 StoreOption = Annotated[
     str | None,
-    typer.Option("--store", help="Directory of the store. Default: $HEADGATE_STORE, else .headgate/store."),
+    typer.Option("--store", help="Directory, or URL, of the store. Default: $HEADGATE_STORE, else .headgate/store."),
 ]
 Name = Annotated[str, typer.Argument(help="Name of the stream, such as app/logs.")]
 
 
 @contextlib.contextmanager
-def opened(root: str | None, *, makes: bool = False) -> Iterator[Store]:
-    """Give the store; errors of its user end the command with one sentence. ``makes``: also where there is none."""
+def opened(root: str | None, *, makes: bool = False, chunks: str | None = None) -> Iterator[Store]:
+    """Give the store; errors of its user end the command with one sentence.
+
+    ``makes``: also where there is none; ``chunks`` says where a store on a server is to keep its events.
+    """
     try:
         if not makes and not Store.exists(root):  # CT13
             raise UsageError(
                 f"there is no stream store at {store_root(root)}; --store names another one, and "
                 "'headgate streams create' makes one"
             )
-        with Store.open(root) as store:
+        with Store.open(root, chunks=chunks) as store:
             yield store
     except HeadgateError as error:
         typer.secho(f"Error: {error}", err=True, fg=typer.colors.RED)

@@ -1,7 +1,8 @@
 """The stream store: streams of events on a storage, with a catalogue of what there is.
 
 Counterpart: ``connectors.streams`` and ``headgate streams`` use it. Source: docs/spec/stream-store.md.
-Any number of processes on one machine may have it open; each call is atomic and durable when it returns.
+Any number of processes may have it open, on one machine, or with a server for the catalogue on several; each call is
+atomic and durable when it returns.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
 from headgate.store.retention import Retention, policy_of
 from headgate.store.scaling import Scaling, scaling_policy_of
+from headgate.store.shared import is_shared, open_shared, shared_exists, shared_root
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, check_open
 from headgate.store.transactional_store import TransactionalStore
 from headgate.store.transactions import TransactionLog
@@ -45,13 +47,20 @@ OPENERS: dict[str, Callable[[str], Store]] = {}
 
 
 def store_root(root: str | Path | None = None) -> str:
-    """Return the absolute directory of the store: ``root``, else $HEADGATE_STORE, else ``.headgate/store``."""
+    """Return the store's absolute directory, or URL: ``root``, else $HEADGATE_STORE, else ``.headgate/store``.
+
+    Raises:
+        UsageError: it is no directory and not the URL of a store.
+    """
     chosen = str(root) if root is not None else os.environ.get(ROOT_VARIABLE) or ROOT_DEFAULT
     scheme, separator, _ = chosen.partition("://")
     if scheme in OPENERS:
         return chosen
+    shared = shared_root(chosen)
+    if shared is not None:
+        return shared
     if separator:
-        raise UsageError(f"the stream store needs a local directory, not {chosen}")
+        raise UsageError(f"the stream store needs a local directory, or postgresql://user@host/database, not {chosen}")
     return str(Path(chosen).expanduser().absolute())
 
 
@@ -82,19 +91,35 @@ class Store(TransactionalStore):
 
     @classmethod
     def open(
-        cls, root: str | Path | None = None, *, storage: Storage | None = None, access: str = Access.OWNER.value
+        cls,
+        root: str | Path | None = None,
+        *,
+        storage: Storage | None = None,
+        access: str = Access.OWNER.value,
+        chunks: str | Path | None = None,
     ) -> Store:
         """Open the store at ``root`` (see ``store_root``), creating it when there is none.
 
         Args:
-            root: its directory.
+            root: its directory, or ``postgresql://user@host/database`` for one that several machines share.
             storage: where chunks go instead of ``<root>/chunks`` (tests).
             access: of a store that does not exist yet: "owner", or "group" to share it with the directory's group.
+            chunks: where a store on PostgreSQL that does not exist yet keeps its events: ``s3://bucket/prefix`` and the
+                like, or a directory that all machines share. It remembers that.
 
         Raises:
             UsageError: it cannot be created, is not shared although it should be, or a newer release wrote it.
         """
         directory = store_root(root)
+        if "://" in directory:
+            catalogue, place = open_shared(directory, chunks)
+            return cls(directory, catalogue, storage if storage is not None else place)
+        if chunks is not None:
+            raise UsageError(f"chunks= is for a store on PostgreSQL; the one at {directory} keeps its events there")
+        return cls._open_directory(directory, storage, access)
+
+    @classmethod
+    def _open_directory(cls, directory: str, storage: Storage | None, access: str) -> Store:
         wanted = checked_access(access, "Store.open(access=)", Access.OWNER, Access.GROUP)
         try:
             make_root(Path(directory), wanted, "stream store")
@@ -114,12 +139,14 @@ class Store(TransactionalStore):
         """Return this process's one store at ``root``; it is never closed."""
         directory = store_root(root)
         scheme, separator, name = directory.partition("://")
-        return OPENERS[scheme](name) if separator else _shared(directory)
+        return OPENERS[scheme](name) if scheme in OPENERS and separator else _shared(directory)
 
     @staticmethod
     def exists(root: str | Path | None = None) -> bool:
         """Return whether there is a store at ``root``. Never creates one, as ``open`` does."""
         directory = store_root(root)
+        if is_shared(directory):
+            return shared_exists(directory)
         return "://" in directory or _catalogue_file(directory).is_file()
 
     def close(self) -> None:

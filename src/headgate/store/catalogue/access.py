@@ -1,6 +1,7 @@
 """What every database with the tables of a catalogue promises.
 
-Counterpart: ``database``, ``private`` and ``untouched`` are such databases; ``sql`` runs its verbs in one. Source:
+Counterpart: ``database``, ``private`` and ``untouched`` are such databases; ``sql`` runs its verbs in one. What differs
+between kinds of databases is behind it: transactions, locks, and how a database looks after its files. Source:
 rules CT1, CT2 and CT4 of docs/spec/stream-store.md.
 """
 
@@ -32,6 +33,9 @@ class Database(Protocol):
         Raises:
             StorageError: nothing was changed (or, after an I/O error, perhaps everything: look it up).
         """
+
+    def problems(self, connection: Connection) -> list[str]:
+        """Return what the database itself finds wrong with its files, within a transaction of ``read``."""
 
     def changes(self) -> int:
         """See ``base.Catalogue.changes``."""

@@ -20,6 +20,7 @@ from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import group_audit
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.access import Database
 from headgate.store.catalogue.base import ChunkRecord, StoredPart
 from headgate.store.catalogue.positions import STORED_PARTS, part_entry, stored_part
 from headgate.store.catalogue.streams import find_layout, find_schemas, stream_info
@@ -32,9 +33,9 @@ Found = list[tuple[str, str]]
 class SqlAudit:
     """See ``base.Audit``: all that it says is of the moment in which its transaction began."""
 
-    def __init__(self, connection: Connection, path: str, where: str) -> None:
+    def __init__(self, connection: Connection, database: Database, where: str) -> None:
         self._connection = connection
-        self._path = path
+        self._within = database
         self._where = where
         self._layouts: dict[int, Layout] = {}
 
@@ -95,8 +96,7 @@ class SqlAudit:
         return bool(self._connection.scalar(query))
 
     def _database(self) -> Found:
-        rows = self._connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars().all()
-        return [(self._path, str(row)) for row in rows if row != "ok"]
+        return [(self._within.path, problem) for problem in self._within.problems(self._connection)]
 
     def _layout(self, stream: StreamInfo) -> Found:
         """Every key is in one segment, and there are as many as the stream says (CT6)."""

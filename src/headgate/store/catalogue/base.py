@@ -233,6 +233,14 @@ class Recovered:
     streams: tuple[StreamInfo, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a catalogue on a server says about its chunks: where they are, and whose; ``store_id`` is only its own."""
+
+    chunks: str
+    store_id: str
+
+
 class Audit(Protocol):
     """A catalogue as it was at one moment, for the check of a store (S40)."""
 

@@ -26,6 +26,9 @@ BUSY_TIMEOUT_S = 60.0
 SYNCHRONOUS = "FULL"
 """The WAL is synced before a commit returns: it survives a power cut (CT1). With NORMAL it is synced now and then."""
 
+TELL_CAPITALS = "PRAGMA case_sensitive_like=ON"
+"""Names that begin with something are looked for by LIKE, to which "App/" is "app/" unless it is told (CT10)."""
+
 _CHANGES_OF_A_TAIL = 1 << 32
 """More than one connection counts: numbers of two connections are never equal, so a new one always means to look."""
 
@@ -67,6 +70,10 @@ class FileDatabase:
             connection = plain.execution_options(headgate_write=True)
             with connection.begin():
                 yield connection
+
+    def problems(self, connection: Connection) -> list[str]:
+        """See ``Database``."""
+        return integrity_problems(connection)
 
     def changes(self) -> int:
         """See ``Database``."""
@@ -115,6 +122,12 @@ def errors_of(path: str, operation: str) -> Iterator[None]:
         raise
 
 
+def integrity_problems(connection: Connection) -> list[str]:
+    """Return what SQLite finds wrong with the database of ``connection``."""
+    rows = connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars().all()
+    return [str(row) for row in rows if row != "ok"]
+
+
 def _engine(path: Path) -> Engine:
     engine = sa.create_engine(
         sa.URL.create("sqlite", database=str(path)),
@@ -127,6 +140,7 @@ def _engine(path: Path) -> Engine:
         connection.isolation_level = None  # we say BEGIN ourselves
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
+        connection.execute(TELL_CAPITALS)
 
     def on_begin(connection: Connection) -> None:
         is_write = connection.get_execution_options().get("headgate_write", False)

@@ -17,7 +17,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import StaticPool
 
-from headgate.store.catalogue.database import errors_of
+from headgate.store.catalogue.database import TELL_CAPITALS, errors_of, integrity_problems
 
 
 class PrivateDatabase:
@@ -28,6 +28,7 @@ class PrivateDatabase:
         self._path = path
         self._lock = threading.RLock()
         self._writes_count = 0
+        connection.execute(TELL_CAPITALS)
         self._engine = sa.create_engine("sqlite://", poolclass=StaticPool, creator=lambda: connection)
         event.listen(self._engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
 
@@ -54,6 +55,10 @@ class PrivateDatabase:
             with connection.begin():
                 yield connection
             self._writes_count += 1
+
+    def problems(self, connection: Connection) -> list[str]:
+        """See ``Database``."""
+        return integrity_problems(connection)
 
     def changes(self) -> int:
         """See ``Database``."""

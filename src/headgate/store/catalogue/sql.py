@@ -547,7 +547,7 @@ class SqlCatalogue:
     def audit(self) -> Iterator[SqlAudit]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            yield SqlAudit(connection, self.path, self._where)
+            yield SqlAudit(connection, self._database, self._where)
 
     def _decided(self, connection: sa.Connection, owner: str) -> None:
         """Forget old outcomes of ``owner``, not every time (S17)."""

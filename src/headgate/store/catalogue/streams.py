@@ -155,7 +155,7 @@ def with_counts(connection: Connection, info: StreamInfo) -> StreamInfo:
         heads=tuple(row.head_position for row in extents),
         ends=tuple(row.end_position for row in extents),
         chunks_count=chunks_count,
-        size_bytes=size_bytes,
+        size_bytes=int(size_bytes),  # a sum is no whole number to every database
         prepared_count=len(_names_of(connection, info.stream_id, Status.PREPARED)),
     )
 

@@ -27,6 +27,9 @@ CATALOGUE_VERSION = 9
 
 metadata = sa.MetaData()
 
+_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+"""Of what there may be billions. SQLite numbers rows by itself only where it says INTEGER, which has 64 bits there."""
+
 meta = sa.Table(
     "meta",
     metadata,
@@ -77,7 +80,7 @@ present_segments = sa.Index("present_segments", segments.c.stream_id, segments.c
 chunks = sa.Table(
     "chunks",
     metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("id", _NUMBER, primary_key=True),
     sa.Column("stream_id", sa.Integer, nullable=False, index=True),
     sa.Column("file", sa.String, nullable=False, unique=True),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
@@ -102,7 +105,7 @@ parts = sa.Table(
     sa.Column("segment_id", sa.Integer, primary_key=True),
     sa.Column("start", sa.BigInteger, primary_key=True),
     sa.Column("events_count", sa.BigInteger, nullable=False),
-    sa.Column("chunk_id", sa.Integer, nullable=False, index=True),
+    sa.Column("chunk_id", _NUMBER, nullable=False, index=True),
     sa.Column("offset", sa.BigInteger, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
     sa.Column("checksum", sa.LargeBinary, nullable=False),
@@ -114,11 +117,11 @@ parts = sa.Table(
 prepared_parts = sa.Table(
     "prepared_parts",
     metadata,
-    sa.Column("transaction_id", sa.Integer, primary_key=True),
+    sa.Column("transaction_id", _NUMBER, primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("segment_id", sa.Integer, nullable=False),
     sa.Column("events_count", sa.BigInteger, nullable=False),
-    sa.Column("chunk_id", sa.Integer, nullable=False),
+    sa.Column("chunk_id", _NUMBER, nullable=False),
     sa.Column("offset", sa.BigInteger, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
     sa.Column("checksum", sa.LargeBinary, nullable=False),
@@ -128,7 +131,7 @@ prepared_parts = sa.Table(
 transactions = sa.Table(
     "transactions",
     metadata,
-    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("id", _NUMBER, primary_key=True),
     sa.Column("stream_id", sa.Integer, nullable=False),
     sa.Column("name", sa.String, nullable=False),
     sa.Column("owner", sa.String, nullable=False, index=True),

@@ -15,7 +15,7 @@ from pathlib import Path
 from sqlalchemy.engine import Connection
 
 from headgate.store.catalogue.access import Database
-from headgate.store.catalogue.database import FileDatabase, errors_of
+from headgate.store.catalogue.database import FileDatabase, errors_of, integrity_problems
 from headgate.store.catalogue.looking import Look, may_write
 from headgate.store.catalogue.private import PrivateDatabase
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
@@ -62,6 +62,10 @@ class UntouchedDatabase:
         """
         with self._raised().write() as connection:
             yield connection
+
+    def problems(self, connection: Connection) -> list[str]:
+        """See ``Database``."""
+        return integrity_problems(connection)
 
     def changes(self) -> int:
         """See ``Database``. Those of a ``FileDatabase`` are higher."""

@@ -19,25 +19,36 @@ from headgate.store.catalogue.streams import insert_segments
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
 
 
-def make_tables(connection: Connection, where: str) -> None:
+def make_tables(connection: Connection, where: str, metadata: sa.MetaData = t.metadata) -> None:
     """Make the tables, or raise those of an older version, one version after the other.
+
+    ``metadata``: the tables as this kind of database has them.
 
     Raises:
         UsageError: a newer release made them.
     """
     if not sa.inspect(connection).has_table(t.meta.name):
-        t.metadata.create_all(connection)
+        metadata.create_all(connection)
         connection.execute(t.meta.insert().values(key="version", value=str(CATALOGUE_VERSION)))
         return
     found = int(connection.execute(sa.select(t.meta.c.value).where(t.meta.c.key == "version")).scalar_one())
-    if found > CATALOGUE_VERSION:
-        raise UsageError(
-            f"stream store at {where} has version {found}, this Headgate reads up to {CATALOGUE_VERSION}; "
-            "upgrade Headgate"
-        )
+    check_not_newer(found, where)
     for version in range(found, CATALOGUE_VERSION):
         _RAISES[version](connection)
     connection.execute(t.meta.update().where(t.meta.c.key == "version").values(value=str(CATALOGUE_VERSION)))
+
+
+def check_not_newer(version: int, where: str) -> None:
+    """Check that this release knows tables of ``version``.
+
+    Raises:
+        UsageError: a newer release made them.
+    """
+    if version > CATALOGUE_VERSION:
+        raise UsageError(
+            f"stream store at {where} has version {version}, this Headgate reads up to {CATALOGUE_VERSION}; "
+            "upgrade Headgate"
+        )
 
 
 def _making(*tables: sa.Table) -> Callable[[Connection], None]:

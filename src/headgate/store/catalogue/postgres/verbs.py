@@ -1,0 +1,46 @@
+"""The verbs on a server: one that was interrupted before it changed anything is carried out again.
+
+Counterpart: ``catalogue.sql``, whose verbs these are; ``database`` says when one was interrupted. Source: DB8 of
+docs/spec/shared-store.md. Never repeats what may have taken effect: that is its caller's, who knows how (CT7).
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.postgres import database
+from headgate.store.catalogue.postgres.failures import InterruptedVerbError
+from headgate.store.catalogue.sql import SqlCatalogue
+
+_NO_VERBS = {"path", "is_untouched", "close", "changes", "audit"}
+"""``audit`` lasts as long as its caller wants: whoever checks a store while the server goes checks it again."""
+
+PAUSE_S = 0.05
+
+
+class PostgresCatalogue(SqlCatalogue):
+    """A catalogue on a server. Every verb waits for a server that went, for a while."""
+
+
+def _patient(verb: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(verb)
+    def carried_out(*args: Any, **kwargs: Any) -> Any:
+        deadline_s = time.monotonic() + database.PATIENCE_S
+        while True:
+            try:
+                return verb(*args, **kwargs)
+            except InterruptedVerbError:
+                if time.monotonic() >= deadline_s:
+                    raise
+            time.sleep(PAUSE_S)
+
+    return carried_out
+
+
+for _name in sorted(vars(Catalogue)):
+    if not _name.startswith("_") and _name not in _NO_VERBS:
+        setattr(PostgresCatalogue, _name, _patient(getattr(SqlCatalogue, _name)))

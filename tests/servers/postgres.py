@@ -1,0 +1,121 @@
+"""A PostgreSQL server of its own: made by ``initdb`` in a directory of its own, with what is unlike a developer's.
+
+It compares texts as in English, so that whoever relies on the order of bytes must say so.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.servers.processes import ServerProcess, free_port
+
+OWN_USERS = ("postgres", "nobody")
+"""The server refuses root; then it runs as one of these."""
+
+CONFIGURATION = """
+listen_addresses = '127.0.0.1'
+port = {port}
+unix_socket_directories = ''
+max_connections = 200
+shared_buffers = 32MB
+fsync = off
+full_page_writes = off
+log_min_messages = warning
+"""
+LOGIN = """
+host all locked 127.0.0.1/32 scram-sha-256
+host all all 127.0.0.1/32 trust
+"""
+
+
+def binaries() -> Path | None:
+    """The directory of the server's programs, if there are any: on the path, or where Debian and others put them."""
+    found = shutil.which("initdb")
+    places = [Path(found).resolve().parent] if found else []
+    places += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -float(path.parent.name))
+    return next((place for place in places if os.access(place / "postgres", os.X_OK)), None)
+
+
+def own_user() -> str | None:
+    """Whom the server runs as; None: as we are."""
+    if os.geteuid() != 0:
+        return None
+    for name in OWN_USERS:
+        try:
+            return pwd.getpwnam(name).pw_name
+        except KeyError:
+            continue
+    return pytest.skip("PostgreSQL does not run as root, and there is no user postgres or nobody")
+
+
+class PostgresServer:
+    """A server with one database, ``headgate``."""
+
+    def __init__(self, programs: Path, directory: Path) -> None:
+        self._programs, self._user, self.port = programs, own_user(), free_port()
+        if self._user is not None:
+            shutil.chown(directory, self._user)
+        data = directory / "data"
+        self._run("initdb", "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8", *self._order())
+        (data / "pg_hba.conf").write_text(LOGIN)
+        with open(data / "postgresql.conf", "a") as file:
+            file.write(CONFIGURATION.format(port=self.port))
+        command = [str(programs / "postgres"), "-D", str(data)]
+        self._process = ServerProcess(command, directory / "log", self._is_ready, user=self._user)
+        self._process.start()
+        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "headgate")
+
+    def url(self, schema: str = "headgate", user: str = "postgres", database: str = "headgate") -> str:
+        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}?schema={schema}"
+
+    def crash(self) -> None:
+        """Every process of it ends at once, as in a power cut that spares the disk."""
+        self._process.end(signal.SIGQUIT)
+
+    def start(self) -> None:
+        self._process.start()
+
+    def end(self) -> None:
+        self._process.end(signal.SIGQUIT)
+
+    def _order(self) -> list[str]:
+        told = subprocess.run([self._programs / "initdb", "--help"], capture_output=True, text=True).stdout
+        if "--icu-locale" not in told:
+            return ["--locale=C"]
+        return ["--locale=C", "--locale-provider=icu", "--icu-locale=en-US"]
+
+    def _is_ready(self) -> bool:
+        command = [self._programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        return subprocess.run(command, check=False).returncode == 0
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [str(self._programs / program), *arguments]
+        subprocess.run(command, check=True, capture_output=True, user=self._user, cwd="/")
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """Give a server, or skip the test that asks for one."""
+    programs = binaries()
+    if programs is None:
+        pytest.skip("there is no PostgreSQL on this machine (apt-get install postgresql)")
+    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'headgate[postgres]')")
+    directory = Path(tempfile.mkdtemp(prefix="headgate-postgres-"))
+    directory.chmod(0o755)  # root's temporary directories are closed to others
+    try:
+        server = PostgresServer(programs, directory)
+        try:
+            yield server
+        finally:
+            server.end()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,62 @@
+"""What every server of the tests is: one process that this one started, on a port of the loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+START_S = 120.0
+"""A busy machine may take long; nothing is measured by it."""
+
+
+def free_port() -> int:
+    """A port that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class ServerProcess:
+    """A process that is started, ended and started again with the same command."""
+
+    def __init__(
+        self, command: Sequence[str], log: Path, is_ready: Callable[[], bool], *, user: str | None = None, **env: str
+    ) -> None:
+        self._command, self._log, self._is_ready, self._user = list(command), log, is_ready, user
+        self._env = {**os.environ, **env}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self._env, user=self._user, cwd="/"
+            )
+        deadline = time.monotonic() + START_S
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.end(signal.SIGKILL)
+                raise RuntimeError(f"{self._command[0]} did not start: {self._log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.05)
+
+    def end(self, how: signal.Signals) -> None:
+        """End it by a signal, and wait until it is gone."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(START_S)
+            self._process = None
+
+    def send(self, what: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(what)
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens on the port."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,73 @@
+"""A wire between a client and a server that can be cut, also just in front of an answer."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+
+class Wire:
+    """Passes on what comes to ``port`` to another port of the loopback, as long as it is not cut."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._lose = b""
+        self.lost_count = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def lose_answer(self, question: bytes) -> None:
+        """The next question with these bytes gets through; its answer does not, and the connection is gone."""
+        self._lose = question
+
+    def cut(self) -> None:
+        """Every connection is gone; new ones are taken."""
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            self._close(*pair)
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target))
+            except OSError:
+                client.close()
+                continue
+            self._pairs.append((client, server))
+            threading.Thread(target=self._ask, args=(client, server), daemon=True).start()
+            threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
+
+    def _ask(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(65_536):
+                if self._lose and self._lose in data:
+                    self._lose, self.lost_count = b"", self.lost_count + 1
+                    client.shutdown(socket.SHUT_WR)  # whatever the server says now is not heard
+                    server.sendall(data)
+                    break
+                server.sendall(data)
+            else:
+                server.shutdown(socket.SHUT_WR)
+
+    def _answer(self, server: socket.socket, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(65_536):
+                client.sendall(data)
+        self._close(server, client)
+
+    def _close(self, *ends: socket.socket) -> None:
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()

@@ -1,0 +1,67 @@
+"""Has the tests of this room use stores on a PostgreSQL server wherever they open one in a directory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.servers.postgres import PostgresServer, postgres_server
+
+from headgate.store import store as stores
+from headgate.store.store import Store
+
+ESSENTIAL = ("test_server", "test_transactions")
+"""What ``make check`` runs of this room; the rest takes minutes."""
+
+OF_SQLITE = {
+    "test_a_damaged_catalogue_is_named",
+    "test_a_root_that_cannot_be_is_refused",
+    "test_a_stream_of_many_layouts_is_quick_to_append_to",
+    "test_first_openers_at_once_agree",
+    "test_locks_that_a_thread_of_the_parent_holds_do_not_stop_the_child",
+}
+"""Tests about the file, or in the words of SQLite; those about servers have others for the same."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    items[:] = [item for item in items if item.path.parent != here or item.name not in OF_SQLITE]
+    for item in items:
+        if item.path.parent == Path(__file__).parent and not item.path.stem.startswith(ESSENTIAL):
+            item.add_marker("long")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+def schema_for(path: Path) -> str:
+    return f"t_{hashlib.md5(str(path.absolute()).encode()).hexdigest()[:16]}"
+
+
+@pytest.fixture(autouse=True)
+def _stores_are_on_the_server(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A store in a directory is a store on the server, of a schema of its own, with its chunks in that directory."""
+    real_open, real_exists = Store.open.__func__, Store.exists  # type: ignore[attr-defined]
+    with ExitStack() as opened:
+
+        def url_of(root: object) -> str:
+            text = stores.store_root(root)  # type: ignore[arg-type]
+            return text if "://" in text else postgres.url(schema_for(Path(text)))
+
+        def open_there(cls: type[Store], root: object = None, *, storage: Any = None, **_: Any) -> Store:
+            text = stores.store_root(root)  # type: ignore[arg-type]
+            chunks = None if "://" in text else text
+            store: Store = real_open(cls, url_of(root), storage=storage, chunks=chunks)
+            opened.callback(store.close)
+            return store
+
+        monkeypatch.setattr(Store, "open", classmethod(open_there))
+        monkeypatch.setattr(Store, "exists", staticmethod(lambda root=None: real_exists(url_of(root))))
+        yield

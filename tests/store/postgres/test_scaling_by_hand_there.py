@@ -1,0 +1,3 @@
+"""Scaling by hand, with the catalogue on a server."""
+
+from tests.store.test_scaling import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""Scaling, with the catalogue on a server."""
+
+from tests.store.test_autoscaling import *  # noqa: F403

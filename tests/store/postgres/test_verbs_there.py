@@ -1,0 +1,18 @@
+"""Every verb, with the catalogue on a server."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.store.catalogue import test_catalogue_verbs as verbs
+from tests.store.catalogue.test_catalogue_verbs import *  # noqa: F403
+
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.store import Store
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
+    with Store.open(tmp_path) as store:
+        verbs.fill(store._catalogue)
+        yield store._catalogue
