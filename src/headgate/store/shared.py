@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from headgate.clock import Clock
 from headgate.errors import StorageError, UsageError
 from headgate.storage.backends import absolute_location, open_storage
 from headgate.storage.base import AlreadyExists, NotFound, Storage
@@ -46,21 +47,22 @@ def shared_exists(root: str) -> bool:
     return root in _seen
 
 
-def open_shared(root: str, chunks: str | os.PathLike[str] | None) -> tuple[Catalogue, Storage]:
-    """Return catalogue and chunks of the store; make it where there is none and ``chunks`` says where they are to be.
+def open_shared(root: str, chunks: str | os.PathLike[str] | None) -> tuple[Catalogue, Storage, Clock]:
+    """Return catalogue, chunks and clock of a store; make it where there is none, if ``chunks`` says where they go.
 
     Raises:
         UsageError: there is none, it has its chunks elsewhere, they are another store's, or we are not let in.
         StorageError: server or storage cannot be reached.
     """
     with _client_library():
+        from headgate.store.catalogue.postgres.date import ServerDate
         from headgate.store.catalogue.postgres.opening import open_catalogue
     place = None if chunks is None else _checked_place(chunks)
     catalogue, found = open_catalogue(parse_address(root), place)
     try:
         storage = open_storage(found.chunks)
         _claim(storage, found.store_id, root)
-        return catalogue, open_storage(f"{found.chunks.rstrip('/')}/chunks")
+        return catalogue, open_storage(f"{found.chunks.rstrip('/')}/chunks"), ServerDate(catalogue.date_ms)
     except StorageError as error:
         catalogue.close()
         if error.is_transient:

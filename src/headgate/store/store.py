@@ -112,8 +112,8 @@ class Store(TransactionalStore):
         """
         directory = store_root(root)
         if "://" in directory:
-            catalogue, place = open_shared(directory, chunks)
-            return cls(directory, catalogue, storage if storage is not None else place)
+            catalogue, place, clock = open_shared(directory, chunks)
+            return cls(directory, catalogue, storage if storage is not None else place, clock=clock)
         if chunks is not None:
             raise UsageError(f"chunks= is for a store on PostgreSQL; the one at {directory} keeps its events there")
         return cls._open_directory(directory, storage, access)

@@ -44,7 +44,7 @@ def wire(postgres: PostgresServer) -> Iterator[Wire]:
 def through(store: Store, wire: Wire, postgres: PostgresServer) -> Iterator[Store]:
     """The same store, over a wire that can be cut."""
     url = store.root.replace(f":{postgres.port}/", f":{wire.port}/")
-    catalogue, storage = shared.open_shared(url, None)
+    catalogue, storage, _ = shared.open_shared(url, None)
     with Store(url, catalogue, storage) as opened:
         yield opened
 

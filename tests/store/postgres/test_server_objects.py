@@ -25,7 +25,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
 @pytest.fixture
 def store(postgres: PostgresServer, objects: ObjectServer, request: pytest.FixtureRequest) -> Iterator[Store]:
     name = f"objects_{abs(hash(request.node.nodeid)) % 10**12}"
-    catalogue, storage = shared.open_shared(postgres.url(name), f"s3://{BUCKET}/{name}")
+    catalogue, storage, _ = shared.open_shared(postgres.url(name), f"s3://{BUCKET}/{name}")
     with Store(postgres.url(name), catalogue, storage) as opened:
         opened.create_stream(STREAM, KEYED, segments=3, routing_key="key")
         yield opened

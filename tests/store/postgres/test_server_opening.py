@@ -11,6 +11,7 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.processes import free_port
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
+from headgate.clock import SystemClock
 from headgate.errors import StorageError, UsageError
 from headgate.model.life import Life
 from headgate.storage.local import LocalStorage
@@ -24,8 +25,8 @@ from headgate.store.store import Store
 
 
 def opened(url: str, chunks: Path | None = None) -> Store:
-    catalogue, storage = shared.open_shared(parse_address(url).url, chunks)
-    return Store(url, catalogue, storage)
+    catalogue, storage, clock = shared.open_shared(parse_address(url).url, chunks)
+    return Store(url, catalogue, storage, clock=clock)
 
 
 @pytest.fixture
@@ -217,3 +218,20 @@ def test_names_that_the_server_cannot_keep_are_refused(url: str, tmp_path: Path)
             store.writer(STREAM, writer_id="a\0b")
         assert store.owner("x", STREAM).life is None
         assert store._catalogue.own("x", Life("a", "/a", "h", 1)).life is not None
+
+
+def test_a_machine_whose_date_is_wrong_ends_no_lease(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # DB12
+    with opened(url, tmp_path) as store:
+        store.create_stream(STREAM, KEYED)
+        transaction = store.begin_shared(STREAM, lease="10 minutes")
+        day_ms = 86_400_000
+        with opened(url) as other:
+            for days in (1, 2, 3):
+                monkeypatch.setattr(SystemClock, "wall_ms", lambda _, days=days: 1_800_000_000_000 + days * day_ms)
+                assert other.expire_transactions(STREAM) == []
+        with transaction.writer("a") as writer:
+            writer.write(keyed(("a", 1)))
+        transaction.commit()
+        assert drained(store) == [("a", 1)]

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import sqlalchemy as sa
+
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.postgres import database
 from headgate.store.catalogue.postgres.failures import InterruptedVerbError
@@ -24,6 +26,16 @@ PAUSE_S = 0.05
 
 class PostgresCatalogue(SqlCatalogue):
     """A catalogue on a server. Every verb waits for a server that went, for a while."""
+
+    def date_ms(self) -> int:
+        """Return the server's date, in milliseconds since 1970.
+
+        Raises:
+            StorageError: it cannot be reached.
+        """
+        with self._database.read() as connection:
+            asked = sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
+            return int(connection.execute(asked).scalar_one())
 
 
 def _patient(verb: Callable[..., Any]) -> Callable[..., Any]:
