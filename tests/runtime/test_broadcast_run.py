@@ -24,6 +24,11 @@ END_MS = 1 << 52
 Row = dict[str, Any]
 
 
+def finished(pipeline: hg.Pipeline, **options: Any) -> Any:
+    """Run it to its end; a busy machine takes its time."""
+    return testing.run(pipeline, timeout_s=300, **options)
+
+
 def folded(so_far: int, value: int) -> int:
     """What a rule becomes of a value: another thing if they come in another order."""
     return (so_far * 31 + value + 1) % 1_000_003
@@ -124,7 +129,7 @@ def test_lost_workers_change_no_broadcast_state(tmp_path: Path, function: Any, s
     sink = Collect(tmp_path / "out")
     changes = [CHANGES[0], PAUSE, PAUSE, CHANGES[1], PAUSE, FailOnce(tmp_path / "failed"), PAUSE, CHANGES[2], EOF]
     pipeline = connected(apart(EVENTS), changes, sink, function, parallelism=3, state=state)
-    testing.run(pipeline, kill_worker_after_checkpoint=1)
+    finished(pipeline, kill_worker_after_checkpoint=1)
     assert found_in(sink) == (ALL_EVENTS, {expected_rules(*CHANGES)})
 
 
@@ -166,7 +171,7 @@ def test_broadcast_state_is_restored_at_any_parallelism(tmp_path: Path, before: 
     going_on = connected(
         [EVENTS[0], PAUSE, *EVENTS[1:], EOF], [CHANGES[0], PAUSE, *CHANGES[1:], EOF], sink, other, **options
     )
-    assert testing.run(going_on, parallelism=after).is_finished
+    assert finished(going_on, parallelism=after).is_finished
     assert found_in(sink) == (ALL_EVENTS, {expected_rules(*CHANGES)})
 
 
@@ -174,7 +179,7 @@ def test_every_subtask_sees_the_records_of_several_senders_in_one_order(tmp_path
     sink = Collect(tmp_path / "out")
     several = [[*([{"rule": 0, "value": 100 * source + n}] for n in range(30)), EOF] for source in range(4)]
     pipeline = connected([*EVENTS, EOF], several[0], sink, None, *several[1:], parallelism=3)
-    testing.run(pipeline, kill_worker_after_checkpoint=1)
+    finished(pipeline, kill_worker_after_checkpoint=1)
     events, copies = found_in(sink)
     assert events == ALL_EVENTS
     assert len(copies) == 1, "subtasks saw different orders"
@@ -188,7 +193,7 @@ def test_copies_are_equal_after_a_restore_at_least_once(tmp_path: Path) -> None:
     pipeline = connected(
         [*spread, EOF], several[0], sink, None, *several[1:], parallelism=3, checkpointing=checkpointing
     )
-    testing.run(pipeline, kill_worker_after_checkpoint=1)
+    finished(pipeline, kill_worker_after_checkpoint=1)
     rows = sink.rows()
     assert {row["key"] for row in rows} == set(range(7))
     assert min(row["events"] for row in rows) >= 30
@@ -226,7 +231,7 @@ def test_barriers_that_overtake_change_no_broadcast_state(tmp_path: Path, after:
         Slow(tmp_path / "slow"),
         checkpointing=checkpointing,
     )
-    assert testing.run(going_on, parallelism=after).is_finished
+    assert finished(going_on, parallelism=after).is_finished
     assert found_in(sink) == (ALL_EVENTS, {expected_rules(changes)})
 
 
@@ -303,7 +308,7 @@ def test_broadcast_state_is_read_and_written_without_a_pipeline(tmp_path: Path) 
     edited.replace("apply", "rules", rules.with_columns(value=pl.lit(7))).write()
     sink = Collect(tmp_path / "again")
     after = connected([EVENTS[0], PAUSE, *EVENTS[1:], EOF], [CHANGES[0], PAUSE, EOF], sink)
-    assert testing.run(after, restore=tmp_path / "edited").is_finished
+    assert finished(after, restore=tmp_path / "edited").is_finished
     assert found_in(sink) == (ALL_EVENTS, {json.dumps([[rule, 7] for rule in range(3)])})
 
 
@@ -312,7 +317,7 @@ def test_bounded_input_with_an_unkeyed_side_by_side(tmp_path: Path) -> None:  # 
     rules = pipeline.source(hg.FromRows([{"rule": n, "value": n} for n in range(5)]))
     events = pipeline.source(hg.FromRows([{"key": n, "n": n} for n in range(50)]))
     events.connect(rules.broadcast()).process(Told()).sink(sink)
-    assert testing.run(pipeline).is_finished
+    assert finished(pipeline).is_finished
     told = Counter(row["key"] for row in sink.rows())
     assert told == Counter({**dict.fromkeys(range(50), 1), **dict.fromkeys(range(-5, 0), 2)})
 
