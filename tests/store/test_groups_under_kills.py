@@ -118,10 +118,11 @@ def judge(said: dict[str, list[tuple[str, int, list[Row]]]], written: Counter[Ro
     processed: list[tuple[int, list[Row]]] = []
     unknown: set[Row] = set()
     for lines in said.values():
-        for (what, at_ns, rows), after in zip(lines, [*lines[1:], None], strict=True):
-            if what == "read" and after is not None and after[0] == "committed":
+        words = [what for what, _, _ in lines] + ["killed"]
+        for number, (what, at_ns, rows) in enumerate(lines):
+            if what == "read" and words[number + 1] == "committed":
                 processed.append((at_ns, rows))
-            elif what == "read" and after is None:
+            elif what == "read" and words[number + 1] == "killed":
                 unknown.update(rows)
     count = Counter(row for _, rows in processed for row in rows)
     assert [row for row, times in count.items() if times > 1] == [], "processed twice"
@@ -161,3 +162,29 @@ def test_writers_and_readers_under_kills_and_scaling_process_each_event_once(tmp
         judge(lives(logs), Counter(row for name in writers for row in events_of(name)))
         assert store.reader_group(GROUP).unread_bytes() == 0
         assert [problem for problem in store.fsck() if not problem.is_harmless] == []
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ([("read", 1, [("k", 1)]), ("committed", 2, []), ("read", 3, [("k", 2)]), ("committed", 4, [])], None),
+        ([("read", 1, [("k", 1)]), ("committed", 2, []), ("read", 3, [("k", 2)])], None),
+        ([("read", 1, [("k", 1)]), ("committed", 2, []), ("read", 3, [("k", 2)]), ("fenced", 4, [])], "lost"),
+        (
+            [("read", 1, [("k", 1), ("k", 2)]), ("committed", 2, []), ("read", 3, [("k", 2)]), ("committed", 4, [])],
+            "twice",
+        ),
+        (
+            [("read", 1, [("k", 2)]), ("committed", 2, []), ("read", 3, [("k", 1)]), ("committed", 4, [])],
+            "out of order",
+        ),
+    ],
+    ids=["good", "killed", "lost", "twice", "order"],
+)
+def test_the_verdict_over_killed_readers_can_fail(said: list[tuple[str, int, list[Row]]], problem: str | None) -> None:
+    written = Counter([("k", 1), ("k", 2)])
+    if problem is None:
+        judge({"silent": [], "reader": said}, written)
+        return
+    with pytest.raises(AssertionError, match=problem):
+        judge({"reader": said}, written)
