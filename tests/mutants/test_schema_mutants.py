@@ -18,12 +18,11 @@ from headgate.connectors.streams import sink, source
 from headgate.errors import UsageError
 from headgate.protocol.store import columns
 from headgate.runtime.worker import worker
-from headgate.store import chunks, evolving
+from headgate.store import chunks, evolving, open_transaction
 from headgate.store.catalogue import schemas as sql_schemas
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue.base import ChunkRecord
 from headgate.store.evolving import Schemas
-from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
 from headgate.store.store import Store
 from headgate.store.streams import OtherSchemaError
@@ -119,7 +118,7 @@ def a_writer_stays_in_its_schema() -> AbstractContextManager[None]:  # S78
 
 
 def a_transaction_takes_newer_columns() -> AbstractContextManager[None]:  # S78
-    return patched(Transaction, "_check_schema", lambda self, schema: None)
+    return patched(open_transaction, "check_schema_at_begin", lambda *_: None)
 
 
 def a_program_of_before_does_not_find_its_stream() -> AbstractContextManager[None]:  # S78

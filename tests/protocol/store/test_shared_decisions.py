@@ -11,7 +11,7 @@ from headgate.protocol.store.shared_transactions import (
     Abort,
     Answer,
     Apply,
-    Begin,
+    BeginShared,
     Commit,
     Done,
     Expire,
@@ -34,7 +34,7 @@ from headgate.protocol.store.transactions import RefuseFenced, RefuseUnknown, St
 
 LEASE_MS = 1_000
 OPEN, PREPARED, COMMITTED, ABORTED = Status.OPEN, Status.PREPARED, Status.COMMITTED, Status.ABORTED
-REQUESTS: tuple[Request, ...] = (Begin(), Join("b"), Write("a", 4, 5), Ping(), Prepare(), Commit(), Abort())
+REQUESTS: tuple[Request, ...] = (BeginShared(), Join("b"), Write("a", 4, 5), Ping(), Prepare(), Commit(), Abort())
 
 
 def record(status: Status, participant: Participant | None = None, **more: object) -> SharedRecord:

@@ -62,7 +62,7 @@ class SharedRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginShared:
     """Have a transaction of a name that is new."""
 
 
@@ -102,7 +102,7 @@ class Abort:
     """Drop its events."""
 
 
-Request: TypeAlias = Begin | Join | Write | Ping | Prepare | Commit | Abort
+Request: TypeAlias = BeginShared | Join | Write | Ping | Prepare | Commit | Abort
 Verdict: TypeAlias = Prepare | Commit | Abort
 
 
@@ -150,9 +150,11 @@ def decide(request: Request, record: SharedRecord | None, epoch: int, fence: int
     if epoch < fence:  # first, so that whoever was replaced never hears "done" (S18)
         return RefuseFenced(fence)
     if record is None:
-        return Apply() if isinstance(request, Begin) else RefuseUnknown()  # TX11: nothing is concluded from nothing
+        return (
+            Apply() if isinstance(request, BeginShared) else RefuseUnknown()
+        )  # TX11: nothing is concluded from nothing
     match request:
-        case Begin():
+        case BeginShared():
             return Done()  # names are new, so this is the same begin, whose answer was lost
         case Join():
             return Apply() if record.status is Status.OPEN else _ended(record)

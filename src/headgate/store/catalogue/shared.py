@@ -30,7 +30,7 @@ from headgate.store.streams import StreamInfo
 def begin(connection: Connection, wanted: Shared, now_ms: int) -> None:
     """Record an open transaction, unless it is there (TX1)."""
     check_takes_events(connection, wanted.stream)
-    answer = _decide(connection, wanted, machine.Begin(), "")
+    answer = _decide(connection, wanted, machine.BeginShared(), "")
     if not isinstance(answer, machine.Apply):
         return
     request = single.Request(Verb.BEGIN, wanted.name, wanted.owner, wanted.epoch)
