@@ -271,7 +271,7 @@ def _looking_once() -> AbstractContextManager[None]:  # TX8
     return patched(decisions, "look", lambda record, now_ms: Expire() if now_ms >= record.due_ms else Leave())
 
 
-BY_HISTORIES = (whatever_is_flushed_is_recorded, any_life_writes)
+BY_HISTORIES = (any_life_writes,)
 
 
 @pytest.mark.long
