@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.harness import Harness
 from tests.operators.process.test_combining import MEAN, Mean, declaring
@@ -157,6 +157,7 @@ ASK = [(key, 8) for key in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("backend", NAMES)
+@settings(max_examples=40)
 @given(batches=BATCHES, is_swapped=st.booleans())
 def test_both_forms_add_up_to_the_same(
     backend: str, batches: list[tuple[list[tuple[int, int]], list[int]]], is_swapped: bool
