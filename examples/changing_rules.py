@@ -40,8 +40,12 @@ class Check(hg.BroadcastProcessFunction):
 p = hg.Pipeline("changing-rules", checkpointing=hg.Checkpointing(interval="1s"))
 kinds = hg.Choice(("heat", "wind"))
 limits = p.source(hg.Generator({"kind": kinds, "limit": hg.Uniform(30, 50)}, rows=30, rows_per_second=1), name="limits")
-columns = {"sensor": hg.Uniform(0, 100), "kind": kinds, "value": hg.Uniform(0, 51)}
-readings = p.source(hg.Generator(columns, rows=60_000, rows_per_second=2_000), name="readings")
+readings = p.source(
+    hg.Generator(
+        {"sensor": hg.Uniform(0, 100), "kind": kinds, "value": hg.Uniform(0, 51)}, rows=60_000, rows_per_second=2_000
+    ),
+    name="readings",
+)
 exceeded = readings.key_by("sensor").connect(limits.broadcast()).process(Check(), name="check")
 exceeded.sink(hg.FileSink("out/exceeded"))
 
