@@ -10,6 +10,9 @@ import pyarrow as pa
 
 from crash import pipelines
 from headgate.connectors.files.commit import read_committed
+from headgate.model.manifest import Manifest
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.storage.backends import open_storage
 from headgate.storage.paths import TEMP_PREFIX
 from headgate.store.store import Store
 
@@ -79,5 +82,14 @@ def assert_clean(root: Path, retained: int = 2) -> None:
     temporary = [str(p) for p in root.rglob(f"{TEMP_PREFIX}*")]
     assert temporary == []
     for pipeline in (root / "checkpoints").glob("*"):
-        kept = [p.name for p in pipeline.glob("chk-*") if any(p.iterdir())]
+        kept = {p.name for p in pipeline.glob("chk-*") if any(p.iterdir())} - _shared_from(pipeline)
         assert len(kept) <= retained, kept
+
+
+def _shared_from(pipeline: Path) -> set[str]:
+    """Return the directories of former checkpoints in which retained ones have files (SF15)."""
+    observed = CheckpointLog(open_storage(str(pipeline.parent)), pipeline.name).observe()
+    manifests = [entry.content for entry in observed.entries if isinstance(entry.content, Manifest)]
+    own = {f"chk-{manifest.checkpoint:010d}" for manifest in manifests}
+    paths = [part.path for manifest in manifests for entry in manifest.entries for part in entry.parts]
+    return {path.partition("/")[0] for path in paths if path} - own

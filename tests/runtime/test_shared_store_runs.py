@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.runtime.launching import SERVERS
+from tests.runtime.launching import SERVERS, Zygote
 from tests.runtime.running import Run, definition_of, pipeline_at
 from tests.servers.objects import BUCKET, ObjectServer, object_server
 from tests.servers.postgres import PostgresServer, postgres_server
@@ -32,10 +32,18 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
 
 @pytest.fixture(scope="session")
 def servers(postgres: PostgresServer, objects: ObjectServer) -> Iterator[None]:
-    """To come first: workers have the environment of the process that they are forked from."""
+    """What workers find in their environment, which is that of the process that they are forked from."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SERVERS, f"{postgres.port},{objects.port}")
         yield
+
+
+@pytest.fixture
+def zygote(servers: None) -> Iterator[Zygote]:
+    """One of its own: what another test has started does not know where the servers are."""
+    made = Zygote()
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -53,7 +61,7 @@ def copied(root: Path, store: str) -> PipelineDefinition:
 
 
 def test_each_event_goes_through_once_while_workers_and_servers_are_killed(
-    servers: None, start: Callable[..., Run], store: Store, postgres: PostgresServer, tmp_path: Path
+    start: Callable[..., Run], store: Store, postgres: PostgresServer, tmp_path: Path
 ) -> None:  # DB8, SC40
     is_over = threading.Event()
     run = start(copied(tmp_path, store.root))
@@ -62,8 +70,9 @@ def test_each_event_goes_through_once_while_workers_and_servers_are_killed(
         run.kill(0)
         run.wait_restarts(1)
         run.wait_checkpoints(1)
-        postgres.crash()
-        postgres.start()
+        with traffic.at_work:
+            postgres.crash()
+            postgres.start()
         run.wait_checkpoints(2)
         is_over.set()
     assert run.result().is_finished

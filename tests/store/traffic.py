@@ -25,6 +25,8 @@ class Traffic:
         self._store, self._streams = store, streams
         self._rng = random.Random(7)
         self.rounds_count = self.scaled_count = 0
+        self.at_work = threading.Lock()
+        """Whoever holds it keeps it from appending: an append that a crash of a server meets may be there or not."""
 
     def append(self) -> None:
         number = self.rounds_count
@@ -60,9 +62,10 @@ def flowing(
 
         def flow() -> None:
             while not is_over.wait(0.005):  # the pace: not a wait for anything
-                traffic.append()
-                if traffic.rounds_count % rounds == 0 and traffic.scaled_count < most:
-                    traffic.scale()
+                with traffic.at_work:
+                    traffic.append()
+                    if traffic.rounds_count % rounds == 0 and traffic.scaled_count < most:
+                        traffic.scale()
             own.seal("in")
 
         thread = threading.Thread(target=flow)
