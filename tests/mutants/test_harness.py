@@ -75,3 +75,13 @@ def stumbling():
         return value_ms.no_such_thing
 
     return patched(config, "_positive", positive)
+
+
+def test_a_time_limit_finds_no_mutant():
+    """A test that hangs until its limit ends it has noticed nothing."""
+
+    def hangs():
+        pytest.fail("Timeout (>300.0s) from pytest-timeout.")
+
+    with pytest.raises(pytest.fail.Exception, match="Timeout"):
+        assert_caught(changing_nothing, hangs)
