@@ -5,31 +5,30 @@ Counterparts: ``by_batch``, which calls it for the other side; ``broadcasting``,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from headgate.model.graph import BROADCAST_INPUT, InputName, OutputTag
-from headgate.operators.base import Operator, OperatorContext, Output, RestoredState
+from headgate.model.graph import InputName, OutputTag
+from headgate.operators.base import Operator
 from headgate.operators.keyed import key_columns
 from headgate.operators.process.batch_reducing import BatchStateHandle
 from headgate.operators.process.batch_states import BatchCursor, BatchStates
 from headgate.operators.process.broadcast_side import BroadcastSide
 from headgate.operators.process.broadcasting import (
     BatchBroadcastProcessFunction,
-    BroadcastContext,
     check_function,
     refuse_keyed_state,
     two_inputs,
 )
 from headgate.operators.process.by_batch import BatchProcessOperator, BatchProcessSpec
 from headgate.operators.process.spec import opened
+from headgate.operators.process.two_sided import TwoSided
 from headgate.operators.schemas import frame_of
 from headgate.operators.user_function import batch_error, copied
 from headgate.state.backend import ColumnBackend
 from headgate.state.descriptors import StateDescriptor
-from headgate.state.frozen import FrozenState
 from headgate.state.memory.factory import MemoryStates
 
 
@@ -69,27 +68,13 @@ def batch_broadcast_spec(
     return spec
 
 
-class BatchBroadcastOperator(BatchProcessOperator):
+class BatchBroadcastOperator(TwoSided, BatchProcessOperator):
     """Calls ``process`` for batches of the main side, ``process_broadcast`` for those of the broadcast side."""
 
     _function: BatchBroadcastProcessFunction
 
-    def open(self, context: OperatorContext, output: Output) -> None:
-        """See ``Operator``."""
-        self._side = BroadcastSide(context.node)
-        super().open(context, output)
-        self._side.begin()
-        self._broadcast_context = BroadcastContext(self._time, context.subtask_index, context.parallelism)
-
     def _handle(self, maker: BatchStates) -> BatchStateHandle:
         return BatchStateHandle(self.context.node, maker, self._side)
-
-    def process_input(self, name: InputName, batch: pa.RecordBatch) -> None:
-        """See ``Operator``."""
-        if name == BROADCAST_INPUT:
-            self._process_broadcast(batch)
-        else:
-            self.process(batch)
 
     def _process_broadcast(self, batch: pa.RecordBatch) -> None:
         self._begin_call()
@@ -99,11 +84,3 @@ class BatchBroadcastOperator(BatchProcessOperator):
         except Exception as error:
             raise batch_error(self.context.node, batch.num_rows, error) from None
         self._emit(result)
-
-    def freeze_broadcast(self, *, is_own: bool) -> FrozenState | None:
-        """See ``Operator``."""
-        return self._side.freeze(self.context, is_own=is_own)
-
-    def restore_broadcast(self, states: Sequence[RestoredState]) -> None:
-        """See ``Operator``."""
-        self._side.restore(states, self.context)

@@ -5,18 +5,17 @@ Counterparts: ``by_row``, which calls it for the other side; ``broadcasting``, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from headgate.model.graph import BROADCAST_INPUT, InputName, OutputTag
-from headgate.operators.base import Operator, OperatorContext, Output, RestoredState
+from headgate.model.graph import InputName, OutputTag
+from headgate.operators.base import Operator
 from headgate.operators.keyed import key_columns
 from headgate.operators.process.broadcast_side import BroadcastSide
 from headgate.operators.process.broadcasting import (
-    BroadcastContext,
     BroadcastProcessFunction,
     check_function,
     refuse_keyed_state,
@@ -27,11 +26,11 @@ from headgate.operators.process.cursor import Cursor
 from headgate.operators.process.functions import StateHandle
 from headgate.operators.process.row_states import RowStates
 from headgate.operators.process.spec import opened
+from headgate.operators.process.two_sided import TwoSided
 from headgate.operators.rows import Row, paused_gc, rows_of
 from headgate.operators.user_function import copied, user_error
 from headgate.state.backend import RowCells
 from headgate.state.descriptors import StateDescriptor
-from headgate.state.frozen import FrozenState
 from headgate.state.memory.factory import MemoryStates
 from headgate.state.ttl import StateTime
 
@@ -74,27 +73,13 @@ def _none(node: str, descriptor: StateDescriptor) -> NoReturn:
     refuse_keyed_state(node, descriptor)
 
 
-class BroadcastOperator(ProcessOperator):
+class BroadcastOperator(TwoSided, ProcessOperator):
     """Calls ``process`` for records of the main side, ``process_broadcast`` for those of the broadcast side."""
 
     _function: BroadcastProcessFunction
 
-    def open(self, context: OperatorContext, output: Output) -> None:
-        """See ``Operator``."""
-        self._side = BroadcastSide(context.node)
-        super().open(context, output)
-        self._side.begin()
-        self._broadcast_context = BroadcastContext(self._time, context.subtask_index, context.parallelism)
-
     def _handle(self, maker: RowStates) -> StateHandle:
         return StateHandle(self.context.node, maker, self._side)
-
-    def process_input(self, name: InputName, batch: pa.RecordBatch) -> None:
-        """See ``Operator``."""
-        if name == BROADCAST_INPUT:
-            self._process_broadcast(batch)
-        else:
-            self.process(batch)
 
     def _process_broadcast(self, batch: pa.RecordBatch) -> None:
         self._begin_call()
@@ -110,11 +95,3 @@ class BroadcastOperator(ProcessOperator):
             except Exception as error:
                 raise user_error(self.context.node, row, error) from None
             self._emit(results)
-
-    def freeze_broadcast(self, *, is_own: bool) -> FrozenState | None:
-        """See ``Operator``."""
-        return self._side.freeze(self.context, is_own=is_own)
-
-    def restore_broadcast(self, states: Sequence[RestoredState]) -> None:
-        """See ``Operator``."""
-        self._side.restore(states, self.context)
