@@ -26,6 +26,7 @@ from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.memory import memory_catalogue
+from headgate.store.cut_store import LOOK_INTERVAL_MS
 from headgate.store.shared_transaction import SharedTransaction
 from headgate.store.store import Store
 from headgate.store.transaction_writer import TransactionWriter
@@ -112,6 +113,7 @@ class SharedTransactionMachine(RuleBasedStateMachine):
         self.visible: list[Row] = []
         self.models: list[Model] = []
         self.number = 0
+        self.look_due_ms = self.clock.monotonic_ms()
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -213,6 +215,8 @@ class SharedTransactionMachine(RuleBasedStateMachine):
             found = "unknown"
         self.lossy.fault = "none"
         assert found == expected
+        if verb == "commit" and found == "done":
+            self._look_once_a_minute()
 
     @rule(ms=st.sampled_from((0, 50, 100, 500, 1_000, 30_000)))
     def wait(self, ms: int) -> None:
@@ -247,6 +251,12 @@ class SharedTransactionMachine(RuleBasedStateMachine):
     def _look(self) -> None:
         for model in self.models:
             model.look(self.clock.wall_ms())
+
+    def _look_once_a_minute(self) -> None:
+        """Whoever makes events visible looks at leases, too (S71)."""
+        if self.clock.monotonic_ms() >= self.look_due_ms:
+            self.look_due_ms = self.clock.monotonic_ms() + LOOK_INTERVAL_MS
+            self._look()
 
     def _flush(self, writing: Writing, fault: str) -> str:
         """Have what is on its way recorded, then what is buffered."""
