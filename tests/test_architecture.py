@@ -376,7 +376,7 @@ NAMES_FOR_PEOPLE = {"owner", "claimant"}
 KEYS_OF_SINKS = {
     ROOT / "src/headgate/cli/sinks.py",
     ROOT / "src/headgate/connectors/custom/owned.py",
-    ROOT / "src/headgate/sim/product/custom.py",
+    ROOT / "src/headgate/sim/kinds/custom.py",
 }
 """There an ``owner`` is a pipeline and a sink in one key, which is made to be taken apart."""
 

@@ -9,7 +9,7 @@ import pytest
 from tests.syntax import parsed
 
 import headgate
-from headgate.sim.product.coverage_table import NOT_YET
+from headgate.sim.coverage_table import NOT_YET
 
 SOURCE = Path(headgate.__file__).parent
 ROOMS = ("model", "protocol", "codec", "storage", "store", "state", "operators", "connectors", "runtime")

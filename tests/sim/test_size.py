@@ -12,8 +12,9 @@ MACHINE = ("tasks", "primitives", "sockets", "disk", "faults", "surroundings", "
 
 ORDINARY = (
     *("run", "strikes", "harm", "settings", "source", "spark", "workloads", "graphs", "steps", "records"),
-    *("verdict", "history", "leaks", "streams", "coverage_table", "__main__"),
+    *("verdict", "history", "leaks"),
 )
+TOP = ("coverage_table", "__main__")
 
 
 def lines_of(room: str, names: tuple[str, ...]) -> int:
@@ -23,4 +24,5 @@ def lines_of(room: str, names: tuple[str, ...]) -> int:
 def test_the_machine_room_and_the_ordinary_run_are_small() -> None:
     machine = lines_of("machine", MACHINE)
     assert machine < 1_500
-    assert machine + lines_of("product", ORDINARY) < 5_000
+    others = lines_of("streams", ("streams",)) + lines_of(".", TOP)
+    assert machine + lines_of("product", ORDINARY) + others < 5_000

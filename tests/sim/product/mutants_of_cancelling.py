@@ -1,4 +1,4 @@
-"""Bugs planted where a pipeline gives up its checkpoints; seeds of ``sim.product.cancelling`` find them."""
+"""Bugs planted where a pipeline gives up its checkpoints; seeds of ``sim.kinds.cancelling`` find them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs planted in what a pipeline does that is another one than before; seeds of ``sim.product.changing`` find them."""
+"""Bugs planted in what a pipeline does that is another one than before; seeds of ``sim.kinds.changing`` find them."""
 
 from __future__ import annotations
 

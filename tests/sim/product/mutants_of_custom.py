@@ -1,4 +1,4 @@
-"""Bugs planted in the base classes of users' sinks; seeds of ``sim.product.custom`` find them.
+"""Bugs planted in the base classes of users' sinks; seeds of ``sim.kinds.custom`` find them.
 
 ``tests/mutants/test_own_sinks_mutants.py`` has those that need a driver that is replaced at one very moment.
 """
@@ -20,7 +20,7 @@ from headgate.connectors.custom.pieces import PieceBuffer
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
 from headgate.runtime.driver import sink_commits
-from headgate.sim.product.own_connectors import PublishingSink
+from headgate.sim.kinds.own_connectors import PublishingSink
 
 
 def recovery_aborts_nothing() -> AbstractContextManager[None]:  # CS3, K6

@@ -1,4 +1,4 @@
-"""Bugs planted where files are followed; seeds of ``sim.product.followed`` find them.
+"""Bugs planted where files are followed; seeds of ``sim.kinds.followed`` find them.
 
 ``tests/mutants/test_files_mutants.py`` has those that need a file system that fails at one very call.
 """

@@ -1,4 +1,4 @@
-"""Bugs planted in reader groups; seeds of ``sim.product.groups`` find them.
+"""Bugs planted in reader groups; seeds of ``sim.streams.groups`` find them.
 
 ``tests/mutants/test_reader_group_mutants.py`` has those that a named test finds.
 """

@@ -1,4 +1,4 @@
-"""Bugs planted where a pipeline starts over; seeds of ``sim.product.resetting`` find them."""
+"""Bugs planted where a pipeline starts over; seeds of ``sim.kinds.resetting`` find them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bugs planted in savepoints and in restores by name; seeds of ``sim.product.savepoints`` find them."""
+"""Bugs planted in savepoints and in restores by name; seeds of ``sim.kinds.savepoints`` find them."""
 
 from __future__ import annotations
 

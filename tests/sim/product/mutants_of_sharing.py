@@ -1,4 +1,4 @@
-"""Bugs planted where processes share a transaction; seeds of ``sim.product.sharing`` find them."""
+"""Bugs planted where processes share a transaction; seeds of ``sim.streams.sharing`` find them."""
 
 from __future__ import annotations
 

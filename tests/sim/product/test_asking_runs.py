@@ -15,7 +15,7 @@ from tests.sim.product.patching import around
 from headgate.protocol.checkpoints.coordinator_events import AnswerRequest
 from headgate.protocol.checkpoints.requests import Requests
 from headgate.protocol.supervision import restart
-from headgate.sim.product.asking import AskingRun, run_seed
+from headgate.sim.kinds.asking import AskingRun, run_seed
 
 SMOKE = (0, 3, 6, 9)
 

@@ -6,7 +6,7 @@ import pytest
 from tests.mutants.harness import Mutant
 from tests.sim.product.mutants_of_cancelling import ALL
 
-from headgate.sim.product.cancelling import CancellingRun, run_seed
+from headgate.sim.kinds.cancelling import CancellingRun, run_seed
 
 SMOKE = (1, 3, 7, 10, 11, 13)
 

@@ -17,9 +17,9 @@ from tests.sim.product.mutants_of_changes import (
 )
 
 from headgate.model.options import Guarantee
-from headgate.sim.product.changing_back import GoingBackRun
-from headgate.sim.product.changing_code import SINK, ChangingCodeRun, EditedJudge
-from headgate.sim.product.changing_modes import ChangingModeRun, EpochsJudge
+from headgate.sim.kinds.changing_back import GoingBackRun
+from headgate.sim.kinds.changing_code import SINK, ChangingCodeRun, EditedJudge
+from headgate.sim.kinds.changing_modes import ChangingModeRun, EpochsJudge
 
 MODES = (2, 3, 4)
 BACK = (1, 3)

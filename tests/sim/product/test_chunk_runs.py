@@ -10,7 +10,7 @@ from tests.mutants.harness import Mutant, patched
 from tests.sim.product import test_rocks_runs as rocks
 from tests.sim.product.finding import assert_found
 
-from headgate.sim.product.chunks import BOUNDS, KINDS, ChunksRun, ExpiringChunksRun, TimedChunksRun, run_seed
+from headgate.sim.kinds.chunks import BOUNDS, KINDS, ChunksRun, ExpiringChunksRun, TimedChunksRun, run_seed
 from headgate.sim.product.run import result_of
 from headgate.state.memory import stored_chunks
 

@@ -12,7 +12,7 @@ from tests.sim.product.mutants_of_custom import ALL, HARMLESS
 
 from headgate.connectors.custom import ledger
 from headgate.runtime.checkpoints import uploads
-from headgate.sim.product.custom import CustomRun, Kind, run_seed
+from headgate.sim.kinds.custom import CustomRun, Kind, run_seed
 
 SMOKE = (8, 13, 21, 35, 36)
 LIMITED = (10, 13)

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from headgate.sim.product.__main__ import KINDS
+from headgate.sim.__main__ import KINDS
 
 SEEDS: dict[str, tuple[int, ...]] = {
     "plain": (3, 6),
@@ -21,7 +21,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
 PROGRAM = """
 import socket, sys
 socket.gethostname = lambda: "machine" + sys.argv[1]
-from headgate.sim.product.__main__ import KINDS
+from headgate.sim.__main__ import KINDS
 from headgate.sim.product.run import run_seed
 for word in sys.argv[2:]:
     kind, seed = word.split(":")

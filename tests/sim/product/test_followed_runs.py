@@ -14,8 +14,8 @@ from tests.sim.product.patching import around
 
 from headgate.connectors.files import lines, rotation
 from headgate.connectors.files.lines import FileMovedError, LineFile
-from headgate.sim.product.followed import FollowedRun, run_seed
-from headgate.sim.product.logs import Form
+from headgate.sim.kinds.followed import FollowedRun, run_seed
+from headgate.sim.kinds.logs import Form
 
 SMOKE = (2, 24, 49, 57)
 

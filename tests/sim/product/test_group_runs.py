@@ -23,8 +23,8 @@ from headgate.protocol.store.reader_group import (
     Passed,
     Silent,
 )
-from headgate.sim.product.group_judge import Cuts, GroupJudge
-from headgate.sim.product.groups import GroupRun, run_seed
+from headgate.sim.streams.group_judge import Cuts, GroupJudge
+from headgate.sim.streams.groups import GroupRun, run_seed
 from headgate.sim.world import Violation
 from headgate.store import store as stores
 from headgate.store.group_reader import GroupEvents

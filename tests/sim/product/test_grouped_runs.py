@@ -7,7 +7,7 @@ from tests.mutants.harness import Mutant
 from tests.sim.product.finding import assert_found
 from tests.sim.product.mutants_of_grouped import ALL
 
-from headgate.sim.product.grouped import GroupedRun, run_seed
+from headgate.sim.streams.grouped import GroupedRun, run_seed
 
 SMOKE = range(10)
 

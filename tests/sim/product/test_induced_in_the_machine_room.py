@@ -12,8 +12,8 @@ from tests.sim.product.mutants_of_induced import ALL, SEEDS
 
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import HookState, Manifest
-from headgate.sim.product.induced import InducedRun, run_seed
-from headgate.sim.product.tapes import HOOK, Tape, TapeHook
+from headgate.sim.kinds.induced import InducedRun, run_seed
+from headgate.sim.kinds.tapes import HOOK, Tape, TapeHook
 
 SMOKE = (1, 5, 6)
 MENDED = {211: "a claim that stayed (R43)", 3017: "a marker that was never reached (EI36)"}

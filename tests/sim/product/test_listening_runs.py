@@ -9,8 +9,8 @@ from tests.mutants.harness import Mutant
 from tests.sim.product.finding import assert_found
 from tests.sim.product.mutants_of_listening import ALL, SEEDS
 
-from headgate.sim.product import listening
-from headgate.sim.product.listening import Disorder, ListeningRun, run_seed
+from headgate.sim.kinds import listening
+from headgate.sim.kinds.listening import Disorder, ListeningRun, run_seed
 from headgate.sim.product.run import Run
 
 SMOKE = (0, 2, 10)

@@ -17,7 +17,7 @@ from tests.sim.product.mutants_of_induced import the_first_marker_cuts_all_split
 
 from headgate.model.manifest import Manifest
 from headgate.model.options import Guarantee
-from headgate.sim.product.mixed import ModeRun, TapesOvertakenRun, TapesSavedRun, drawn, run_seed
+from headgate.sim.kinds.mixed import ModeRun, TapesOvertakenRun, TapesSavedRun, drawn, run_seed
 
 SMOKE = (0, 1, 16, 18)
 

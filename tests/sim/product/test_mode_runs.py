@@ -16,7 +16,7 @@ from tests.mutants.test_guarantee_mutants import (
 from tests.sim.product.finding import assert_found
 
 from headgate.model.options import Guarantee
-from headgate.sim.product.modes import RULES, Judge, draw_mode, run_seed
+from headgate.sim.kinds.modes import RULES, Judge, draw_mode, run_seed
 from headgate.sim.product.run import Run
 
 LEAST, MOST = Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE

@@ -21,7 +21,7 @@ from tests.sim.product.finding import assert_found
 from tests.sim.product.patching import around
 
 from headgate.runtime.worker import deployment
-from headgate.sim.product.overtaking import OvertakingRun, run_seed
+from headgate.sim.kinds.overtaking import OvertakingRun, run_seed
 
 SMOKE = (32, 37, 42, 43, 49)
 

@@ -7,7 +7,7 @@ from tests.mutants.harness import Mutant
 from tests.sim.product.finding import assert_found
 from tests.sim.product.mutants_of_resets import ALL
 
-from headgate.sim.product.resetting import ResettingRun, run_seed
+from headgate.sim.kinds.resetting import ResettingRun, run_seed
 
 SMOKE = (2, 5, 9, 10, 13, 14, 16)
 

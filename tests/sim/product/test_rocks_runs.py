@@ -14,7 +14,7 @@ from headgate.model.config import RocksState
 from headgate.model.manifest import SnapshotPart
 from headgate.protocol.checkpoints.retention import FileRetention
 from headgate.protocol.checkpoints.sharing import SharedFiles
-from headgate.sim.product.rocks import KINDS, RocksExpiringRun, RocksFilesRun, RocksRun, RocksTimedRun, run_seed
+from headgate.sim.kinds.rocks import KINDS, RocksExpiringRun, RocksFilesRun, RocksRun, RocksTimedRun, run_seed
 from headgate.sim.product.run import result_of
 from headgate.state.rocksdb import increments
 from headgate.state.rocksdb.database import Changes, Database

@@ -6,7 +6,7 @@ import pytest
 from tests.mutants.harness import Mutant
 from tests.sim.product.mutants_of_savepoints import ALL
 
-from headgate.sim.product.savepoints import BeginningRun, SavepointRun, run_seed
+from headgate.sim.kinds.savepoints import BeginningRun, SavepointRun, run_seed
 
 SMOKE = (3, 5, 6, 30)
 DRAINED = (2, 13)

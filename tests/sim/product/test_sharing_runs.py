@@ -7,7 +7,7 @@ from tests.mutants.harness import Mutant
 from tests.sim.product.finding import assert_found
 from tests.sim.product.mutants_of_sharing import ALL
 
-from headgate.sim.product.sharing import ENDINGS, SharingRun, run_seed
+from headgate.sim.streams.sharing import ENDINGS, SharingRun, run_seed
 from headgate.store import transaction_writer
 
 SMOKE = range(8)

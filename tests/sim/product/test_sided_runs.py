@@ -21,7 +21,7 @@ from tests.sim.product.patching import around
 
 from headgate.model.graph import BROADCAST_INPUT
 from headgate.runtime.worker import deployment
-from headgate.sim.product.sided import SidedRun, run_seed
+from headgate.sim.kinds.sided import SidedRun, run_seed
 
 SMOKE = (0, 1, 2, 5, 13, 23)
 

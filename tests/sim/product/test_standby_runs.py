@@ -16,7 +16,7 @@ from headgate.protocol.supervision import pulse
 from headgate.protocol.supervision.standby import Standby
 from headgate.runtime.driver import heart
 from headgate.runtime.driver.heart import Heart
-from headgate.sim.product.standing_by import StandbyRun, run_seed
+from headgate.sim.kinds.standing_by import StandbyRun, run_seed
 
 SMOKE = (1, 2, 3, 5, 6, 7, 11, 12)
 

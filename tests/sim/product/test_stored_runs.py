@@ -13,9 +13,9 @@ from tests.sim.product.finding import assert_found
 
 from headgate.runtime.stored_state import pieces, places, reading
 from headgate.runtime.stored_state.reading import Selection
+from headgate.sim.kinds.savepoints import SavepointRun
 from headgate.sim.product import stored
 from headgate.sim.product.run import Run
-from headgate.sim.product.savepoints import SavepointRun
 from headgate.sim.world import Violation
 
 SMOKE = (2, 3, 5, 8, 9)

@@ -8,7 +8,7 @@ from tests.sim.product.finding import assert_found
 from tests.sim.product.stream_mutants import EMPTIED, MUTANTS, SCALED, SHARED
 
 from headgate.sim.machine.faults import Fault
-from headgate.sim.product.streams import StreamRun, run_seed
+from headgate.sim.streams.streams import StreamRun, run_seed
 from headgate.store import store as stores
 
 SMOKE = range(14)

@@ -8,10 +8,10 @@ import pytest
 from tests.sim.product.patching import patched
 
 from headgate.sim.product.focus import FOCUS_RATE, SUBJECTS, draw_focus
-from headgate.sim.product.neighbour import Neighbour
 from headgate.sim.product.run import Run
-from headgate.sim.product.streams import run_seed as run_streams
 from headgate.sim.product.typed import TYPED
+from headgate.sim.streams.neighbour import Neighbour
+from headgate.sim.streams.streams import run_seed as run_streams
 from headgate.store import writer
 
 OF_DAMAGE, OF_DECLINES, OF_OVERLAPS = 18, 7, 1

@@ -20,7 +20,7 @@ from tests.sim.product.finding import assert_found
 from tests.sim.product.patching import around
 
 from headgate.operators.process.timed import TimedOperator
-from headgate.sim.product.expiring import ExpiringRun, Judge, run_seed
+from headgate.sim.kinds.expiring import ExpiringRun, Judge, run_seed
 
 SMOKE = (0, 1, 2, 3, 4)
 

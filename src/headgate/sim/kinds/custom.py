@@ -24,12 +24,12 @@ from headgate.model.manifest import Committable, Manifest
 from headgate.protocol.supervision import restart
 from headgate.remedies import BringOutputBack
 from headgate.runtime.checkpoints import uploads
+from headgate.sim.kinds.own_connectors import FeedSource, PreparingSink, PublishingSink
 from headgate.sim.machine.database import LATE_MS, Database, Row, Unreachable
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.feed import Feed
 from headgate.sim.product import history as histories
 from headgate.sim.product.history import History
-from headgate.sim.product.own_connectors import FeedSource, PreparingSink, PublishingSink
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.settings import NAME, Settings
 from headgate.sim.product.verdict import Order, Verdict

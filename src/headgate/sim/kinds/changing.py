@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from headgate.sim.product.changing_back import GoingBackRun
-from headgate.sim.product.changing_code import ChangingCodeRun
-from headgate.sim.product.changing_modes import ChangingModeRun
+from headgate.sim.kinds.changing_back import GoingBackRun
+from headgate.sim.kinds.changing_code import ChangingCodeRun
+from headgate.sim.kinds.changing_modes import ChangingModeRun
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 
 KINDS: tuple[Callable[..., Run], ...] = (ChangingModeRun, GoingBackRun, ChangingCodeRun)

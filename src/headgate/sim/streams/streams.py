@@ -24,15 +24,15 @@ from headgate.runtime.driver import coordination
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.store import SimStores
 from headgate.sim.machine.tasks import SimProcess
-from headgate.sim.product.cut_streams import check_cuts
-from headgate.sim.product.emptied_streams import EmptiedStreams
 from headgate.sim.product.history import History
-from headgate.sim.product.neighbour import Neighbour
 from headgate.sim.product.records import KEYS
 from headgate.sim.product.run import Result, Run
-from headgate.sim.product.scaled_streams import Policies, Scaler
 from headgate.sim.product.settings import NAME, Settings
 from headgate.sim.product.workloads import Branches, Splits
+from headgate.sim.streams.cut_streams import check_cuts
+from headgate.sim.streams.emptied_streams import EmptiedStreams
+from headgate.sim.streams.neighbour import Neighbour
+from headgate.sim.streams.scaled_streams import Policies, Scaler
 from headgate.sim.world import Violation
 from headgate.store import store as stores
 from headgate.store.reader import SegmentReader

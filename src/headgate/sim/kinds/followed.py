@@ -24,10 +24,10 @@ from headgate.connectors.files.commit import committed_files
 from headgate.connectors.files.position import FilePosition
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
+from headgate.sim.kinds.logs import DIRECTORY, Form, Logs
 from headgate.sim.machine.disk import Disk, SimStorage
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.files import BusyFiles
-from headgate.sim.product.logs import DIRECTORY, Form, Logs
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.settings import CHECKPOINTS, NAME, Settings
 from headgate.sim.product.source import SCHEMA

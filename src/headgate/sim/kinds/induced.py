@@ -16,11 +16,11 @@ import headgate as hg
 from headgate.connectors.base import Source
 from headgate.connectors.induced import InducedSource
 from headgate.model.manifest import Manifest
+from headgate.sim.kinds.tapes import HOOK, HOOK_TIMEOUT_MS, SPREAD_MS, Outside, TapeHook, TapeSource
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.history import History
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.settings import Settings
-from headgate.sim.product.tapes import HOOK, HOOK_TIMEOUT_MS, SPREAD_MS, Outside, TapeHook, TapeSource
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import Splits, draw_splits
 

@@ -19,7 +19,7 @@ from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.product.run import Result, result_of
 from headgate.sim.product.settings import NAME, ROOT
-from headgate.sim.product.streams import STORE, StreamRun, StreamSettings
+from headgate.sim.streams.streams import STORE, StreamRun, StreamSettings
 from headgate.sim.world import Violation
 from headgate.storage.backends import open_storage
 from headgate.store.cuts import StreamCut

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import headgate as hg
 from headgate.connectors.base import Sink
-from headgate.sim.product.overtaking import OvertakingRun
+from headgate.sim.kinds.overtaking import OvertakingRun
 from headgate.sim.product.records import Row
 from headgate.sim.product.run import EVENTS_MAX, Result, result_of
 from headgate.sim.product.steps import FirstOfEqual

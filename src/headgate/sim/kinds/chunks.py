@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from headgate.sim.product.expiring import ExpiringRun
-from headgate.sim.product.replacing import replaced
+from headgate.sim.kinds.expiring import ExpiringRun
+from headgate.sim.kinds.replacing import replaced
+from headgate.sim.kinds.timed import TimedRun
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
-from headgate.sim.product.timed import TimedRun
 from headgate.sim.world import Violation
 from headgate.state import keyed
 from headgate.state.memory import by_column, changes, chunk_log, chunked

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from headgate.model.manifest import Manifest
 from headgate.model.options import Guarantee
-from headgate.sim.product.induced import InducedRun
-from headgate.sim.product.modes import draw_mode
-from headgate.sim.product.overtaking import OvertakingRun
+from headgate.sim.kinds.induced import InducedRun
+from headgate.sim.kinds.modes import draw_mode
+from headgate.sim.kinds.overtaking import OvertakingRun
+from headgate.sim.kinds.savepoints import SavepointRun
 from headgate.sim.product.run import EVENTS_MAX, Result, result_of
-from headgate.sim.product.savepoints import SavepointRun
 
 KINDS = ("at_least_once", "at_most_once", "overtaking", "savepoints")
 

@@ -25,8 +25,8 @@ from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.protocol.store.transactions import Status
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.product.run import Result, result_of
-from headgate.sim.product.scaled_streams import Scaler
-from headgate.sim.product.streams import STORE, Event, StreamRun
+from headgate.sim.streams.scaled_streams import Scaler
+from headgate.sim.streams.streams import STORE, Event, StreamRun
 from headgate.sim.world import Violation
 from headgate.store import transaction_writer
 from headgate.store.shared_transaction import SharedTransaction

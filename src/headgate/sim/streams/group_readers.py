@@ -16,7 +16,7 @@ from headgate.errors import CorruptionError, FencedError, HeadgateError, Storage
 from headgate.protocol.store.transactions import Status
 from headgate.sim.machine.faults import Faults
 from headgate.sim.machine.tasks import SimProcess, Tasks
-from headgate.sim.product.group_judge import GroupJudge
+from headgate.sim.streams.group_judge import GroupJudge
 from headgate.sim.world import World
 from headgate.store.group_reader import CheckpointMarker, GroupEvents, GroupReader
 from headgate.store.reader_groups import ReaderGroup

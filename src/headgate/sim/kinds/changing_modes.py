@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from headgate.model.options import Guarantee
 from headgate.model.progress import Continuation, RunResult
+from headgate.sim.kinds.modes import LOOPS, RULES, Judge, Noted, Records
 from headgate.sim.machine.faults import Fault
-from headgate.sim.product.modes import LOOPS, RULES, Judge, Noted, Records
 from headgate.sim.product.run import EVENTS_MAX, Run
 from headgate.sim.product.strikes import Started
 from headgate.sim.product.workloads import WORKLOADS, draw_splits

@@ -18,10 +18,10 @@ from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.connectors.base import Sink
 from headgate.errors import UsageError
 from headgate.model.manifest import Manifest
+from headgate.sim.kinds.modes import LOOPS
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.graphs import Graph
 from headgate.sim.product.history import History
-from headgate.sim.product.modes import LOOPS
 from headgate.sim.product.records import OUT_OF_ORDER_MS, WINDOW_MS, Row
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.workloads import WORKLOADS, Branches, draw_splits

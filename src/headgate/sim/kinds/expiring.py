@@ -3,7 +3,7 @@
 What a function sees depends on when it sees it, so its results say what time it was. The judge replays the results of
 each key, as they are numbered, against plain dicts with that clock: what was committed must be what such state shows
 (TL2 to TL7 of docs/spec/ttl.md), once for each record, and its time never goes back. What is drawn comes from a
-generator of its own. Rule SM61 of docs/spec/simulator.md. Counterpart: ``sim.product.timed``, whose runs these are.
+generator of its own. Rule SM61 of docs/spec/simulator.md. Counterpart: ``sim.kinds.timed``, whose runs these are.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import polars as pl
 import pyarrow as pa
 
 import headgate as hg
+from headgate.sim.kinds.timed import TimedRun
 from headgate.sim.product.records import Row
 from headgate.sim.product.run import EVENTS_MAX, Result, result_of
 from headgate.sim.product.settings import Exactly
-from headgate.sim.product.timed import TimedRun
 from headgate.sim.product.workloads import Branches, Job, Values, Workload
 
 SLOTS = 3

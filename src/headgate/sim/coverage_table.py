@@ -126,7 +126,7 @@ def measure(first: int, seeds: int, jobs: int, kinds: Sequence[str]) -> dict[str
         )
         coverage = [sys.executable, "-m", "coverage"]
         options = [f"--rcfile={settings}"]
-        program = [*coverage, "run", *options, "-m", "headgate.sim.product"]
+        program = [*coverage, "run", *options, "-m", "headgate.sim"]
         others = [([f"--{kind}"], max(1, seeds // OTHERS_SHARE)) for kind in kinds]
         for option, count in (([], seeds), *others):
             slices = [_slice(first, count, jobs, job) for job in range(jobs)]

@@ -17,10 +17,10 @@ from headgate.sim.machine.disk import Disk
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.store import SimStores
 from headgate.sim.machine.tasks import SimProcess, Tasks
-from headgate.sim.product.group_judge import GroupJudge, WatchedCatalogue
-from headgate.sim.product.group_readers import GROUP, SCHEMA, STORE, Member, Place, Writer
 from headgate.sim.product.run import Result
-from headgate.sim.product.scaled_streams import Scaler
+from headgate.sim.streams.group_judge import GroupJudge, WatchedCatalogue
+from headgate.sim.streams.group_readers import GROUP, SCHEMA, STORE, Member, Place, Writer
+from headgate.sim.streams.scaled_streams import Scaler
 from headgate.sim.world import Violation, World
 from headgate.store import store as stores
 from headgate.store.catalogue.base import Catalogue
