@@ -284,7 +284,7 @@ def test_a_damaged_savepoint_is_refused_before_anything_is_written(tmp_path: Pat
     home = Home(tmp_path / "b")
     before = files(tmp_path / "b")
     part.write_bytes(b"garbage")
-    assert "is damaged and is not restored" in refusal(home, place)
+    assert "cannot be read and is not restored" in refusal(home, place)
     part.write_bytes(sound)
     (place / "savepoint").write_bytes((place / "savepoint").read_bytes()[:-9])
     assert f"{place} cannot be restored" in refusal(home, place)

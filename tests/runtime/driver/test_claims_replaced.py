@@ -81,7 +81,7 @@ def test_a_driver_replaced_between_its_claim_and_its_choice_does_not_report_dama
     with pytest.raises(FencedError) as fenced:
         place.begin("sleeper")
     assert (fenced.value.mine, fenced.value.newest) == (2, 3)
-    assert not [note for note in place.notes if "damaged" in note]
+    assert not [note for note in place.notes if "cannot be used" in note]
 
 
 def test_a_damaged_newer_checkpoint_is_not_retained(tmp_path: Path) -> None:  # C35

@@ -424,7 +424,7 @@ def test_a_log_whose_newest_entry_cannot_be_read_is_not_gone_back_in(tmp_path: P
     newest = max((home.root / "p" / "log").iterdir())
     sound = newest.read_bytes()
     newest.write_bytes(b"torn")
-    with pytest.raises(UsageError, match="its own log is damaged"):
+    with pytest.raises(UsageError, match="its own log cannot be read"):
         home.begin(place, 1)
     newest.write_bytes(sound)
     home.run(place, 2)

@@ -471,7 +471,7 @@ def test_what_another_pipeline_may_have_been_restored_from_stays(place: Place) -
     sound = bytes(place.storage.get(path))
     place.storage.put(path, [b"garbage"])
     assert not remove(place)
-    assert f"{path} is damaged" in place.notes[-1]
+    assert f"{path} cannot be read" in place.notes[-1]
     assert restored(place) == 2
     place.storage.put(path, [sound])
     other.append(replace(adopted, checkpoint=CheckpointId(2)))

@@ -60,7 +60,7 @@ def test_what_a_worker_could_not_restore_is_gone_back_behind(place: Place) -> No
     file = newest.entries[0].parts[0].path
     CALLS.clear()
     assert begin(place, found_in(newest)).checkpoint == 1
-    assert f"damaged: p/{file}" in place.notes[0]
+    assert f"p/{file} cannot be used" in place.notes[0]
     assert "block checksum mismatch; using checkpoint 1 instead" in place.notes[0]
     assert CALLS == [("recover", [1]), ("commit 1 as 2", [1])], "what checkpoint 2 promised is aborted"
     (aside,) = place.log.files.aside()

@@ -146,7 +146,7 @@ class Adoption:
         damage = self._log.files.verify(self._found.manifest)
         if damage:
             named = "; ".join(f"{d.path}: {d.problem}" for d in damage)
-            raise UsageError(f"{self._found.what} is damaged and is not restored: {named}")
+            raise UsageError(f"{self._found.what} cannot be read and is not restored: {named}")
         check_fit(self._found.manifest, self._definition)
         self._is_checked = True
 
