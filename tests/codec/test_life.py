@@ -31,9 +31,9 @@ def test_no_flipped_bit_and_no_truncation_passes(life: Life | None) -> None:
         for bit in (1, 128):
             damaged = bytearray(data)
             damaged[at] ^= bit
-            with pytest.raises(CorruptionError, match="p/life is (damaged at byte|not in a format)"):
+            with pytest.raises(CorruptionError, match=r"p/life is (damaged at byte|not in a format)"):
                 decode_life(bytes(damaged), "p/life")
-        with pytest.raises(CorruptionError, match="p/life is (damaged at byte|not in a format)"):
+        with pytest.raises(CorruptionError, match=r"p/life is (damaged at byte|not in a format)"):
             decode_life(data[:at], "p/life")
 
 

@@ -90,7 +90,7 @@ def take(
     pipeline: PipelineArgument,
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
-    """Have a pipeline that runs on this machine take a checkpoint now, and wait until it is completed."""
+    """Take a checkpoint of a pipeline that runs on this machine now, and wait until it has completed."""
     outcome = asked(RunningPipeline.find(absolute_location(directory), pipeline), RunRequest())
     if outcome.checkpoint is None:
         raise PipelineFailed(f"{pipeline}: there is no new checkpoint: {outcome.reason}")

@@ -14,6 +14,6 @@ MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 
 
 def not_beginning_with(magic: bytes, data: bytes, path: str, what: str) -> CorruptionError:
-    """Return the error of a file at ``path`` that should be ``what``: cut where it begins with ``magic``, else foreign."""
+    """Return the error of a file that is not ``what``: damaged if it ends within ``magic``, else foreign."""
     is_cut = magic.startswith(data[: len(magic)])
     return (CorruptionError if is_cut else UnknownFormat)(path, 0, what, repr(data[:24]))

@@ -397,7 +397,7 @@ def test_an_older_checkpoint_is_never_restored_as_the_newest(tmp_path: Path, is_
     said = refusal(home, place)
     assert said.startswith(f"{place} cannot be restored: ")
     assert newest.name in said
-    assert "the newest checkpoint cannot be told; name one by its id: there is 1" in said
+    assert "the newest checkpoint is not known; name one by its id: there is 1" in said
     assert files(tmp_path / "c") == {}, "nothing is written"
     found = went_on.begin(place)  # SV24: it needs nothing of that place any more
     assert found.restored is not None

@@ -166,7 +166,7 @@ def test_an_unexpected_error_while_a_manifest_is_written_leaves_its_outcome_open
     for subtask in place.definition.plan.subtasks():
         handle = write_snapshot(place.storage, "p", subtask, one, begun.generation, [b"state"], 0)
         coordination.handle(machine.Acknowledged(begun.generation, one, SubtaskEntry(subtask, (handle,))))
-    assert around.failed == ["nobody can tell whether the manifest of checkpoint 1 was written"]
+    assert around.failed == ["it is not known whether the manifest of checkpoint 1 was written"]
     assert len(place.files()) == len(place.definition.plan.subtasks())
     _, found = place.begin("second")
     assert found.restored is not None

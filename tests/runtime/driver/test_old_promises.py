@@ -331,7 +331,7 @@ def test_a_target_that_may_have_forgotten_and_cannot_be_asked_publishes_nothing(
     assert home.run(home.chk(1), 2) == 4
     home.run()
     home.begin()
-    with pytest.raises(UsageError, match="nobody can tell any more whether the output of checkpoint 2"):
+    with pytest.raises(UsageError, match="it is no longer known whether the output of checkpoint 2"):
         home.begin(place, 5)
     home.run()
     assert home.kind.shown[:3] == [1, 2, 4]

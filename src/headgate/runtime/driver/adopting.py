@@ -221,7 +221,7 @@ class Adoption:
         manifest = adoptable.manifest
         self._log.reserve(manifest.checkpoint)
         if self._log.append(manifest) is not Outcome.WRITTEN:
-            raise StorageError("restore", self._log.url, self._log.problem or "nobody can tell whether it was written")
+            raise StorageError("restore", self._log.url, self._log.problem or "it is not known whether it was written")
         return Claimed(claimed.next, CheckpointId(manifest.checkpoint + 1), self._log.observe())
 
     def story(self, decision: Adopt | GoOn) -> list[str]:

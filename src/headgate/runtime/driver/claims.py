@@ -210,7 +210,7 @@ def _tells_once_more(definition: PipelineDefinition, note: Callable[[str], None]
     """Whether a pipeline that has finished runs again, for those who may not have heard of its end (HL8)."""
     if not is_listening(definition):
         return False
-    note("all input has been processed; whoever listens to checkpoints is told once more")
+    note("all input has been processed; checkpoint listeners are notified once more")
     return True
 
 
