@@ -19,6 +19,7 @@ from headgate.errors import (
     ProtocolViolation,
     StorageError,
     TruncatedError,
+    UnknownFormat,
     UsageError,
     with_remedy,
 )
@@ -31,6 +32,7 @@ EXAMPLES: list[HeadgateError] = [
     BadRecord("parse", "not JSON", "app.log byte 12", "'{'"),
     ProtocolViolation("Aligner", "second barrier", ("one", "two")),
     CorruptionError("log/1", 8, "checksum 1", "2"),
+    UnknownFormat("log/1", 8, "format version 9 or less", "10"),
     OutputDenied("out", 7, "it is gone"),
     FencedError("pipeline p", 3, 4),
     StorageError("put", "log/1", "no space", is_transient=False),
@@ -44,6 +46,8 @@ TEXTS = {
     "or divert such records with Pipeline(bad_records=DeadLetter(sink)).",
     ProtocolViolation: "Aligner: second barrier; its last events:\n    one\n    two",
     CorruptionError: "log/1 is damaged at byte 8: expected checksum 1, found 2",
+    UnknownFormat: "log/1 is not in a format that this release of Headgate reads: expected format version 9 or less, "
+    "found 10; use the release that wrote it, if one did, or restore the file from a copy",
     OutputDenied: "sink 'out' cannot commit the output of checkpoint 7: it is gone; starting again cannot help: bring "
     "back what is missing there, restore another checkpoint (headgate run PROGRAM --from PLACE --go-back-behind 7), or "
     "start over, which deletes all output: headgate run PROGRAM --fresh",

@@ -8,6 +8,7 @@
     ├── BadRecord           a record broke the ``fail`` policy; names the record and its position
     ├── ProtocolViolation   a peer or our own runtime broke a rule; carries machine, phase and story
     ├── CorruptionError     bytes contradict themselves: path, offset, expected, found
+    │   └── UnknownFormat   another release or program wrote them: nothing says that they are damaged
     ├── OutputDenied        a target denies output that a completed checkpoint promised: stop, do not retry
     ├── FencedError         a newer generation or epoch exists: stop, do not retry
     ├── TruncatedError      events that were to be read, or held, are gone from their stream on purpose
@@ -141,6 +142,16 @@ class CorruptionError(HeadgateError):
 
     def __str__(self) -> str:
         return f"{self.path} is damaged at byte {self.offset}: expected {self.expected}, found {self.found}"
+
+
+class UnknownFormat(CorruptionError):
+    """A file is of a format that this release does not read; nothing says that it is damaged."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is not in a format that this release of Headgate reads: expected {self.expected}, found "
+            f"{self.found}; use the release that wrote it, if one did, or restore the file from a copy"
+        )
 
 
 class OutputDenied(HeadgateError):

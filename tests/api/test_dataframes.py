@@ -76,6 +76,30 @@ def test_results_are_a_spark_dataframe(spark: Any, tmp_path: Path) -> None:
     assert sorted((row.k, row.n) for row in result.collect()) == [("0", 30), ("1", 30), ("2", 30)]
 
 
+def test_spark_types_go_in_and_come_out(spark: Any, tmp_path: Path) -> None:  # OP10
+    """A map comes out as a list of its entries, which Spark makes a map again; all others as they went in."""
+    given = spark.sql(
+        """
+        SELECT id, CAST(id / 4 AS DECIMAL(12, 2)) AS price, MAP('a', id, 'b', NULL) AS tags,
+               NAMED_STRUCT('at', TIMESTAMP_NTZ'2026-01-31 12:00:00', 'days', ARRAY(DATE'2026-01-31', NULL)) AS nested,
+               CAST(STRING(id) AS BINARY) AS raw, IF(id = 7, NULL, MAP('k', ARRAY(CAST(id AS DECIMAL(5, 1))))) AS deep
+        FROM RANGE(0, 20)
+        """
+    )
+    pipeline = hg.Pipeline("types", checkpointing=hg.Checkpointing(dir=tmp_path))
+    rows = pipeline.source(hg.DataFrameSource(given)).with_columns(twice=pl.col("price") * 2)
+    found = rows.to_dataframe(spark)
+    types = dict(found.dtypes)
+    assert {name: types[name] for name in ("price", "nested", "raw")} == {
+        name: kind for name, kind in given.dtypes if name in ("price", "nested", "raw")
+    }
+    again = found.selectExpr(
+        "id", "price", "map_from_entries(tags) AS tags", "nested", "raw", "map_from_entries(deep) AS deep"
+    )
+    assert sorted(again.collect()) == sorted(given.collect())
+    assert {(row.id, row.twice) for row in found.collect()} == {(row.id, row.price * 2) for row in given.collect()}
+
+
 def test_a_streaming_dataframe_is_refused(spark: Any) -> None:
     streaming = spark.readStream.format("rate").load()
     with pytest.raises(hg.UsageError, match="bounded"):

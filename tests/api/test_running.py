@@ -12,6 +12,7 @@ from tests.clocks import HandClock
 import headgate as hg
 from headgate.api.running import SAME_WISH_MS, RunRequested, loading_only, refuse_while_loading, run_to_end
 from headgate.errors import UsageError
+from headgate.model.ids import CheckpointId
 from headgate.model.progress import (
     CheckpointOutcome,
     CheckpointProgress,
@@ -19,6 +20,7 @@ from headgate.model.progress import (
     PipelineState,
     Progress,
     RunResult,
+    SubtaskAlignment,
 )
 
 
@@ -67,6 +69,9 @@ class FakeHandle:
 
     def checkpoints(self) -> tuple[CheckpointProgress, ...]:
         return ()
+
+    def alignments(self) -> dict[CheckpointId, tuple[SubtaskAlignment, ...]]:
+        return {}
 
     def metrics(self) -> dict[str, dict[str, int | float]]:
         return {}

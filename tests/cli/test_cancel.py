@@ -55,7 +55,7 @@ def cancelled(root: Path, ending: str) -> str | Exception:
         ("STOPPED", "p: cancelled; started again, it continues from checkpoint 5\n"),
         (
             "STOPPED in doubt",
-            "p: cancelled; nobody can tell whether its checkpoints are removed: started again, it begins anew, or "
+            "p: cancelled; it is not known whether its checkpoints are removed: the next start begins anew, or "
             "continues from checkpoint 5\n",
         ),
     ],

@@ -67,9 +67,9 @@ def test_a_damaged_entry_is_listed_by_name(root: Path) -> None:
     data[len(data) // 2] ^= 1
     newest.write_bytes(data)
     text = told("list", "counts", "--dir", str(root))
-    assert f"damaged: counts/log/{newest.name}" in text
+    assert f"counts/log/{newest.name} cannot be used" in text
     assert "final" not in text
-    with pytest.raises(CorruptionError, match="the newest checkpoint cannot be told; name one by its id: there is 1"):
+    with pytest.raises(CorruptionError, match="the newest checkpoint is not known; name one by its id: there is 1"):
         told("show", "counts", "--dir", str(root))  # RS2
     assert "checkpoint: 1\n" in told("show", "counts", "1", "--dir", str(root))
 

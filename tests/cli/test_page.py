@@ -17,7 +17,7 @@ from headgate.cli.progress import Quiet
 from headgate.cli.run_options import Beginning, RunOptions
 from headgate.errors import PipelineFailed, UsageError
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import RunResult
+from headgate.model.progress import LogPlace, RunResult
 
 
 class Heard(Quiet):
@@ -45,9 +45,9 @@ def shown(heard: Heard, root: Path, port: int = 0) -> ShownByPage:
     return ShownByPage(heard, definition(root), PagePlace(port))
 
 
-def state_at(note: str, token: str = "") -> dict[str, Any]:
+def state_at(note: str, token: str = "", path: str = "state") -> dict[str, Any]:
     address = re.findall(r"http://[^ ]+", note)[0]
-    request = urllib.request.Request(f"{address}api/state", headers={"Authorization": f"Bearer {token}"})
+    request = urllib.request.Request(f"{address}api/{path}", headers={"Authorization": f"Bearer {token}"})
     with urllib.request.urlopen(request, timeout=30) as answer:
         found: dict[str, Any] = json.load(answer)
         return found
@@ -56,19 +56,22 @@ def state_at(note: str, token: str = "") -> dict[str, Any]:
 def test_everything_that_is_heard_is_shown_and_passed_on(heard: Heard, tmp_path: Path) -> None:
     with shown(heard, tmp_path) as page:
         page.on_start(Asked())  # type: ignore[arg-type]
-        page.on_note("a note")
+        page.on_note(LogPlace(str(tmp_path / "logs")))
+        page.on_checkpoint(CheckpointId(7), 30, 2_048)
         page.on_progress(progress())
         page.on_restart("it failed", 5)
-        page.on_checkpoint(CheckpointId(7), 30, 2_048)
         page.on_result(RunResult(is_finished=True, restarts=1))
         state = state_at(heard.notes[0])
-    assert [note["text"] for note in state["notes"]] == ["a note"]
+        logs = state_at(heard.notes[0], path="logs")
+    assert [note["text"] for note in state["notes"]] == [f"the workers' logs are in {tmp_path / 'logs'}"]
+    assert logs == {"place": str(tmp_path / "logs"), "logs": []}
     assert state["restarts"][0]["reason"] == "it failed"
     assert state["checkpoints"][0]["checkpoint"] == 7
+    assert state["checkpoints"][0]["longest"] == {"subtask": "latest[1]", "aligned_us": 4_321, "frozen_us": 8}
     assert state["ended"]["outcome"] == "finished"
     assert state["ended"]["text"].startswith("finished after")
     assert heard.calls == [
-        "on_note", "on_start", "on_note", "on_progress", "on_restart", "on_checkpoint", "on_result",
+        "on_note", "on_start", "on_note", "on_checkpoint", "on_progress", "on_restart", "on_result",
     ]  # fmt: skip
 
 

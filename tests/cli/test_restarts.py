@@ -132,6 +132,6 @@ def test_the_help_tells_of_both() -> None:
         "--restart",
         "fixed-delay",
         "3 failed for good",
-        "4 somebody else",
+        "4 the pipeline is running elsewhere",
     ):
         assert words in result.output

@@ -7,7 +7,7 @@ import pytest
 import xxhash
 
 from headgate.codec.life import decode_life, encode_life
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.ids import Generation
 from headgate.model.life import Life
 
@@ -31,16 +31,24 @@ def test_no_flipped_bit_and_no_truncation_passes(life: Life | None) -> None:
         for bit in (1, 128):
             damaged = bytearray(data)
             damaged[at] ^= bit
-            with pytest.raises(CorruptionError, match="p/life is damaged at byte"):
+            with pytest.raises(CorruptionError, match=r"p/life is (damaged at byte|not in a format)"):
                 decode_life(bytes(damaged), "p/life")
-        with pytest.raises(CorruptionError, match="p/life is damaged at byte"):
+        with pytest.raises(CorruptionError, match=r"p/life is (damaged at byte|not in a format)"):
             decode_life(data[:at], "p/life")
 
 
 def test_another_version_is_named_and_not_taken_for_damage() -> None:
     data = encode_life(LIFE).replace(b"headgate-life 1 ", b"headgate-life 2 ", 1)
-    with pytest.raises(CorruptionError, match="expected format version 1, found 2"):
+    with pytest.raises(UnknownFormat, match="expected format version 1, found 2"):
         decode_life(data, "p/life")
+
+
+def test_a_foreign_file_is_not_called_damaged_and_a_cut_one_is() -> None:
+    with pytest.raises(UnknownFormat, match="expected the life of a pipeline, found b'PAR1") as caught:
+        decode_life(b"PAR1 and more", "p/life")
+    assert "damaged" not in str(caught.value)
+    with pytest.raises(CorruptionError, match="is damaged at byte 0"):
+        decode_life(b"headga", "p/life")
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[]", b'{"id": 5}', b"nonsense"])

@@ -86,7 +86,7 @@ def test_every_flipped_byte_and_every_truncation_is_found() -> None:
     for at in range(len(TWO)):
         damaged = bytearray(TWO)
         damaged[at] ^= 1 << (at % 8)
-        with pytest.raises(CorruptionError, match="the log of x is damaged"):
+        with pytest.raises(CorruptionError, match=r"the log of x is (damaged at byte|not in a format)"):
             decode_log(damaged, SCHEMA, "the log of x")
         with pytest.raises(CorruptionError):
             decode_log(TWO[:at], SCHEMA, "the log of x")

@@ -32,9 +32,9 @@ def test_no_flipped_bit_and_no_truncation_is_a_savepoint() -> None:  # SV6
     for at in range(len(data)):
         damaged = bytearray(data)
         damaged[at] ^= 1
-        with pytest.raises(CorruptionError, match="here is damaged at byte"):
+        with pytest.raises(CorruptionError, match=r"here is (damaged at byte|not in a format)"):
             decode_savepoint(bytes(damaged), "here")
-        with pytest.raises(CorruptionError, match="here is damaged at byte"):
+        with pytest.raises(CorruptionError, match=r"here is (damaged at byte|not in a format)"):
             decode_savepoint(data[:at], "here")
 
 

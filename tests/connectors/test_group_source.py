@@ -397,7 +397,7 @@ def test_two_pipelines_do_not_share_a_group(store: Store) -> None:  # GS1, GS2
         with pytest.raises(UsageError, match="give this source a group of its own"):
             other.begin()
     store.reader_group("programs", NAME)
-    with pytest.raises(UsageError, match="no pipeline's"):
+    with pytest.raises(UsageError, match="does not belong to a pipeline"):
         Job(store, 1, group="programs").begin()
 
 

@@ -63,7 +63,7 @@ def _read_on(readers: list[SegmentReader]) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def failing(number: int, is_after: bool) -> Iterator[HasFailed]:
-    """Fail one transaction that changes the catalogue, in front of it or behind its commit."""
+    """Fail one transaction that changes the catalogue, before it or after its commit."""
     write, seen = FileDatabase.write, itertools.count(1)
     last = 0
 

@@ -88,7 +88,7 @@ def test_each_damage_is_named_and_the_checkpoint_before_it_used(spec: Spec, run:
         victim = find(tmp_path, what["name"])
         damage(victim)
         notes = run_and_stop(run, what)
-        named = [n for n in notes if n.startswith("damaged: ") and victim.name in n]
+        named = [n for n in notes if "cannot be used: " in n and victim.name in n]
         assert named, (damage, victim, notes)
         assert any("continues from checkpoint" in n for n in notes), notes
     life = run(what)

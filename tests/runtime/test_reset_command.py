@@ -63,7 +63,7 @@ def test_it_says_what_goes_and_asks(place: Path) -> None:
   stream       1,200 events of stream app/n in {place}/store (sink 'all')
 
 1 file that it has not written stays in {place}/out: mine.csv
-Whoever reads stream app/n has to start over, too.
+Readers of stream app/n have to start over, too.
 Savepoints stay.
 
 Delete all of this? [y/N]: """

@@ -132,7 +132,7 @@ def test_a_cancel_in_doubt_is_told_as_one(start: Start, tmp_path: Path, monkeypa
     holder = read_holder(str(tmp_path / "checkpoints"), "p")
     assert holder is not None
     assert (holder.ending, holder.is_in_doubt) == (Ending.STOPPED, True)
-    assert any(note.startswith("nobody can tell whether the checkpoints") for note in run.notes)
+    assert any(note.startswith("it is not known whether the checkpoints") for note in run.notes)
 
 
 def test_a_stop_keeps_the_checkpoints_that_a_cancel_would_remove(start: Start, tmp_path: Path) -> None:  # C70

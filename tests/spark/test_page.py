@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.spark
@@ -29,7 +30,7 @@ rows.key_by("k").reduce(lambda a, b: b, name="latest").sink(hg.Discard(), name="
 def test_a_page_shows_a_pipeline_and_stops_it(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "headgate.cli.main", "run", "--json", "--ui", "0", "program.py"]
-    environment = os.environ | {"HEADGATE_UI_TOKEN": "sesame"}
+    environment = os.environ | {"HEADGATE_UI_TOKEN": "sesame", "HEADGATE_LOG_DIR": str(tmp_path / "logs")}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -38,6 +39,12 @@ def test_a_page_shows_a_pipeline_and_stops_it(tmp_path: Path) -> None:
             shown = until_running(address)
             assert [node["name"] for node in shown["graph"]["nodes"]] == ["made", "key-by", "latest", "gone"]
             assert shown["rates"][-1][0] > 0
+            assert [worker["worker"] for worker in shown["progress"]["workers"]] == [0, 1]
+            assert {worker["pid"] for worker in shown["progress"]["workers"]} <= set(psutil.pids())
+            aligned = next(one for one in shown["checkpoints"] if one["longest"])["checkpoint"]
+            waited = called(address, f"api/alignment/{aligned}")["subtasks"]
+            assert {"latest[0]", "latest[1]"} <= {one["subtask"] for one in waited}
+            assert {"worker-0", "worker-1"} <= set(called(address, "api/logs")["logs"])
             assert called(address, "api/ask/stop", b"{}") == {"answer": "it stops"}
             events = [json.loads(line) for line in process.stdout]
             assert process.wait(PATIENCE_S) == 0
@@ -51,7 +58,9 @@ def until_running(address: str) -> dict[str, Any]:
     while time.monotonic() < deadline:
         shown = called(address, "api/state")
         nodes = (shown["progress"] or {}).get("nodes", [])
-        if shown["checkpoints"] and any(node["records_out_per_second"] > 0 for node in nodes):
+        if any(one["longest"] for one in shown["checkpoints"]) and any(
+            node["records_out_per_second"] > 0 for node in nodes
+        ):
             return shown
         time.sleep(0.2)
     raise AssertionError("the pipeline never ran")

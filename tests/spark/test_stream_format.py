@@ -239,7 +239,7 @@ def test_a_stream_that_was_created_anew_is_another_one(stream: Store) -> None:  
     stream.delete("in", force=True)
     stream.create_stream("in", SCHEMA, routing_key="key")
     for call in (reader.partitions, lambda: queried.latestOffset(offset, ReadAllAvailable())):
-        with pytest.raises(UsageError, match="was deleted and created anew since it was loaded: load it again"):
+        with pytest.raises(UsageError, match="was deleted and created again since it was loaded: load it again"):
             call()
 
 

@@ -294,7 +294,7 @@ def test_scaling_again_whose_answer_was_lost_changes_nothing(
 def test_of_two_that_scale_at_once_one_is_told(store: Store) -> None:  # S72
     plan = Plan(0, (0,), ((0, 5), (5, -(-KEY_SPACE // 3))))
     store.split(STREAM, 1)
-    with pytest.raises(OtherLayoutError, match="scaled by somebody else meanwhile"):
+    with pytest.raises(OtherLayoutError, match="scaled by another process meanwhile"):
         store._catalogue.scale_stream(STREAM, plan, 0)
 
 

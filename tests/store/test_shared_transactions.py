@@ -422,8 +422,8 @@ def test_who_comes_late_is_told_in_one_sentence(store: Store, clock: Clock) -> N
     late.write(keyed(("x", 2)))
     assert leave_silent(store, clock) == [transaction.id]
     said = (
-        f"transaction '{transaction.id}' of stream '{STREAM}' was aborted, because nobody wrote to it or pinged it for "
-        "longer than its lease of 1,000 ms, so its events are gone; begin another one"
+        f"transaction '{transaction.id}' of stream '{STREAM}' was aborted, because no process wrote to it or pinged it "
+        "for longer than its lease of 1,000 ms, so its events are gone; begin another one"
     )
     for verb in (late.flush, late.flush, late.ping, late.close, transaction.writer, transaction.ping):
         with pytest.raises(FencedError) as refused:

@@ -17,6 +17,7 @@ from headgate.model.progress import (
     PendingCheckpoint,
     PipelineState,
     Progress,
+    SubtaskAlignment,
 )
 
 NOW_MS = 1_700_000_000_000
@@ -61,6 +62,9 @@ class Asked:
     def __init__(self, outcome: CheckpointOutcome | None = None) -> None:
         self.outcome = outcome or CheckpointOutcome(CheckpointId(9))
         self.calls: list[tuple[str, object]] = []
+
+    def alignments(self) -> dict[CheckpointId, tuple[SubtaskAlignment, ...]]:
+        return {CheckpointId(7): (SubtaskAlignment("latest[1]", 4_321, 8),)}
 
     def take_checkpoint(self, timeout_s: float | None = None) -> CheckpointOutcome | None:
         self.calls.append(("checkpoint", timeout_s))

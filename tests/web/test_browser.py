@@ -13,8 +13,11 @@ from tests.web.shop import NOW_MS, Asked, definition, progress
 from tests.web.test_overview import Found
 
 from headgate.api.known import KnownPipeline, KnownState
+from headgate.model.ids import CheckpointId
+from headgate.model.progress import SubtaskAlignment, WorkerProgress
 from headgate.web.app import make_app
 from headgate.web.asking import Asking
+from headgate.web.logs import LogShelf
 from headgate.web.overview import Overview, make_overview
 from headgate.web.serving import serving
 from headgate.web.story import Story
@@ -56,6 +59,7 @@ class Shown:
 
     def __init__(self, browser: Any, root: Path) -> None:
         self.browser, self.story, self.asking = browser, Story(definition(root)), Asking()
+        self.logs = LogShelf()
         self.story.progressed(progress(), NOW_MS, 0)
 
     def text(self, css: str) -> str:
@@ -78,7 +82,7 @@ class Shown:
 
 def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(partial(make_app, shown.story, shown.asking), 0, "127.0.0.1", None) as address:
+    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#state", "running")
         assert browser.title == "shop – Headgate"
@@ -101,9 +105,47 @@ def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
     assert shown.complaints() == []
 
 
+def test_workers_their_logs_and_alignments_are_seen(browser: Any, tmp_path: Path) -> None:  # PG12, PG15
+    from selenium.webdriver.support.ui import Select
+
+    shown = Shown(browser, tmp_path)
+    for worker in (0, 1):
+        (tmp_path / f"worker-{worker}.log").write_text(f"2026-11-24T16:08:31.512 INFO 17 map: <b>worker</b> {worker}\n")
+    shown.logs.are_in(str(tmp_path))
+    workers = (WorkerProgress(0, "here", 17, 0.5), WorkerProgress(1, "there", 18, 0.25))
+    shown.story.progressed(progress(workers=workers), NOW_MS, 0)
+    shown.story.checkpoint_completed(7, 30, 2_048, NOW_MS)
+    shown.story.checkpoint_completed(8, 30, 2_048, NOW_MS)
+    quick = SubtaskAlignment("latest[0]", 90, 7)
+    shown.story.aligned(
+        {
+            CheckpointId(7): (quick, SubtaskAlignment("latest[1]", 4_321, 8)),
+            CheckpointId(8): (quick, SubtaskAlignment("latest[1]", 120, 8)),
+        }
+    )
+    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", "sesame") as address:
+        browser.get("about:blank")
+        browser.get(f"{address}#token=sesame")
+        shown.until("#workers", "there 18 25 %")
+        shown.until("#checkpoints", "4.32 ms, latest[1]")
+        shown.until("#alignment-of", "8")
+        assert shown.text("#alignment tr:nth-child(2)") == "latest[1] 120 µs 8 µs"
+        browser.find_element("xpath", "//table[@id='checkpoints']//td[text()='7']").click()
+        shown.until("#alignment", "latest[1] 4.32 ms 8 µs")
+        shown.until("#log", "<b>worker</b> 0")
+        Select(browser.find_element("id", "log-choice")).select_by_value("worker-1")
+        shown.until("#log", "<b>worker</b> 1")
+        with (tmp_path / "worker-1.log").open("a") as log:
+            log.write("2026-11-24T16:08:32.000 WARNING 18 map: it is late\n")
+        shown.until("#log .warning", "it is late")
+        assert "worker</b> 0" not in shown.text("#log")
+        assert str(tmp_path) in shown.text("#log-place")
+    assert shown.complaints() == []
+
+
 def test_no_operator_lies_on_another(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(partial(make_app, shown.story, shown.asking), 0, "127.0.0.1", None) as address:
+    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#graph", "out")
         boxes = [found.rect for found in browser.find_elements("css selector", "#graph .box")]
@@ -118,7 +160,7 @@ def test_no_operator_lies_on_another(browser: Any, tmp_path: Path) -> None:
 def test_whoever_has_the_token_stops_it(browser: Any, tmp_path: Path) -> None:
     shown, handle = Shown(browser, tmp_path), Asked()
     shown.asking.begin(handle)  # type: ignore[arg-type]
-    with serving(partial(make_app, shown.story, shown.asking), 0, "127.0.0.1", "sesame") as address:
+    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", "sesame") as address:
         browser.get(f"{address}#token=sesame")
         shown.until("#wishes", "Stop")
         browser.find_element("css selector", "[data-wish=checkpoint]").click()
@@ -137,7 +179,7 @@ def test_whoever_has_the_token_stops_it(browser: Any, tmp_path: Path) -> None:
 
 def test_a_page_without_its_driver_says_so(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(partial(make_app, shown.story, shown.asking), 0, "127.0.0.1", None) as address:
+    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#state", "running")
     shown.until("#state", "lost")

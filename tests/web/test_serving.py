@@ -18,10 +18,12 @@ from tests.web.shop import NOW_MS, Asked, definition, progress
 
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import CheckpointOutcome
+from headgate.model.progress import CheckpointOutcome, SubtaskAlignment
+from headgate.web import peers
 from headgate.web.answers import BODY_BYTES_MAX
 from headgate.web.app import FILES, make_app
 from headgate.web.asking import Asking
+from headgate.web.logs import LogShelf
 from headgate.web.serving import serving
 from headgate.web.story import Story
 
@@ -32,13 +34,13 @@ class Page:
     """A page that is served, and a browser's requests."""
 
     def __init__(self, root: Path, token: str | None = None, host: str = "127.0.0.1") -> None:
-        self.story, self.asking = Story(definition(root)), Asking()
+        self.story, self.asking, self.logs = Story(definition(root)), Asking(), LogShelf()
         self.story.progressed(progress(), NOW_MS, 0)
         self._token, self._host = token, host
 
     @contextmanager
     def served(self) -> Iterator[Page]:
-        with serving(partial(make_app, self.story, self.asking), 0, self._host, self._token) as self.address:
+        with serving(partial(make_app, self.story, self.asking, self.logs), 0, self._host, self._token) as self.address:
             yield self
 
     def connect(self) -> http.client.HTTPConnection:
@@ -151,17 +153,59 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UsageError, match=rf"127.0.0.1:{port}: Address already in use; --ui takes another"):
-            serving(partial(make_app, page.story, page.asking), port, "127.0.0.1", None).__enter__()
+            serving(partial(make_app, page.story, page.asking, page.logs), port, "127.0.0.1", None).__enter__()
 
 
 def test_other_machines_need_the_token_to_look(tmp_path: Path) -> None:  # PG4
     page = Page(tmp_path, None, "0.0.0.0")
     with pytest.raises(UsageError, match="HEADGATE_UI_TOKEN"):
-        serving(partial(make_app, page.story, page.asking), 0, "0.0.0.0", None).__enter__()
+        serving(partial(make_app, page.story, page.asking, page.logs), 0, "0.0.0.0", None).__enter__()
     with Page(tmp_path, "sesame", "0.0.0.0").served() as page:
         assert page.get("/api/state")[0] == page.get("/api/events")[0] == 401
         assert page.get("/")[0] == 200
         assert page.get("/api/state", Host="driver.example", **TOKEN)[0] == 200
+
+
+def test_the_alignment_of_a_checkpoint_is_told_by_subtask(page: Page) -> None:  # PG15
+    assert page.get("/api/alignment/7")[0] == 404
+    page.story.aligned({CheckpointId(7): (SubtaskAlignment("w[0]", 10, 1), SubtaskAlignment("w[1]", 4_000, 2))})
+    found = json.loads(page.get("/api/alignment/7")[1])
+    assert [one["subtask"] for one in found["subtasks"]] == ["w[1]", "w[0]"]
+    assert page.get("/api/alignment/x")[0] == 404
+
+
+def test_logs_are_read_by_their_owner_and_by_whoever_has_the_token(
+    page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # PG13
+    (tmp_path / "worker-0.log").write_text("seen 17\n")
+    page.logs.are_in(str(tmp_path))
+    assert json.loads(page.get("/api/logs")[1]) == {"place": str(tmp_path), "logs": ["worker-0"]}
+    assert json.loads(page.get("/api/state")[1])["may_read_logs"] is True
+    monkeypatch.setattr(peers, "TABLES", ())  # as if the browser belonged to somebody else
+    assert json.loads(page.get("/api/state")[1])["may_read_logs"] is False
+    for path in ("/api/logs", "/api/logs/worker-0/events"):
+        status, answer = page.get(path)
+        assert status == 403
+        assert "seen" not in answer.decode()
+    assert page.get("/api/logs", **TOKEN)[0] == 200
+
+
+def test_a_log_is_followed_and_no_other_file_is_read(page: Page, tmp_path: Path) -> None:  # PG12
+    log = tmp_path / "logs" / "worker-0.log"
+    log.parent.mkdir()
+    log.write_text("seen 17\n")
+    (tmp_path / "secret.log").write_text("secret\n")
+    (log.parent / "secret.log").write_text("secret\n")
+    page.logs.are_in(str(log.parent))
+    for name in ("secret", "worker-1", "..%2Fsecret", "%2e%2e/secret", "worker-0.log"):
+        assert page.get(f"/api/logs/{name}/events")[0] == 404, name
+    connection = page.connect()
+    connection.request("GET", "/api/logs/worker-0/events")
+    answer = connection.getresponse()
+    assert _event(answer) == {"text": "seen 17\n"}
+    with log.open("a") as file:
+        file.write("seen 18\n")
+    assert _event(answer) == {"text": "seen 18\n"}
 
 
 def _event(answer: http.client.HTTPResponse) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from tests.web.shop import NOW_MS, definition, progress
 
-from headgate.web.story import CHECKPOINTS_MAX, NOTES_MAX, RATES_MAX, RESTARTS_MAX, Story
+from headgate.model.ids import CheckpointId
+from headgate.model.progress import SubtaskAlignment
+from headgate.web.story import CHECKPOINTS_MAX, NOTES_MAX, RATES_MAX, RESTARTS_MAX, SUBTASKS_MAX, Story
 
 
 def test_the_graph_has_every_operator_and_every_way(tmp_path: Path) -> None:
@@ -63,3 +65,23 @@ def test_curves_are_paced_by_a_clock_that_only_goes_forward(tmp_path: Path) -> N
     for uptime_ms, at_ms in ((0, NOW_MS), (400, NOW_MS + 3_600_000), (1_000, NOW_MS - 3_600_000), (1_500, NOW_MS)):
         story.progressed(progress(), at_ms, uptime_ms)
     assert [at_ms for at_ms, *_ in story.shown()["rates"]] == [NOW_MS, NOW_MS - 3_600_000]
+
+
+def test_a_checkpoint_shows_who_waited_longest_for_its_barriers(tmp_path: Path) -> None:  # PG15
+    story = Story(definition(tmp_path))
+    story.checkpoint_completed(7, 30, 2_048, NOW_MS)
+    assert story.shown()["checkpoints"][0]["longest"] is None
+    assert story.alignment(7) is None
+    subtasks = [SubtaskAlignment(f"w[{number}]", number, 1) for number in range(SUBTASKS_MAX + 3)]
+    version = story.version
+    story.aligned({CheckpointId(7): tuple(subtasks), CheckpointId(8): ()})
+    assert story.version > version
+    last = SUBTASKS_MAX + 2
+    assert story.shown()["checkpoints"][0]["longest"] == {"subtask": f"w[{last}]", "aligned_us": last, "frozen_us": 1}
+    found = story.alignment(7)
+    assert found is not None
+    assert len(found["subtasks"]) == SUBTASKS_MAX
+    assert (found["subtasks"][0]["subtask"], found["left_out"]) == (f"w[{last}]", 3)
+    version = story.version
+    story.aligned({CheckpointId(7): tuple(subtasks), CheckpointId(8): ()})
+    assert story.version == version, "nothing has changed"

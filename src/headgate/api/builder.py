@@ -211,7 +211,7 @@ class GraphBuilder:
         if self.bodies:
             raise UsageError(
                 f"the body of loop '{self.bodies[-1]}' is still being written; return the stream as output of the "
-                "loop, and run or describe the pipeline behind it"
+                "loop, and run or describe the pipeline after that"
             )
 
     def _check(self) -> None:

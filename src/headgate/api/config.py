@@ -24,19 +24,19 @@ class Checkpointing:
     """How checkpoints are taken.
 
     Attributes:
-        interval: base period; None or 0 takes none but the last one of bounded input and of a clean stop.
+        interval: time between two checkpoints; None or 0: only a last one, at the end of bounded input or at a stop.
         dir: a directory or an object store's URL; default ``.headgate/checkpoints`` in the working directory.
-        timeout: a checkpoint that takes longer is given up. It begins when sources that set their own barrier have
-            met their markers; those may take up to 64 timeouts if they must, and read on meanwhile.
-        min_pause: least time between the end of one checkpoint and the start of the next.
-        max_concurrent: checkpoints under way at a time.
-        tolerable_failures: consecutive failed checkpoints that are forgiven before the pipeline restarts.
-        retained: completed checkpoints that are kept.
-        mode: ``"exactly_once"``, ``"at_least_once"`` or ``"at_most_once"``; docs/guarantees.md says which to pick.
-        alignment_timeout: under back-pressure, how long after its trigger a checkpoint waits for records in front of
-            it; then they go into the checkpoint. 0: it does not wait; None: as long as it takes.
-        retain_on_cancel: False: the checkpoints are removed when the pipeline is cancelled. Stopping it keeps them.
-        retain_on_failure: False: they are removed when the pipeline has failed and starting it again would not help.
+        timeout: a checkpoint that takes longer is aborted. With sources that set their own barrier, the time starts
+            when they have reached their markers, which may take up to 64 timeouts as long as they make progress.
+        min_pause: minimum time between the end of one checkpoint and the start of the next.
+        max_concurrent: how many checkpoints may be under way at the same time.
+        tolerable_failures: how many checkpoints in a row may fail before the pipeline restarts.
+        retained: how many completed checkpoints are kept.
+        mode: ``"exactly_once"``, ``"at_least_once"`` or ``"at_most_once"``; docs/guarantees.md compares them.
+        alignment_timeout: under backpressure, how long after its trigger a checkpoint waits for the records in front
+            of it before it stores them instead. 0: it never waits; None: it always waits.
+        retain_on_cancel: False removes the checkpoints when the pipeline is cancelled. Stopping it keeps them.
+        retain_on_failure: False removes them when the pipeline has failed and a restart would not help.
     """
 
     interval: Duration | None = "1s"

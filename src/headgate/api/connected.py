@@ -97,5 +97,5 @@ def connected(main: Records, side: object, stream: type[S]) -> ConnectedStreams[
         )
     builder = main._pipeline._builder
     if builder.bodies or any(builder.loops_of(edge.upstream) for edge in main._edges + side._edges):
-        not_there_yet("connect in the body of a loop", "connect in front of the loop, or behind it")
+        not_there_yet("connect in the body of a loop", "connect before the loop, or after it")
     return ConnectedStreams(main, side, stream)

@@ -131,7 +131,7 @@ def _state_of(name: str, place: str, holder: LockHolder | None) -> tuple[KnownSt
     if local is None:
         return KnownState.UNKNOWN, "an object store does not say whether a pipeline runs"
     if holder is None:
-        return KnownState.UNKNOWN, f"{local / name / LOCK_NAME} does not say who runs it"
+        return KnownState.UNKNOWN, f"{local / name / LOCK_NAME} does not say which process runs it"
     if holder.ending is not Ending.NONE:
         return KnownState(holder.ending.value), holder.reason
     if holder.host != socket.gethostname():

@@ -156,13 +156,13 @@ def check_listener(node: NodeName, spec: object, loops: tuple[NodeName, ...], ha
         has = "a time mode, so it has timers" if isinstance(spec, KeyFunctionSpec) else "on_timer"
         raise UsageError(
             f"operator '{node}' has {has}, but is in loop '{loops[-1]}', which has ended when nothing goes round "
-            "any more, so a timer may not send anything into it; use it in front of the loop or behind it"
+            "any more, so a timer may not send anything into it; use it before the loop or after it"
         )  # TM11
     if not _listens(spec):
         return
     if not loops:
         raise UsageError(
-            f"operator '{node}' has on_round, but is in no loop, so nobody would call it; use it in the body of an "
+            f"operator '{node}' has on_round, but is in no loop, so it would never be called; use it in the body of an "
             "iterate, or take on_round out"
         )
     if len(loops) > 1:

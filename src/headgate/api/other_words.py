@@ -25,15 +25,15 @@ STREAM = {
     **dict.fromkeys(["count", "sum", "min", "max", "mean", "aggregate"], _KEY),
     **dict.fromkeys(
         ["distinct", "unique", "drop_duplicates", "dropDuplicates", "deduplicate"],
-        "keep what was seen in a headgate.ProcessFunction behind key_by; examples/first_payments.py does",
+        "keep what was seen in a headgate.ProcessFunction after key_by; examples/first_payments.py does",
     ),
     **dict.fromkeys(["print", "head", "limit", "to_pandas", "to_polars"], _LOOK),
     **dict.fromkeys(["writeStream", "write", "add_sink", "addSink", "sink_to", "sinkTo", "to"], _SINK),
     **dict.fromkeys(["foreach", "for_each", "foreachBatch"], f"map calls a function; for output, {_SINK}"),
     **dict.fromkeys(["merge", "concat"], _TWO),
     **dict.fromkeys(["shuffle"], "it is rebalance()"),
-    "timer": "timers are set in a headgate.ProcessFunction behind key_by, which has on_timer",
-    "state": "state is declared in open() of a headgate.ProcessFunction behind key_by",
+    "timer": "timers are set in a headgate.ProcessFunction after key_by, which has on_timer",
+    "state": "state is declared in open() of a headgate.ProcessFunction after key_by",
 }
 """Of a stream, keyed or not, unless it has the verb itself."""
 

@@ -111,16 +111,16 @@ class Pipeline:
             restart: what happens after a failure; default is ``ExponentialDelay()``.
             bad_records: ``Fail()`` (default) or ``DeadLetter(sink)``.
             max_parallelism: number of key groups; fixed for the life of the pipeline.
-            on_damaged_checkpoint: "previous" restores the one before a damaged checkpoint, which repeats output that
-                was committed since; "fail" does not start. Default: "fail" if a sink is transactional (all but
+            on_damaged_checkpoint: "previous" goes back to the checkpoint before a damaged one, which repeats output
+                that was committed since; "fail" refuses to start. Default: "fail" if a sink is transactional (all but
                 ``Discard`` and ``Print``), else "previous".
-            on_denied_output: "fail" (default) stops when a target says that output is gone which a completed checkpoint
-                promised; "lose" goes on without it, says so, counts it and records it beside the checkpoints.
-            state: where keyed state is kept: ``Memory()`` (default) or ``RocksDB()``; each start may choose anew.
-            state_backend: "memory"; an older name of what ``state`` says.
-            loop_memory_bytes: what the loops of one worker keep in memory of the records that circulate; beyond it
-                they go to disk, and new input of the loops waits.
-            loop_disk_bytes_max: what they may take on disk; beyond it the pipeline fails.
+            on_denied_output: "fail" (default) stops if a target has lost output that a completed checkpoint promised;
+                "lose" continues without it, reports the loss, counts it, and records it next to the checkpoints.
+            state: where keyed state is kept: ``Memory()`` (default) or ``RocksDB()``. Each start may choose again.
+            state_backend: "memory"; an older option that ``state`` replaces.
+            loop_memory_bytes: how many bytes of circulating records the loops of one worker keep in memory. Beyond
+                that, records go to disk, and new input of the loops waits.
+            loop_disk_bytes_max: how many bytes they may take on disk; beyond that, the pipeline fails.
             security: who may read what the pipeline writes; default is ``Security()``.
 
         Raises:
@@ -309,18 +309,18 @@ class Pipeline:
             master: a Spark master's URL; default is the active SparkSession, else local Spark.
             spark: the SparkSession to use.
             observer: gets progress; default logs restarts and notes to the logger ``headgate``.
-            restore: where a pipeline without checkpoints of its own begins: at a savepoint, or at the checkpoints of a
-                pipeline (``DIR/NAME``, or one of them, ``DIR/NAME/chk-ID``). Started again with the same place, it goes
-                on from its own newest checkpoint. An id is one of the pipeline's own.
-            go_back_behind: the pipeline's newest checkpoint, if it may leave that one, and repeat what was committed
-                since, for ``restore``.
-            allow_unclaimed_state: names of operators that are gone, whose state is left behind.
-            fresh: start over: delete the pipeline's checkpoints and everything that it has written to its sinks, then
-                begin at the beginning. All of it goes, or nothing.
-            metrics_port: where Prometheus fetches the numbers of this run, until it has ended; 0 is any free port,
-                which a note tells.
-            metrics_host: the address of that port; the default is for this machine alone.
-            metrics_push: an OpenTelemetry collector that the numbers are sent to, such as ``http://localhost:4318``.
+            restore: where to start: a savepoint, or a checkpoint of a pipeline (``DIR/NAME`` for the newest, or
+                ``DIR/NAME/chk-ID``), or the id of one of the pipeline's own checkpoints. If the pipeline is started
+                again with the same value, it continues from its own newest checkpoint.
+            go_back_behind: id of the pipeline's newest checkpoint. Allows ``restore`` to go back behind it, so that
+                output that was committed since is repeated.
+            allow_unclaimed_state: names of removed operators whose state may be left behind.
+            fresh: start over: delete the pipeline's checkpoints and everything that it has written to its sinks, all or
+                nothing, and begin at the beginning.
+            metrics_port: the port where Prometheus fetches the metrics of this run until it has ended; 0 takes a free
+                one, and a note says which.
+            metrics_host: the address of that port; by default only this machine can reach it.
+            metrics_push: an OpenTelemetry collector to which metrics are sent, such as ``http://localhost:4318``.
 
         Raises:
             UsageError: wrong pipeline, missing Java, too few slots, another driver runs this pipeline, the port is
@@ -415,8 +415,8 @@ class Pipeline:
         """Run until bounded input ends, or until Ctrl-C or SIGTERM stops it after a last checkpoint.
 
         SIGUSR1 drains it: reading stops, everything in flight is processed, and the pipeline has finished. The
-        arguments are those of ``start``. In a notebook the cell shows the run while it goes on; interrupting the cell
-        is Ctrl-C.
+        arguments are those of ``start``. In a notebook, the cell shows the progress of the run; interrupting the cell
+        is like Ctrl-C.
 
         Raises:
             PipelineFailed: the restart strategy gave up.

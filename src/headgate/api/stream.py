@@ -212,7 +212,7 @@ class Stream(StatelessVerbs):
 
 
 TTL_OF_REDUCE = (
-    "keep the result of each key in a headgate.ProcessFunction behind key_by, as state.value(name, type, "
+    "keep the result of each key in a headgate.ProcessFunction after key_by, as state.value(name, type, "
     "ttl=headgate.TTL('1h'))"
 )
 
@@ -231,7 +231,7 @@ class KeyedStream(Records):
             if name.startswith("_") or not hasattr(Stream, name):
                 no_attribute("KeyedStream", name, STREAM | KEYED)
             raise AttributeError(
-                f"a keyed stream has no '{name}': call it before key_by, or behind reduce, process or window(...).agg"
+                f"a keyed stream has no '{name}': call it before key_by, or after reduce, process or window(...).agg"
             )
 
     def agg(self, *args: object, **options: object) -> NoReturn:
@@ -298,7 +298,7 @@ class KeyedStream(Records):
         if self._time_column is None and self._pipeline._builder.loops_of(upstream):  # L37
             raise UsageError(
                 f"window after '{upstream}' needs event times, which no loop carries round; call "
-                f".with_timestamps(column) within its body or behind it, then key_by and window"
+                f".with_timestamps(column) within its body or after it, then key_by and window"
             )
         if self._time_column is None:
             raise UsageError(

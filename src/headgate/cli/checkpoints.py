@@ -90,7 +90,7 @@ def take(
     pipeline: PipelineArgument,
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
-    """Have a pipeline that runs on this machine take a checkpoint now, and wait until it is completed."""
+    """Take a checkpoint of a pipeline that runs on this machine now, and wait until it has completed."""
     outcome = asked(RunningPipeline.find(absolute_location(directory), pipeline), RunRequest())
     if outcome.checkpoint is None:
         raise PipelineFailed(f"{pipeline}: there is no new checkpoint: {outcome.reason}")
@@ -180,7 +180,7 @@ def _print_entries(log: ObservedLog) -> None:
         nothing = "Its checkpoints were removed when it was cancelled or had failed; another start begins anew."
     Console().print(table if table.row_count and not has_given_up(log) else nothing)
     for damage in damaged:
-        typer.secho(f"damaged: {damage.path}: {damage.problem}", fg=typer.colors.RED)
+        typer.secho(f"{damage.path} cannot be used: {damage.problem}", fg=typer.colors.RED)
     for sequence in log.lost():
         typer.secho(f"missing: log entry {sequence}", fg=typer.colors.RED)
 
@@ -254,7 +254,7 @@ def _entry_fields(entry: ObservedEntry) -> dict[str, Any]:
                 "wall_ms": claim.wall_ms,
             }
         case Damage() as damage:
-            return {"sequence": entry.sequence, "kind": "damaged", "path": damage.path, "problem": damage.problem}
+            return {"sequence": entry.sequence, "kind": "unreadable", "path": damage.path, "problem": damage.problem}
 
 
 def manifest_fields(manifest: Manifest) -> dict[str, Any]:

@@ -17,10 +17,11 @@ from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import PipelineHandle, Progress, RunResult
+from headgate.model.progress import LogPlace, PipelineHandle, Progress, RunResult
 
 if TYPE_CHECKING:
     from headgate.web.asking import Asking
+    from headgate.web.logs import LogShelf
     from headgate.web.story import Story
 
 TOKEN = "HEADGATE_UI_TOKEN"
@@ -64,20 +65,22 @@ class ShownByPage:
         self._opened = ExitStack()
         self._story: Story
         self._asking: Asking
+        self._logs: LogShelf
+        self._handle: PipelineHandle | None = None
 
     def __enter__(self) -> Self:
         from headgate.web.app import make_app
         from headgate.web.asking import Asking
+        from headgate.web.logs import LogShelf
         from headgate.web.serving import serving
         from headgate.web.story import Story
 
-        self._story, self._asking = Story(self._definition), Asking()
+        self._story, self._asking, self._logs = Story(self._definition), Asking(), LogShelf()
         token = os.environ.pop(TOKEN, None)  # workers run what others wrote: it is not for them (PG3)
-        more = "#token=… with the token behind it lets you stop it" if token else "read only"
+        more = "add #token=… with the token to be able to stop it" if token else "read only"
         with ExitStack() as opened:
-            served = serving(
-                partial(make_app, self._story, self._asking), self._place.port, self._place.host, token or None
-            )
+            answering = partial(make_app, self._story, self._asking, self._logs)
+            served = serving(answering, self._place.port, self._place.host, token or None)
             try:
                 address = opened.enter_context(served)
                 opened.enter_context(announced(self._definition.config.name, address))
@@ -99,11 +102,14 @@ class ShownByPage:
     def on_start(self, handle: PipelineHandle) -> None:
         """See ``ShownObserver``."""
         self._asking.begin(handle)
+        self._handle = handle
         self._other.on_start(handle)
 
     def on_progress(self, progress: Progress) -> None:
         """See ``Observer``."""
         self._story.progressed(progress, SYSTEM_CLOCK.wall_ms(), SYSTEM_CLOCK.monotonic_ms())
+        if self._handle is not None:
+            self._story.aligned(self._handle.alignments())
         self._other.on_progress(progress)
 
     def on_restart(self, reason: str, delay_ms: int) -> None:
@@ -114,6 +120,8 @@ class ShownByPage:
     def on_note(self, text: str) -> None:
         """See ``Observer``."""
         self._story.noted(text, SYSTEM_CLOCK.wall_ms())
+        if isinstance(text, LogPlace):
+            self._logs.are_in(text.directory)
         self._other.on_note(text)
 
     def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:

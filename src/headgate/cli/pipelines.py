@@ -61,7 +61,7 @@ def ui(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: is_over.set())
     with serving(partial(make_overview, overview), port, host, token, "--port") as address:
-        more = "#token=… with the token behind it lets you stop pipelines" if token else "read only"
+        more = "add #token=… with the token to be able to stop pipelines" if token else "read only"
         typer.echo(f"page: {address} ({more}); Ctrl-C ends it")
         is_over.wait()
 

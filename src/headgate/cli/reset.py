@@ -30,18 +30,18 @@ def reset(
     as_json: JsonOption = False,
     leave: Annotated[
         list[str] | None,
-        typer.Option(help="A sink whose target is gone for good: it is not emptied. Again for every other one."),
+        typer.Option(help="A sink whose target no longer exists: it is not emptied. May be repeated."),
     ] = None,
 ) -> None:
-    """Have a pipeline start over: delete its checkpoints, and all that it has written to files and streams.
+    """Make a pipeline start over: delete its checkpoints and all files and events that it has written.
 
-    Shows what that is, and asks. All of it goes or nothing: if the command dies half-way, the next start of the
-    pipeline, or the same command, finishes it. Savepoints stay, and so does what others have put beside its output.
+    The command lists what it will delete, and asks. It deletes all or nothing: if it is killed half-way, the same
+    command, or the next start of the pipeline, finishes the job. Savepoints and files of others are kept.
 
-    A pipeline with a sink of your own needs its program: headgate run PROGRAM --fresh. With --json it only shows what
-    would go, unless --yes is given, too.
+    A pipeline with a sink of your own needs its program: headgate run PROGRAM --fresh. With --json the command only
+    lists what it would delete, unless --yes is given as well.
 
-    A target that cannot be reached keeps all the others. If it is gone for good, --leave names its sink.
+    If a target cannot be reached, nothing is deleted. If it no longer exists, name its sink with --leave.
     """
     root = absolute_location(directory)
     with StartingOver.holding_the_lock(root, pipeline, None, leave=leave or ()) as resetting:
@@ -91,7 +91,7 @@ def _held(found: Found) -> str:
 def _staying(plan: Plan) -> list[str]:
     lines = [_others(found) for found in plan.targets if found.holding.stays]
     streams = [found.target.stream for found in plan.targets if found.target.stream and found.holding.what]
-    lines += [f"Whoever reads stream {stream} has to start over, too." for stream in sorted(set(streams))]
+    lines += [f"Readers of stream {stream} have to start over, too." for stream in sorted(set(streams))]
     lines += [_left(plan, target) for target in plan.left]
     return [*lines, "Savepoints stay."]
 

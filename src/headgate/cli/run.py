@@ -96,31 +96,32 @@ def run(
 ) -> None:
     """Run a pipeline until its input ends.
 
-    The program is loaded, not executed as a script: the pipeline is what it calls 'pipeline' or 'p', or what its
-    function pipeline() returns. Ctrl-C or SIGTERM stops after a last checkpoint; the same command continues from
-    there. SIGUSR1 drains: reading stops, everything in flight is processed, timers of processing time do not fire, and
-    the pipeline has finished. 'headgate stop' sends either from another terminal.
+    The program is loaded, not executed as a script. Its pipeline is the variable 'pipeline' or 'p', or the result of
+    its function pipeline(). Ctrl-C or SIGTERM stops the pipeline after a last checkpoint; the same command continues
+    from there. SIGUSR1 drains it: reading stops, everything in flight is processed, timers of processing time do not
+    fire, and the pipeline has finished. From another terminal, use 'headgate stop' or 'headgate stop --drain'.
 
-    With --fresh it starts over: its checkpoints and all that it has written are deleted first, as by 'headgate reset'.
-    A target that is gone for good keeps all the others; --leave names its sink.
+    --fresh starts over: it first deletes the checkpoints and all output of the pipeline, as 'headgate reset' does. If a
+    target no longer exists, nothing is deleted unless --leave names its sink.
 
-    On a cluster, modules and packages beside the program that it has imported go to the workers; --py-files names more.
+    On a cluster, modules and packages next to the program are sent to the workers if the program has imported them.
+    --py-files names others.
 
-    With --supervised a driver that died, or failed in a way that may pass, is started again. Signals to the supervisor
-    are for the driver. --restart says when: none, fixed-delay:attempts=3,delay=5s,
+    --supervised starts the driver again if it died or failed in a way that may pass. Signals to the supervisor are
+    passed on to the driver. --restart is none, fixed-delay:attempts=3,delay=5s,
     failure-rate:failures=3,interval=1m,delay=1s, or exponential-delay:initial=100ms,maximum=1m, which also takes
     multiplier=2, reset_after=1m, jitter=0.1 and attempts=9.
 
-    With --standby the same command on another machine, with the same checkpoint directory or object store, waits until
-    the driver that runs gives no sign of life for 5 s, and goes on in its place. --silence says how long instead, where
-    machines or storage stand still for longer. It does not start what its user stopped, and ends when the pipeline has
-    finished. Ctrl-C or SIGTERM ends it. With --supervised too, a standby is started again as a standby.
+    --standby waits, on another machine with the same checkpoint directory or object store, until the running driver
+    has given no sign of life for 5 s, and then takes over. If machines or storage sometimes pause for longer, raise
+    the limit with --silence. A standby does not start a pipeline that its user has stopped, and ends when the pipeline
+    has finished. Ctrl-C or SIGTERM ends it. With --supervised, a standby is started again as a standby.
 
-    With --ui a web page shows the pipeline, live: http://127.0.0.1:PORT/. It is read only unless HEADGATE_UI_TOKEN is
-    set: then the page, opened with #token=TOKEN behind its address, takes checkpoints and savepoints, stops and drains.
+    --ui shows the pipeline live on a web page, http://127.0.0.1:PORT/. The page is read-only unless HEADGATE_UI_TOKEN
+    is set: opened with #token=TOKEN at the end of its address, it takes checkpoints and savepoints, stops and drains.
 
-    Exit codes: 0 done or stopped, 1 failed and starting again may help, 2 wrong use, 3 failed for good: something has
-    to be changed first, 4 somebody else runs the pipeline now.
+    Exit codes: 0 finished or stopped, 1 failed, and starting again may help, 2 wrong use, 3 failed for good: something
+    has to be changed first, 4 the pipeline is running elsewhere.
     """
     kept = Kept.by_environment()
     begins = Beginning(restore, go_back_behind, tuple(allow_unclaimed_state or ()))

@@ -28,7 +28,7 @@ MasterOption: TypeAlias = Annotated[
 PyFilesOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        help="A .py, .zip or .egg for the workers, beside the program's own modules, which go by themselves. May be "
+        help="A .py, .zip or .egg for the workers; the program's own modules are sent without being named. May be "
         "repeated."
     ),
 ]
@@ -48,16 +48,18 @@ FromOption: TypeAlias = Annotated[
     typer.Option(
         "--from",
         help="Begin at this savepoint, at DIR/NAME (the newest checkpoint of a pipeline), at DIR/NAME/chk-ID, or "
-        "at the pipeline's own checkpoint ID. Given again, it goes on from its own newest checkpoint.",
+        "at the pipeline's own checkpoint ID. If the same command runs again, it continues from the newest checkpoint.",
     ),
 ]
 GoBackOption: TypeAlias = Annotated[
     int | None,
-    typer.Option(help="The newest checkpoint, if it may be left for --from and its output be produced again."),
+    typer.Option(
+        help="ID of the newest checkpoint: allows --from to go back behind it, so that its output is produced again."
+    ),
 ]
 UnclaimedOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(help="An operator that is gone, and whose state is left behind. May be repeated."),
+    typer.Option(help="A removed operator whose state may be left behind. May be repeated."),
 ]
 FreshOption: TypeAlias = Annotated[
     bool,
@@ -68,24 +70,22 @@ FreshOption: TypeAlias = Annotated[
 ]
 LeaveOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(help="With --fresh: a sink whose target is gone for good, and is not emptied. May be repeated."),
+    typer.Option(help="With --fresh: a sink whose target no longer exists and is not emptied. May be repeated."),
 ]
 DescribeOption: TypeAlias = Annotated[bool, typer.Option("--describe", help="Print the plan and exit.")]
 QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Write progress as JSON lines.")]
 SupervisedOption: TypeAlias = Annotated[
-    bool, typer.Option("--supervised", help="Start the driver again when it died, from a small process of its own.")
+    bool, typer.Option("--supervised", help="Start the driver again if it dies, from a small supervising process.")
 ]
 StandbyOption: TypeAlias = Annotated[
     bool,
-    typer.Option(
-        "--standby", help="Wait beside a pipeline that runs elsewhere, and take over when its driver is gone."
-    ),
+    typer.Option("--standby", help="Wait while the pipeline runs elsewhere, and take over when its driver is gone."),
 ]
 SilenceOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="How long a driver gives no sign of life before --standby takes over, at least 5s.",
+        help="How long a driver must be silent before --standby takes over, at least 5s.",
         show_default="5s",
     ),
 ]
@@ -98,7 +98,7 @@ MetricsPortOption: TypeAlias = Annotated[
 MetricsHostOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="The address of --metrics-port, such as 0.0.0.0 for everybody in the network.", show_default="127.0.0.1"
+        help="The address of --metrics-port, such as 0.0.0.0 for the whole network.", show_default="127.0.0.1"
     ),
 ]
 MetricsPushOption: TypeAlias = Annotated[

@@ -30,7 +30,7 @@ def take(
     path: Annotated[str, typer.Argument(help="An empty or new directory, or a URL.")],
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
-    """Have a pipeline that runs on this machine write a savepoint, and wait until it is complete."""
+    """Write a savepoint of a pipeline that runs on this machine, and wait until it is complete."""
     outcome = asked(RunningPipeline.find(absolute_location(directory), pipeline), RunRequest(absolute_location(path)))
     if outcome.savepoint is None:
         raise PipelineFailed(f"{pipeline}: there is no savepoint: {outcome.reason}")

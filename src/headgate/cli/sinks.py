@@ -52,10 +52,10 @@ def forget(
     arguments: ProgramArguments = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Let a pipeline begin anew in front of what it wrote, after its checkpoints were removed.
+    """Allow a pipeline whose checkpoints were removed to start again with the output that it has already written.
 
-    The target forgets which checkpoints the sink belongs to; the next start of a pipeline of that name has it. All
-    that was committed stays. What the former one had prepared and not committed is removed by that start.
+    The target forgets which checkpoints the sink belongs to, so the next start of a pipeline of that name can claim it.
+    All committed output stays. That start removes output that was prepared and never committed.
     """
     pipeline, _, node = owner.partition("/")
     if place.endswith(".py") or Path(place).is_file():

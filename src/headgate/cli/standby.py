@@ -49,11 +49,11 @@ from headgate.storage.backends import open_storage
 
 TEXTS = {
     Notice.WATCHING: "standing by: {detail} runs it",
-    Notice.NOBODY_YET: "standing by: nobody runs it yet, or an older release does; taking over if its log stays as it "
-    "is for a minute",
-    Notice.STOPPED: "standing by: its user stopped it; waiting until somebody starts it again",
-    Notice.FAILED_FOR_GOOD: "standing by: it failed, and starting it again would not help; waiting until somebody has "
-    "mended and started it: {detail}",
+    Notice.NOBODY_YET: "standing by: the pipeline does not run yet, or an older release runs it; taking over if its "
+    "log does not change for a minute",
+    Notice.STOPPED: "standing by: the pipeline was stopped by its user; waiting until it is started again",
+    Notice.FAILED_FOR_GOOD: "standing by: it failed, and starting it again would not help; waiting until the "
+    "cause is fixed and it is started again: {detail}",
     Notice.UNREACHABLE: "standing by, without seeing anything: {detail}",
     Notice.OUTRUN: "another process was quicker; standing by again",
     Notice.TAKING_OVER: "taking over: {detail} is gone",

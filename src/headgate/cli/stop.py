@@ -40,10 +40,10 @@ def stop(
 ) -> None:
     """Stop a pipeline that runs on this machine, and wait until it has ended.
 
-    It takes a last checkpoint; started again, it continues from there. With --drain it stops reading, lets windows
-    and timers of event time fire, processes everything in flight and takes the final checkpoint: then it has finished
-    for good. Timers of processing time do not fire, and what functions keep until then is not sent on. Asking again
-    with another 'headgate stop' makes a pipeline that drains stop at once, after a last checkpoint.
+    The pipeline takes a last checkpoint, and its next run continues from there. With --drain it stops reading, fires
+    windows and timers of event time, processes everything in flight and takes the final checkpoint: then it has
+    finished for good. Timers of processing time do not fire, so functions do not emit what they keep for these. If a
+    pipeline is draining already, 'headgate stop' stops it at once, after a last checkpoint.
     """
     root = absolute_location(checkpoints)
     running = RunningPipeline.find(root, pipeline)
@@ -71,9 +71,9 @@ def cancel(
 ) -> None:
     """End a pipeline that runs on this machine without a last checkpoint, and wait until it has ended.
 
-    Started again, it continues from its newest checkpoint: what came behind that is processed again. If the program
-    says Checkpointing(retain_on_cancel=False), its checkpoints are removed instead, and it does not continue.
-    Savepoints stay. 'headgate stop' takes a last checkpoint, and never removes anything.
+    Its next run continues from the newest checkpoint and processes everything after it again. If the program says
+    Checkpointing(retain_on_cancel=False), the checkpoints are removed instead, and the pipeline does not continue.
+    Savepoints stay. 'headgate stop' takes a last checkpoint and never removes anything.
     """
     root = absolute_location(checkpoints)
     running = RunningPipeline.find(root, pipeline)
@@ -120,7 +120,7 @@ def _outcome(ended: LockHolder, drain: bool, *, cancel: bool = False) -> str:
             raise PipelineFailed(f"it was stopped before it had drained; started again, it continues{at}")
         case Ending.STOPPED if ended.is_in_doubt:
             return (
-                "cancelled; nobody can tell whether its checkpoints are removed: started again, it begins anew, or "
+                "cancelled; it is not known whether its checkpoints are removed: the next start begins anew, or "
                 f"continues{at}"
             )
         case Ending.STOPPED:

@@ -266,10 +266,10 @@ def forget(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     store: StoreOption = None,
 ) -> None:
-    """Let a pipeline begin anew in front of its stream, after its checkpoints were removed.
+    """Allow a pipeline whose checkpoints were removed to start again with the stream that it has already written.
 
-    The store forgets which checkpoints the sink belongs to; the next start of a pipeline of that name has it. All
-    events stay. What the former one had prepared and not committed is aborted by that start, or with --abort-prepared.
+    The store forgets which checkpoints the sink belongs to, so the next start of a pipeline of that name can claim it.
+    All events stay. That start, or --abort-prepared, aborts output that was prepared and never committed.
     """
     with opened(store) as opened_store:
         found = opened_store.owner(owner)

@@ -34,12 +34,12 @@ def retention(
     name: Name,
     max_age: MaxAge = None,
     max_size: MaxSize = None,
-    off: Annotated[bool, typer.Option("--off", help="Events stay until somebody truncates or deletes.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Keep events until they are truncated or deleted.")] = False,
     store: StoreOption = None,
 ) -> None:
-    """Show how long the events of a stream stay, or set it: what is older, or more, goes once a minute.
+    """Show or set how long the events of a stream are kept. Older ones, or those beyond a size, go once a minute.
 
-    Nothing goes that a pipeline, or anybody else, holds.
+    Events that a pipeline or another holder still needs are kept.
     """
     wanted = retention_of(max_age, max_size)
     with opened(store) as opened_store:
@@ -59,7 +59,7 @@ def cut(
     head: Annotated[bool, typer.Option("--head", help="Where the stream begins.")] = False,
     store: StoreOption = None,
 ) -> None:
-    """Print a stream cut: where the stream ends now, or began at a time. Other commands and programs take it."""
+    """Print a stream cut, the positions of the end of a stream or of a time, for other commands and programs."""
     with opened(store) as opened_store:
         if head and at is not None:
             raise UsageError("a cut is at --head or --at a time, not both")
@@ -73,7 +73,9 @@ def truncate(
     before: Annotated[
         datetime | None, typer.Option("--before", help="What became visible before then, local time.")
     ] = None,
-    anyway: Annotated[bool, typer.Option("--anyway", help="Also what a pipeline or somebody else holds.")] = False,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Even if a pipeline or another holder still needs them.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     store: StoreOption = None,
 ) -> None:
@@ -92,10 +94,10 @@ def truncate(
 
 def release(
     name: Name,
-    holder: Annotated[str, typer.Argument(help="Who holds, as 'headgate streams describe' shows it.")],
+    holder: Annotated[str, typer.Argument(help="The holder, as 'headgate streams describe' shows it.")],
     store: StoreOption = None,
 ) -> None:
-    """Let go of what a pipeline holds that will not start again, so that it can be truncated."""
+    """Release the events that a pipeline holds which will not start again, so that they can be truncated."""
     with opened(store) as opened_store:
         if holder not in opened_store.holds(name):
             raise UsageError(f"'{holder}' holds nothing of stream '{name}'")

@@ -101,7 +101,7 @@ def create(
     streams: Annotated[list[str], typer.Argument(metavar="STREAM", help="The streams that it reads.")],
     begin: From = Begin.EARLIEST,
     cuts: Cuts = None,
-    keep: Annotated[int, typer.Option(help="So many completed checkpoints can be gone back to.")] = 1,
+    keep: Annotated[int, typer.Option(help="How many completed checkpoints are kept to go back to.")] = 1,
     if_not_exists: Annotated[bool, typer.Option(help="No error when it reads the same streams.")] = False,
     store: StoreOption = None,
 ) -> None:
@@ -121,9 +121,9 @@ def checkpoint(
     as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Ask for a checkpoint, and wait until all readers have passed it; the exit code is 1 when they have not.
+    """Take a checkpoint of a group, and wait until all readers have passed it. The exit code is 1 if they have not.
 
-    A reader that is silent for its lease is taken for dead. The same command goes on waiting.
+    A reader that is silent for as long as its lease is considered dead. Run the same command again to go on waiting.
     """
     with opened(store) as opened_store:
         group = opened_store.reader_group(name)
@@ -151,7 +151,7 @@ def forget(
     checkpoint_name: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint.")],
     store: StoreOption = None,
 ) -> None:
-    """Give up a checkpoint of a group, complete or not, and what is kept for it."""
+    """Drop a checkpoint of a group, complete or not, and the events that are kept for it."""
     with opened(store) as opened_store:
         group = opened_store.reader_group(name)
         if checkpoint_name not in group.checkpoints():
@@ -169,7 +169,7 @@ def reset(
     yes: YesOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Have a group read anew from a checkpoint or a place on. Its readers get an error, and have to join again."""
+    """Reset a group to a checkpoint or a position. Its readers get an error and have to join again."""
     with opened(store) as opened_store:
         if (to_checkpoint is None) == (begin is None and not cuts):
             raise UsageError("say where to: --checkpoint CHECKPOINT, or --from and --cut")

@@ -27,7 +27,9 @@ def share_of(segment: Segment) -> str:
 
 def scale(
     name: Name,
-    segments: Annotated[int | None, typer.Option("--segments", help="So many segments share the keys equally.")] = None,
+    segments: Annotated[
+        int | None, typer.Option("--segments", help="Spread the keys equally over this many segments.")
+    ] = None,
     split: Annotated[int | None, typer.Option("--split", help="Cut this segment.")] = None,
     into: Annotated[int, typer.Option("--into", help="How many segments take its keys.")] = 2,
     merge: Annotated[str | None, typer.Option("--merge", help="Join these neighbours, such as 3,4.")] = None,

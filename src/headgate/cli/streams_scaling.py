@@ -21,19 +21,17 @@ def add_scaling(app: typer.Typer) -> None:
 
 def scaling(
     name: Name,
-    events: Annotated[int | None, typer.Option("--events-per-second", help="So many one segment should get.")] = None,
-    data: Annotated[
-        str | None, typer.Option("--bytes-per-second", help="So many one segment should get, such as 1MB.")
-    ] = None,
-    least: Annotated[int, typer.Option("--min", help="It never makes fewer segments.")] = 1,
-    most: Annotated[int, typer.Option("--max", help="It never makes more segments.")] = 64,
-    cool_down: Annotated[str, typer.Option("--cool-down", help="Between two steps.")] = "10 minutes",
-    off: Annotated[bool, typer.Option("--off", help="The stream is scaled by hand only.")] = False,
+    events: Annotated[int | None, typer.Option("--events-per-second", help="Target for one segment.")] = None,
+    data: Annotated[str | None, typer.Option("--bytes-per-second", help="Target for one segment, such as 1MB.")] = None,
+    least: Annotated[int, typer.Option("--min", help="Least number of segments.")] = 1,
+    most: Annotated[int, typer.Option("--max", help="Greatest number of segments.")] = 64,
+    cool_down: Annotated[str, typer.Option("--cool-down", help="Time between two steps.")] = "10 minutes",
+    off: Annotated[bool, typer.Option("--off", help="Turn automatic scaling off.")] = False,
     store: StoreOption = None,
 ) -> None:
-    """Show how a stream is scaled by itself, or set it: hot segments are split, cold neighbours merged.
+    """Show or set how a stream scales automatically: hot segments are split, cold neighbours merged.
 
-    Whoever writes to the stream looks once a minute.
+    Processes that write to the stream check once a minute.
     """
     is_set = events is not None or data is not None
     with opened(store) as opened_store:

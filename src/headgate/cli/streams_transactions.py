@@ -93,7 +93,7 @@ def show(name: Name, transaction: Id, as_json: Json = False, store: StoreOption 
 
 @app.command("commit")
 def commit(name: Name, transaction: Id, yes: Yes = False, store: StoreOption = None) -> None:
-    """Make the events of a prepared transaction visible, when whoever should decide it will not come back."""
+    """Make the events of a prepared transaction visible, if its owner will not come back to decide it."""
     with opened(store) as opened_store:
         info = _mine_to_decide(opened_store, name, transaction)
         if info.status is Status.OPEN:
@@ -110,7 +110,7 @@ def commit(name: Name, transaction: Id, yes: Yes = False, store: StoreOption = N
 
 @app.command("abort")
 def abort(name: Name, transaction: Id, yes: Yes = False, store: StoreOption = None) -> None:
-    """Drop the events of an open or prepared transaction. Whoever still writes to it is told so."""
+    """Drop the events of an open or prepared transaction. Its writers get an error."""
     with opened(store) as opened_store:
         info = _mine_to_decide(opened_store, name, transaction)
         if not yes:
@@ -121,9 +121,9 @@ def abort(name: Name, transaction: Id, yes: Yes = False, store: StoreOption = No
 
 @app.command("expire")
 def expire(name: Name, store: StoreOption = None) -> None:
-    """Abort open transactions whose lease is over. Whoever writes to the stream does so by itself.
+    """Abort open transactions whose lease has expired. Processes that write to the stream do this themselves.
 
-    It takes two looks, half a lease apart, so that nobody is aborted who is alive: the first one only notes.
+    Run it twice, half a lease apart: the first run only takes notes, so that no live transaction is aborted.
     """
     with opened(store) as opened_store:
         gone = opened_store.expire_transactions(name)

@@ -23,9 +23,9 @@ def update(
     columns: Annotated[str, typer.Option(help="Columns that are added or get a wider type, as name:type,…")],
     store: StoreOption = None,
 ) -> None:
-    """Add columns to a stream, or let numbers become wider ones. No event is written anew.
+    """Add columns to a stream, or widen the types of numbers. Stored events are not rewritten.
 
-    Events that are there have null in new columns. Programs that write or read the columns of before go on.
+    They have null in new columns. Programs that write or read the former columns keep working.
     """
     with opened(store) as opened_store:
         info = opened_store.update_stream(name, columns=parse_columns(columns))

@@ -15,7 +15,9 @@ def result_text(result: RunResult) -> str:
     if result.has_removed_checkpoints:
         how = "cancelled, and its checkpoints are removed,"
     elif result.is_removal_in_doubt:
-        how = "cancelled; nobody can tell whether checkpoints are removed: the same command begins anew, or continues"
+        how = (
+            "cancelled; it is not known whether its checkpoints are removed: the same command begins anew, or continues"
+        )
     where = "" if result.is_finished or result.last_checkpoint is None else f" from checkpoint {result.last_checkpoint}"
     return (
         f"{how}{where} after {duration_text(result.duration_ms)}: {count_text(result.records_in)} records in, "

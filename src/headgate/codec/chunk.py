@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import msgspec
 import xxhash
 
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, UnknownFormat
 
 MAGIC = b"HGCHUNK\n"
 END_MAGIC = b"HGCEND\n\0"
@@ -106,7 +106,7 @@ def decode_footer(path: str, data: bytes) -> Footer:
         raise CorruptionError(path, 0, f"a chunk of at least {ALIGNMENT + _TRAILER.size} bytes", f"{len(data)}")
     magic, version, _, _ = _HEADER.unpack_from(data)
     if magic != MAGIC or version != VERSION:
-        raise CorruptionError(path, 0, f"chunk version {VERSION}", f"{magic!r} version {version}")
+        raise UnknownFormat(path, 0, f"chunk version {VERSION}", f"{magic!r} version {version}")
     at = len(data) - _TRAILER.size
     size, checksum, end = _TRAILER.unpack_from(data, at)
     if end != END_MAGIC or size > min(at - ALIGNMENT, FOOTER_BYTES_MAX):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 import xxhash
 
-from headgate.codec.malformed import MALFORMED
-from headgate.errors import CorruptionError
+from headgate.codec.malformed import MALFORMED, not_beginning_with
+from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.life import LIFE_VERSION, Life
 
 _MAGIC = b"headgate-life"
@@ -30,9 +30,9 @@ def decode_life(data: bytes, path: str) -> Life | None:
     head, _, body = data.partition(b"\n")
     words = head.split(b" ")
     if len(words) != 3 or words[0] != _MAGIC:
-        raise CorruptionError(path, 0, "the life of a pipeline", repr(data[:24]))
+        raise not_beginning_with(_MAGIC, data, path, "the life of a pipeline")
     if words[1] != str(LIFE_VERSION).encode():
-        raise CorruptionError(path, len(_MAGIC) + 1, f"format version {LIFE_VERSION}", words[1].decode("latin-1"))
+        raise UnknownFormat(path, len(_MAGIC) + 1, f"format version {LIFE_VERSION}", words[1].decode("latin-1"))
     found = xxhash.xxh3_64_hexdigest(body)
     if found.encode() != words[2]:
         raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)

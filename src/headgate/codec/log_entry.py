@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 import xxhash
 
-from headgate.codec.malformed import MALFORMED
+from headgate.codec.malformed import MALFORMED, not_beginning_with
 from headgate.codec.snapshot import CHUNK_SUFFIX, FILES_PREFIX, IN_FLIGHT_PREFIX
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import (
     CHUNKS_VERSION,
@@ -152,10 +152,10 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
     head, _, body = data.partition(b"\n")
     words = head.split(b" ")
     if len(words) != 4 or words[0] != _MAGIC:
-        raise CorruptionError(path, 0, "a checkpoint log entry", repr(data[:24]))
+        raise not_beginning_with(_MAGIC, data, path, "a checkpoint log entry")
     if words[1] not in _VERSIONS:
         expected = f"format version {max(_KNOWN)} or less"
-        raise CorruptionError(path, len(_MAGIC) + 1, expected, words[1].decode("latin-1"))
+        raise UnknownFormat(path, len(_MAGIC) + 1, expected, words[1].decode("latin-1"))
     found = xxhash.xxh3_64_hexdigest(body)
     if found.encode() != words[3] or words[2] not in _KINDS:
         expected = f"{words[2].decode('latin-1')} with checksum {words[3].decode('latin-1')}"

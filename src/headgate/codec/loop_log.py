@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from headgate.codec.malformed import MALFORMED
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, UnknownFormat
 
 FORMAT = "headgate-looplog"
 VERSION = 1
@@ -187,7 +187,7 @@ def _decode_header(data: memoryview, path: str) -> LogHeader:
         raise CorruptionError(path, 0, "the header of a loop log", str(error)) from error
     if (header.format, header.version) != (FORMAT, VERSION):
         found = f"{header.format} version {header.version}"
-        raise CorruptionError(path, 0, f"{FORMAT} version {VERSION}", found)
+        raise UnknownFormat(path, 0, f"{FORMAT} version {VERSION}", found)
     return header
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import msgspec
 import xxhash
 
-from headgate.codec.malformed import MALFORMED
-from headgate.errors import CorruptionError
+from headgate.codec.malformed import MALFORMED, not_beginning_with
+from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.savepoint import SAVEPOINT_VERSION, Savepoint
 
 _MAGIC = b"headgate-savepoint"
@@ -31,10 +31,10 @@ def decode_savepoint(data: bytes, path: str) -> Savepoint:
     head, _, body = data.partition(b"\n")
     words = head.split(b" ")
     if len(words) != 3 or words[0] != _MAGIC:
-        raise CorruptionError(path, 0, "a savepoint", repr(data[:24]))
+        raise not_beginning_with(_MAGIC, data, path, "a savepoint")
     if words[1] != str(SAVEPOINT_VERSION).encode():
         expected = f"format version {SAVEPOINT_VERSION} or less"
-        raise CorruptionError(path, len(_MAGIC) + 1, expected, words[1].decode("latin-1"))
+        raise UnknownFormat(path, len(_MAGIC) + 1, expected, words[1].decode("latin-1"))
     found = xxhash.xxh3_64_hexdigest(body)
     if found.encode() != words[2]:
         raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import xxhash
 
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, UnknownFormat
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
@@ -133,9 +133,9 @@ def _verified_header(view: memoryview, path: str) -> tuple[memoryview, int]:
         raise CorruptionError(path, 0, f"at least {_PREFIX.size} bytes", f"{len(view)} bytes")
     magic, version, header_bytes, header_digest = _PREFIX.unpack_from(view)
     if magic != MAGIC:
-        raise CorruptionError(path, 0, f"magic {MAGIC!r}", repr(bytes(magic)))
+        raise UnknownFormat(path, 0, "a snapshot", repr(bytes(magic)))
     if version != VERSION:
-        raise CorruptionError(path, 8, f"snapshot version {VERSION}", f"version {version}")
+        raise UnknownFormat(path, 8, f"snapshot version {VERSION}", f"version {version}")
     start = _PREFIX.size
     header = view[start : start + header_bytes]
     if len(header) != header_bytes or xxhash.xxh3_64_intdigest(header) != header_digest:

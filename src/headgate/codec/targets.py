@@ -10,8 +10,8 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
-from headgate.codec.malformed import MALFORMED
-from headgate.errors import CorruptionError
+from headgate.codec.malformed import MALFORMED, not_beginning_with
+from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.targets import TARGETS_VERSION, ResetOrder, Target
 
 _TARGETS, _RESET = b"headgate-targets", b"headgate-reset"
@@ -56,9 +56,9 @@ def _decoded(magic: bytes, data: bytes, path: str, kind: type[_T]) -> _T:
     head, _, body = data.partition(b"\n")
     words = head.split(b" ")
     if len(words) != 3 or words[0] != magic:
-        raise CorruptionError(path, 0, magic.decode(), repr(data[:24]))
+        raise not_beginning_with(magic, data, path, magic.decode())
     if words[1] != str(TARGETS_VERSION).encode():
-        raise CorruptionError(path, len(magic) + 1, f"format version {TARGETS_VERSION}", words[1].decode("latin-1"))
+        raise UnknownFormat(path, len(magic) + 1, f"format version {TARGETS_VERSION}", words[1].decode("latin-1"))
     found = xxhash.xxh3_64_hexdigest(body)
     if found.encode() != words[2]:
         raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)

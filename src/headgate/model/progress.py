@@ -171,6 +171,37 @@ class CheckpointProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class SubtaskAlignment:
+    """How long one checkpoint held up one subtask, in microseconds by its own clock.
+
+    Attributes:
+        subtask: as text (``window[1]``).
+        aligned_us: from its first barrier to its snapshot; a subtask with one input has nothing to wait for.
+        frozen_us: how long it took to freeze its state, so that the rest could be written beside the records.
+    """
+
+    subtask: str
+    aligned_us: int
+    frozen_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgress:
+    """A worker that is registered now.
+
+    Attributes:
+        worker: its number; it runs the subtask of this number of every operator.
+        host, pid: where its process is.
+        busy: share of the time in which it was not idle, 0 to 1, lately.
+    """
+
+    worker: int
+    host: str
+    pid: int
+    busy: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class PendingCheckpoint:
     """A checkpoint under way. ``missing`` are the subtasks that have not acknowledged, as text (``window[1]``)."""
 
@@ -191,6 +222,7 @@ class Progress:
         late_records: records dropped because their window was closed already; counted as in ``NodeProgress``.
         bad_records: records diverted; counted as in ``NodeProgress``.
         lost_outputs: pieces of output that a target denied and the pipeline went on without, in all its runs (K26).
+        workers: those that are registered, by number.
     """
 
     state: PipelineState
@@ -207,6 +239,19 @@ class Progress:
     loops: tuple[LoopProgress, ...] = ()
     lost_outputs: int = 0
     failures: int = 0
+    workers: tuple[WorkerProgress, ...] = ()
+
+
+class LogPlace(str):
+    """The note that says where the workers' logs are: text for people, and the directory for whoever shows them."""
+
+    def __new__(cls, directory: str) -> Self:
+        """``directory``: of one pipeline, on the machines of its workers."""
+        note = super().__new__(cls, f"the workers' logs are in {directory}")
+        note.directory = directory
+        return note
+
+    directory: str
 
 
 class Continuation(str):
@@ -366,6 +411,12 @@ class PipelineHandle(Protocol):
 
     def checkpoints(self) -> tuple[CheckpointProgress, ...]:
         """Return the completed checkpoints of this run, oldest first (bounded)."""
+
+    def alignments(self) -> dict[CheckpointId, tuple[SubtaskAlignment, ...]]:
+        """Return how long the latest checkpoints held up each subtask, by checkpoint (bounded).
+
+        Workers report twice a second, so the newest may be missing or not whole yet.
+        """
 
     def metrics(self) -> dict[str, dict[str, int | float]]:
         """Return ``node → metric → number`` of the latest snapshot: what ``NodeProgress`` has, but for what is None."""

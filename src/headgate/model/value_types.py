@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A type without others in it, such as ``int64`` or ``timestamp[us]``."""
+    """A type without others in it, such as ``int64``, ``timestamp[us]`` or ``decimal128(10, 2)``."""
 
     text: str
 
@@ -48,7 +48,7 @@ ValueType: TypeAlias = Plain | ListOf | StructOf
 _LIST = "large_list<item: "
 _STRUCT = "struct<"
 _NAME = re.compile(r"([^:;,<>]+): ")
-_PLAIN = re.compile(r"\w+(\[\w+\])?")
+_PLAIN = re.compile(r"\w+(\[\w+\]|\(\d+, -?\d+\))?")
 
 NESTED_MAX = 100
 """So deeply is a type nested at most, which is deeper than Arrow writes any: no text takes more stack than there is."""

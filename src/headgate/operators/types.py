@@ -1,6 +1,6 @@
 """Canonical Arrow types: one physical type for each meaning, so that batches flow without casts.
 
-They are what Polars exports at its oldest compatibility level.
+They are what Polars exports at its oldest compatibility level. A map is a list of its entries: Polars has no maps.
 """
 
 from __future__ import annotations
@@ -8,6 +8,12 @@ from __future__ import annotations
 import pyarrow as pa
 
 from headgate.errors import UsageError
+
+MAP_FIELDS = ("key", "value")
+"""Fields of the structs that the entries of a map become, as Spark's ``map_entries`` names them."""
+
+DECIMAL_DIGITS_MAX = 38
+"""Of Polars, and of Spark."""
 
 
 def canonical_type(dtype: pa.DataType, what: str = "column") -> pa.DataType:
@@ -24,10 +30,17 @@ def canonical_type(dtype: pa.DataType, what: str = "column") -> pa.DataType:
         return canonical_type(dtype.value_type, what)
     if pa.types.is_timestamp(dtype):
         return pa.timestamp("us")
-    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype):
         return pa.large_list(canonical_type(dtype.value_type, what))
     if pa.types.is_struct(dtype):
         return pa.struct([pa.field(f.name, canonical_type(f.type, what)) for f in dtype])
+    if pa.types.is_map(dtype):
+        entries = zip(MAP_FIELDS, (dtype.key_type, dtype.item_type), strict=True)
+        return pa.large_list(pa.struct([pa.field(name, canonical_type(inner, what)) for name, inner in entries]))
+    if pa.types.is_decimal(dtype) and dtype.precision <= DECIMAL_DIGITS_MAX:
+        return pa.decimal128(dtype.precision, dtype.scale)
+    if pa.types.is_time(dtype):
+        return pa.time64("ns")
     if pa.types.is_float16(dtype):
         return pa.float32()
     ok = (
@@ -55,8 +68,36 @@ def to_canonical(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.R
     columns = []
     for field in target:
         column = batch.column(field.name)
-        columns.append(column if column.type.equals(field.type) else column.cast(field.type))
+        columns.append(column if column.type.equals(field.type) else _with_lists(column).cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def _with_lists(column: pa.Array) -> pa.Array:
+    """Return ``column`` with the maps in it as lists of their entries, which Arrow does not cast."""
+    dtype = column.type
+    if pa.types.is_dictionary(dtype):
+        return _with_lists(column.dictionary_decode())
+    if not has_map(dtype):
+        return column
+    whole = pa.concat_arrays([column])  # offsets of a slice begin elsewhere
+    if pa.types.is_struct(dtype):
+        fields = [_with_lists(whole.field(at)) for at in range(dtype.num_fields)]
+        return pa.StructArray.from_arrays(fields, names=dtype.names, mask=whole.is_null())
+    if pa.types.is_map(dtype):
+        fields = [_with_lists(whole.keys), _with_lists(whole.items)]
+        values = pa.StructArray.from_arrays(fields, names=list(MAP_FIELDS))
+    else:
+        values = _with_lists(whole.values)
+    return pa.LargeListArray.from_arrays(whole.offsets.cast(pa.int64()), values, mask=whole.is_null())
+
+
+def has_map(dtype: pa.DataType) -> bool:
+    """Whether ``dtype`` is a map or has one in it."""
+    if pa.types.is_struct(dtype):
+        return any(has_map(field.type) for field in dtype)
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
+        return has_map(dtype.value_type)
+    return bool(pa.types.is_map(dtype))
 
 
 def schema_text(schema: pa.Schema) -> str:

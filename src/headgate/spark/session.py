@@ -16,7 +16,7 @@ from typing import Any
 
 from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition
-from headgate.model.progress import Observer, SilentObserver
+from headgate.model.progress import LogPlace, Observer, SilentObserver
 from headgate.runtime.driver.driver import Driver, lock_for
 from headgate.runtime.driver.handle import DriverHandle
 from headgate.spark.jvm import ensure_jvm, forget_dead_jvm, starting_up
@@ -94,7 +94,7 @@ def start_pipeline(
         launcher = SparkLauncher(session, definition, fingerprint, is_local, logs)
         watcher = observer or SilentObserver()
         if logs is not None:
-            watcher.on_note(f"what workers write is in {logs / config.name}")
+            watcher.on_note(LogPlace(str(logs / config.name)))
         driver = Driver(definition, launcher, watcher, fingerprint, host=host, lock=lock, beats=True)
     except BaseException:
         lock.release()

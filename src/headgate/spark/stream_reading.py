@@ -90,7 +90,7 @@ class Selected:
         """
         info = self.place.find()
         if info.stream_id != self.stream_id:
-            raise UsageError(f"stream '{info.name}' was deleted and created anew since it was loaded: load it again")
+            raise UsageError(f"stream '{info.name}' was deleted and created again since it was loaded: load it again")
         return self.place.store.find(info.name, schema_version=self.version)
 
     def look(self, begin: StreamCut) -> tuple[StreamInfo, Layout, dict[int, Extent]]:

@@ -60,7 +60,9 @@ def _check_files(audit: Audit, storage: Storage, *, verify: bool) -> list[Proble
             continue
         there.discard(chunk.path)
         if not chunk.entries:
-            problems.append(Problem(f"{storage.url}/{chunk.path}", "holds no event that anybody may read or commit"))
+            problems.append(
+                Problem(f"{storage.url}/{chunk.path}", "holds no event that can still be read or committed")
+            )
             continue
         if verify:
             problems += _check_chunk(audit, storage, chunk)

@@ -86,5 +86,7 @@ class GroupedStore(AutoscaledStore):
     def _open_segment(self, group: Group, segment: GroupSegment, position: int) -> SegmentReader:
         stream = self._catalogue.find_stream(segment.stream)
         if stream.stream_id != group.streams[segment.stream]:
-            raise UsageError(f"stream '{segment.stream}' was deleted and made anew; reset the reader group to read it")
+            raise UsageError(
+                f"stream '{segment.stream}' was deleted and created again; reset the reader group to read it"
+            )
         return SegmentReader(self._catalogue, self._storage, stream, segment.segment, position)

@@ -117,5 +117,5 @@ def _check_mark(storage: Storage, store_id: str, root: str) -> None:
     if storage.get(MARK).decode(errors="replace") != store_id:
         raise UsageError(
             f"{storage.url} has the chunks of another store than the one at {root}, or of one whose tables were "
-            "deleted; give this one another place, or delete what is there if nobody needs it"
+            "deleted; give this one another place, or delete what is there if it is not needed"
         )

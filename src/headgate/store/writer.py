@@ -307,7 +307,7 @@ class StreamWriter:
         """Return the stream with its present layout."""
         found = self._catalogue.find_stream(self.stream.name)
         if found.stream_id != self.stream.stream_id:
-            raise UsageError(f"stream '{self.stream.name}' was deleted and created anew; open another writer")
+            raise UsageError(f"stream '{self.stream.name}' was deleted and created again; open another writer")
         return found
 
     def _new_path(self) -> str:

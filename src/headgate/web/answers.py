@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from headgate.errors import HeadgateError
 from headgate.web.asking import WISHES
+from headgate.web.peers import is_of_this_user
 
 SILENCE_MAX_S = 15.0
 """After so long without news a line says that the connection is alive."""
@@ -63,12 +64,31 @@ class Access:
         is_same = secrets.compare_digest(given.encode(), (self.token or "").encode())
         return self.token is not None and scheme.lower() == "bearer" and is_same
 
+    def is_owner(self, request: Request) -> bool:
+        """Whether ``request`` carries the token, or comes from a process of the same user on this machine (PG13)."""
+        if self.is_right(request):
+            return True
+        browser, page = request.client, request.scope.get("server")
+        if self.is_needed_to_read or browser is None or not page:
+            return False
+        return is_of_this_user((browser.host, browser.port), (str(page[0]), int(page[1])))
+
+    def of_owner(self, endpoint: Endpoint) -> Endpoint:
+        """Return ``endpoint`` for the user who runs the page."""
+
+        async def checked(request: Request) -> Response:
+            if not self.is_owner(request):
+                return refused("logs are for the user who runs the pipeline: open the page with #token=…", 403)
+            return await endpoint(request)
+
+        return checked
+
     def reading(self, endpoint: Endpoint) -> Endpoint:
         """Return ``endpoint`` for those who may look."""
 
         async def checked(request: Request) -> Response:
             if self.is_needed_to_read and not self.is_right(request):
-                return refused("this page needs a token: open it with #token=… behind its address", 401)
+                return refused("this page needs a token: open it with #token=… after its address", 401)
             return await endpoint(request)
 
         return checked

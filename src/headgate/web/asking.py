@@ -52,7 +52,7 @@ def savepoint_path(body: Mapping[str, Any]) -> str:
     """
     path = body.get("path")
     if not isinstance(path, str) or not path.strip():
-        raise UsageError("say where the savepoint is to be: an empty directory or a URL")
+        raise UsageError("name a place for the savepoint: an empty directory or a URL")
     return path.strip()
 
 

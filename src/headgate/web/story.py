@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import Enum
 from typing import Any, TypeAlias
@@ -14,8 +15,9 @@ from typing import Any, TypeAlias
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import MAIN, Partitioner
+from headgate.model.ids import CheckpointId
 from headgate.model.plan import Plan, PlanEdge
-from headgate.model.progress import NodeProgress, Progress
+from headgate.model.progress import NodeProgress, Progress, SubtaskAlignment
 
 CHECKPOINTS_MAX = 100
 RESTARTS_MAX = 100
@@ -23,6 +25,8 @@ NOTES_MAX = 200
 RATES_MAX = 600
 """Points of the curves, one per second: ten minutes."""
 RATE_PERIOD_MS = 1_000
+SUBTASKS_MAX = 200
+"""Of those that a checkpoint held up: the ones that waited longest."""
 
 Shown: TypeAlias = dict[str, Any]
 """What goes to browsers as JSON."""
@@ -43,6 +47,7 @@ class Story:
         self._checkpoints: deque[Shown] = deque(maxlen=CHECKPOINTS_MAX)
         self._restarts: deque[Shown] = deque(maxlen=RESTARTS_MAX)
         self._notes: deque[Shown] = deque(maxlen=NOTES_MAX)
+        self._alignments: Mapping[CheckpointId, Sequence[SubtaskAlignment]] = {}
         self._ended: Shown | None = None
         self._version = 0
 
@@ -59,6 +64,23 @@ class Story:
                 self._rated_ms = uptime_ms
                 self._rates.append((at_ms, *self._rates_of(progress.nodes)))
             self._version += 1
+
+    def aligned(self, alignments: Mapping[CheckpointId, Sequence[SubtaskAlignment]]) -> None:
+        """Take how long the latest checkpoints held up each subtask; replaces what was there."""
+        with self._lock:
+            if alignments != self._alignments:
+                self._alignments = alignments
+                self._version += 1
+
+    def alignment(self, checkpoint: int) -> Shown | None:
+        """Return how long ``checkpoint`` held up each subtask, the longest first; None: nothing is known of it."""
+        with self._lock:
+            found = self._alignments.get(CheckpointId(checkpoint))
+        if found is None:
+            return None
+        longest = sorted(found, key=lambda one: -one.aligned_us)
+        shown = [asdict(one) for one in longest[:SUBTASKS_MAX]]
+        return {"checkpoint": checkpoint, "subtasks": shown, "left_out": len(longest) - len(shown)}
 
     def checkpoint_completed(self, checkpoint: int, duration_ms: int, size_bytes: int, at_ms: int) -> None:
         """Add a completed checkpoint."""
@@ -88,7 +110,7 @@ class Story:
                 "graph": self._graph,
                 "progress": None if self._progress is None else _plain(asdict(self._progress)),
                 "rates": list(self._rates),
-                "checkpoints": list(self._checkpoints),
+                "checkpoints": [self._with_alignment(one) for one in self._checkpoints],
                 "restarts": list(self._restarts),
                 "notes": list(self._notes),
                 "ended": self._ended,
@@ -98,6 +120,12 @@ class Story:
         with self._lock:
             to.append(shown)
             self._version += 1
+
+    def _with_alignment(self, checkpoint: Shown) -> Shown:
+        """Return ``checkpoint`` with the subtask that waited longest for its barriers; None: nobody has reported."""
+        found = self._alignments.get(checkpoint["checkpoint"], ())
+        longest = max(found, key=lambda one: one.aligned_us, default=None)
+        return {**checkpoint, "longest": None if longest is None else asdict(longest)}
 
     def _rates_of(self, nodes: tuple[NodeProgress, ...]) -> tuple[float, float]:
         read = sum(node.records_out_per_second for node in nodes if node.node in self._sources)

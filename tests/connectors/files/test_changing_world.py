@@ -19,7 +19,7 @@ from headgate.connectors.files.series import OlderFiles, seen_at
 from headgate.connectors.files.system import LOCAL, FileSystem, LocalFiles
 from headgate.errors import CorruptionError, StorageError, UsageError
 
-REPLACED = "it was replaced while nobody looked; what was appended to it last, if anything, was not read"
+REPLACED = "it was replaced between two looks; lines that were appended to it last may not have been read"
 
 
 class Meddling(LocalFiles):

@@ -263,7 +263,7 @@ def test_what_may_have_been_lost_unseen_is_a_bad_record(tmp_path: Path) -> None:
     assert sorted(following.poll()) == ["2", "takes the inode"]
     assert [(bad["problem"], bad["position"]) for bad in following.bad] == [
         (
-            "it was replaced while nobody looked; what was appended to it last, if anything, was not read",
+            "it was replaced between two looks; lines that were appended to it last may not have been read",
             f"{log} byte 2",
         )
     ]

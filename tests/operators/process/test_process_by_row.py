@@ -350,7 +350,7 @@ class Declaring(ProcessFunction):
         ([("value", "", int)], "a state's name must be text"),
         ([("map", "m", pa.list_(pa.int64()), int)], "the keys of map state 'm' cannot be large_list"),
         ([("value", "v", object())], "operator 'node': state 'v': .*no Python, Polars or pyarrow type"),
-        ([("value", "v", pa.decimal128(5))], "state 'v'.*decimal128"),
+        ([("value", "v", pa.month_day_nano_interval())], "state 'v'.*interval"),
     ],
 )
 def test_a_wrong_declaration_is_an_error_when_the_pipeline_is_built(states: Any, problem: str) -> None:  # ST1

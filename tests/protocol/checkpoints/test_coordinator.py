@@ -277,7 +277,7 @@ def test_after_a_failed_manifest_the_next_one_that_is_ready_is_written() -> None
 def test_nothing_is_deleted_when_nobody_knows_whether_the_manifest_was_written() -> None:  # C12
     machine = coordinator(STARTED, *begin(10), *acked(10))
     assert machine.handle(ManifestUnknown(cp(10))) == [
-        lost("nobody can tell whether the manifest of checkpoint 10 was written")
+        lost("it is not known whether the manifest of checkpoint 10 was written")
     ]
     assert machine.handle(ack(A, 10)) == [Ignored("Acknowledged after the end of the generation")]
 

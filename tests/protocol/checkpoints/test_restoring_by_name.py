@@ -106,8 +106,8 @@ def test_a_damaged_log_is_not_left_for_anything(
     found = log(8)
     torn = ObservedEntry(3, "log/0000000003", Damage("log/0000000003", "torn"))
     damaged = ObservedLog((*found.entries, torn), cp(0))
-    assert "its own log is damaged" in refused(decide(damaged, MINE, named(behind=behind)))
-    assert "its own log is damaged" in refused(decide(ObservedLog((), cp(0), hint_sequence=4), MINE, named()))
+    assert "its own log cannot be read" in refused(decide(damaged, MINE, named(behind=behind)))
+    assert "its own log cannot be read" in refused(decide(ObservedLog((), cp(0), hint_sequence=4), MINE, named()))
 
 
 def test_damage_behind_a_restored_checkpoint_is_for_recovery_to_judge() -> None:  # R14

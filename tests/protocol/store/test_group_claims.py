@@ -88,7 +88,7 @@ def test_a_group_that_programs_read_by_is_no_pipelines(log: Log) -> None:  # GS1
     group = after(new_group(log), log, Joined("x", "x1", 1_000))
     assert "1 readers are in it" in problem(group, log, reset(log, CLAIM))
     assert "programs that join it" in problem(new_group(log), log, reset(log, CLAIM))
-    assert "made anew" in problem(new_group(log), log, joins("a"))
+    assert "created again" in problem(new_group(log), log, joins("a"))
 
 
 def test_a_newer_generation_takes_the_group_and_an_older_one_is_fenced(log: Log) -> None:  # GS2

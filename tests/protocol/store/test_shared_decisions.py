@@ -97,8 +97,8 @@ def test_what_was_written_before_an_abort_is_no_success() -> None:  # TX10
 def test_who_comes_late_hears_why() -> None:  # TX10
     expired = decide(Ping(), record(ABORTED, is_expired=True), 1, 1)
     assert expired == RefuseEnded(
-        "was aborted, because nobody wrote to it or pinged it for longer than its lease of 1,000 ms, so its events are "
-        "gone; begin another one"
+        "was aborted, because no process wrote to it or pinged it for longer than its lease of 1,000 ms, so its events "
+        "are gone; begin another one"
     )
     assert decide(Ping(), record(ABORTED), 1, 1) == RefuseEnded("was aborted, so its events are gone")
 

@@ -284,7 +284,7 @@ def test_a_damaged_savepoint_is_refused_before_anything_is_written(tmp_path: Pat
     home = Home(tmp_path / "b")
     before = files(tmp_path / "b")
     part.write_bytes(b"garbage")
-    assert "is damaged and is not restored" in refusal(home, place)
+    assert "cannot be read and is not restored" in refusal(home, place)
     part.write_bytes(sound)
     (place / "savepoint").write_bytes((place / "savepoint").read_bytes()[:-9])
     assert f"{place} cannot be restored" in refusal(home, place)
@@ -397,7 +397,7 @@ def test_an_older_checkpoint_is_never_restored_as_the_newest(tmp_path: Path, is_
     said = refusal(home, place)
     assert said.startswith(f"{place} cannot be restored: ")
     assert newest.name in said
-    assert "the newest checkpoint cannot be told; name one by its id: there is 1" in said
+    assert "the newest checkpoint is not known; name one by its id: there is 1" in said
     assert files(tmp_path / "c") == {}, "nothing is written"
     found = went_on.begin(place)  # SV24: it needs nothing of that place any more
     assert found.restored is not None

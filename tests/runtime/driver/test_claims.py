@@ -175,7 +175,7 @@ def test_one_bad_read_destroys_nothing(place: Place, part: str) -> None:  # R50
     assert found.restored is not None
     assert found.restored.checkpoint == 2
     assert files <= set(place.storage.list("p"))
-    assert not [note for note in place.notes if "damaged" in note]
+    assert not [note for note in place.notes if "cannot be used" in note]
 
 
 def test_what_a_start_goes_back_behind_is_kept_until_somebody_removes_it(place: Place) -> None:  # R51

@@ -81,7 +81,7 @@ def test_a_driver_replaced_between_its_claim_and_its_choice_does_not_report_dama
     with pytest.raises(FencedError) as fenced:
         place.begin("sleeper")
     assert (fenced.value.mine, fenced.value.newest) == (2, 3)
-    assert not [note for note in place.notes if "damaged" in note]
+    assert not [note for note in place.notes if "cannot be used" in note]
 
 
 def test_a_damaged_newer_checkpoint_is_not_retained(tmp_path: Path) -> None:  # C35
@@ -166,7 +166,7 @@ def test_an_unexpected_error_while_a_manifest_is_written_leaves_its_outcome_open
     for subtask in place.definition.plan.subtasks():
         handle = write_snapshot(place.storage, "p", subtask, one, begun.generation, [b"state"], 0)
         coordination.handle(machine.Acknowledged(begun.generation, one, SubtaskEntry(subtask, (handle,))))
-    assert around.failed == ["nobody can tell whether the manifest of checkpoint 1 was written"]
+    assert around.failed == ["it is not known whether the manifest of checkpoint 1 was written"]
     assert len(place.files()) == len(place.definition.plan.subtasks())
     _, found = place.begin("second")
     assert found.restored is not None

@@ -331,7 +331,7 @@ def test_a_target_that_may_have_forgotten_and_cannot_be_asked_publishes_nothing(
     assert home.run(home.chk(1), 2) == 4
     home.run()
     home.begin()
-    with pytest.raises(UsageError, match="nobody can tell any more whether the output of checkpoint 2"):
+    with pytest.raises(UsageError, match="it is no longer known whether the output of checkpoint 2"):
         home.begin(place, 5)
     home.run()
     assert home.kind.shown[:3] == [1, 2, 4]
@@ -424,7 +424,7 @@ def test_a_log_whose_newest_entry_cannot_be_read_is_not_gone_back_in(tmp_path: P
     newest = max((home.root / "p" / "log").iterdir())
     sound = newest.read_bytes()
     newest.write_bytes(b"torn")
-    with pytest.raises(UsageError, match="its own log is damaged"):
+    with pytest.raises(UsageError, match="its own log cannot be read"):
         home.begin(place, 1)
     newest.write_bytes(sound)
     home.run(place, 2)

@@ -17,7 +17,8 @@ from headgate.model.metrics import (
     Sample,
     Samples,
 )
-from headgate.model.progress import LoopProgress, PendingCheckpoint, PipelineState
+from headgate.model.progress import LoopProgress, PendingCheckpoint, PipelineState, SubtaskAlignment
+from headgate.runtime.driver.alignment_book import ALIGNED_CHECKPOINTS_MAX, AlignmentBook
 from headgate.runtime.driver.progress_book import ProgressBook
 from headgate.runtime.wire.exchange import ExchangeMetrics
 from headgate.runtime.worker.metrics import ALIGNMENTS_MAX, WorkerMetrics
@@ -85,6 +86,18 @@ def test_alignments_are_reported_once_and_bounded() -> None:
     samples = Samples(first.samples)
     assert (samples.value(BYTES_IN), samples.value(BYTES_OUT), samples.value(BUSY)) == (1, 2, 0.5)
     assert metrics.message(Generation(1), 0.5, [], exchange).alignments == []
+
+
+def test_alignments_are_kept_by_checkpoint_and_subtask_and_bounded() -> None:  # PG15
+    book = AlignmentBook()
+    for number in range(1, ALIGNED_CHECKPOINTS_MAX + 3):
+        for worker in (10, 2):
+            book.add(worker, [AlignmentMetrics("w", number, 5, 6)])
+    found = book.latest()
+    assert list(found) == list(range(3, ALIGNED_CHECKPOINTS_MAX + 3))
+    assert found[CheckpointId(3)] == (SubtaskAlignment("w[2]", 5, 6), SubtaskAlignment("w[10]", 5, 6))
+    book.add(2, [AlignmentMetrics("w", 1, 9, 9)])
+    assert book.latest() == found, "one that comes late drives nothing newer out"
 
 
 def test_the_busy_fraction_is_what_was_not_slept_by_the_clock_of_the_surroundings() -> None:

@@ -191,7 +191,7 @@ def test_an_answer_that_was_lost_is_asked_for_again(place: Place) -> None:  # C7
 def test_what_nobody_can_tell_is_not_told(place: Place) -> None:  # C72, X10
     place.storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent", "/log/", first=2, times=100))
     assert not remove(place)
-    assert place.notes[-1].startswith("nobody can tell whether the checkpoints at memory:/p are given up")
+    assert place.notes[-1].startswith("it is not known whether the checkpoints at memory:/p are given up")
     place.storage.heal()
     assert restored(place) is None
 
@@ -202,7 +202,7 @@ def test_what_nobody_can_tell_is_told_as_a_doubt(place: Place) -> None:  # C72
     notes = place.notes.append
     assert not remove_checkpoints(place.definition, place.log, Succession("test"), notes, PROCESS, doubt=doubts.append)
     (doubt,) = doubts
-    assert doubt.startswith("nobody can tell whether the checkpoints at memory:/p are given up")
+    assert doubt.startswith("it is not known whether the checkpoints at memory:/p are given up")
     assert doubt not in place.notes
 
 
@@ -471,7 +471,7 @@ def test_what_another_pipeline_may_have_been_restored_from_stays(place: Place) -
     sound = bytes(place.storage.get(path))
     place.storage.put(path, [b"garbage"])
     assert not remove(place)
-    assert f"{path} is damaged" in place.notes[-1]
+    assert f"{path} cannot be read" in place.notes[-1]
     assert restored(place) == 2
     place.storage.put(path, [sound])
     other.append(replace(adopted, checkpoint=CheckpointId(2)))

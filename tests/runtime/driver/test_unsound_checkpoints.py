@@ -60,7 +60,7 @@ def test_what_a_worker_could_not_restore_is_gone_back_behind(place: Place) -> No
     file = newest.entries[0].parts[0].path
     CALLS.clear()
     assert begin(place, found_in(newest)).checkpoint == 1
-    assert f"damaged: p/{file}" in place.notes[0]
+    assert f"p/{file} cannot be used" in place.notes[0]
     assert "block checksum mismatch; using checkpoint 1 instead" in place.notes[0]
     assert CALLS == [("recover", [1]), ("commit 1 as 2", [1])], "what checkpoint 2 promised is aborted"
     (aside,) = place.log.files.aside()
@@ -76,7 +76,10 @@ def test_a_later_driver_does_not_return_to_what_was_gone_back_behind(place: Plac
     CALLS.clear()
     assert begin(place, UnsoundCheckpoints()).checkpoint == 1
     assert CALLS == [("recover", [1]), ("commit 1 as 3", [1])]
-    assert any("checkpoint 2: a former start went back behind it: p/chk-0000000002" in note for note in place.notes)
+    assert any(
+        "checkpoint 2 cannot be used: a former start went back behind it: p/chk-0000000002" in note
+        for note in place.notes
+    )
     place.complete(3, 3)
     assert begin(place, UnsoundCheckpoints()).checkpoint == 3
 
@@ -172,7 +175,9 @@ def test_damage_of_an_adopted_checkpoint_does_not_restore_what_was_left_for_it(t
     with pytest.raises(UsageError, match=r"checkpoint 5: the pipeline left it; .*going back to checkpoint 2 would"):
         begin_at_home(home, found_in(adopted), DamagedCheckpoint.FAIL)
     assert begin_at_home(home, found_in(adopted), DamagedCheckpoint.PREVIOUS).checkpoint == 2
-    assert any("checkpoint 4: the pipeline left it; using checkpoint 2 instead" in note for note in home.notes)
+    assert any(
+        "checkpoint 4 cannot be used: the pipeline left it; using checkpoint 2 instead" in note for note in home.notes
+    )
 
 
 # R57 SV26

@@ -256,7 +256,7 @@ def test_an_older_checkpoint_is_never_shown_as_the_newest(tmp_path: Path, change
         written.log.append(manifest, CheckpointId(1))
     del live
     change(newest_entry(written))
-    with pytest.raises(CorruptionError, match="the newest checkpoint cannot be told; name one by its id: there is 1"):
+    with pytest.raises(CorruptionError, match="the newest checkpoint is not known; name one by its id: there is 1"):
         hg.state_catalog(written.path)
     assert hg.state_catalog(written.path, id=1).height == 0
     with pytest.raises(UsageError, match="has no checkpoint 2"):

@@ -37,7 +37,7 @@ def test_seeds_draw_their_subjects_apart_from_everything_else() -> None:  # SM15
 @pytest.mark.parametrize(
     ("seed", "title", "met"),
     [
-        (OF_DAMAGE, "damage", "damaged: "),
+        (OF_DAMAGE, "damage", "cannot be used: "),
         (OF_DECLINES, "checkpoints that end otherwise than well", "declined: "),
         (OF_OVERLAPS, "checkpoints that overlap and expire", "did not complete within its timeout"),
     ],

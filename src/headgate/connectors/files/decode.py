@@ -198,7 +198,12 @@ def _parsed_type(dtype: pa.DataType, name: str) -> pa.DataType:
         return pa.list_(_parsed_type(dtype.value_type, name))
     if pa.types.is_struct(dtype):
         return pa.struct([pa.field(f.name, _parsed_type(f.type, name)) for f in dtype])
-    if pa.types.is_duration(dtype) or pa.types.is_large_binary(dtype):
+    if (
+        pa.types.is_duration(dtype)
+        or pa.types.is_large_binary(dtype)
+        or pa.types.is_decimal(dtype)
+        or pa.types.is_time(dtype)
+    ):
         raise UsageError(f"field '{name}' has type {dtype}, which JSON cannot express; read it as a string or int64")
     return dtype
 

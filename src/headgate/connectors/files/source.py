@@ -297,7 +297,7 @@ class FileReader(BreakingReader):
         self._discover_at_ms = self._context.clock_ms()
 
     def _lost(self, file: LineFile) -> SourceBatch:
-        problem = "it was replaced while nobody looked; what was appended to it last, if anything, was not read"
+        problem = "it was replaced between two looks; lines that were appended to it last may not have been read"
         bad = bad_records(self._context.node, [problem], [f"{file.path} byte {file.offset}"], [""])
         return SourceBatch(file.path, _empty(self._schema), bad)
 

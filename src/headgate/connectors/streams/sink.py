@@ -23,7 +23,7 @@ from headgate.store.store import Store, store_root
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, check_takes, no_such_stream
 
 _SHARED = (
-    "also holds what others have written, and cannot be emptied for one of them; delete it if nobody needs it any more "
+    "also holds what others have written, and cannot be emptied for one of them; delete it if it is no longer needed "
     "(headgate streams delete), or give the pipeline another stream or another name"
 )
 

@@ -105,5 +105,5 @@ def check_function(node: str, function: Any, keys: tuple[str, ...], *, has_timer
     if isinstance(function, CheckpointedFunction):
         raise UsageError(
             f"operator '{node}': {type(function).__name__} is a headgate.CheckpointedFunction and has a broadcast "
-            "side; keep the lists in a function of its own, in front of it or behind it"
+            "side; keep the lists in a function of its own, before it or after it"
         )

@@ -168,7 +168,9 @@ def checked(node: str, held: TimersByKind[Any] | None) -> TimersByKind[Any]:
         UsageError: its function has no ``on_timer``.
     """
     if held is None:
-        raise UsageError(f"operator '{node}': its function has no on_timer, so no timer would call anybody; add one")
+        raise UsageError(
+            f"operator '{node}': its function has no on_timer, so its timers would have no effect; add one"
+        )
     return held
 
 

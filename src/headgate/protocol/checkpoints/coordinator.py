@@ -311,7 +311,7 @@ class Coordinator(Machine):
             case ManifestFailed():
                 return self._checkpoints.manifest_failed(event.checkpoint)
             case ManifestUnknown():  # delete nothing: recovery reads the log and knows (§4, row "unknown outcome")
-                reason = f"nobody can tell whether the manifest of checkpoint {event.checkpoint} was written"
+                reason = f"it is not known whether the manifest of checkpoint {event.checkpoint} was written"
                 return [FailGeneration(Failure(FailureKind.LOST, reason))]
             case _:
                 assert_never(event)

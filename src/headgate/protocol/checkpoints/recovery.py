@@ -323,8 +323,8 @@ def _going_back(manifest: Manifest, passed: Sequence[CheckpointId]) -> str:
     again = "checkpoint " + ", ".join(str(c) for c in passed) if passed else "whatever was completed since"
     return (
         f"; going back to checkpoint {manifest.checkpoint} would produce again the output that {again} committed: "
-        "restore the damaged files from a copy, or, to go back, use Pipeline(on_damaged_checkpoint='previous'), which "
-        "keeps the damaged files aside"
+        "restore those files from a copy, or, to go back, use Pipeline(on_damaged_checkpoint='previous'), which "
+        "keeps them aside"
     )
 
 

@@ -61,8 +61,8 @@ def decide(log: ObservedLog, life: str, named: Named) -> Decision:
         return GoOn(newest.checkpoint)
     if damage_behind(log, newest):
         return Refuse(
-            "its own log is damaged, so nobody can tell what would be left for it; restore the log from a copy, or "
-            "give the pipeline another checkpoint directory"
+            "entries of its own log cannot be read, so it is unknown what a start from elsewhere would leave behind; "
+            "restore the log from a copy, or give the pipeline another checkpoint directory"
         )
     if named.origin is None:
         return Refuse("there is neither a savepoint nor a completed checkpoint", NameAnotherPlace())

@@ -72,15 +72,15 @@ def objection_to_claim(claim: Claim | None, wanted: Claim | None, readers: Colle
             return None
         reading = f"{len(readers)} readers are in it" if readers else "programs that join it read by it"
         return NotYours(
-            f"it is no pipeline's: {reading}, and would read everything anew; give the source a group of its own, or "
-            "delete this one"
+            f"it does not belong to a pipeline: {reading}, and would read everything anew; give the source a group of "
+            "its own, or delete this one"
         )
     if wanted is None:
         return NotYours(f"it belongs to {_whose(claim)}, whose checkpoints hold where it reads")
     if claim.source != wanted.source or (claim.life != wanted.life and claim.home != wanted.home):
         return NotYours(
             f"it belongs to {_whose(claim)}; give this source a group of its own, or delete the group if that pipeline "
-            "is no more"
+            "no longer exists"
         )
     if claim.life == wanted.life and wanted.generation < claim.generation:
         return Replaced(wanted.generation, claim.generation)
@@ -92,7 +92,7 @@ def objection(claim: Claim | None, claimant: Claimant | None) -> Objection | Non
     if claim is None and claimant is None:
         return None
     if claim is None:
-        return NotYours("it was deleted and made anew, and is no pipeline's")
+        return NotYours("it was deleted and created again, and does not belong to a pipeline")
     if claimant is None:
         return NotYours(f"it belongs to {_whose(claim)}; read with a group of your own")
     if (claim.source, claim.life) != (claimant.source, claimant.life):

@@ -324,7 +324,7 @@ def _handle(group: Group, event: Event, views: Mapping[str, View]) -> Answer:
 def _of_reader(group: Group, event: Lived | Committed | Passed, views: Mapping[str, View]) -> Answer:
     member = group.readers.get(event.reader)
     if member is None or member.token != event.token:  # RG12
-        return Stale("it was taken for dead, has left, or the group was reset since it joined")
+        return Stale("it was considered dead, has left, or the group was reset since it joined")
     if isinstance(event, Lived):
         beats = max(member.beats, event.beats)
         return Done(replace(group, readers={**group.readers, event.reader: replace(member, beats=beats)}))

@@ -208,7 +208,7 @@ def _on_verdict(request: Verdict, record: SharedRecord) -> Answer:
 def _ended(record: SharedRecord) -> RefuseEnded:
     if record.is_expired:
         return RefuseEnded(
-            "was aborted, because nobody wrote to it or pinged it for longer than its lease of "
+            "was aborted, because no process wrote to it or pinged it for longer than its lease of "
             f"{record.lease_ms:,} ms, so its events are gone; begin another one"
         )
     return RefuseEnded(_ENDED[record.status])

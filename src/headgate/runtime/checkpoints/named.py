@@ -57,7 +57,7 @@ def refuse_unless_newest_is_known(observed: ObservedLog) -> None:
     damage = next(iter(damage_behind(observed, manifests[0] if manifests else None)), None)
     if damage is not None:
         others = ", ".join(str(manifest.checkpoint) for manifest in reversed(manifests)) or "none"
-        hint = f"so the newest checkpoint cannot be told; name one by its id: there is {others}"
+        hint = f"so the newest checkpoint is not known; name one by its id: there is {others}"
         raise CorruptionError(damage.path, 0, "a log entry", f"something else ({damage.problem}), {hint}")
 
 

@@ -146,7 +146,7 @@ class Adoption:
         damage = self._log.files.verify(self._found.manifest)
         if damage:
             named = "; ".join(f"{d.path}: {d.problem}" for d in damage)
-            raise UsageError(f"{self._found.what} is damaged and is not restored: {named}")
+            raise UsageError(f"{self._found.what} cannot be read and is not restored: {named}")
         check_fit(self._found.manifest, self._definition)
         self._is_checked = True
 
@@ -221,7 +221,7 @@ class Adoption:
         manifest = adoptable.manifest
         self._log.reserve(manifest.checkpoint)
         if self._log.append(manifest) is not Outcome.WRITTEN:
-            raise StorageError("restore", self._log.url, self._log.problem or "nobody can tell whether it was written")
+            raise StorageError("restore", self._log.url, self._log.problem or "it is not known whether it was written")
         return Claimed(claimed.next, CheckpointId(manifest.checkpoint + 1), self._log.observe())
 
     def story(self, decision: Adopt | GoOn) -> list[str]:

@@ -210,7 +210,7 @@ def _tells_once_more(definition: PipelineDefinition, note: Callable[[str], None]
     """Whether a pipeline that has finished runs again, for those who may not have heard of its end (HL8)."""
     if not is_listening(definition):
         return False
-    note("all input has been processed; whoever listens to checkpoints is told once more")
+    note("all input has been processed; checkpoint listeners are notified once more")
     return True
 
 
@@ -263,7 +263,7 @@ def _set_aside(
     if restore.contradicts:
         _tell_what_comes_again(restore, note)
     retrying(lambda: log.files.set_aside(claimed.log, gaps, restored.checkpoint), around)
-    note("the damaged checkpoints are kept aside until 'headgate checkpoints discard' removes them")
+    note("the checkpoints that cannot be used are kept aside until 'headgate checkpoints discard' removes them")
     is_passed = any(gap.above == restored.checkpoint for gap in gaps)
     return leaving(restored, claimed.first_checkpoint) if is_passed else restored.left
 
@@ -391,7 +391,7 @@ def _tell(restored: Manifest, gaps: Sequence[recovery.Gap], note: Callable[[str]
         used = f"checkpoint {restored.checkpoint}"
         instead = f"using {used} instead" if is_newer else f"it is older than {used}, which is used"
         for damage in gap.damages:
-            note(f"damaged: {damage.path}: {damage.problem}; {instead}")
+            note(f"{damage.path} cannot be used: {damage.problem}; {instead}")
 
 
 def _tell_what_comes_again(choice: recovery.Restore, note: Callable[[str], None]) -> None:

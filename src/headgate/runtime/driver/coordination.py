@@ -339,7 +339,7 @@ class Coordination:
                 self._report(machine.ManifestFailed(manifest.checkpoint))
             case Outcome.UNKNOWN:
                 why = f": {self._log.problem}" if self._log.problem else ""
-                self._note(f"nobody can tell whether the manifest of checkpoint {manifest.checkpoint} was written{why}")
+                self._note(f"it is not known whether the manifest of checkpoint {manifest.checkpoint} was written{why}")
                 self._report(machine.ManifestUnknown(manifest.checkpoint))
 
     def _append(self, manifest: Manifest, oldest_retained: CheckpointId) -> Outcome:

@@ -241,7 +241,12 @@ class Driver:
         pending: PendingCheckpoint | None = None if live is None else live.coordination.pending_checkpoint()
         generation = machine.generation or supervision.last_generation or Generation(0)
         found = self.book.snapshot(supervision.state, generation, machine.restarts_count, pending)
-        self._latest = replace(found, lost_outputs=self._log.losses.count, failures=supervision.failures_count)
+        self._latest = replace(
+            found,
+            lost_outputs=self._log.losses.count,
+            failures=supervision.failures_count,
+            workers=self.workers.progress(self.book.reports()),
+        )
         self._observer.on_progress(self._latest)
 
     def _on_finish(self, effect: events.Finish) -> None:

@@ -10,7 +10,15 @@ from dataclasses import replace
 from typing import TypeVar
 
 from headgate.display.runs import ShownRun
-from headgate.model.progress import CheckpointOutcome, CheckpointProgress, Location, Progress, RunResult
+from headgate.model.ids import CheckpointId
+from headgate.model.progress import (
+    CheckpointOutcome,
+    CheckpointProgress,
+    Location,
+    Progress,
+    RunResult,
+    SubtaskAlignment,
+)
 from headgate.runtime.driver.driver import Driver
 from headgate.storage.backends import absolute_location
 from headgate.threads import wait_for
@@ -102,6 +110,13 @@ class DriverHandle(ShownRun):
     def checkpoints(self) -> tuple[CheckpointProgress, ...]:
         """Return the completed checkpoints of this run, oldest first (bounded)."""
         return tuple(self.driver.book.checkpoints)
+
+    def alignments(self) -> dict[CheckpointId, tuple[SubtaskAlignment, ...]]:
+        """Return how long the latest checkpoints held up each subtask, by checkpoint (bounded).
+
+        Workers report twice a second, so the newest may be missing or not whole yet.
+        """
+        return self.driver.book.aligned.latest()
 
     def metrics(self) -> dict[str, dict[str, int | float]]:
         """Return ``node → metric → number`` of the latest snapshot: what ``NodeProgress`` has, but for what is None."""

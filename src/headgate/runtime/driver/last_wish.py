@@ -12,7 +12,7 @@ from headgate.model.heartbeat import Beat, Course
 from headgate.runtime.driver.lookout import Lookout
 from headgate.storage.base import Storage
 
-REASON = "its driver died before it could do what its user had asked"
+REASON = "its driver died before it could carry out the request"
 
 _UNAWARE = frozenset({Course.RUNNING, Course.DRAINING, Course.FAILED})
 """Of such a run a standby does not know that it was to stop."""

@@ -17,6 +17,7 @@ from headgate.model.progress import (
     PipelineState,
     Progress,
 )
+from headgate.runtime.driver.alignment_book import AlignmentBook
 from headgate.runtime.driver.node_book import NodeBook
 
 CHECKPOINTS_MAX = 1_000
@@ -40,6 +41,7 @@ class ProgressBook:
         self._rated: tuple[int, dict[NodeName, tuple[int, int]]] = (self._begun_ns, {})
         self.checkpoints: deque[CheckpointProgress] = deque(maxlen=CHECKPOINTS_MAX)
         self.alignments: deque[messages.AlignmentMetrics] = deque(maxlen=ALIGNMENTS_MAX)
+        self.aligned = AlignmentBook()
 
     def begin(self, generation: Generation, before: Totals | None = None) -> None:
         """A generation starts, from a checkpoint that had counted ``before``."""
@@ -56,6 +58,7 @@ class ProgressBook:
             self._nodes.add(worker, samples)
             self._heads[worker] = metrics.loops
             self.alignments.extend(metrics.alignments)
+            self.aligned.add(worker, metrics.alignments)
 
     def completed(self, progress: CheckpointProgress, manifest: Manifest) -> None:
         """A checkpoint of the running generation is complete."""

@@ -135,7 +135,7 @@ def _was_given_up(
 
 
 def _tell_nobody_knows(log: CheckpointLog, error: BaseException, doubt: Callable[[str], None]) -> None:
-    doubt(f"nobody can tell whether the checkpoints at {log.url} are given up; the next start sees: {_said(error)}")
+    doubt(f"it is not known whether the checkpoints at {log.url} are given up; the next start sees: {_said(error)}")
 
 
 def _sweep(log: CheckpointLog, note: Callable[[str], None], around: Surroundings) -> None:
@@ -162,7 +162,7 @@ def _check_whole(choice: recovery.Choice) -> None:
         case recovery.NothingLeft():
             raise UsageError("the pipeline has finished, and its final checkpoint says so")
         case recovery.Restore(skipped=skipped) if skipped:
-            raise UsageError(f"{skipped[0].path} is damaged ({skipped[0].problem}), and may be needed to mend it")
+            raise UsageError(f"{skipped[0].path} cannot be read ({skipped[0].problem}), and may be needed to mend it")
         case _:
             return
 
@@ -183,7 +183,7 @@ def check_nobody_needs(log: CheckpointLog, observed: recovery.ObservedLog) -> No
         damage = next(iter(recovery.damage_behind(there, newest)), None)
         if damage is not None:
             raise UsageError(
-                f"{damage.path} is damaged ({damage.problem}), so nobody can tell whether {other.url} was restored "
+                f"{damage.path} cannot be read ({damage.problem}), so it is not known whether {other.url} was restored "
                 "from them and needs their files; mend that first"
             )
         if newest is not None and _is_from(newest, log.url, "" if life is None else life.id):

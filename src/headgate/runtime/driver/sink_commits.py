@@ -122,7 +122,7 @@ class SinkCommits:
                     return f"sink '{one.sink}' denies output that it promised for checkpoint {one.checkpoint}: {why}"
             elif isinstance(committer, ForgettingCommitter | NamingCommitter) and one not in remembered:
                 return (
-                    f"nobody can tell any more whether the output of checkpoint {one.checkpoint} was committed: the "
+                    f"it is no longer known whether the output of checkpoint {one.checkpoint} was committed: the "
                     f"target of sink '{one.sink}' was let forget it"
                 )
         return ""

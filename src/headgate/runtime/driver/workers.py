@@ -7,12 +7,14 @@ own; everything here but ``broadcast`` happens in the driver's event thread. Wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from headgate.codec import messages
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation, WorkerIndex
+from headgate.model.metrics import BUSY, Samples
+from headgate.model.progress import WorkerProgress
 from headgate.protocol.supervision import events
 from headgate.protocol.supervision.events import AttemptId
 from headgate.runtime.driver.attempts import Attempts
@@ -96,6 +98,15 @@ class Workers:
     def of(self, attempt: AttemptId) -> list[WorkerRecord]:
         """Return the workers of ``attempt``, as they came."""
         return [record for record in self._records.values() if record.attempt == attempt]
+
+    def progress(self, reports: Mapping[int, Samples]) -> tuple[WorkerProgress, ...]:
+        """Return everybody for those who watch; ``reports``: the latest of each worker."""
+        found = []
+        for record in self.records:
+            report = reports.get(int(record.worker))
+            busy = 0.0 if report is None else report.value(BUSY) or 0.0
+            found.append(WorkerProgress(int(record.worker), record.address.host, record.pid, busy))
+        return tuple(sorted(found, key=lambda one: (one.worker, one.host, one.pid)))
 
     def broadcast(self, message: messages.ToWorker) -> None:
         """Send to every worker, best effort; those of another generation drop it."""

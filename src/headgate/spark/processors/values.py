@@ -17,7 +17,7 @@ from pyspark.sql.types import Row, StructType
 
 from headgate.errors import UsageError
 from headgate.operators.schemas import as_schema
-from headgate.operators.types import canonical_schema
+from headgate.operators.types import canonical_schema, has_map
 from headgate.spark.processors.ddl import struct_of
 
 SparkSchema: TypeAlias = Any
@@ -41,7 +41,11 @@ def arrow_schema_of(node: str, what: str, given: SparkSchema) -> pa.Schema:
     if not found.fields:
         raise UsageError(f"operator '{node}': {what} has no columns")
     try:
-        return canonical_schema(to_arrow_schema(found, timezone="UTC"))
+        schema = to_arrow_schema(found, timezone="UTC")
+        for field in schema:
+            if has_map(field.type):  # its values are dicts, and ours lists of entries
+                raise UsageError(f"column '{field.name}' has type {field.type}; keep maps in map state instead")
+        return canonical_schema(schema)
     except UsageError as error:
         raise UsageError(f"operator '{node}': {what}: {error.message}") from None
     except Exception as error:  # PySpark's own, of several trees

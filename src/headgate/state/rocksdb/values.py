@@ -112,7 +112,7 @@ class _Text:
 
 
 class _Nested:
-    """Structs and lists."""
+    """Structs, lists and decimals."""
 
     def __init__(self, dtype: pa.DataType) -> None:
         self._dtype = dtype
@@ -130,11 +130,13 @@ class _Nested:
 
 
 def _plain(dtype: pa.DataType) -> pa.DataType:
-    """Return ``dtype`` with its times as numbers, which have no limits and no zone."""
+    """Return ``dtype`` with its times as numbers, which have no limits and no zone, and its decimals as texts."""
     if pa.types.is_struct(dtype):
         return pa.struct([pa.field(field.name, _plain(field.type)) for field in dtype])
     if pa.types.is_large_list(dtype):
         return pa.large_list(_plain(dtype.value_type))
+    if pa.types.is_decimal(dtype):
+        return pa.large_string()
     if pa.types.is_date32(dtype):
         return pa.int32()
     return pa.int64() if pa.types.is_temporal(dtype) else dtype

@@ -260,7 +260,7 @@ def _check_there(info: StreamInfo, view: View, progress: Progress) -> None:
 def _view_of(connection: Connection, group: Group, stream: str, where: str) -> View:
     info = sql_streams.find_stream(connection, stream, where)
     if info.stream_id != group.streams[stream]:
-        raise UsageError(f"stream '{stream}' was deleted and made anew; reset the reader group to read it")
+        raise UsageError(f"stream '{stream}' was deleted and created again; reset the reader group to read it")
     return _view(connection, info)
 
 

@@ -33,7 +33,7 @@ def scale(connection: Connection, stream: StreamInfo, plan: Plan, now_ms: int) -
     answer = layouts.scale(layout, plan)
     match answer:
         case Outdated():
-            raise OtherLayoutError(f"stream '{stream.name}' was scaled by somebody else meanwhile; try again")
+            raise OtherLayoutError(f"stream '{stream.name}' was scaled by another process meanwhile; try again")
         case Refused(problem):
             raise UsageError(f"stream '{stream.name}' cannot be scaled: {problem}")
         case Change():

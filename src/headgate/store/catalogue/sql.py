@@ -181,7 +181,7 @@ class SqlCatalogue:
         with self._database.write() as connection:
             info = sql_streams.find_stream(connection, name, self._where)
             if not info.is_sealed and not force:
-                raise UsageError(f"stream '{name}' is not sealed, so somebody may use it; seal it first, or force")
+                raise UsageError(f"stream '{name}' is not sealed, so it may be in use; seal it first, or force")
             sql_streams.delete_stream(connection, info)
         return info
 

@@ -1,7 +1,10 @@
 // Shows what /api/events tells of a run.
 
 import { draw, svg } from "/graph.js";
-import { ask, badge, clock, count, duration, find, follow, html, message, moment, share, size, table } from "/pieces.js";
+import { showLogs } from "/logs.js";
+import {
+  ask, badge, clock, count, duration, find, follow, html, look, message, micros, moment, share, size, table,
+} from "/pieces.js";
 
 // ---- pieces of the page
 
@@ -61,8 +64,12 @@ function show(now) {
     const missing = pending.missing.length ? `, waiting for ${pending.missing.slice(0, 3).join(", ")}` : "";
     find("pending").textContent = `checkpoint ${pending.checkpoint} under way for ${duration(pending.age_ms)}${missing}`;
   }
-  table("checkpoints", ["#id", "completed", "#duration", "#size"], now.checkpoints.toReversed().map(
-    (one) => [one.checkpoint, clock(one.at_ms), duration(one.duration_ms), size(one.size_bytes)]));
+  table("checkpoints", ["#id", "completed", "#duration", "#size", "#longest alignment"], now.checkpoints.toReversed().map(
+    (one) => [one.checkpoint, clock(one.at_ms), duration(one.duration_ms), size(one.size_bytes), longestText(one.longest)]));
+  completed = now.checkpoints;
+  alignment();
+  workers(progress?.workers ?? []);
+  showLogs(now);
   const happened = [
     ...now.restarts.map((one) => [one.at_ms, `restart after ${duration(one.delay_ms)}: ${one.reason}`]),
     ...now.notes.map((one) => [one.at_ms, one.text]),
@@ -95,6 +102,49 @@ function operators(nodes) {
     node.late_records || null, node.bad_records || null, node.state_bytes ? size(node.state_bytes) : null,
   ]);
   table("operators", titles, rows);
+}
+
+const longestText = (longest) => (longest ? `${micros(longest.aligned_us)}, ${longest.subtask}` : null);
+
+// ---- alignment: of the checkpoint that was clicked, else of the newest one that workers have reported
+
+let completed = [], chosen = null, aligned = null;
+
+async function alignment() {
+  const known = completed.filter((one) => one.longest).map((one) => one.checkpoint);
+  const wanted = known.includes(chosen) ? chosen : known.at(-1);
+  find("alignment-section").hidden = wanted === undefined;
+  if (wanted === undefined || wanted === aligned) return;
+  aligned = wanted;
+  const found = await look(`/api/alignment/${wanted}`);
+  if (!found || aligned !== wanted) return;
+  const most = Math.max(1, ...found.subtasks.map((one) => one.aligned_us));
+  find("alignment-of").textContent = `Alignment of checkpoint ${wanted}`;
+  table("alignment", ["subtask", "#aligned for", "", "#state frozen in"], found.subtasks.map((one) => [
+    one.subtask, micros(one.aligned_us), bar(one.aligned_us / most), micros(one.frozen_us)]));
+  find("alignment-more").textContent = found.left_out ? `and ${found.left_out} that waited for less` : "";
+}
+
+function bar(part) {
+  const full = svg("svg", { class: "bar", viewBox: "0 0 100 8", preserveAspectRatio: "none" });
+  full.append(svg("rect", { width: 100, height: 8, class: "share" }),
+    svg("rect", { width: Math.round(100 * part), height: 8, class: "share held" }));
+  return full;
+}
+
+// The table is drawn anew while a button is held down, so a click may never come: pointerdown does.
+find("checkpoints").addEventListener("pointerdown", (event) => {
+  const number = Number(event.target.closest("tr")?.firstElementChild.textContent);
+  if (!number) return;
+  chosen = number === chosen ? null : number;
+  alignment();
+});
+
+// ---- workers
+
+function workers(found) {
+  table("workers", ["#worker", "host", "#process", "#busy"], found.length
+    ? found.map((one) => [one.worker, one.host, one.pid, share(one.busy)]) : [["", "none is there now", "", ""]]);
 }
 
 function loops(found) {

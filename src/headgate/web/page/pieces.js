@@ -30,6 +30,11 @@ export function duration(ms) {
   return `${Math.floor(ms / 3_600_000)} h ${Math.floor(ms / 60_000) % 60} min`;
 }
 
+export function micros(us) {
+  if (us < 1_000) return `${us} µs`;
+  return us < 1_000_000 ? `${(us / 1_000).toPrecision(3)} ms` : duration(us / 1_000);
+}
+
 export const clock = (ms) => new Date(ms).toLocaleTimeString();
 export const moment = (ms) => (ms === null || ms === undefined ? "–" : new Date(ms).toISOString().replace("T", " ").slice(0, 19));
 export const share = (value) => (value === undefined ? "–" : `${Math.round(value * 100)} %`);
@@ -47,7 +52,7 @@ export function table(id, titles, rows) {
   const kind = (title) => (title.startsWith("#") ? { class: "number" } : {});
   const head = html("tr", {}, ...titles.map((title) => html("th", kind(title), title.replace("#", ""))));
   const body = rows.map((row) =>
-    html("tr", {}, ...row.map((cell, at) => html("td", kind(titles[at]), cell === null ? "" : `${cell}`))));
+    html("tr", {}, ...row.map((cell, at) => html("td", kind(titles[at]), cell instanceof Element ? cell : `${cell ?? ""}`))));
   find(id).replaceChildren(...(titles.some((title) => title) ? [head] : []), ...body);
 }
 
@@ -103,20 +108,32 @@ export async function follow(show, lost) {
   }
 }
 
+// Returns what the server says at path, null if it refuses.
+export async function look(path) {
+  const answer = await fetch(path, { headers });
+  return answer.ok ? answer.json() : null;
+}
+
 async function followOnce(show) {
-  const answer = await fetch("/api/events", { headers });
+  let isOver = false;
+  await listen("/api/events", (events) => { isOver = show(events.at(-1)); }); // each says everything
+  return isOver;
+}
+
+// Calls heard with the events that come from path, several at once where they came at once, until the server ends.
+export async function listen(path, heard, signal) {
+  const answer = await fetch(path, { headers, signal });
   if (!answer.ok) {
     message((await answer.json()).error, true);
-    return false;
+    return;
   }
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let isOver = false;
   for (let rest = ""; ;) {
     const { value, done } = await reader.read();
-    if (done) return isOver;
+    if (done) return;
     const events = (rest + value).split("\n\n");
     rest = events.pop();
-    const last = events.filter((event) => event.startsWith("data: ")).at(-1);
-    if (last) isOver = show(JSON.parse(last.slice("data: ".length)));
+    const found = events.filter((event) => event.startsWith("data: "));
+    if (found.length) heard(found.map((event) => JSON.parse(event.slice("data: ".length))));
   }
 }
