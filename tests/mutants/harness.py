@@ -41,6 +41,8 @@ _TESTS = Path(__file__).resolve().parents[1]
 _PRODUCT = Path(headgate.__file__).resolve().parent
 OUT_OF_TIME = "Timeout ("
 """How the words of pytest-timeout begin."""
+_PHASES = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+"""Of Hypothesis, under a mutant."""
 _CLUMSY = (AttributeError, TypeError, NameError, ImportError)
 """What code raises that does not know what it is about."""
 
@@ -67,12 +69,19 @@ def assert_caught(mutant: Mutant, test: Callable[..., object], *args: object) ->
 
 @contextmanager
 def _drawing_alike(test: Callable[..., object]) -> Iterator[None]:
-    """Have Hypothesis draw the same in every run: what catches a mutant today catches it tomorrow."""
+    """Have Hypothesis draw the same in every run, and stop at what fails: what catches a mutant catches it tomorrow.
+
+    The first example that fails is enough: nobody reads the smallest, whose search takes longer than everything else.
+    """
     if not getattr(test, "is_hypothesis_test", False):
         yield
         return
+    drawn = hypothesis.settings(
+        getattr(test, "_hypothesis_internal_use_settings", hypothesis.settings()), phases=_PHASES, database=None
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(test, "_hypothesis_internal_use_seed", None, raising=False)  # put back afterwards
+        patch.setattr(test, "_hypothesis_internal_use_settings", drawn, raising=False)
         hypothesis.seed(0)(test)
         yield
 
