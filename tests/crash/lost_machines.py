@@ -126,7 +126,7 @@ def machine_of_a_worker(directory: Path) -> None:
 
 
 def machine_of_the_driver(directory: Path) -> None:
-    """The machine of the driver and of a worker disappears. The same program on the hub goes on; the driver comes back."""
+    """The machine of the driver, and of a worker, disappears. The same program goes on on the hub; it comes back."""
     with place(directory, 1 + CORES_OF_A_PIPELINE, 1) as here, traffic(here.store) as (flow, is_over):
         zombie = here.start(on=here.machine, cores=CORES_OF_A_PIPELINE)
         running = zombie.running()

@@ -55,7 +55,7 @@ def _skip_without_networks() -> None:
     for tool in ("unshare", "nsenter", "ip"):
         if shutil.which(tool) is None:
             pytest.skip(f"there is no '{tool}' on this machine (apt-get install util-linux iproute2)")
-    tried = subprocess.run([*_OWN_NETWORK, "ip", "link", "add", "a", "type", "veth"], capture_output=True, text=True)
+    tried = subprocess.run([*_OWN_NETWORK, "ip", "link", "add", "wire", "type", "veth"], capture_output=True, text=True)
     if tried.returncode != 0:
         said = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
         pytest.skip(f"machines need network namespaces of their own, which nobody lets us make here: {said}")

@@ -1,4 +1,4 @@
-"""What every server of the tests is: one process that this one started, on a port of the loopback if nobody says else."""
+"""What every server of the tests is: one process that this one started, on a port of one address."""
 
 from __future__ import annotations
 
