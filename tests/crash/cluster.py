@@ -26,14 +26,14 @@ class Cluster:
     """Master and workers; each leads a session of its own, in which its executors and their workers run."""
 
     def __init__(
-        self, directory: Path, host: str = LOOPBACK, cores: Sequence[int] = (1, 1), master_options: str = ""
+        self, directory: Path, host: str = LOOPBACK, cores: Sequence[int] = (1, 1), options_of_all: str = ""
     ) -> None:
-        """``cores``: of each worker that is on the master's machine."""
-        self._directory = directory
+        """``cores``: of each worker on the master's machine. ``options_of_all``: of the JVMs of master and workers."""
+        self._directory, self._options = directory, options_of_all
         self._home = Path(pyspark.__file__).parent
         self._processes: list[subprocess.Popen[bytes]] = []
         options = ("--host", host, "--port", "0", "--webui-port", "0")
-        master_log = self._start("master", "master.Master", *options, host=host, SPARK_MASTER_OPTS=master_options)
+        master_log = self._start("master", "master.Master", *options, host=host)
         found = until(lambda: _MASTER.search(master_log.read_text()), "a Spark master", STARTED_S)
         self.url = found.group(1)
         for number, count in enumerate(cores):
@@ -76,6 +76,7 @@ class Cluster:
         return {
             "SPARK_HOME": str(self._home),
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": self._options,
             "SPARK_LOCAL_IP": host,
             "SPARK_LOCAL_HOSTNAME": host,
         }

@@ -35,8 +35,15 @@ spark.scheduler.maxRegisteredResourcesWaitingTime {STARTED_S:.0f}s
 """
 """Spark waits for the executors of both machines, so that workers are on both."""
 
-MACHINE_LOST = "-Dspark.worker.timeout=10"
-"""Seconds of silence after which Spark's master counts a machine as lost; by itself it waits for a minute or two."""
+MACHINE_LOST = "-Dspark.worker.timeout=30"
+"""Seconds of silence after which Spark's master counts a machine as lost, and four times as often workers say that they
+live; by itself it waits for a minute or two."""
+
+PAUSE_S = 0.05
+"""Between two rounds of events: there are to be some at every moment, and not many in all."""
+
+SILENCE_MS = 20_000
+"""Busy machines are not to be taken for dead ones."""
 
 
 class Place:
@@ -65,7 +72,13 @@ class Place:
 
     def _spec(self) -> dict[str, Any]:
         where = {"store": self.store.root, "checkpoints": f"s3://{BUCKET}/checkpoints", "root": "/nowhere"}
-        return {"pipeline": "between_shared_streams", "name": "shared", "master": self.cluster.url, **where}
+        return {
+            "pipeline": "between_shared_streams",
+            "name": "shared",
+            "master": self.cluster.url,
+            "heartbeat_timeout_ms": SILENCE_MS,
+            **where,
+        }
 
     def close(self) -> None:
         for child in self._children:
@@ -103,9 +116,11 @@ def place(directory: Path, cores_of_hub: int, cores_of_machine: int) -> Iterator
 
 def machine_of_a_worker(directory: Path) -> None:
     """The machine of a worker disappears. The worker comes back when others do its work, and changes nothing."""
-    with place(directory, CORES_OF_A_PIPELINE, CORES_OF_A_PIPELINE) as here, traffic(here.store) as (flow, is_over):
+    with ExitStack() as opened:
+        here = opened.enter_context(place(directory, CORES_OF_A_PIPELINE, CORES_OF_A_PIPELINE))
         life = here.start(cores=2 * CORES_OF_A_PIPELINE)
         running = life.running()
+        flow, is_over = opened.enter_context(traffic(here.store))
         lost = [pid for pid in running["workers"].values() if here.machine.has(pid)]
         assert len(lost) == 1, f"workers are not on both machines: {running}"
         life.checkpoint(2)
@@ -127,9 +142,11 @@ def machine_of_a_worker(directory: Path) -> None:
 
 def machine_of_the_driver(directory: Path) -> None:
     """The machine of the driver, and of a worker, disappears. The same program goes on on the hub; it comes back."""
-    with place(directory, 1 + CORES_OF_A_PIPELINE, 1) as here, traffic(here.store) as (flow, is_over):
+    with ExitStack() as opened:
+        here = opened.enter_context(place(directory, 1 + CORES_OF_A_PIPELINE, 1))
         zombie = here.start(on=here.machine, cores=CORES_OF_A_PIPELINE)
         running = zombie.running()
+        flow, is_over = opened.enter_context(traffic(here.store))
         assert sum(here.machine.has(pid) for pid in running["workers"].values()) == 1, running
         zombie.checkpoint(2)
         here.machine.vanish()
@@ -152,7 +169,7 @@ def machine_of_the_driver(directory: Path) -> None:
 @contextmanager
 def traffic(store: Store) -> Iterator[tuple[Traffic, threading.Event]]:
     is_over = threading.Event()
-    with flowing(store, is_over, "in") as flow:
+    with flowing(store, is_over, "in", pause_s=PAUSE_S) as flow:
         yield flow, is_over
 
 

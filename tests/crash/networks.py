@@ -27,7 +27,18 @@ NETWORK_BITS = 24
 SKIPPED = 77
 """Exit code of a program that found something missing, and said what."""
 
-_OWN_NETWORK = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
+_OWN_NETWORK = (
+    "setpriv",
+    "--pdeathsig",
+    "KILL",
+    "unshare",
+    "--net",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "--",
+)
 
 
 def run_in_a_network_of_its_own(program: Path, *arguments: str, log: Path, timeout_s: float) -> None:
@@ -52,7 +63,7 @@ def run_in_a_network_of_its_own(program: Path, *arguments: str, log: Path, timeo
 
 
 def _skip_without_networks() -> None:
-    for tool in ("unshare", "nsenter", "ip"):
+    for tool in ("setpriv", "unshare", "nsenter", "ip"):
         if shutil.which(tool) is None:
             pytest.skip(f"there is no '{tool}' on this machine (apt-get install util-linux iproute2)")
     tried = subprocess.run([*_OWN_NETWORK, "ip", "link", "add", "wire", "type", "veth"], capture_output=True, text=True)
