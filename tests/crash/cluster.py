@@ -1,4 +1,7 @@
-"""A Spark standalone cluster on loopback, from the PySpark that pip installed: one master, two workers of one core."""
+"""A Spark standalone cluster from the PySpark that pip installed: one master, and workers on it or on other machines.
+
+On loopback it is one master and two workers of one core.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import os
 import re
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -15,44 +19,67 @@ from crash.processes import STARTED_S, end_session, environment, session_process
 
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 EXECUTOR = "CoarseGrainedExecutorBackend"
+LOOPBACK = "127.0.0.1"
 
 
 class Cluster:
     """Master and workers; each leads a session of its own, in which its executors and their workers run."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(
+        self, directory: Path, host: str = LOOPBACK, cores: Sequence[int] = (1, 1), options_of_all: str = ""
+    ) -> None:
+        """``cores``: of each worker on the master's machine. ``options_of_all``: of the JVMs of master and workers."""
+        self._directory, self._options = directory, options_of_all
         self._home = Path(pyspark.__file__).parent
         self._processes: list[subprocess.Popen[bytes]] = []
-        master_log = self._start("master", "master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        options = ("--host", host, "--port", "0", "--webui-port", "0")
+        master_log = self._start("master", "master.Master", *options, host=host)
         found = until(lambda: _MASTER.search(master_log.read_text()), "a Spark master", STARTED_S)
         self.url = found.group(1)
-        for number in range(2):
-            work = directory / f"work-{number}"
-            options = ("--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0")
-            log = self._start(f"worker-{number}", "worker.Worker", *options, "--work-dir", str(work), self.url)
-            until(lambda log=log: "Successfully registered with master" in log.read_text(), "a Spark worker", STARTED_S)
+        for number, count in enumerate(cores):
+            self.add_worker(f"worker-{number}", host, count, directory / f"work-{number}")
 
-    def _start(self, name: str, main: str, *arguments: str) -> Path:
+    def add_worker(self, name: str, host: str, cores: int, work: Path, at: Sequence[str] = (), **extra: str) -> None:
+        """Start a worker and wait until the master knows it. ``at``: the command that starts others on its machine."""
+        options = (
+            "--host",
+            host,
+            "--cores",
+            str(cores),
+            "--memory",
+            "1g",
+            "--webui-port",
+            "0",
+            "--work-dir",
+            str(work),
+        )
+        log = self._start(name, "worker.Worker", *options, self.url, host=host, at=at, **extra)
+        until(lambda: "Successfully registered with master" in log.read_text(), "a Spark worker", STARTED_S)
+
+    def _start(self, name: str, main: str, *arguments: str, host: str, at: Sequence[str] = (), **extra: str) -> Path:
         log = self._directory / f"{name}.txt"
-        extra = {
-            "SPARK_HOME": str(self._home),
-            "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_LOCAL_DIRS": str(self._directory / "local"),
-            "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
-        }
+        own = {"SPARK_LOCAL_DIRS": str(self._directory / "local"), **extra}
         with open(log, "wb") as output:
             process = subprocess.Popen(
-                [str(self._home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}", *arguments],
+                [*at, str(self._home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._directory,
-                env=environment(extra),
+                env=environment({**self._around(host), **own}),
                 start_new_session=True,
             )
         self._processes.append(process)
         return log
+
+    def _around(self, host: str) -> Mapping[str, str]:
+        return {
+            "SPARK_HOME": str(self._home),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": self._options,
+            "SPARK_LOCAL_IP": host,
+            "SPARK_LOCAL_HOSTNAME": host,
+        }
 
     def executors(self) -> list[psutil.Process]:
         """Return the executor JVMs that are alive."""

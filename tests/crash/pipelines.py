@@ -259,6 +259,28 @@ def stream_to_stream(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+class Numbered(hg.ProcessFunction):
+    """Numbers the events of each key: whatever was lost or came twice makes all numbers behind it wrong."""
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.count = state.value("count", pa.int64())
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> list[dict[str, Any]]:
+        self.count.put(self.count.get(0) + 1)
+        return [{"key": row["key"], "value": row["value"], "number": self.count.get()}]
+
+
+def between_shared_streams(spec: dict[str, Any]) -> Pipeline:
+    """From one stream of a store that machines share to another one, with a state in between."""
+    pipeline = make(spec)
+    source = pipeline.source(hg.StreamSource("in", store=spec["store"]), name="in")
+    numbered = (
+        source.select("key", "value", number=pl.lit(0, pl.Int64)).key_by("key").process(Numbered(), name="numbered")
+    )
+    numbered.sink(hg.StreamSink("out", store=spec["store"], routing_key="key", segments=2), name="out")
+    return pipeline
+
+
 def hop(spec: dict[str, Any]) -> Pipeline:
     """One stream into another one, keys in order."""
     store = str(Path(spec["root"]) / "store")
@@ -431,6 +453,7 @@ BUILDERS = {
     "stream_cuts": stream_cuts,
     "group_source": group_source,
     "stream_to_stream": stream_to_stream,
+    "between_shared_streams": between_shared_streams,
     "hop": hop,
     "text_files": text_files,
     "followed_files": followed_files,

@@ -12,14 +12,16 @@ import sqlalchemy as sa
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import Wire
+from tests.store.postgres import test_server_idle as idle
 from tests.store.postgres import test_server_losses as losses
+from tests.store.postgres import test_server_migration as migration
 from tests.store.postgres import test_server_opening as openings
-from tests.store.postgres.conftest import _stores_are_on_the_server, postgres  # noqa: F401
+from tests.store.postgres.conftest import _stores_are_on_the_server, postgres, url  # noqa: F401
 from tests.store.postgres.test_server_losses import store, through, wire  # noqa: F401
-from tests.store.postgres.test_server_opening import url  # noqa: F401
+from tests.store.postgres.test_server_migration import undone  # noqa: F401
 
 from headgate.store import shared
-from headgate.store.catalogue.postgres import database, tables
+from headgate.store.catalogue.postgres import database, opening, tables
 from headgate.store.catalogue.postgres.database import PostgresDatabase
 from headgate.store.catalogue.postgres.watch import Watch
 from headgate.store.store import Store
@@ -110,6 +112,34 @@ def the_database_decides_about_the_disk() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def readers_ask_again_and_again() -> Iterator[None]:
+    """DB9."""
+    real = Watch.changes
+
+    def changes(self: Watch) -> int:
+        self.changed()
+        return real(self)
+
+    with patched(Watch, "changes", changes), patched(idle, "QUIET_S", 1.0):
+        yield
+
+
+@contextmanager
+def texts_of_raised_tables_are_in_the_order_of_the_database() -> Iterator[None]:
+    """DB3."""
+    with patched(opening, "compare_texts_as_bytes", lambda connection: None):
+        yield
+
+
+@contextmanager
+def schemas_are_not_quoted() -> Iterator[None]:
+    """DB1, as it was before a test found it: tables of ``schema=default`` were in ``public``."""
+    real = database._session
+    with patched(database, "_session", lambda schema: real(schema).replace('"', "")):
+        yield
+
+
 BY_OPENING: dict[Mutant, Any] = {
     texts_are_in_the_order_of_the_database: openings.test_texts_are_in_the_order_of_their_bytes,
     nobody_looks_at_the_version: openings.test_a_store_that_a_newer_release_raised_is_refused_with_one_sentence,
@@ -159,3 +189,17 @@ def test_readers_that_miss_their_own_process_are_caught(store: Store) -> None:
 def test_commits_that_do_not_wait_are_caught(postgres: PostgresServer, url: str, tmp_path: Path) -> None:
     test = openings.test_a_commit_waits_for_the_disk_although_the_database_says_not_to
     assert_caught(the_database_decides_about_the_disk, test, postgres, url, tmp_path)
+
+
+def test_hot_readers_are_caught(store: Store, through: Store, wire: Wire) -> None:
+    assert_caught(readers_ask_again_and_again, idle.test_an_idle_reader_asks_the_server_nothing, store, through, wire)
+
+
+def test_tables_that_are_raised_otherwise_are_caught(undone: Store, url: str) -> None:
+    test = migration.test_tables_of_an_older_version_are_raised_to_those_of_a_new_store
+    assert_caught(texts_of_raised_tables_are_in_the_order_of_the_database, test, undone, url, 6)
+
+
+def test_schemas_in_the_wrong_words_are_caught(postgres: PostgresServer, tmp_path: Path) -> None:
+    test = openings.test_a_schema_may_be_called_as_a_word_of_sql
+    assert_caught(schemas_are_not_quoted, test, postgres, tmp_path)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.servers.processes import ServerProcess, answers, free_port
+from tests.servers.processes import LOOPBACK, ServerProcess, answers, free_port
 
 KEY, SECRET, BUCKET = "tests", "tests-of-headgate", "headgate"
 OWN = Path(__file__).parents[2] / ".venv-servers" / "bin"
@@ -25,19 +25,19 @@ def program(name: str) -> str | None:
 class ObjectServer:
     """A server with one bucket. ``keeps``: what was put survives its end."""
 
-    def __init__(self, directory: Path) -> None:
-        self.port = free_port()
+    def __init__(self, directory: Path, host: str = LOOPBACK) -> None:
+        self.host, self.port = host, free_port(host)
         gateway, moto = program("versitygw"), program("moto_server")
         self.keeps = gateway is not None
         if gateway is not None:
             (directory / "files" / BUCKET).mkdir(parents=True)
-            command = [gateway, "--port", f"127.0.0.1:{self.port}", "posix", str(directory / "files")]
+            command = [gateway, "--port", f"{host}:{self.port}", "posix", str(directory / "files")]
         elif moto is not None:
-            command = [moto, "-H", "127.0.0.1", "-p", str(self.port)]
+            command = [moto, "-H", host, "-p", str(self.port)]
         else:
             pytest.skip("there is no server of objects on this machine (scripts/setup.sh servers gets one)")
         env = {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET}
-        self._process = ServerProcess(command, directory / "log", lambda: answers(self.port), **env)
+        self._process = ServerProcess(command, directory / "log", lambda: answers(self.port, host), **env)
         self._process.start()
         if not self.keeps:  # without signatures, so no client is needed
             request = urllib.request.Request(f"{self.endpoint}/{BUCKET}", method="PUT")
@@ -45,7 +45,7 @@ class ObjectServer:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -76,9 +76,9 @@ class ObjectServer:
 
 
 @contextmanager
-def object_server(directory: Path) -> Iterator[ObjectServer]:
+def object_server(directory: Path, host: str = LOOPBACK) -> Iterator[ObjectServer]:
     """Give a server, or skip the test that asks for one."""
-    server = ObjectServer(directory)
+    server = ObjectServer(directory, host)
     before = dict(os.environ)
     os.environ.update(server.environment)
     try:

@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.servers.processes import ServerProcess, free_port
+from tests.servers.processes import LOOPBACK, ServerProcess, free_port
 
 OWN_USERS = ("postgres", "nobody")
 """The server refuses root; then it runs as one of these."""
 
 CONFIGURATION = """
-listen_addresses = '127.0.0.1'
+listen_addresses = '{host}'
 port = {port}
 unix_socket_directories = ''
 max_connections = 200
@@ -31,9 +31,12 @@ fsync = off
 full_page_writes = off
 log_min_messages = warning
 """
+DURABLE = "fsync = on\nfull_page_writes = on\n"
+"""Settings for whoever measures: commits wait for the disk."""
+
 LOGIN = """
-host all locked 127.0.0.1/32 scram-sha-256
-host all all 127.0.0.1/32 trust
+host all locked {clients} scram-sha-256
+host all all {clients} trust
 """
 
 
@@ -58,24 +61,34 @@ def own_user() -> str | None:
 
 
 class PostgresServer:
-    """A server with one database, ``headgate``."""
+    """A server with one database, ``headgate``, for clients of a network of 256 addresses, that of ``host``."""
 
-    def __init__(self, programs: Path, directory: Path) -> None:
-        self._programs, self._user, self.port = programs, own_user(), free_port()
+    def __init__(
+        self,
+        programs: Path,
+        directory: Path,
+        host: str = LOOPBACK,
+        small_disk: tuple[Path, str] | None = None,
+        settings: str = "",
+    ) -> None:
+        self._programs, self._user, self.host, self.port = programs, own_user(), host, free_port(host)
         if self._user is not None:
             shutil.chown(directory, self._user)
         data = directory / "data"
         self._run("initdb", "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8", *self._order())
-        (data / "pg_hba.conf").write_text(LOGIN)
+        (data / "pg_hba.conf").write_text(LOGIN.format(clients=f"{host}/24"))
         with open(data / "postgresql.conf", "a") as file:
-            file.write(CONFIGURATION.format(port=self.port))
+            file.write(CONFIGURATION.format(host=host, port=self.port) + settings)
         command = [str(programs / "postgres"), "-D", str(data)]
-        self._process = ServerProcess(command, directory / "log", self._is_ready, user=self._user)
+        user = self._user
+        if small_disk is not None:
+            command, user = [*_with_a_disk(*small_disk, self._user), *command], None
+        self._process = ServerProcess(command, directory / "log", self._is_ready, user=user)
         self._process.start()
-        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", "headgate")
+        self._run("createdb", "-h", host, "-p", str(self.port), "-U", "postgres", "headgate")
 
     def url(self, schema: str = "headgate", user: str = "postgres", database: str = "headgate") -> str:
-        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}?schema={schema}"
+        return f"postgresql://{user}@{self.host}:{self.port}/{database}?schema={schema}"
 
     def crash(self) -> None:
         """Every process of it ends at once, as in a power cut that spares the disk."""
@@ -94,7 +107,7 @@ class PostgresServer:
         return ["--locale=C", "--locale-provider=icu", "--icu-locale=en-US"]
 
     def _is_ready(self) -> bool:
-        command = [self._programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        command = [self._programs / "pg_isready", "-q", "-h", self.host, "-p", str(self.port)]
         return subprocess.run(command, check=False).returncode == 0
 
     def _run(self, program: str, *arguments: str) -> None:
@@ -102,9 +115,23 @@ class PostgresServer:
         subprocess.run(command, check=True, capture_output=True, user=self._user, cwd="/")
 
 
+def _with_a_disk(place: Path, size: str, user: str | None) -> list[str]:
+    """Return the command that runs another one as ``user``, with a disk at ``place`` that nobody else sees. As root."""
+    mount = 'mount -t tmpfs -o "size=$1,uid=$2,mode=700" none "$0" && shift 2 && exec setpriv "$@"'
+    uid = 0 if user is None else pwd.getpwnam(user).pw_uid
+    gid = 0 if user is None else pwd.getpwnam(user).pw_gid
+    identity = [f"--reuid={uid}", f"--regid={gid}", "--clear-groups"]
+    return ["unshare", "--mount", "--", "sh", "-c", mount, str(place), size, str(uid), *identity]
+
+
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """Give a server, or skip the test that asks for one."""
+def postgres_server(
+    host: str = LOOPBACK, small_disk: tuple[Path, str] | None = None, settings: str = ""
+) -> Iterator[PostgresServer]:
+    """Give a server, or skip the test that asks for one.
+
+    ``small_disk``: a directory that is one, and its size. ``settings``: lines that count more than those of tests.
+    """
     programs = binaries()
     if programs is None:
         pytest.skip("there is no PostgreSQL on this machine (apt-get install postgresql)")
@@ -112,7 +139,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     directory = Path(tempfile.mkdtemp(prefix="headgate-postgres-"))
     directory.chmod(0o755)  # root's temporary directories are closed to others
     try:
-        server = PostgresServer(programs, directory)
+        server = PostgresServer(programs, directory, host, small_disk, settings)
         try:
             yield server
         finally:

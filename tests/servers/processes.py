@@ -1,4 +1,4 @@
-"""What every server of the tests is: one process that this one started, on a port of the loopback."""
+"""What every server of the tests is: one process that this one started, on a port of one address."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+LOOPBACK = "127.0.0.1"
+
 START_S = 120.0
 """A busy machine may take long; nothing is measured by it."""
 
 
-def free_port() -> int:
+def free_port(host: str = LOOPBACK) -> int:
     """A port that nobody has now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
@@ -55,8 +57,8 @@ class ServerProcess:
         self._process.send_signal(what)
 
 
-def answers(port: int) -> bool:
+def answers(port: int, host: str = LOOPBACK) -> bool:
     """Whether somebody listens on the port."""
     with socket.socket() as probe:
         probe.settimeout(1)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((host, port)) == 0

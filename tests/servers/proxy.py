@@ -17,6 +17,8 @@ class Wire:
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._lose = b""
         self.lost_count = 0
+        self.asked_bytes = 0
+        """What clients have sent so far, whoever of them for whatever reason."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def lose_answer(self, question: bytes) -> None:
@@ -51,6 +53,7 @@ class Wire:
     def _ask(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(65_536):
+                self.asked_bytes += len(data)
                 if self._lose and self._lose in data:
                     self._lose, self.lost_count = b"", self.lost_count + 1
                     client.shutdown(socket.SHUT_WR)  # whatever the server says now is not heard

@@ -53,7 +53,12 @@ class Traffic:
 
 @contextmanager
 def flowing(
-    store: Store, is_over: threading.Event, *streams: str, rounds: int = 5, most: int = 1_000_000
+    store: Store,
+    is_over: threading.Event,
+    *streams: str,
+    rounds: int = 5,
+    most: int = 1_000_000,
+    pause_s: float = 0.005,
 ) -> Iterator[Traffic]:
     """Append, and scale each time after so many rounds, at most so often, until it is over; then seal the input."""
 
@@ -61,7 +66,7 @@ def flowing(
         traffic = Traffic(own, *streams)
 
         def flow() -> None:
-            while not is_over.wait(0.005):  # the pace: not a wait for anything
+            while not is_over.wait(pause_s):  # the pace: not a wait for anything
                 with traffic.at_work:
                     traffic.append()
                     if traffic.rounds_count % rounds == 0 and traffic.scaled_count < most:

@@ -331,6 +331,28 @@ def test_too_few_workers_within_the_time_limit_end_the_run() -> None:  # G12
     assert finish.failure.reason.startswith("1 of 2 workers registered within 120 s: the cluster must have as many")
 
 
+def test_workers_that_do_not_come_back_are_a_failure_that_the_restart_strategy_decides_about() -> None:  # G12
+    machine = supervisor(*RUN, lost(0), job_ended(), RESTART, ready_generation(2), registered(1, submission=2))
+    cancel, report, timer = machine.handle(fired(RegisterTimer(2)))
+    assert cancel == CancelJob(2)
+    assert isinstance(report, ReportRestart)
+    assert report.failure.reason.startswith("1 of 2 workers registered within 120 s")
+    assert isinstance(timer, ArmTimer)
+    assert timer.timer == RestartTimer()
+    assert machine.handle(job_ended(submission=2)) == [Ignored("the job of the failed generation ended")]
+    assert machine.handle(RESTART) == [SubmitJob(3), ArmTimer(RegisterTimer(3), REGISTER_MS)], "its claim still holds"
+
+
+def test_workers_that_do_not_come_back_are_waited_for_only_as_often_as_the_restart_strategy_says() -> None:  # G12
+    once = FixedDelay(delay_ms=50, attempts=1)
+    machine = supervisor(*RUN, lost(0), job_ended(), RESTART, ready_generation(2), strategy=once)
+    cancel, *ending = machine.handle(fired(RegisterTimer(2)))
+    assert cancel == CancelJob(2)
+    assert ending == [EndGeneration(gen(2), False), CancelJob(2), ArmTimer(JobEndTimer(2), JOB_END_MS)]
+    (finish,) = machine.handle(job_ended(submission=2))
+    assert isinstance(finish, Finish)
+
+
 @pytest.mark.parametrize("events", [RUN, (Begin(), *workers()), (*RUN, lost(0))])
 def test_the_register_timer_is_harmless_once_all_have_registered(events: tuple[Event, ...]) -> None:  # G12
     assert supervisor(*events).handle(fired(RegisterTimer(1))) == [Ignored("the workers have registered")]

@@ -41,6 +41,12 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture
+def url(postgres: PostgresServer, request: pytest.FixtureRequest) -> str:
+    """Where a store may be made."""
+    return postgres.url(f"own_{abs(hash(request.node.nodeid)) % 10**12}")
+
+
 def schema_for(path: Path) -> str:
     return f"t_{hashlib.md5(str(path.absolute()).encode()).hexdigest()[:16]}"
 

@@ -29,11 +29,6 @@ def opened(url: str, chunks: Path | None = None) -> Store:
     return Store(url, catalogue, storage, clock=clock)
 
 
-@pytest.fixture
-def url(postgres: PostgresServer, request: pytest.FixtureRequest) -> str:
-    return postgres.url(f"own_{abs(hash(request.node.nodeid)) % 10**12}")
-
-
 def set_version(store: Store, version: int) -> None:
     with database_of(store).write() as connection:
         connection.exec_driver_sql(f"UPDATE meta SET value = '{version}' WHERE key = 'version'")
@@ -235,3 +230,11 @@ def test_a_machine_whose_date_is_wrong_ends_no_lease(
             writer.write(keyed(("a", 1)))
         transaction.commit()
         assert drained(store) == [("a", 1)]
+
+
+def test_a_schema_may_be_called_as_a_word_of_sql(postgres: PostgresServer, tmp_path: Path) -> None:  # DB1
+    for word in ("user", "default", "select"):
+        with opened(postgres.url(word), tmp_path / word) as store, database_of(store).read() as connection:
+            asked = "SELECT schemaname FROM pg_tables WHERE tablename = 'meta'"
+            assert word in connection.exec_driver_sql(asked).scalars().all()
+        opened(postgres.url(word)).close()

@@ -294,7 +294,7 @@ class Supervisor(Machine):
             case RestartTimer():
                 return self._prepare() if self._phase is Phase.BACKOFF else [Ignored("no restart is waiting")]
             case RegisterTimer():
-                return self._on_register_timer(timer)
+                return self._on_register_timer(event, timer)
             case JobEndTimer():
                 return self._on_job_end_timer(timer)
             case PeerTimer():
@@ -304,7 +304,7 @@ class Supervisor(Machine):
             case _:
                 assert_never(timer)
 
-    def _on_register_timer(self, timer: RegisterTimer) -> list[Effect]:
+    def _on_register_timer(self, event: TimerFired, timer: RegisterTimer) -> list[Effect]:
         is_waiting = self._phase is Phase.PREPARING and self.job.is_newest(timer.submission)
         if not is_waiting or self._roster.is_complete:
             return [Ignored("the workers have registered")]
@@ -313,7 +313,12 @@ class Supervisor(Machine):
             f"{self.job.REGISTER_TIMEOUT_MS // 1000} s: the cluster must have as many free slots as the parallelism, "
             "and its executors must reach the driver's address"
         )
-        return self._end(Finish(Failure(FailureKind.LOST, reason)))
+        failure = Failure(FailureKind.LOST, reason)
+        if not self._has_run:
+            return self._end(Finish(failure))
+        # It had workers once: Spark may not know yet that a machine is gone, and starts them there (F7).
+        cancel: list[Effect] = [CancelJob(timer.submission)]
+        return cancel + self._restart(failure, event.at_ms, event.jitter)
 
     def _on_job_end_timer(self, timer: JobEndTimer) -> list[Effect]:
         is_waiting = self._phase in (Phase.PREPARING, Phase.ENDING) and self.job.is_running

@@ -250,7 +250,8 @@ def _of(connection: Connection) -> psycopg.Connection:
 def _session(schema: str) -> str:
     """What holds on every connection. One that says not to wait for the disk is told to (DB5)."""
     return (
-        f"SET search_path TO {schema}; SET lock_timeout TO {int(BUSY_TIMEOUT_S * 1_000)}; "
+        f'SET search_path TO "{schema}"; '
+        f"SET lock_timeout TO {int(BUSY_TIMEOUT_S * 1_000)}; "
         "SET tcp_keepalives_idle TO 10; SET tcp_keepalives_interval TO 5; SET tcp_keepalives_count TO 3; "
         "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
     )

@@ -83,7 +83,7 @@ def _opened(address: Address) -> Iterator[PostgresDatabase]:
 def _make(database: PostgresDatabase, address: Address, chunks: str | None) -> dict[str, str]:
     with database.making() as connection:
         if not connection.scalar(sa.text("SELECT 1 FROM pg_namespace WHERE nspname = :name"), {"name": address.schema}):
-            connection.exec_driver_sql(f"CREATE SCHEMA {address.schema}")
+            connection.exec_driver_sql(f'CREATE SCHEMA "{address.schema}"')
         is_there = _meta(connection) is not None
         make_tables(connection, address.url, tables())
         if is_there:

@@ -1,0 +1,71 @@
+"""Who has nothing to do asks the server nothing, however often it looks: counted in bytes on the wire (DB9)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from tests.servers.proxy import Wire
+from tests.store.postgres.test_server_losses import append_in_a_child, soon, store, through, wire  # noqa: F401
+from tests.store.storing import STREAM, keyed
+
+from headgate.connectors.base import SourceContext
+from headgate.connectors.streams.source import StreamSource
+from headgate.store.store import Store
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+
+LOOKS = 1_000
+QUIET_S = 60.0
+
+
+def quiet(look: Callable[[], object], wire: Wire) -> int:
+    """Look until that asks nothing any more; return how much was asked so far."""
+    deadline = time.monotonic() + QUIET_S
+    before = -1
+    while before != wire.asked_bytes:
+        assert time.monotonic() < deadline, "somebody asks again and again"
+        before = wire.asked_bytes
+        for _ in range(20):
+            assert look() is None
+        time.sleep(0.1)  # what is still on its way comes in: not a wait for anything
+    return before
+
+
+def test_an_idle_reader_asks_the_server_nothing(store: Store, through: Store, wire: Wire) -> None:  # DB9
+    reader = through.reader(STREAM, 0)
+    asked = quiet(reader.read, wire)
+    for _ in range(LOOKS):
+        assert reader.read() is None
+    assert wire.asked_bytes == asked
+    append_in_a_child(store)
+    assert soon(reader) == [1]
+    asked = quiet(reader.read, wire)
+    for _ in range(LOOKS):
+        assert reader.read() is None
+    assert wire.asked_bytes == asked
+
+
+def test_an_idle_source_asks_the_server_nothing(through: Store, wire: Wire) -> None:  # DB9
+    context = SourceContext("p", "source", 0, 1, None)
+    reader = StreamSource(STREAM, through.root).open(context)
+    asked = quiet(reader.poll, wire)
+    for _ in range(LOOKS):
+        assert reader.poll() is None
+    assert wire.asked_bytes == asked
+
+
+def test_an_idle_reader_of_a_group_asks_the_server_nothing_between_its_signs_of_life(
+    through: Store, wire: Wire
+) -> None:  # DB9, RG21
+    group = through.reader_group("g", STREAM)
+    with group.join("r", lease="1 hour", commit_every=None) as reader:
+        asked = quiet(reader.read, wire)
+        for _ in range(LOOKS):
+            assert reader.read() is None
+        assert reader.read(timeout="300ms") is None
+        assert wire.asked_bytes == asked
+        with through.writer(STREAM) as writer:
+            writer.append(keyed(("a", 1)))
+        assert reader.read(timeout="60s") is not None
