@@ -23,7 +23,7 @@ sim check: export POLARS_MAX_THREADS = 1
 UNIT := not spark and not crash and not simulator and not mutant and not run and not long
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java setup-test docs demo test test-again crash-loops kill-drivers lint check format sim bench bench-peers clean
+.PHONY: help setup setup-java setup-test docs demo test test-again crash-loops kill-drivers kill-chain lint check format sim bench bench-peers clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
@@ -59,6 +59,9 @@ crash-loops: setup-java ## kill what runs loops TIMES times in each scenario, on
 kill-drivers: setup-java ## kill drivers under --supervised and --standby for MINUTES minutes, on Spark
 	HEADGATE_TEST_MINUTES=$(MINUTES) HEADGATE_TEST_PATIENCE=$(PATIENCE) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_kept_drivers.py \
 		tests/crash/test_standbys.py -k "random and spark"
+
+kill-chain: setup-java ## kill workers and drivers of two pipelines in a row for MINUTES minutes, on Spark
+	HEADGATE_TEST_MINUTES=$(MINUTES) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_chains.py -k spark
 
 lint: setup ## format, lint, import layering, types
 	$(PYTHON_ENV) -m ruff format --check .

@@ -106,7 +106,7 @@ def find_parts(connection: Connection, stream: StreamInfo, segment: int, positio
     row = connection.execute(_ENDED, {"stream_id": stream.stream_id, "segment": segment}).one_or_none()
     if row is None:
         raise UsageError(f"stream '{stream.name}' was deleted while it was read")
-    return PartsFound((), is_at_end=row.is_sealed or row.closed_epoch is not None)
+    return PartsFound((), is_at_end=row.is_sealed or row.closed_epoch is not None, end=row.end_position)
 
 
 def part_row(chunk_id: int, entry: PartEntry) -> dict[str, object]:
@@ -167,7 +167,7 @@ _HEAD = sa.select(t.segments.c.head_position).where(
     t.segments.c.stream_id == sa.bindparam("stream_id"), t.segments.c.segment_id == sa.bindparam("segment")
 )
 _ENDED = (
-    sa.select(t.streams.c.is_sealed, t.segments.c.closed_epoch)
+    sa.select(t.streams.c.is_sealed, t.segments.c.closed_epoch, t.segments.c.end_position)
     .join_from(t.streams, t.segments, t.streams.c.id == t.segments.c.stream_id)
     .where(t.streams.c.id == sa.bindparam("stream_id"), t.segments.c.segment_id == sa.bindparam("segment"))
 )
