@@ -262,9 +262,7 @@ def joins(me: Client) -> None:
 
 
 def _joined(me: Client, name: str, busy: str | None) -> GroupReader:
-    return me.store.reader_group(GROUP).join(
-        name, lease=LEASE, commit_every=None, busy_at_most=busy, takes_over=True
-    )
+    return me.store.reader_group(GROUP).join(name, lease=LEASE, commit_every=None, busy_at_most=busy, takes_over=True)
 
 
 def _processes(me: Client, member: GroupReader, reads: int) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.logs.clients import DATE, ENOUGH, FULL, GROUP, SCHEMA, STREAM, Orders, everything, insistently, run
 from tests.logs.history import Operation, Outcome
-from tests.logs.recording import Recorder, history
+from tests.logs.recording import Recorder, history, lines
 
 from headgate.errors import HeadgateError
 from headgate.protocol.store.transactions import Status
@@ -81,6 +81,17 @@ class Clients:
             if process.exitcode is not None and not (self.logs / ENOUGH).exists():
                 assert process.exitcode == -signal.SIGKILL, f"{name} ended with {process.exitcode}"
                 self._renew(name)
+
+    def have_done(self, least: int) -> None:
+        """Wait until each of them has begun so many operations."""
+        until = time.monotonic() + PATIENCE_S
+        while any(self._begun(name) < least for name in self.names):
+            assert time.monotonic() < until, "somebody does nothing"
+            self.tend()
+            time.sleep(0.05)
+
+    def _begun(self, name: str) -> int:
+        return sum("begin" in line for file in self.logs.glob(f"{name}.*.jsonl") for line in lines(file))
 
     def end(self, names: Sequence[str]) -> None:
         """Wait until these clients have ended, and well."""
@@ -192,11 +203,12 @@ def lived_through(
     *,
     names: Sequence[str] = CLIENTS,
     environment: dict[str, str] | None = None,
+    least: int = 5,
     bug: str = "",
 ) -> list[Operation]:
     """Have clients use the stream of a store while each of ``strikes`` strikes once; return their history.
 
-    ``bug`` is one of ``tests.logs.bugs``, planted in all of them.
+    Each of them does at least so much. ``bug`` is one of ``tests.logs.bugs``, planted in all of them.
     """
     logs.mkdir()
     store.create_stream(STREAM, SCHEMA, segments=2, routing_key="key")
@@ -209,6 +221,7 @@ def lived_through(
             time.sleep(chance.random())  # the pace: not a wait for anything
             clients.tend()
             strike(chance, store, clients)
+        clients.have_done(least)
         return _ended(store, logs, clients, chance)
     finally:
         clients.close()

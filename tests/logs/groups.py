@@ -37,9 +37,7 @@ def _twice(group: str, committed: Sequence[Operation]) -> Iterator[Anomaly]:
         yield Anomaly(Kind.PROCESSED_TWICE, f"by group {group}: {twice[:5]}, {len(twice)} in all")
 
 
-def _lost(
-    index: Index, group: str, committed: Sequence[Operation], unknown: Sequence[Operation]
-) -> Iterator[Anomaly]:
+def _lost(index: Index, group: str, committed: Sequence[Operation], unknown: Sequence[Operation]) -> Iterator[Anomaly]:
     """Of what a commit that was not answered would have covered, nobody knows."""
     seen = {*_values(committed), *_values(unknown)}
     there = {send.value for x in index.writers() if x.outcome is Outcome.OK for send in x.sends} | set(index.readers_of)

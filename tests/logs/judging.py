@@ -13,9 +13,7 @@ from tests.logs.groups import group_anomalies
 from tests.logs.history import Index, Operation
 
 
-def anomalies(
-    operations: Iterable[Operation], *, is_complete: bool = True, is_real_time: bool = True
-) -> list[Anomaly]:
+def anomalies(operations: Iterable[Operation], *, is_complete: bool = True, is_real_time: bool = True) -> list[Anomaly]:
     """Return what is wrong with a history.
 
     Args:

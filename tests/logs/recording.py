@@ -1,8 +1,8 @@
 """Histories in files: each life of a client appends lines to a file of its own, and a kill cuts the last one.
 
 Counterpart: ``clients`` write them, ``history`` is what they become. Source: LH11 of docs/spec/log-histories.md.
-A line is written before its step is made and another one behind it, so what was under way when its process died is known
-to be unknown. A later life of the same client may say what became of it.
+A line is written before its step is made and another one behind it, so what was under way when its process died is
+known to be unknown. A later life of the same client may say what became of it.
 """
 
 from __future__ import annotations

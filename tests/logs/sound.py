@@ -50,6 +50,11 @@ class Client:
         else:
             self._end()
 
+    def stop(self) -> None:
+        """What it was about is not answered any more, whether it took effect or not."""
+        if self._current is not None:
+            self._die()
+
     def _begin(self) -> None:
         begun_ns = self._log.passes()
         steps: tuple[Step, ...] = () if self._reads else self._sends()
@@ -125,6 +130,8 @@ def sound_history(choose: Choose, steps: int = 120) -> list[Operation]:
     clients = [Client(log, name) for name in ("w1", "w2", "w3", "r1", "r2")]
     for _ in range(steps):
         clients[choose(len(clients))].step()
+    for client in clients:
+        client.stop()
     for segment, values in enumerate(log.segments):
         begun_ns = log.passes()
         poll = Poll(segment, tuple(enumerate(values)), len(values))

@@ -39,26 +39,73 @@ def kinds(*operations: Operation, **how: bool) -> set[Kind]:
 BY_HAND: dict[str, tuple[set[Kind], list[Operation]]] = {
     "nothing": (set(), []),
     "a write and its read": (set(), [sent("w", 1, "a1", "b1"), read("r", 3, "a1", "b1")]),
-    "two at once, in either order": (set(), [sent("v", 1, "a1", first=1), sent("w", 1, "b1"), read("r", 3, "b1", "a1")]),
+    "two at once, in either order": (
+        set(),
+        [sent("v", 1, "a1", first=1), sent("w", 1, "b1"), read("r", 3, "b1", "a1")],
+    ),
     "a read that came before": (set(), [read("r", 1), sent("w", 3, "a1"), read("r", 5, "a1")]),
-    "what nobody was told of, there": (set(), [sent("w", 1, "a1", first=None, outcome=Outcome.UNKNOWN, ended_ns=None), read("r", 3, "a1")]),
-    "what nobody was told of, not there": (set(), [sent("w", 1, "a1", first=None, outcome=Outcome.UNKNOWN, ended_ns=None), read("r", 3)]),
-    "of an aborted one": ({Kind.ABORTED_READ}, [sent("w", 1, "a1", first=None, outcome=Outcome.FAILED), read("r", 3, "a1")]),
+    "what nobody was told of, there": (
+        set(),
+        [sent("w", 1, "a1", first=None, outcome=Outcome.UNKNOWN, ended_ns=None), read("r", 3, "a1")],
+    ),
+    "what nobody was told of, not there": (
+        set(),
+        [sent("w", 1, "a1", first=None, outcome=Outcome.UNKNOWN, ended_ns=None), read("r", 3)],
+    ),
+    "of an aborted one": (
+        {Kind.ABORTED_READ},
+        [sent("w", 1, "a1", first=None, outcome=Outcome.FAILED), read("r", 3, "a1")],
+    ),
     "of nobody": ({Kind.UNWRITTEN_READ}, [read("r", 3, "a1")]),
-    "a position with two values": ({Kind.TWO_VALUES}, [sent("v", 1, "a1"), sent("w", 1, "b1", first=None), read("r", 3, "a1"), read("s", 3, "b1")]),
-    "a position that its writer knows otherwise": ({Kind.TWO_PLACES}, [sent("w", 1, "a1", first=1), sent("v", 1, "b1", first=1), read("r", 3, "b1", "a1", first=1)]),
+    "a position with two values": (
+        {Kind.TWO_VALUES},
+        [sent("v", 1, "a1"), sent("w", 1, "b1", first=None), read("r", 3, "a1"), read("s", 3, "b1")],
+    ),
+    "a position that its writer knows otherwise": (
+        {Kind.TWO_PLACES, Kind.TWO_VALUES},
+        [sent("w", 1, "a1", first=1), sent("v", 1, "b1", first=1), read("r", 3, "b1", "a1", first=1)],
+    ),
     "a value twice": ({Kind.TWO_PLACES}, [sent("w", 1, "a1"), read("r", 3, "a1", "a1")]),
-    "lost": ({Kind.LOST_WRITE, Kind.CYCLE}, [sent("v", 1, "a1"), sent("w", 3, "b1", first=1), read("r", 5, "b1", first=1)]),
+    "lost": (
+        {Kind.LOST_WRITE},
+        [sent("v", 1, "a1"), sent("w", 3, "b1", first=1), read("r", 5, "b1", first=1)],
+    ),
     "lost without a position": ({Kind.LOST_WRITE}, [sent("v", 1, "a1", first=None), read("r", 5)]),
-    "skipped": ({Kind.SKIPPED}, [sent("v", 1, "a1", "b1", "c1"), read("s", 3, "a1", "b1", "c1"), read("r", 3, "a1", is_end=False), read("r", 5, "c1", first=2)]),
+    "skipped": (
+        {Kind.SKIPPED},
+        [
+            sent("v", 1, "a1", "b1", "c1"),
+            read("s", 3, "a1", "b1", "c1"),
+            read("r", 3, "a1", is_end=False),
+            read("r", 5, "c1", first=2),
+        ],
+    ),
     "read again": ({Kind.BACKWARDS}, [sent("v", 1, "a1"), read("r", 3, "a1"), read("r", 5, "a1")]),
-    "scattered": ({Kind.SCATTERED_WRITE, Kind.CYCLE}, [sent("v", 1, "a1", "c1", first=None), sent("w", 1, "b1", first=1), read("r", 3, "a1", "b1", "c1")]),
+    "scattered": (
+        {Kind.SCATTERED_WRITE, Kind.CYCLE},
+        [sent("v", 1, "a1", "c1", first=None), sent("w", 1, "b1", first=1), read("r", 3, "a1", "b1", "c1")],
+    ),
     "swapped by its writer": ({Kind.SENT_BACKWARDS}, [sent("v", 1, "a1", "b1", first=None), read("r", 3, "b1", "a1")]),
-    "a later one in front": ({Kind.SENT_BACKWARDS, Kind.CYCLE}, [sent("v", 1, "a1", first=1), sent("v", 3, "a2", first=0), read("r", 5, "a2", "a1")]),
-    "torn at the end of a read": ({Kind.TORN_READ, Kind.CYCLE}, [sent("v", 1, "a1", "b1"), read("r", 3, "a1"), read("s", 5, "a1", "b1")]),
-    "torn for ever": ({Kind.TORN_READ}, [sent("v", 1, "a1", "b1", first=None, outcome=Outcome.UNKNOWN, ended_ns=None), read("r", 3, "a1")]),
-    "before it was committed": ({Kind.PRECOMMITTED_READ, Kind.CYCLE}, [sent("v", 1, "a1", shown_ns=5, ended_ns=6), read("r", 3, "a1")]),
-    "of its own transaction": ({Kind.PRECOMMITTED_READ}, [replace(sent("v", 1, "a1"), steps=(Send("a", "a1", Place(0, 0)), Poll(0, ((0, "a1"),))))]),
+    "a later one in front": (
+        {Kind.SENT_BACKWARDS, Kind.CYCLE},
+        [sent("v", 1, "a1", first=1), sent("v", 3, "a2", first=0), read("r", 5, "a2", "a1")],
+    ),
+    "torn at the end of a read": (
+        {Kind.TORN_READ, Kind.CYCLE},
+        [sent("v", 1, "a1", "b1"), read("r", 3, "a1"), read("s", 5, "a1", "b1")],
+    ),
+    "torn for ever": (
+        {Kind.TORN_READ},
+        [sent("v", 1, "a1", "b1", first=None, outcome=Outcome.UNKNOWN, ended_ns=None), read("r", 3, "a1")],
+    ),
+    "before it was committed": (
+        {Kind.PRECOMMITTED_READ, Kind.CYCLE},
+        [sent("v", 1, "a1", shown_ns=5, ended_ns=6), read("r", 3, "a1")],
+    ),
+    "of its own transaction": (
+        {Kind.PRECOMMITTED_READ},
+        [replace(sent("v", 1, "a1"), steps=(Send("a", "a1", Place(0, 0)), Poll(0, ((0, "a1"),))))],
+    ),
     "not there any more": ({Kind.CYCLE}, [sent("w", 1, "a1"), read("r", 3), read("s", 3, "a1")]),
 }
 """What is in a history, and which anomalies are."""
@@ -106,11 +153,23 @@ def member(process: str, at: int, *values: str, first: int = 0, outcome: Outcome
 
 GROUPS: dict[str, tuple[set[Kind], list[Operation]]] = {
     "all": (set(), [member("m", 3, "a1"), member("n", 5, "a2", "a3", first=1)]),
-    "again behind a refused commit": (set(), [member("m", 3, "a1", "a2", outcome=Outcome.FAILED), member("n", 5, "a1", "a2", "a3")]),
-    "a commit that nobody answered": (set(), [member("m", 3, "a1", "a2", outcome=Outcome.UNKNOWN), member("n", 5, "a3", first=2)]),
-    "twice": ({Kind.PROCESSED_TWICE, Kind.OUT_OF_ORDER}, [member("m", 3, "a1", "a2"), member("n", 5, "a2", "a3", first=1)]),
+    "again behind a refused commit": (
+        set(),
+        [member("m", 3, "a1", "a2", outcome=Outcome.FAILED), member("n", 5, "a1", "a2", "a3")],
+    ),
+    "a commit that nobody answered": (
+        set(),
+        [member("m", 3, "a1", "a2", outcome=Outcome.UNKNOWN), member("n", 5, "a3", first=2)],
+    ),
+    "twice": (
+        {Kind.PROCESSED_TWICE, Kind.OUT_OF_ORDER},
+        [member("m", 3, "a1", "a2"), member("n", 5, "a2", "a3", first=1)],
+    ),
     "never": ({Kind.NOT_PROCESSED}, [member("m", 3, "a1"), member("n", 5, "a3", first=2)]),
-    "read in vain only": ({Kind.NOT_PROCESSED}, [member("m", 3, "a1", outcome=Outcome.FAILED), member("n", 5, "a2", "a3", first=1)]),
+    "read in vain only": (
+        {Kind.NOT_PROCESSED},
+        [member("m", 3, "a1", outcome=Outcome.FAILED), member("n", 5, "a2", "a3", first=1)],
+    ),
     "a later one first": ({Kind.OUT_OF_ORDER}, [member("n", 3, "a2", "a3", first=1), member("m", 5, "a1")]),
 }
 
@@ -189,7 +248,9 @@ def a_reader_skips_one(history: History, choose: Choose) -> History | None:
         return None
     (poll,) = history[at].polls
     skips = replace(poll, events=(poll.events[0], *poll.events[2:]))
-    return _changed(history, at, replace(history[at], steps=tuple(skips if s is poll else s for s in history[at].steps)))
+    return _changed(
+        history, at, replace(history[at], steps=tuple(skips if s is poll else s for s in history[at].steps))
+    )
 
 
 def a_reader_reads_again(history: History, choose: Choose) -> History | None:

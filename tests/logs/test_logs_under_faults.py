@@ -42,5 +42,5 @@ FOUND: dict[str, tuple[Kind, tuple[str, ...], tuple[Strike, ...]]] = {
 def test_a_bug_of_the_store_shows_in_the_history_of_its_clients(bug: str, tmp_path: Path) -> None:  # LH12
     kind, names, strikes = FOUND[bug]
     with Store.open(tmp_path / "store") as store:
-        found = lived_through(store, tmp_path / "logs", random.Random(4), strikes, names=names, bug=bug)
+        found = lived_through(store, tmp_path / "logs", random.Random(4), strikes, names=names, least=20, bug=bug)
         assert kind in {anomaly.kind for anomaly in anomalies(found)}

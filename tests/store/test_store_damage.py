@@ -19,7 +19,7 @@ Events = list[list[tuple[str, int]]]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Events]:
-    """A store that was closed, and what is in each of its segments: appended, committed, in front of a scaling and behind."""
+    """A store that was closed, and what is in each segment: appended, committed, in front of a scaling and behind."""
     root = tmp_path_factory.mktemp("whole")
     with Store.open(root) as store:
         store.create_stream(STREAM, KEYED, segments=2, routing_key="key")

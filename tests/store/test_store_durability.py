@@ -97,18 +97,23 @@ def test_a_catalogue_that_cannot_grow_acknowledges_nothing_and_goes_on_when_it_c
             pages = [connection.exec_driver_sql("PRAGMA page_count").scalar_one()]
         event.listen(engine, "begin", lambda c: c.exec_driver_sql(f"PRAGMA max_page_count={pages[0]}"))
         writer = store.writer(STREAM, linger=None, writer_id="w")
-        with pytest.raises(StorageError, match="full") as caught:
+        futures = []
+
+        def write_on() -> None:
             while True:
-                future = writer.append(keyed(("a", writer.next_sequence)))
+                futures.append(writer.append(keyed(("a", writer.next_sequence))))
                 writer.flush()
+
+        with pytest.raises(StorageError, match="full") as caught:
+            write_on()
         assert caught.value.is_transient
-        assert not future.done()
-        acknowledged = writer.next_sequence - 2
+        assert not futures[-1].done()
+        acknowledged = len(futures) - 1
         assert drained(store) == [("a", n + 1) for n in range(acknowledged)]
         with pytest.raises(StorageError, match="full"):
             writer.flush()
         pages[0] *= 2
         writer.flush()
-        assert future.done()
+        assert futures[-1].done()
         assert drained(store) == [("a", n + 1) for n in range(acknowledged + 1)]
         assert [problem for problem in store.fsck() if not problem.is_harmless] == []
