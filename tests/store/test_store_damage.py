@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 import shutil
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.store.storing import KEYED, STREAM, keyed
+from tests.store.storing import KEYED, STREAM, database_of, keyed
 
-from headgate.errors import HeadgateError
+from headgate.errors import CorruptionError, HeadgateError
+from headgate.store.catalogue import tables as t
 from headgate.store.store import Store
 
 CATALOGUE = "catalogue.sqlite"
@@ -106,12 +109,12 @@ def test_no_damage_to_a_store_is_read_as_fewer_or_other_events(
     original, expected = whole
     chance = random.Random(damage.__name__)
     files = [path.relative_to(original) for path in sorted(original.rglob("*.chunk"))]
-    for number in range(60):
+    for number in range(30):
         root = tmp_path / str(number)
         shutil.copytree(original, root)
         path = root / (CATALOGUE if number % 3 else chance.choice(files))
         data = bytearray(path.read_bytes())
-        at = chance.randrange(len(data))
+        at = chance.choice([at for at, byte in enumerate(data) if byte])  # most of a database is empty
         damage(data, at, chance)
         path.write_bytes(data)
         problem = silent(root, expected)
@@ -136,7 +139,7 @@ def test_a_torn_tail_of_the_catalogues_log_is_cut_and_nothing_acknowledged_is_lo
             shutil.copytree(root, tmp_path / "left")
     assert len(last) > acknowledged
     chance = random.Random(3)
-    for number, end in enumerate([acknowledged, *chance.sample(range(acknowledged + 1, len(last)), 12), len(last)]):
+    for number, end in enumerate([acknowledged, *chance.sample(range(acknowledged + 1, len(last)), 6), len(last)]):
         left = tmp_path / str(number)
         shutil.copytree(tmp_path / "left", left)
         (left / f"{CATALOGUE}-shm").unlink(missing_ok=True)
@@ -149,3 +152,63 @@ def test_a_torn_tail_of_the_catalogues_log_is_cut_and_nothing_acknowledged_is_lo
                 writer.append(keyed(("a", 9)))
             assert [problem for problem in store.fsck() if not problem.is_harmless] == []
         assert read_all(left) == ([[*expected, ("a", 9)]], [None])
+
+
+@pytest.mark.parametrize("segment", [0, 2, 3])
+def test_a_segment_that_is_lost_is_an_error_for_whoever_reads_or_writes_the_stream(
+    whole: tuple[Path, Events], segment: int, tmp_path: Path
+) -> None:  # CT14
+    shutil.copytree(whole[0], tmp_path / "store")
+    with Store.open(tmp_path / "store") as store:
+        reader = store.reader(STREAM, segment, len(whole[1][segment]))
+        with database_of(store).write() as connection:
+            connection.execute(t.segments.delete().where(t.segments.c.segment_id == segment))
+        asked_for: list[Callable[[], object]] = [lambda: store.layout(STREAM), reader.read]
+        asked_for += [lambda: store.reader_group("g", STREAM), lambda: store.split(STREAM, 1)]
+        if segment:  # one that takes events
+            asked_for += [lambda: store.find(STREAM), lambda: store.writer(STREAM), lambda: store.reader(STREAM, 1)]
+        for ask in asked_for:
+            with pytest.raises(CorruptionError, match=f"the layout of stream '{STREAM}' is damaged"):
+                ask()
+        assert any(STREAM in problem.where for problem in store.fsck())
+
+
+@pytest.mark.parametrize("gone", ["tables", "version"])
+def test_tables_that_are_gone_are_an_error_and_not_made_anew(
+    whole: tuple[Path, Events], gone: str, tmp_path: Path
+) -> None:  # CT14
+    path = tmp_path / "store" / CATALOGUE
+    shutil.copytree(whole[0], path.parent)
+    if gone == "tables":
+        data = bytearray(path.read_bytes())
+        data[103:105] = bytes(2)  # how many rows the first page has: those that say which tables there are
+        path.write_bytes(data)
+    else:
+        with closing(sqlite3.connect(path, isolation_level=None)) as tables:
+            tables.execute("DELETE FROM meta WHERE key = 'version'")
+    before = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match=r"catalogue\.sqlite is damaged"):
+            Store.open(path.parent)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("value", ["NULL", "'\xff'", "x'ff'"])
+@pytest.mark.parametrize("column", ["size_bytes", "checksum", "offset", "events_count"])
+def test_columns_that_hold_what_they_never_hold_are_damage(
+    whole: tuple[Path, Events], value: str, column: str, tmp_path: Path
+) -> None:  # CT14, S35
+    path = tmp_path / "store" / CATALOGUE
+    shutil.copytree(whole[0], path.parent)
+    with closing(sqlite3.connect(path, isolation_level=None)) as tables:
+        tables.execute("PRAGMA writable_schema=ON")
+        tables.execute("UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE name = 'parts'")
+    with closing(sqlite3.connect(path, isolation_level=None)) as tables:
+        tables.execute(f'UPDATE parts SET "{column}" = {value} WHERE segment_id = 1 AND start >= 12')
+    with Store.open(path.parent) as store:
+        reader = store.reader(STREAM, 1)
+        found = reader.read(12)
+        assert found is not None
+        assert found.num_rows == 12, "nothing before the damage is lost"
+        with pytest.raises(CorruptionError):
+            reader.read()
