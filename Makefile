@@ -23,7 +23,7 @@ sim check: export POLARS_MAX_THREADS = 1
 UNIT := not spark and not crash and not simulator and not mutant and not run and not long
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java setup-test docs demo test test-again crash-loops kill-drivers lost-machines lint check format sim bench bench-peers clean
+.PHONY: help setup setup-java setup-test docs demo test test-again crash-loops kill-drivers kill-chain lost-machines lint check format sim bench bench-peers clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
@@ -62,6 +62,9 @@ kill-drivers: setup-java ## kill drivers under --supervised and --standby for MI
 
 lost-machines: setup-test ## cut machines off and delete their disks TIMES times, on a cluster in network namespaces
 	for n in $$(seq $(TIMES)); do $(PYTHON_ENV) -m pytest -q tests/crash/test_lost_machines.py || exit 1; done
+
+kill-chain: setup-java ## kill workers and drivers of two pipelines in a row for MINUTES minutes, on Spark
+	HEADGATE_TEST_MINUTES=$(MINUTES) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_chains.py -k spark
 
 lint: setup ## format, lint, import layering, types
 	$(PYTHON_ENV) -m ruff format --check .

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from headgate.store.catalogue import database, making_lock, opening, outcomes, s
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue import transactions as recording
 from headgate.store.catalogue.audit import SqlAudit
+from headgate.store.catalogue.base import PartsFound
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.linger import Linger
 from headgate.store.open_transaction import Transaction
@@ -574,11 +577,37 @@ def a_reader_goes_on_where_it_was_interrupted() -> Iterator[None]:
         yield
 
 
-def test_events_skipped_after_an_interruption_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Store.open(tmp_path / "ten") as store:
+@contextmanager
+def the_last_event_that_is_left_is_the_end() -> Iterator[None]:
+    """S35."""
+    real = SqlCatalogue.parts
+
+    def parts(self: SqlCatalogue, *given: Any) -> PartsFound:
+        return replace(real(self, *given), end=0)
+
+    with patched(SqlCatalogue, "parts", parts):
+        yield
+
+
+@contextmanager
+def ten() -> Iterator[Store]:
+    """What the tests of readers begin with."""
+    with tempfile.TemporaryDirectory() as root, Store.open(root) as store:
         store.create_stream(reading.ONE, KEYED, segments=1)
-        for n in range(10):
-            with store.writer(reading.ONE) as writer:
+        with store.writer(reading.ONE) as writer:
+            for n in range(10):
                 writer.append(keyed(*(("k", n * 3 + i) for i in range(3))))
+                writer.flush()
+        yield store
+
+
+def test_events_skipped_after_an_interruption_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ten() as store:
         test = reading.test_a_read_that_was_interrupted_is_repeated_from_where_it_began
         assert_caught(a_reader_goes_on_where_it_was_interrupted, test, store, monkeypatch)
+
+
+def test_events_that_were_lost_at_the_end_are_missed() -> None:
+    with ten() as store:
+        test = reading.test_what_the_catalogue_has_lost_at_the_end_of_a_segment_is_an_error
+        assert_caught(the_last_event_that_is_left_is_the_end, test, store, 100)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.store.storing import KEYED, STREAM, drained, keyed
+from sqlalchemy import event
+from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
 from headgate.errors import StorageError
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
@@ -85,3 +86,34 @@ def test_a_writer_waits_a_minute_for_the_lock_of_another_process_and_then_may_tr
         writer.flush()
         assert future.done()
         assert drained(store) == [("a", 1)]
+
+
+def test_a_catalogue_that_cannot_grow_acknowledges_nothing_and_goes_on_when_it_can(tmp_path: Path) -> None:
+    # S38, CT7
+    with Store.open(tmp_path) as store:
+        store.create_stream(STREAM, KEYED, segments=1)
+        engine = database_of(store)._engine  # type: ignore[attr-defined]
+        with database_of(store).read() as connection:
+            pages = [connection.exec_driver_sql("PRAGMA page_count").scalar_one()]
+        event.listen(engine, "begin", lambda c: c.exec_driver_sql(f"PRAGMA max_page_count={pages[0]}"))
+        writer = store.writer(STREAM, linger=None, writer_id="w")
+        futures = []
+
+        def write_on() -> None:
+            while True:
+                futures.append(writer.append(keyed(("a", writer.next_sequence))))
+                writer.flush()
+
+        with pytest.raises(StorageError, match="full") as caught:
+            write_on()
+        assert caught.value.is_transient
+        assert not futures[-1].done()
+        acknowledged = len(futures) - 1
+        assert drained(store) == [("a", n + 1) for n in range(acknowledged)]
+        with pytest.raises(StorageError, match="full"):
+            writer.flush()
+        pages[0] *= 2
+        writer.flush()
+        assert futures[-1].done()
+        assert drained(store) == [("a", n + 1) for n in range(acknowledged + 1)]
+        assert [problem for problem in store.fsck() if not problem.is_harmless] == []

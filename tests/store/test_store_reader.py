@@ -170,6 +170,29 @@ def test_a_gap_in_the_catalogue_is_an_error_not_a_skip(ten: Store) -> None:
     assert any("position 15 where 12" in p.what for p in ten.fsck())
 
 
+@pytest.mark.parametrize("rows_max", [6, 100])
+def test_what_the_catalogue_has_lost_at_the_end_of_a_segment_is_an_error(ten: Store, rows_max: int) -> None:  # S35
+    """A reader that took the last one that is left for the end would never know what it missed."""
+    with database_of(ten).write() as connection:
+        connection.execute(t.parts.delete().where(t.parts.c.start >= 24))
+    ten.seal(ONE)
+    reader = ten.reader(ONE, 0)
+    found: list[int] = []
+
+    def read_on() -> None:
+        while (batch := reader.read(rows_max)) is not None:
+            found.extend(batch.column(1).to_pylist())
+
+    with pytest.raises(CorruptionError, match="events from position 24 to 30, found none") as caught:
+        read_on()
+    assert found == list(range(24)), "nothing before the damage is lost"
+    assert caught.value.path.endswith(f"catalogue.sqlite ({ONE}/0)")
+    assert not reader.has_ended()
+    with pytest.raises(CorruptionError):
+        reader.read()
+    assert any("ends at 24 instead of 30" in problem.what for problem in ten.fsck())
+
+
 def test_a_storage_that_fails_for_a_while_loses_and_repeats_nothing(tmp_path: Path) -> None:
     storage = FaultyStorage(MemoryStorage())
     with Store.open(tmp_path, storage=storage) as store:

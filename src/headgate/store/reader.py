@@ -150,6 +150,10 @@ class SegmentReader:
             self._check_contiguous()
             self._fetched = self._parts[-1].end
             return True
+        if self._fetched < found.end:
+            raise CorruptionError(
+                self._where_in_catalogue(), 0, f"events from position {self._fetched} to {found.end}", "none"
+            )
         self._is_closed = found.is_at_end
         self._tail_changes = changes
         return False
@@ -159,7 +163,10 @@ class SegmentReader:
         for number, part in enumerate(self._parts):
             begins_inside = number == 0 and part.start < expected < part.end
             if part.start != expected and not begins_inside:
-                where = f"{self._catalogue.path} ({self.stream.name}/{self.segment})"
                 self._parts.clear()
-                raise CorruptionError(where, 0, f"events from position {expected}", f"from {part.start}")
+                wanted = f"events from position {expected}"
+                raise CorruptionError(self._where_in_catalogue(), 0, wanted, f"from {part.start}")
             expected = part.end
+
+    def _where_in_catalogue(self) -> str:
+        return f"{self._catalogue.path} ({self.stream.name}/{self.segment})"

@@ -104,5 +104,5 @@ def decode_schema(path: str, data: bytes) -> pa.Schema:
     """
     try:
         return pa.ipc.read_schema(pa.py_buffer(data))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, TypeError) as error:
         raise CorruptionError(path, 0, "an Arrow schema", str(error)) from error

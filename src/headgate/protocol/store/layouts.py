@@ -86,7 +86,7 @@ class Layout:
             closed = self.epoch if segment.closed_epoch is None else segment.closed_epoch
             if not 0 <= segment.created_epoch <= closed <= self.epoch or segment.created_epoch == segment.closed_epoch:
                 found.append(f"segment {segment.segment_id} is of layouts that cannot be, up to layout {self.epoch}")
-        return found + _gaps(self.present) + self._uneven_steps()
+        return found + gaps_between(self.present) + self._uneven_steps()
 
     def _uneven_steps(self) -> list[str]:
         """Return the layouts whose new segments do not take exactly the keys of those that were closed."""
@@ -324,7 +324,8 @@ def _overlap(ranges: Sequence[Range]) -> bool:
     return any(one[1] > next_one[0] for one, next_one in pairwise(sorted(ranges)))
 
 
-def _gaps(segments: Sequence[Segment]) -> list[str]:
+def gaps_between(segments: Sequence[Segment]) -> list[str]:
+    """Return where segments, by the keys that they take, do not follow each other over all keys (CT6)."""
     found = []
     expected = 0
     for segment in segments:

@@ -22,8 +22,8 @@ from headgate.store.catalogue import group_audit
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.access import Database
 from headgate.store.catalogue.base import ChunkRecord, StoredPart
-from headgate.store.catalogue.positions import STORED_PARTS, part_entry, stored_part
-from headgate.store.catalogue.streams import find_layout, find_schemas, stream_info
+from headgate.store.catalogue.positions import STORED_PARTS, is_sound, part_entry, stored_part
+from headgate.store.catalogue.streams import find_schemas, recorded_layout, stream_info
 from headgate.store.evolving import columns_of
 from headgate.store.streams import StreamInfo
 
@@ -62,7 +62,8 @@ class SqlAudit:
         """See ``Audit``."""
         mine = t.parts.c.stream_id == stream.stream_id
         for row in self._connection.execute(STORED_PARTS.where(mine)):
-            yield stored_part(row)
+            if is_sound(row):
+                yield stored_part(row)
 
     def chunks(self) -> Iterator[ChunkRecord]:
         """See ``Audit``."""
@@ -83,7 +84,7 @@ class SqlAudit:
         stream_id = int(chunk.path.partition("/")[0])
         if stream_id not in self._layouts:
             found = next(stream for stream in self.streams() if stream.stream_id == stream_id)
-            self._layouts[stream_id] = find_layout(self._connection, found)
+            self._layouts[stream_id] = recorded_layout(self._connection, found)
         return self._layouts[stream_id].heirs(segment)
 
     def is_truncated(self, chunk: ChunkRecord, segment: int) -> bool:
@@ -100,7 +101,7 @@ class SqlAudit:
 
     def _layout(self, stream: StreamInfo) -> Found:
         """Every key is in one segment, and there are as many as the stream says (CT6)."""
-        layout = find_layout(self._connection, stream)
+        layout = recorded_layout(self._connection, stream)
         found = [(stream.name, problem) for problem in layout.problems()]
         if len(layout.present) != stream.segments_count:
             found.append((stream.name, f"it has {len(layout.present)} segments, not {stream.segments_count}"))

@@ -56,10 +56,17 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class PartsFound:
-    """The next parts of a segment. ``is_at_end``: none follow, it takes no more: closed, or of a sealed stream."""
+    """The next parts of a segment.
+
+    Attributes:
+        parts: some of them, in order.
+        is_at_end: none follow, it takes no more: closed, or of a sealed stream.
+        end: where the segment ends, if there are none: nothing lies in front of it then, or something was lost (S35).
+    """
 
     parts: tuple[StoredPart, ...]
     is_at_end: bool
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,9 @@ TELL_CAPITALS = "PRAGMA case_sensitive_like=ON"
 _CHANGES_OF_A_TAIL = 1 << 32
 """More than one connection counts: numbers of two connections are never equal, so a new one always means to look."""
 
+CATALOGUE = "a stream store's catalogue"
+"""What a damaged file should have been, for messages."""
+
 _TRANSIENT = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PROTOCOL")
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
@@ -59,17 +62,30 @@ class FileDatabase:
     def read(self) -> Iterator[Connection]:
         """See ``Database``."""
         self._notice_fork()
-        with errors_of(self.path, "read"), self._engine.connect() as connection, connection.begin():
+        with self._telling("read"), self._engine.connect() as connection, connection.begin():
             yield connection
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
         """See ``Database``."""
         self._notice_fork()
-        with errors_of(self.path, "write"), self._write_lock, self._engine.connect() as plain:
+        with self._telling("write"), self._write_lock, self._engine.connect() as plain:
             connection = plain.execution_options(headgate_write=True)
             with connection.begin():
                 yield connection
+
+    @contextlib.contextmanager
+    def _telling(self, operation: str) -> Iterator[None]:
+        """Say what went wrong; ask the file where its content made no sense: a damaged one may hold anything (S35)."""
+        with errors_of(self.path, operation):
+            try:
+                yield
+            except (TypeError, ValueError) as error:
+                with self._engine.connect() as connection:
+                    problems = integrity_problems(connection)
+                if problems:
+                    raise CorruptionError(self.path, 0, CATALOGUE, problems[0]) from error
+                raise
 
     def problems(self, connection: Connection) -> list[str]:
         """See ``Database``."""
@@ -115,11 +131,13 @@ def errors_of(path: str, operation: str) -> Iterator[None]:
         original = error.orig if isinstance(error, sa.exc.DBAPIError) else error
         name = getattr(original, "sqlite_errorname", "") or ""
         if name.startswith(_DAMAGED):
-            raise CorruptionError(path, 0, "a stream store's catalogue", str(original)) from error
+            raise CorruptionError(path, 0, CATALOGUE, str(original)) from error
         if isinstance(original, sqlite3.OperationalError):
             is_transient = name.startswith(_TRANSIENT)
             raise StorageError(operation, path, str(original), is_transient) from error
         raise
+    except UnicodeDecodeError as error:  # SQLite's own words quote what is damaged
+        raise CorruptionError(path, 0, CATALOGUE, "text that is none") from error
 
 
 def integrity_problems(connection: Connection) -> list[str]:

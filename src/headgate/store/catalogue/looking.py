@@ -16,16 +16,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from headgate.errors import StorageError
+from headgate.errors import CorruptionError, StorageError
 from headgate.storage.access import may
 from headgate.storage.local import storage_error
-from headgate.store.catalogue.database import BUSY_TIMEOUT_S
+from headgate.store.catalogue.database import BUSY_TIMEOUT_S, CATALOGUE
 
 TRIES_MAX = 10
 """Who has come and gone while we read is rare; whoever stays is noticed."""
 
 _BESIDE = {"-shm": 0, "-wal": 1, "-journal": 1}
 """Files that SQLite keeps beside one that is open, or that a killed process left, and the size that counts."""
+
+_PAGES_WITHOUT_TABLES = 1
+"""Who was killed while he made the first tables leaves so many."""
 
 _T = TypeVar("_T")
 
@@ -45,9 +48,9 @@ class Look:
         """Return the version of the tables; None: there are none yet.
 
         Raises:
-            StorageError, sqlite3.Error
+            StorageError, CorruptionError, sqlite3.Error
         """
-        return self._read(_version)
+        return self._read(self._version_in)
 
     def copy(self) -> sqlite3.Connection:
         """Return a temporary database with everything that was in the file at one moment.
@@ -74,6 +77,21 @@ class Look:
             self._watching.close()
             self._watching = None
 
+    def _version_in(self, file: sqlite3.Connection) -> int | None:
+        """Return the version of the tables; None: nobody has made any yet.
+
+        Raises:
+            CorruptionError: tables that were there are gone, or their version is. They must not be made anew (CT14).
+        """
+        if not file.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'meta'").fetchone():
+            if file.execute("PRAGMA page_count").fetchone()[0] <= _PAGES_WITHOUT_TABLES:
+                return None
+            raise CorruptionError(str(self._path), 0, CATALOGUE, "a database without its tables that is not empty")
+        found = file.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
+        if found is None or found[0] is None or not found[0].isdecimal():
+            raise CorruptionError(str(self._path), 0, CATALOGUE, "no version of it")
+        return int(found[0])
+
     def _read(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
         for _ in range(TRIES_MAX):
             changes = self.changes()
@@ -82,7 +100,7 @@ class Look:
             with contextlib.closing(self._connect("immutable=1")) as file:
                 try:
                     found = read(file)
-                except sqlite3.DatabaseError:
+                except (sqlite3.DatabaseError, CorruptionError, UnicodeDecodeError):  # or somebody writes just now
                     if self.changes() == changes:
                         raise
                     continue
@@ -99,7 +117,7 @@ class Look:
             except OSError as error:
                 raise storage_error("read", str(self._path), error) from error
             return file.st_ino, file.st_size, file.st_mtime_ns
-        _version(self._watching)  # it notices changes when it reads
+        self._version_in(self._watching)  # it notices changes when it reads
         return self._watching.execute("PRAGMA data_version").fetchone()[0]
 
     def _is_beside(self, suffix: str, bytes_min: int) -> bool:
@@ -110,7 +128,7 @@ class Look:
     def _watch(self) -> sqlite3.Connection:
         watching = self._connect("mode=ro")
         try:
-            _version(watching)
+            self._version_in(watching)
         except sqlite3.OperationalError as error:
             watching.close()
             if may_write(self._path) or not self._is_beside("-wal", _BESIDE["-wal"]):  # who had it open has gone
@@ -132,12 +150,6 @@ class Look:
 def may_write(path: Path) -> bool:
     """Return whether this process may change the catalogue at ``path``; SQLite then makes files beside it."""
     return may(path, os.R_OK | os.W_OK) and may(path.parent, os.W_OK | os.X_OK)
-
-
-def _version(file: sqlite3.Connection) -> int | None:
-    if not file.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'meta'").fetchone():
-        return None
-    return int(file.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0])
 
 
 def _copy(file: sqlite3.Connection) -> sqlite3.Connection:

@@ -6,6 +6,7 @@ Never reads or writes a chunk file.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.codec.chunk import PartEntry
-from headgate.errors import TruncatedError, UsageError
+from headgate.errors import CorruptionError, TruncatedError, UsageError
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import AppendFound, ChunkRecord, PartsFound, StoredPart
 from headgate.store.catalogue.streams import inserted_id
@@ -95,18 +96,25 @@ def find_parts(connection: Connection, stream: StreamInfo, segment: int, positio
     Raises:
         UsageError: the stream was deleted.
         TruncatedError: the segment begins behind ``position`` (S67).
+        CorruptionError: the row of the next one holds what it never holds.
     """
     head = connection.scalar(_HEAD, {"stream_id": stream.stream_id, "segment": segment})
     if head is not None and position < head:
         raise TruncatedError(stream.name, segment, position, head)
     values = {"stream_id": stream.stream_id, "segment": segment, "position": position, "most": limit}
-    parts = tuple(stored_part(row) for row in connection.execute(_PARTS, values))
-    if parts:
+    rows = connection.execute(_PARTS, values).all()
+    parts = tuple(stored_part(row) for row in itertools.takewhile(is_sound, rows))
+    if parts:  # those before the damage are read; the next look begins with it
         return PartsFound(parts, is_at_end=False)
+    if rows:
+        where = f"the catalogue's part of stream '{stream.name}', segment {segment}, from position {position} on"
+        raise CorruptionError(where, 0, "where its events are", str(tuple(rows[0])))
     row = connection.execute(_ENDED, {"stream_id": stream.stream_id, "segment": segment}).one_or_none()
     if row is None:
+        if connection.scalar(sa.select(t.streams.c.id).where(t.streams.c.id == stream.stream_id)) is not None:
+            raise CorruptionError(f"the layout of stream '{stream.name}'", 0, f"segment {segment}", "none")
         raise UsageError(f"stream '{stream.name}' was deleted while it was read")
-    return PartsFound((), is_at_end=row.is_sealed or row.closed_epoch is not None)
+    return PartsFound((), is_at_end=row.is_sealed or row.closed_epoch is not None, end=row.end_position)
 
 
 def part_row(chunk_id: int, entry: PartEntry) -> dict[str, object]:
@@ -132,6 +140,11 @@ def stored_part(row: Any) -> StoredPart:
     return StoredPart(row.start, row.file, part_entry(row), row.schema_version)
 
 
+def is_sound(row: Any) -> bool:
+    """Whether a row for ``stored_part`` holds what it must: SQLite keeps anything in any column (CT14)."""
+    return tuple(map(type, row)) == _TYPES
+
+
 STORED_PARTS = sa.select(
     t.parts.c.segment_id,
     t.parts.c.start,
@@ -143,6 +156,8 @@ STORED_PARTS = sa.select(
     t.chunks.c.schema_version,
 ).join_from(t.parts, t.chunks, t.parts.c.chunk_id == t.chunks.c.id)
 """What ``stored_part`` takes."""
+
+_TYPES = (int, int, int, int, int, bytes, str, int)
 
 _first = (
     sa.select(sa.func.max(t.parts.c.start))
@@ -167,7 +182,7 @@ _HEAD = sa.select(t.segments.c.head_position).where(
     t.segments.c.stream_id == sa.bindparam("stream_id"), t.segments.c.segment_id == sa.bindparam("segment")
 )
 _ENDED = (
-    sa.select(t.streams.c.is_sealed, t.segments.c.closed_epoch)
+    sa.select(t.streams.c.is_sealed, t.segments.c.closed_epoch, t.segments.c.end_position)
     .join_from(t.streams, t.segments, t.streams.c.id == t.segments.c.stream_id)
     .where(t.streams.c.id == sa.bindparam("stream_id"), t.segments.c.segment_id == sa.bindparam("segment"))
 )

@@ -6,6 +6,7 @@ Never touches chunk files.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from sqlalchemy.engine import Connection
 
 from headgate.errors import CorruptionError, UsageError
 from headgate.protocol.store.autoscaling import ScalingPolicy
-from headgate.protocol.store.layouts import Layout, Segment, first_layout
+from headgate.protocol.store.layouts import Layout, Segment, first_layout, gaps_between
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import tables as t
 from headgate.store.evolving import newest_fit
@@ -106,16 +107,39 @@ def find_stream(connection: Connection, name: str, where: str) -> StreamInfo:
 
 
 def with_segments(connection: Connection, info: StreamInfo) -> StreamInfo:
-    """Return ``info`` with the segments of its present layout filled in, and when a lease is over."""
+    """Return ``info`` with the segments of its present layout filled in, and when a lease is over.
+
+    Raises:
+        CorruptionError: not every key is in one of them.
+    """
     mine = (t.segments.c.stream_id == info.stream_id, t.segments.c.closed_epoch.is_(None))
     rows = connection.execute(sa.select(*_SEGMENT).where(*mine).order_by(t.segments.c.key_low))
     due = sa.select(sa.func.min(t.shared_transactions.c.due_ms))
     due_ms = connection.scalar(due.where(t.shared_transactions.c.stream_id == info.stream_id))
-    return replace(info, segments=tuple(Segment(*row) for row in rows), lease_due_ms=due_ms)
+    segments = tuple(Segment(*row) for row in rows)
+    _check_layout(info, gaps_between(segments))
+    return replace(info, segments=segments, lease_due_ms=due_ms)
 
 
 def find_layout(connection: Connection, stream: StreamInfo) -> Layout:
-    """Return the segments of a stream, those of former layouts included."""
+    """Return the segments of a stream, those of former layouts included.
+
+    Raises:
+        CorruptionError: in some layout, not every key is in one of them: who read the others would miss events (CT14).
+    """
+    layout = recorded_layout(connection, stream)
+    _check_layout(stream, layout.problems())
+    return layout
+
+
+def _check_layout(stream: StreamInfo, problems: Sequence[str]) -> None:
+    if problems:
+        where = f"the layout of stream '{stream.name}'"
+        raise CorruptionError(where, 0, "segments that take every key once", f"that {problems[0]}")
+
+
+def recorded_layout(connection: Connection, stream: StreamInfo) -> Layout:
+    """Return what is recorded of a stream's segments, whether it can be or not."""
     query = sa.select(*_SEGMENT).where(t.segments.c.stream_id == stream.stream_id).order_by(t.segments.c.segment_id)
     return Layout(stream.layout_epoch, tuple(Segment(*row) for row in connection.execute(query)))
 

@@ -1,0 +1,214 @@
+"""Whatever happens to a store's files, nobody reads less than was acknowledged, or something else, without an error."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.store.storing import KEYED, STREAM, database_of, keyed
+
+from headgate.errors import CorruptionError, HeadgateError
+from headgate.store.catalogue import tables as t
+from headgate.store.store import Store
+
+CATALOGUE = "catalogue.sqlite"
+Events = list[list[tuple[str, int]]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Events]:
+    """A store that was closed, and what is in each segment: appended, committed, in front of a scaling and behind."""
+    root = tmp_path_factory.mktemp("whole")
+    with Store.open(root) as store:
+        store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
+        with store.writer(STREAM, linger=None, writer_id="w") as writer:
+            for number in range(6):
+                writer.append(keyed(*((key, number) for key in "abcd")))
+                writer.flush()
+        store.split(STREAM, 0)
+        for number in range(6, 9):
+            transaction = store.begin(STREAM, owner="p", epoch=1, name=f"t{number}")
+            transaction.write(keyed(*((key, number) for key in "abcd")))
+            transaction.prepare()
+            store.commit_transactions([(STREAM, f"t{number}")], owner="p", epoch=1)
+        store.seal(STREAM)
+        found, errors = read_all(root)
+    assert errors == [None] * len(found)
+    assert sum(map(len, found)) == 36
+    return root, found
+
+
+def read_all(root: Path) -> tuple[Events, list[HeadgateError | None]]:
+    """Return what each segment gives from its beginning on, and the error that ended it, if one did.
+
+    An error of the whole store counts as one of each segment.
+    """
+    events: Events = []
+    errors: list[HeadgateError | None] = []
+    try:
+        with Store.open(root) as store:
+            for segment in range(len(store.layout(STREAM).segments)):
+                events.append([])
+                errors.append(None)
+                try:
+                    reader = store.reader(STREAM, segment, 0)
+                    while (batch := reader.read()) is not None:
+                        events[-1] += list(zip(*batch.to_pydict().values(), strict=True))
+                except HeadgateError as error:
+                    errors[-1] = error
+    except HeadgateError as error:
+        errors += [error] * 10
+        events += [[]] * 10
+    return events, errors
+
+
+def flipped(data: bytearray, at: int, chance: random.Random) -> None:
+    data[at] ^= 1 << chance.randrange(8)
+
+
+def cut(data: bytearray, at: int, chance: random.Random) -> None:
+    del data[at:]
+
+
+def zeroed(data: bytearray, at: int, chance: random.Random) -> None:
+    size = min(len(data) - at, chance.choice((16, 512, 4096)))
+    data[at : at + size] = bytes(size)
+
+
+def misplaced(data: bytearray, at: int, chance: random.Random) -> None:
+    """A block of the disk holds what belongs elsewhere."""
+    size = 512
+    to, source = at // size * size, chance.randrange(len(data)) // size * size
+    data[to : to + size] = data[source : source + size]
+
+
+Damage = Callable[[bytearray, int, random.Random], None]
+
+
+def silent(root: Path, whole: Events) -> str | None:
+    """Return what is wrong with what is read, None if an error tells whatever is missing."""
+    events, errors = read_all(root)
+    for segment, expected in enumerate(whole):
+        found, error = (events[segment], errors[segment]) if segment < len(events) else ([], None)
+        if found != expected[: len(found)]:
+            return f"segment {segment} has {found}, not {expected}"
+        if len(found) < len(expected) and error is None:
+            return f"segment {segment} has {len(found)} of {len(expected)} events, and no error"
+    return None
+
+
+@pytest.mark.parametrize("damage", [flipped, cut, zeroed, misplaced])
+def test_no_damage_to_a_store_is_read_as_fewer_or_other_events(
+    whole: tuple[Path, Events], damage: Damage, tmp_path: Path
+) -> None:  # LH14
+    original, expected = whole
+    chance = random.Random(damage.__name__)
+    files = [path.relative_to(original) for path in sorted(original.rglob("*.chunk"))]
+    for number in range(30):
+        root = tmp_path / str(number)
+        shutil.copytree(original, root)
+        path = root / (CATALOGUE if number % 3 else chance.choice(files))
+        data = bytearray(path.read_bytes())
+        at = chance.choice([at for at, byte in enumerate(data) if byte])  # most of a database is empty
+        damage(data, at, chance)
+        path.write_bytes(data)
+        problem = silent(root, expected)
+        assert problem is None, f"{damage.__name__} at {at} of {path.name}: {problem}"
+        shutil.rmtree(root)
+
+
+def test_a_torn_tail_of_the_catalogues_log_is_cut_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:  # LH14, CT1
+    """The power goes while a commit is written: none of it counts, and all before it does."""
+    root = tmp_path / "store"
+    log = root / f"{CATALOGUE}-wal"
+    with Store.open(root) as store:
+        store.create_stream(STREAM, KEYED, segments=1)
+        with store.writer(STREAM, linger=None) as writer:
+            for number in range(3):
+                writer.append(keyed(("a", number)))
+                writer.flush()
+            acknowledged = log.stat().st_size
+            writer.append(keyed(("a", 3)))
+            writer.flush()
+            last = log.read_bytes()
+            shutil.copytree(root, tmp_path / "left")
+    assert len(last) > acknowledged
+    chance = random.Random(3)
+    for number, end in enumerate([acknowledged, *chance.sample(range(acknowledged + 1, len(last)), 6), len(last)]):
+        left = tmp_path / str(number)
+        shutil.copytree(tmp_path / "left", left)
+        (left / f"{CATALOGUE}-shm").unlink(missing_ok=True)
+        garbage = chance.randbytes(len(last) - end) if number % 2 else bytes(len(last) - end)
+        (left / f"{CATALOGUE}-wal").write_bytes(last[:end] + garbage)
+        expected = [("a", n) for n in range(4 if end == len(last) else 3)]
+        assert read_all(left) == ([expected], [None])
+        with Store.open(left) as store:
+            with store.writer(STREAM) as writer:
+                writer.append(keyed(("a", 9)))
+            assert [problem for problem in store.fsck() if not problem.is_harmless] == []
+        assert read_all(left) == ([[*expected, ("a", 9)]], [None])
+
+
+@pytest.mark.parametrize("segment", [0, 2, 3])
+def test_a_segment_that_is_lost_is_an_error_for_whoever_reads_or_writes_the_stream(
+    whole: tuple[Path, Events], segment: int, tmp_path: Path
+) -> None:  # CT14
+    shutil.copytree(whole[0], tmp_path / "store")
+    with Store.open(tmp_path / "store") as store:
+        reader = store.reader(STREAM, segment, len(whole[1][segment]))
+        with database_of(store).write() as connection:
+            connection.execute(t.segments.delete().where(t.segments.c.segment_id == segment))
+        asked_for: list[Callable[[], object]] = [lambda: store.layout(STREAM), reader.read]
+        asked_for += [lambda: store.reader_group("g", STREAM), lambda: store.split(STREAM, 1)]
+        if segment:  # one that takes events
+            asked_for += [lambda: store.find(STREAM), lambda: store.writer(STREAM), lambda: store.reader(STREAM, 1)]
+        for ask in asked_for:
+            with pytest.raises(CorruptionError, match=f"the layout of stream '{STREAM}' is damaged"):
+                ask()
+        assert any(STREAM in problem.where for problem in store.fsck())
+
+
+@pytest.mark.parametrize("gone", ["tables", "version"])
+def test_tables_that_are_gone_are_an_error_and_not_made_anew(
+    whole: tuple[Path, Events], gone: str, tmp_path: Path
+) -> None:  # CT14
+    path = tmp_path / "store" / CATALOGUE
+    shutil.copytree(whole[0], path.parent)
+    if gone == "tables":
+        data = bytearray(path.read_bytes())
+        data[103:105] = bytes(2)  # how many rows the first page has: those that say which tables there are
+        path.write_bytes(data)
+    else:
+        with closing(sqlite3.connect(path, isolation_level=None)) as tables:
+            tables.execute("DELETE FROM meta WHERE key = 'version'")
+    before = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match=r"catalogue\.sqlite is damaged"):
+            Store.open(path.parent)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("value", ["NULL", "'\xff'", "x'ff'"])
+@pytest.mark.parametrize("column", ["size_bytes", "checksum", "offset", "events_count"])
+def test_columns_that_hold_what_they_never_hold_are_damage(
+    whole: tuple[Path, Events], value: str, column: str, tmp_path: Path
+) -> None:  # CT14, S35
+    path = tmp_path / "store" / CATALOGUE
+    shutil.copytree(whole[0], path.parent)
+    with closing(sqlite3.connect(path, isolation_level=None)) as tables:
+        tables.execute("PRAGMA writable_schema=ON")
+        tables.execute("UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE name = 'parts'")
+    with closing(sqlite3.connect(path, isolation_level=None)) as tables:
+        tables.execute(f'UPDATE parts SET "{column}" = {value} WHERE segment_id = 1 AND start >= 12')
+    with Store.open(path.parent) as store:
+        reader = store.reader(STREAM, 1)
+        found = reader.read(12)
+        assert found is not None
+        assert found.num_rows == 12, "nothing before the damage is lost"
+        with pytest.raises(CorruptionError):
+            reader.read()
