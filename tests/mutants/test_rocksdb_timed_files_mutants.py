@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,6 @@ from headgate.operators.keyed import KeyedOperator, owner_of
 from headgate.operators.process.batch_timers import BatchTimers
 from headgate.state.choice import WorkerStates
 from headgate.state.rocksdb import described, frozen, increments, reopening
-from headgate.state.rocksdb import timers as rocks_timers
 from headgate.state.rocksdb.described import Description
 from headgate.state.rocksdb.expiring import ExpiringTables
 from headgate.state.rocksdb.frozen import FrozenDatabase
@@ -33,7 +33,7 @@ Patch = AbstractContextManager[None]
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerStates]:
-    monkeypatch.setattr(rocks_timers, "FRONT_MAX", files.FRONT)
+    files.make_small(monkeypatch)
     with states(IN_FILES) as made:
         yield made
 
@@ -179,7 +179,6 @@ WENT_ON = files.test_what_a_database_went_on_with_is_what_it_was
         (what_belongs_to_no_key_is_only_beside_the_files, "memory"),
         (what_is_beside_the_files_is_restored_first, IN_FILES),
         (what_is_beside_the_files_is_forgotten, "memory"),
-        (timers_that_were_gone_on_with_are_overlooked, IN_FILES),
         (reading_begins_in_1970_after_going_on, IN_FILES),
     ],
 )
@@ -189,7 +188,12 @@ def test_bugs_of_timers_in_files_are_caught(mutant: Mutant, later: str, worker: 
 
 @pytest.mark.parametrize("form", ["rows", "columns"])
 @pytest.mark.parametrize(
-    "mutant", [timers_that_were_gone_on_with_are_not_counted, all_timers_are_looked_at_when_going_on]
+    "mutant",
+    [
+        timers_that_were_gone_on_with_are_overlooked,
+        timers_that_were_gone_on_with_are_not_counted,
+        all_timers_are_looked_at_when_going_on,
+    ],
 )
 def test_bugs_of_going_on_with_timers_are_caught(
     mutant: Mutant, form: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
@@ -224,10 +228,11 @@ def test_bugs_of_what_is_in_files_are_caught(mutant: Mutant, test: Any, which: s
     assert_caught(mutant, test, which, worker)
 
 
-@pytest.mark.parametrize("later", ["memory", IN_FILES])
-def test_expired_rows_that_are_read_are_caught(later: str, worker: WorkerStates) -> None:
-    test = files.test_what_expires_in_files_does_so_wherever_it_is_restored
-    assert_caught(what_had_expired_is_read_from_files, test, "rows", later, 3, worker)
+def test_expired_rows_that_are_read_are_caught(
+    worker: WorkerStates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = files.test_timers_windows_and_expiries_in_files_can_be_looked_at
+    assert_caught(what_had_expired_is_read_from_files, test, tmp_path, worker, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from tests.state.backends import states
 from tests.state.rocksdb import test_rocksdb_windows as rocks
 
 from headgate.state.choice import WorkerStates
-from headgate.state.rocksdb import windows
 from headgate.state.rocksdb.database import Changes
 from headgate.state.rocksdb.stored_windows import StoredWindows
 from headgate.state.rocksdb.windows import RocksMergedRows, RocksWindowRows, _RocksWindows
@@ -67,7 +66,11 @@ def what_is_in_memory_is_never_written_back() -> Patch:
 
 
 def nothing_is_written_back_while_there_is_room() -> Patch:
-    return patched(windows, "CHANGES_MAX", 1 << 40)
+    def tidy(self: Any, rows: Any) -> None:
+        if self._held(rows)[1] > self._place.cache_bytes:
+            self._write_back()
+
+    return patched(_RocksWindows, "_tidy", tidy)
 
 
 def a_snapshot_forgets_what_is_in_memory() -> Patch:

@@ -26,35 +26,20 @@ from headgate.storage.memory import MemoryStorage
 NODE = "node"
 
 
-class Moved:
-    """What a subtask wrote of its state."""
+class Written:
+    """What a subtask left in a checkpoint of its state."""
 
     def __init__(
         self,
-        frozen: FrozenState,
+        storage: Storage,
+        parts: Sequence[SnapshotPart],
         index: int = 0,
         parallelism: int = 1,
         groups: int = 128,
-        *,
-        checkpoint: int = 1,
-        shared: SharedFiles | None = None,
-        storage: Storage | None = None,
+        pipeline: str = "p",
     ) -> None:
-        """``shared``: what it may refer to; completed at once."""
-        self.storage = storage or MemoryStorage("moved")
+        self.storage, self.parts, self.pipeline = storage, tuple(parts), pipeline
         self.index, self.parallelism, self.groups = index, parallelism, groups
-        owned = key_groups_of_subtask(index, groups, parallelism)
-        keys = OwnedKeys(KeyGroups(owned.start, len(owned)), groups)
-        to = Destination(self.storage, "p", Generation(1), 1_000, keys)
-        shareable = () if shared is None else shared.shareable()
-        subtask, number = SubtaskId(VertexId(NODE), index), CheckpointId(checkpoint)
-        target = SubtaskTarget(to, subtask, number, shareable)
-        target.put_state(NODE, frozen)
-        self.parts = target.finish()
-        frozen.release()
-        if shared is not None:
-            shared.wrote(number, [part for part in self.parts if part.section.startswith(FILES_PREFIX)])
-            shared.completed(number)
 
     @property
     def files(self) -> list[SnapshotPart]:
@@ -66,10 +51,17 @@ class Moved:
         """Where these are."""
         return {part.path for part in self.files}
 
+    @property
+    def counted(self) -> dict[str, int]:
+        """How many rows the files have, as the manifest says."""
+        (told,) = [part for part in self.parts if part.section.startswith(FILES_PREFIX) and is_description(part)]
+        return dict((told.rows or {})[NODE])
+
     def stored(self) -> StoredFiles:
         """Return them as a restore has them."""
         found = [part for part in self.parts if part.section.startswith(FILES_PREFIX)]
-        return StoredFiles(found, partial(read_part, self.storage, "p"), f"files of '{NODE}'", "p")
+        read = partial(read_part, self.storage, self.pipeline)
+        return StoredFiles(found, read, f"files of '{NODE}'", self.pipeline)
 
     def states(self, index: int, parallelism: int) -> list[RestoredState]:
         """Return what the operator of another subtask restores of it (R15, SF11)."""
@@ -81,7 +73,7 @@ class Moved:
         for part in self.parts:
             if part.key_groups is not None and not part.key_groups.overlaps(mine):
                 continue
-            read = partial(read_part, self.storage, "p", part)
+            read = partial(read_part, self.storage, self.pipeline, part)
             if not part.section.startswith(FILES_PREFIX):
                 found.append(RestoredState(self.index, self.parallelism, read))
             elif is_description(part):
@@ -90,6 +82,37 @@ class Moved:
                 readers = portable_rows(stored, None, groups)
                 found += [RestoredState(self.index, self.parallelism, one, True, stored) for one in readers]
         return found
+
+
+class Moved(Written):
+    """The same of state that is written now."""
+
+    def __init__(
+        self,
+        frozen: FrozenState,
+        index: int = 0,
+        parallelism: int = 1,
+        groups: int = 128,
+        *,
+        checkpoint: int = 1,
+        shared: SharedFiles | None = None,
+        storage: Storage | None = None,
+        pipeline: str = "p",
+    ) -> None:
+        """``shared``: what it may refer to; the checkpoint is completed at once."""
+        to_storage = storage or MemoryStorage("moved")
+        owned = key_groups_of_subtask(index, groups, parallelism)
+        keys = OwnedKeys(KeyGroups(owned.start, len(owned)), groups)
+        to = Destination(to_storage, pipeline, Generation(1), 1_000, keys)
+        shareable = () if shared is None else shared.shareable()
+        number = CheckpointId(checkpoint)
+        target = SubtaskTarget(to, SubtaskId(VertexId(NODE), index), number, shareable)
+        target.put_state(NODE, frozen)
+        super().__init__(to_storage, target.finish(), index, parallelism, groups, pipeline)
+        frozen.release()
+        if shared is not None:
+            shared.wrote(number, [part for part in self.parts if part.section.startswith(FILES_PREFIX)])
+            shared.completed(number)
 
 
 class _Restoring(KeyedOperator):
@@ -109,7 +132,7 @@ class _Restoring(KeyedOperator):
         return found
 
 
-def restore(backend: Any, moved: Sequence[Moved], index: int = 0, parallelism: int = 1) -> bool:
+def restore(backend: Any, moved: Sequence[Written], index: int = 0, parallelism: int = 1) -> bool:
     """Have ``backend`` restore what subtasks wrote; return whether it went on with files."""
     operator = _Restoring(backend, Ownership(moved[0].groups, parallelism, index))
     operator.restore([state for one in moved for state in one.states(index, parallelism)])

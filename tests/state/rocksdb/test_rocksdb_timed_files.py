@@ -33,6 +33,7 @@ from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.rocksdb import increments, reopening
 from headgate.state.rocksdb import timers as rocks_timers
 from headgate.state.rocksdb.database import Database
+from headgate.state.rocksdb.expiring import ExpiringTables
 from headgate.state.timers import TimeKind
 from headgate.storage.backends import open_storage
 
@@ -52,8 +53,14 @@ moves = pytest.mark.parametrize(("p", "later"), [*((p, IN_FILES) for p in COUNTS
 
 
 @pytest.fixture(autouse=True)
-def _few_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_in_memory_and_nothing_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch)
+
+
+def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have few timers in memory, and what has expired in the files."""
     monkeypatch.setattr(rocks_timers, "FRONT_MAX", FRONT)
+    monkeypatch.setattr(ExpiringTables, "sweep", lambda self: iter(()))
 
 
 @pytest.fixture
@@ -80,16 +87,17 @@ class Function:
         self.backend: Any = make(KEYS, descriptors, has_timers=has_timers)
 
     def put(self, state: StateDescriptor, keys: Sequence[int], number: int = 0) -> None:
-        """Write a value of each key."""
+        """Write a value of each key, to the database."""
         self._between()
         until_ms = self.backend.time.now_ms + HOUR_MS
         if self.form == "columns":
             slots = self.backend.slots([pa.array(keys, pa.int64())])
             self.backend.values(state).put(slots, pa.array([key + number for key in keys], pa.int64()))
-            return
-        for key in keys:
-            value = key + number
-            self.backend.cells(state).put(key, value if state.ttl is None else (value, until_ms))
+        else:
+            for key in keys:
+                value = key + number
+                self.backend.cells(state).put(key, value if state.ttl is None else (value, until_ms))
+        self._between()
 
     def get(self, state: StateDescriptor, keys: Sequence[int]) -> dict[int, int]:
         """Return what lives of ``keys``."""
@@ -233,12 +241,12 @@ def formers(worker: WorkerStates, form: str, parallelism: int, keys: Sequence[in
     found = []
     for index in range(parallelism):
         function, mine = Function(form, worker, index), owned_by(keys, parallelism, index)
-        function.put(EXPIRES, [key for key in mine if key % 2])
-        function.backend.time.now_ms = HOUR_MS
-        function.put(EXPIRES, [key for key in mine if not key % 2])
         function.put(PLAIN, mine)
         function.register(timers_of(mine))
         function.register([(key, 900) for key in mine], TimeKind.PROCESSING_TIME)
+        function.put(EXPIRES, [key for key in mine if key % 2])
+        function.backend.time.now_ms = HOUR_MS
+        function.put(EXPIRES, [key for key in mine if not key % 2])
         found.append(Moved(function.backend.freeze(), index, parallelism, GROUPS))
     return found
 
@@ -351,6 +359,9 @@ def test_what_a_database_went_on_with_is_what_it_was(
         patch.setattr(Database, "some", counted)
         assert restore(heir.backend, [first])
         assert read == [], "no row of a timer is looked at before one is asked for"
+    untouched = Function(form, worker)
+    assert restore(untouched.backend, [Moved(heir.backend.freeze(), groups=GROUPS)]), "nothing is beside the files"
+    assert untouched.backend.timers.event_time.next_ms() == min(at for _, at in wanted if at > 300)
     heir.register([(7, 450), (8, 5_000)])
     second = write(heir.backend)
     assert first.paths < second.paths, "it shares what it went on with"
@@ -490,17 +501,18 @@ def test_timers_windows_and_expiries_in_files_can_be_looked_at(
     generation = log.claim("test", 0).next.generation
     keys = range(120)
     function = Function("columns", worker)
-    function.put(EXPIRES, [key for key in keys if key % 2])
-    function.backend.time.now_ms = HOUR_MS
-    function.put(EXPIRES, [key for key in keys if not key % 2])
     function.put(PLAIN, keys)
     function.register(timers_of(keys))
     function.fire(100)
+    function.put(EXPIRES, [key for key in keys if key % 2])
+    function.backend.time.now_ms = HOUR_MS
+    function.put(EXPIRES, [key for key in keys if not key % 2])
     moved = Moved(function.backend.freeze(), groups=GROUPS, storage=storage)
     assert moved.files
     log.reserve(CheckpointId(1))
     log.append(replace(manifest_of(moved), generation=generation))
     wanted = [timer for timer in in_order(list(dict.fromkeys(timers_of(keys)))) if timer[1] > 100]
+    assert moved.counted["expires"] == 120, "as they are stored"
     catalog = {row["state"]: row["rows"] for row in hg.state_catalog(root / "p").to_dicts()}
     assert catalog["plain"] == 120
     rows = hg.read_state(root / "p", NODE, "headgate.timers.event_time")
