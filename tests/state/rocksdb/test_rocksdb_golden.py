@@ -53,9 +53,9 @@ def test_files_of_earlier_releases_are_restored(later: str, parallelism: int, tm
 def test_timers_and_expiries_in_files_that_were_written_once_are_restored(
     later: str, parallelism: int, tmp_path: Path
 ) -> None:  # RB24
-    found = written(tmp_path, "rocksdb_10", "function", 2, TIMED_FILES_VERSION)
+    found = written(tmp_path, "rocksdb_11", "function", 2, TIMED_FILES_VERSION)
     keys = range(20)
-    assert len(hg.read_state(tmp_path / "rocksdb_10/function", "node", "headgate.timers.event_time")) == 40
+    assert len(hg.read_state(tmp_path / "rocksdb_11/function", "node", "headgate.timers.event_time")) == 40
     with states(later) as worker:
         for index in range(parallelism):
             function = timed.Function("rows", worker, index)
@@ -71,7 +71,7 @@ def test_timers_and_expiries_in_files_that_were_written_once_are_restored(
 def test_windows_in_files_that_were_written_once_are_restored(
     later: str, parallelism: int, tmp_path: Path
 ) -> None:  # RB24
-    found = written(tmp_path, "rocksdb_10", "windows", 2, TIMED_FILES_VERSION)
+    found = written(tmp_path, "rocksdb_11", "windows", 2, TIMED_FILES_VERSION)
     with states(later) as worker:
         for index in range(parallelism):
             state, mine = timed.windows(worker, "kept", index), timed.owned_by(range(20), parallelism, index)
