@@ -14,10 +14,11 @@ from tests.state.rocksdb import test_rocksdb_timers as rocks
 from tests.state.test_timer_stores import Columns, Rows
 
 from headgate.state.choice import WorkerStates
+from headgate.state.memory import column_timers, row_timers
 from headgate.state.rocksdb import stored_timers
 from headgate.state.rocksdb.database import Changes, Database
 from headgate.state.rocksdb.frozen import FrozenDatabase
-from headgate.state.rocksdb.stored_timers import EVER_MS, StoredTimers
+from headgate.state.rocksdb.stored_timers import EVER, Place, StoredTimers
 from headgate.state.rocksdb.timers import RocksTimers
 
 Patch = AbstractContextManager[None]
@@ -38,9 +39,9 @@ def the_horizon_stays_when_the_last_timers_are_stored() -> Patch:
 
 def what_waits_is_not_written_before_more_is_read() -> Patch:
     def bring(self: Any) -> bool:
-        if self._horizon_ms == EVER_MS:
+        if self._horizon == EVER:
             return False
-        found, self._horizon_ms = self.stored.take_first(self._front_max)
+        found, self._horizon = self.stored.take_first(self._front_max)
         self._take_in(found)
         return True
 
@@ -52,17 +53,45 @@ def everything_is_read_at_once() -> Patch:
     return patched(StoredTimers, "take_first", lambda self, rows_max: take(self, 1 << 20))
 
 
-def timers_at_the_cut_are_parted() -> Patch:
-    remove = StoredTimers._remove
-    return patched(StoredTimers, "_remove", lambda self, rows, cut: remove(self, rows, cut + (cut < EVER_MS)))
+def the_horizon_is_a_time() -> Patch:
+    """What is read up to a place is taken for all of its time."""
+    take = StoredTimers.take_first
+
+    def first(self: StoredTimers, rows_max: int) -> Any:
+        found, cut = take(self, rows_max)
+        return found, cut if cut == EVER else Place(cut.time_ms + 1, 0)
+
+    return patched(StoredTimers, "take_first", first)
+
+
+def keys_of_one_hash_are_parted() -> Patch:
+    return patched(stored_timers.StoredTimers, "_first", lambda self, group, rows_max: _first(self, group, rows_max))
+
+
+def _first(self: StoredTimers, group: int, rows_max: int) -> Any:
+    rows = self._read(group, rows_max, EVER)
+    return (rows, EVER) if len(rows) < rows_max else (rows, stored_timers._place(rows[-1]).next)
+
+
+def timers_of_one_time_are_in_the_order_of_their_keys() -> Patch:
+    return patched(stored_timers, "encode_hashes", lambda hashes: [bytes(8)] * len(hashes))
+
+
+def timers_of_one_time_stay_together() -> Patch:
+    def stay(times_ms: Any, hashes: Any, count: int) -> Any:
+        if len(times_ms) <= count:
+            return np.ones(len(times_ms), np.bool_)
+        return times_ms < max(np.sort(times_ms)[count], times_ms.min() + 1)
+
+    return Both(patched(column_timers, "stay_first", stay), patched(row_timers, "stay_first", stay))
 
 
 def what_is_read_stays_in_the_database() -> Patch:
     remove = StoredTimers._remove
 
-    def keep(self: StoredTimers, rows: Any, cut_ms: int) -> Any:
+    def keep(self: StoredTimers, rows: Any, cut: Place) -> Any:
         with patched(Changes, "delete", lambda self, rows: None):
-            return remove(self, rows, cut_ms)
+            return remove(self, rows, cut)
 
     return patched(StoredTimers, "_remove", keep)
 
@@ -70,8 +99,8 @@ def what_is_read_stays_in_the_database() -> Patch:
 def reading_begins_at_the_first_timer_there_ever_was() -> Patch:
     remove = StoredTimers._remove
 
-    def forget(self: StoredTimers, rows: Any, cut_ms: int) -> Any:
-        found = remove(self, rows, cut_ms)
+    def forget(self: StoredTimers, rows: Any, cut: Place) -> Any:
+        found = remove(self, rows, cut)
         self._from_ms[:] = 0
         return found
 
@@ -79,9 +108,9 @@ def reading_begins_at_the_first_timer_there_ever_was() -> Patch:
 
 
 def an_earlier_timer_of_a_key_group_is_not_noticed() -> Patch:
-    def note(self: StoredTimers, groups: Any, times_ms: Any) -> None:
+    def note(self: StoredTimers, groups: Any, times_ms: Any, hashes: Any) -> None:
         first = ~self._has[groups]
-        self._from_ms[groups[first]] = times_ms[first]
+        self._from_ms[groups[first]], self._from_hash[groups[first]] = times_ms[first], hashes[first]
         self._has[groups] = True
 
     return patched(StoredTimers, "_note", note)
@@ -99,10 +128,10 @@ def times_are_in_the_order_of_their_bytes() -> Patch:
         return np.frombuffer(b"".join(row[start : start + 8] for row in rows), ">i8").astype(np.int64)
 
     first, second = patched(stored_timers, "encode_times", encode), patched(stored_timers, "decode_times", decode)
-    return _Both(first, second)
+    return Both(first, second)
 
 
-class _Both(AbstractContextManager[None]):
+class Both(AbstractContextManager[None]):
     def __init__(self, *patches: Patch) -> None:
         self._patches = patches
 
@@ -141,7 +170,12 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerStates]:
         (all_timers_are_in_memory, rocks.test_only_the_next_timers_are_in_memory),
         (the_horizon_stays_when_the_last_timers_are_stored, rocks.test_only_the_next_timers_are_in_memory),
         (what_waits_is_not_written_before_more_is_read, rocks.test_what_waits_counts_before_it_is_written),
-        (timers_at_the_cut_are_parted, rocks.test_timers_of_one_time_are_not_parted),
+        (the_horizon_is_a_time, rocks.test_timers_of_one_time_are_parted_by_the_hashes_of_their_keys),
+        (timers_of_one_time_stay_together, rocks.test_timers_of_one_time_are_parted_by_the_hashes_of_their_keys),
+        (
+            timers_of_one_time_are_in_the_order_of_their_keys,
+            rocks.test_timers_of_one_time_are_parted_by_the_hashes_of_their_keys,
+        ),
         (what_is_read_stays_in_the_database, rocks.test_a_snapshot_has_the_timers_in_memory_and_those_that_are_stored),
         (reading_begins_at_the_first_timer_there_ever_was, rocks.test_what_was_removed_is_not_looked_at_again),
         (an_earlier_timer_of_a_key_group_is_not_noticed, rocks.test_only_the_next_timers_are_in_memory),
@@ -161,6 +195,10 @@ def test_reading_what_is_not_due_is_caught(make: Any, worker: WorkerStates, monk
     assert_caught(
         everything_is_read_at_once, rocks.test_timers_that_are_not_due_are_not_read, make, worker, monkeypatch
     )
+
+
+def test_parting_keys_of_one_hash_is_caught() -> None:
+    assert_caught(keys_of_one_hash_are_parted, rocks.test_timers_of_one_place_are_not_parted)
 
 
 def test_timers_that_count_as_values_are_caught(worker: WorkerStates) -> None:

@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.mutants.test_rocksdb_timer_mutants import Both
 from tests.state.backends import states
 from tests.state.rocksdb import test_rocksdb_windows as rocks
 
 from headgate.state.choice import WorkerStates
 from headgate.state.rocksdb.database import Changes
-from headgate.state.rocksdb.frozen import FrozenDatabase
 from headgate.state.rocksdb.stored_windows import StoredWindows
-from headgate.state.rocksdb.windows import RocksMergedRows, RocksWindowRows
+from headgate.state.rocksdb.windows import RocksMergedRows, RocksWindowRows, _RocksWindows
 
 Patch = AbstractContextManager[None]
 
 
 def all_windows_stay_in_memory() -> Patch:
-    return patched(RocksMergedRows, "_tidy", lambda self, windows, rows: None)
+    return patched(RocksMergedRows, "_tidy", lambda self, rows: None)
 
 
 def what_is_stored_of_a_window_does_not_fire() -> Patch:
@@ -60,13 +60,27 @@ def a_partial_result_that_is_there_counts_again() -> Patch:
     return patched(StoredWindows, "put", counted)
 
 
-def a_snapshot_has_a_key_of_a_window_twice() -> Patch:
-    return patched(RocksMergedRows, "_write_back", lambda self: None)
+def what_is_in_memory_is_never_written_back() -> Patch:
+    first, second = (patched(one, "_write_back", lambda self: None) for one in (RocksMergedRows, RocksWindowRows))
+    return Both(first, second)
+
+
+def nothing_is_written_back_while_there_is_room() -> Patch:
+    def tidy(self: Any, rows: Any) -> None:
+        if self._held(rows)[1] > self._place.cache_bytes:
+            self._write_back()
+
+    return patched(_RocksWindows, "_tidy", tidy)
 
 
 def a_snapshot_forgets_what_is_in_memory() -> Patch:
-    encoded = FrozenDatabase._encoded
-    return patched(FrozenDatabase, "_encoded", lambda self, rows, beside: encoded(self, rows, []))
+    freeze = _RocksWindows.freeze
+
+    def only_stored(self: Any) -> Any:
+        with what_is_in_memory_is_never_written_back():
+            return freeze(self)
+
+    return patched(_RocksWindows, "freeze", only_stored)
 
 
 @pytest.fixture
@@ -91,14 +105,19 @@ SNAPSHOT = rocks.test_a_snapshot_has_what_is_in_memory_and_what_is_stored_once
         (every_batch_counts_its_rows_from_the_beginning, WHOLE, "kept"),
         (a_partial_result_takes_the_place_of_the_stored_one, WHOLE, "merged"),
         (a_partial_result_that_is_there_counts_again, WHOLE, "merged"),
-        (a_snapshot_has_a_key_of_a_window_twice, SNAPSHOT, "merged"),
+        (what_is_in_memory_is_never_written_back, WHOLE, "kept"),
+        (what_is_in_memory_is_never_written_back, WHOLE, "merged"),
         (a_snapshot_forgets_what_is_in_memory, SNAPSHOT, "kept"),
+        (a_snapshot_forgets_what_is_in_memory, SNAPSHOT, "merged"),
     ],
 )
 def test_bugs_of_windows_in_rocksdb_are_caught(mutant: Mutant, test: Any, kind: str, worker: WorkerStates) -> None:
     assert_caught(mutant, test, kind, worker)
 
 
-def test_changes_that_are_never_written_back_are_caught(worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:
-    test = rocks.test_of_windows_in_the_database_what_differs_is_written_back_when_it_is_much
-    assert_caught(a_snapshot_has_a_key_of_a_window_twice, test, worker, monkeypatch)
+@pytest.mark.parametrize("kind", ["kept", "merged"])
+def test_changes_that_are_never_written_back_are_caught(
+    kind: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = rocks.test_what_is_in_memory_is_written_back_when_it_is_much_and_before_a_checkpoint
+    assert_caught(nothing_is_written_back_while_there_is_room, test, kind, worker, monkeypatch)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
+from tests.state.backends import Chosen
+from tests.state.moved import Moved
 
 from headgate.errors import BadRecord
 from headgate.model.graph import OutputTag
@@ -67,7 +69,7 @@ class Harness:
     def __init__(
         self,
         spec: OperatorSpec,
-        states: Sequence[RestoredState] = (),
+        states: Sequence[RestoredState | Moved] = (),
         *,
         subtask: tuple[int, int] = (0, 1),
         diverts: bool = False,
@@ -84,7 +86,7 @@ class Harness:
         self.operator = spec.build()
         self.operator.open(self.context, self.out)
         if states:
-            self.operator.restore(states)
+            self.operator.restore([state for one in states for state in _states_of(one, subtask)])
 
     def send(self, batch: pa.RecordBatch, origin: str = "split-0") -> None:
         self.context.origin = origin
@@ -96,13 +98,19 @@ class Harness:
         if due is not None and due <= self.now_ms:
             self.operator.on_tick(self.now_ms)
 
-    def snapshot(self) -> RestoredState:
+    def snapshot(self) -> Any:
         self.operator.before_barrier()
         return encoded(self.operator, self.context)
 
 
-def encoded(operator: Operator, context: OperatorContext) -> RestoredState:
+def _states_of(state: RestoredState | Moved, subtask: tuple[int, int]) -> list[RestoredState]:
+    return state.states(*subtask) if isinstance(state, Moved) else [state]
+
+
+def encoded(operator: Operator, context: OperatorContext) -> Any:
     frozen = operator.freeze()
     assert frozen is not None
+    if Chosen.in_files:
+        return Moved(frozen, context.subtask_index, context.parallelism, context.max_parallelism)
     payload = b"".join(bytes(memoryview(buffer)) for buffer in frozen.encode())
     return RestoredState(context.subtask_index, context.parallelism, memoryview(payload))

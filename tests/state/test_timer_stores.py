@@ -11,7 +11,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.state.backends import Chosen, states
+from tests.state.backends import IN_FILES, Chosen, states
+from tests.state.moved import Moved, restore
 
 from headgate.codec.snapshot import decode_sections
 from headgate.model.key_groups import key_groups_of_subtask
@@ -111,7 +112,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.open = ExitStack()
-        self.workers = [Chosen.worker, self.open.enter_context(states("rocksdb-without-cache"))]
+        self.workers = [Chosen.worker, self.open.enter_context(states(IN_FILES))]
         self.stores: list[Rows | Columns] = [make(worker) for worker in self.workers for make in (Rows, Columns)]
         self.wanted: dict[TimeKind, set[Timer]] = {kind: set() for kind in TimeKind}
         self.until = dict.fromkeys(TimeKind, -10)
@@ -151,6 +152,14 @@ class Machine(RuleBasedStateMachine):
     def freeze(self) -> None:
         for store in self.stores:
             self.frozen.append((store.backend.freeze(), {kind: set(found) for kind, found in self.wanted.items()}))
+
+    @rule()
+    def go_on_with_a_checkpoint(self) -> None:  # RB24
+        for place, store in enumerate(self.stores):
+            heir = type(store)(self.workers[place // 2])
+            moved = Moved(store.backend.freeze(), groups=GROUPS)
+            assert restore(heir.backend, [moved]) == bool(moved.files), "those in RocksDB, if anything is there"
+            self.stores[place] = heir
 
     @rule(parallelism=st.integers(1, 3))
     def restore_what_was_frozen(self, parallelism: int) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import xxhash
 
 from headgate.codec.malformed import MALFORMED, not_beginning_with
-from headgate.codec.snapshot import CHUNK_SUFFIX, FILES_PREFIX, IN_FLIGHT_PREFIX
+from headgate.codec.snapshot import CHUNK_SUFFIX, FILES_PREFIX, IN_FLIGHT_PREFIX, TIMED_DESCRIPTION
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import (
@@ -26,6 +26,7 @@ from headgate.model.manifest import (
     MANIFEST_VERSION,
     ORDER_VERSION,
     PIECES_VERSION,
+    TIMED_FILES_VERSION,
     Claim,
     Committable,
     HookState,
@@ -47,6 +48,7 @@ _KNOWN = (
     ORDER_VERSION,
     LEFT_VERSION,
     CHUNKS_VERSION,
+    TIMED_FILES_VERSION,
 )
 _VERSIONS = {str(version).encode(): version for version in _KNOWN}
 _LEFT_OUT: dict[str, Any] = {"origin": None, "place": None, "order": None, "left": (), "totals": {}}
@@ -67,6 +69,8 @@ def _version(entry: LogEntry) -> int:
     if isinstance(entry, Claim) and entry.order is not None:
         return ORDER_VERSION
     parts = entry.parts if isinstance(entry, Manifest) else ()
+    if any(part.section.startswith(FILES_PREFIX) and part.name == TIMED_DESCRIPTION for part in parts):
+        return TIMED_FILES_VERSION
     if any(part.section.startswith(FILES_PREFIX) and part.name.endswith(CHUNK_SUFFIX) for part in parts):
         return CHUNKS_VERSION
     if isinstance(entry, Manifest) and entry.left:

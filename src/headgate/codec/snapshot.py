@@ -38,6 +38,9 @@ FILES_PREFIX = "files/"
 CHUNK_SUFFIX = ".chunk"
 """How the names of files end that are chunks of state in memory; the other files of a backend are a database's."""
 
+TIMED_DESCRIPTION = "timed-description"
+"""Name of the part that describes the files of a database with timers, windows or expiries; any other one has none."""
+
 OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, BROADCAST_PREFIX, IN_FLIGHT_PREFIX)
 """Those whose rows are counted. Lists, unions and broadcast states belong to no key: they are dealt out at a restore,
 seen by everybody, or taken over by everybody.

@@ -33,6 +33,9 @@ LEFT_VERSION = 8
 """Of manifests that say what was left: who does not know of that would take it for committed (SV26)."""
 CHUNKS_VERSION = 9
 """Of manifests with chunks of state in memory: who does not know of them would take them for a database (MC8)."""
+TIMED_FILES_VERSION = 11
+"""Of manifests with files of a database that has timers, windows or expiries: who does not know what these are in it
+would take them for damage (SF16)."""
 
 BUNDLE = ""
 """Section of a part that holds several small ones: a container of ``codec.snapshot``."""

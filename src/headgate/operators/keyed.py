@@ -27,11 +27,16 @@ class KeyedOperator(Operator):
         for _ in self._restore_backend(states):
             pass
 
-    def _restore_backend(self, states: Sequence[RestoredState]) -> Iterator[Mapping[str, memoryview]]:
-        """Restore the backend part by part; yield the sections of each, which are not kept (SF10)."""
+    def _restore_backend(
+        self, states: Sequence[RestoredState]
+    ) -> Iterator[tuple[RestoredState, Mapping[str, memoryview]]]:
+        """Restore the backend part by part; yield each with its sections, which are not kept (SF10).
+
+        Files come first: who goes on with a database has nothing in it yet (RB24).
+        """
         owner = owner_of(self.context)
         continued: set[int] = set()
-        for state in states:
+        for state in sorted(states, key=lambda state: state.files is None):
             if state.files is not None and id(state.files) not in continued and self._goes_on_with(state.files, owner):
                 continued.add(id(state.files))
             if id(state.files) in continued:
@@ -39,7 +44,7 @@ class KeyedOperator(Operator):
             path = f"state of '{self.context.node}', subtask {state.subtask_index}"
             sections = decode_sections(state.payload, path)
             self._backend.restore(sections, path, owner)
-            yield sections
+            yield state, sections
 
     def _goes_on_with(self, files: StoredFiles, owner: Ownership) -> bool:
         return isinstance(self._backend, ContinuingBackend) and self._backend.go_on_with(files, owner)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headgate.codec.snapshot import CHUNK_SUFFIX
+from headgate.codec.snapshot import CHUNK_SUFFIX, TIMED_DESCRIPTION
 from headgate.errors import CorruptionError
 from headgate.model.manifest import SnapshotPart
 
@@ -28,7 +28,7 @@ class StoredFiles:
     """The files of one operator's state in one former subtask.
 
     Attributes:
-        parts: the files by their names, and a nameless one that says what they are.
+        parts: the files by their names, and one that says what they are (``is_description``).
         read: returns the bytes of a part, verified.
         where: they are, for messages.
         directory: in which the paths of parts are, for messages.
@@ -46,7 +46,7 @@ class StoredFiles:
         Raises:
             CorruptionError: there is none.
         """
-        found = [part for part in self.parts if not part.name]
+        found = [part for part in self.parts if is_description(part)]
         if len(found) != 1:
             raise CorruptionError(self.where, 0, "one description of the files of a state", f"{len(found)}")
         return found[0]
@@ -59,7 +59,7 @@ class StoredFiles:
     @property
     def files(self) -> Mapping[str, SnapshotPart]:
         """The files by name."""
-        return {part.name: part for part in self.parts if part.name}
+        return {part.name: part for part in self.parts if not is_description(part)}
 
     def path_of(self, part: SnapshotPart) -> str:
         """Return what to call ``part``, for messages."""
@@ -69,3 +69,8 @@ class StoredFiles:
     def size_bytes(self) -> int:
         """How large they are together."""
         return sum(part.size_bytes for part in self.parts)
+
+
+def is_description(part: SnapshotPart) -> bool:
+    """Whether a part of the files of a backend says what the others are."""
+    return part.name in ("", TIMED_DESCRIPTION)

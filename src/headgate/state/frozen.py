@@ -72,12 +72,13 @@ class SnapshotTarget(Protocol):
             StorageError
         """
 
-    def describe_files(self, chunks: Iterable[Buffer], rows: Mapping[str, int]) -> SnapshotPart:
+    def describe_files(self, chunks: Iterable[Buffer], rows: Mapping[str, int], name: str = "") -> SnapshotPart:
         """Write what the files of this snapshot are.
 
         Args:
             chunks: for whoever opens them.
             rows: of each state in them. Nobody else counts them before they are restored (U7).
+            name: of the description, if releases that know only nameless ones cannot read it (SF16).
 
         Raises:
             StorageError

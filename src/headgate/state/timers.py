@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from headgate.state.descriptors import KeyColumns, Section
-from headgate.state.key_hash import Words
+from headgate.state.key_hash import Hashes, Words
 from headgate.state.key_index import Slots
 from headgate.state.meta import MetaSection
+from headgate.state.slot_array import Mask
 
 RESERVED_PREFIX = "headgate."
 """No state of a user's has such a name."""
@@ -141,6 +143,23 @@ def shown_timers(held: Mapping[TimeKind, View]) -> TimersByKind[View] | None:
     if not held:
         return None
     return TimersByKind(held[TimeKind.EVENT_TIME], held[TimeKind.PROCESSING_TIME], TimersMeta(0, False))
+
+
+def stay_first(times_ms: Words, hashes: Hashes, count: int) -> Mask:
+    """Return which timers come first in the order of TM5, about ``count`` of them.
+
+    Those of one time whose keys have one hash are not parted, and the first ones are always among them: nothing tells
+    in which order these are.
+    """
+    found = np.ones(len(times_ms), np.bool_)
+    if len(times_ms) <= count:
+        return found
+    order = np.lexsort((hashes, times_ms))
+    at = order[count]
+    is_alike = (times_ms[order] == times_ms[at]) & (hashes[order] == hashes[at])
+    cut = int(np.argmax(is_alike)) or int(np.count_nonzero(is_alike))
+    found[order[cut:]] = False
+    return found
 
 
 def timer_section(keys: KeyColumns, kind: TimeKind) -> Section:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from tests.operators.harness import Harness, encoded
-from tests.state.backends import NAMES, Chosen, choose
+from tests.state.backends import IN_FILES, NAMES, Chosen, choose
 
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
@@ -171,7 +171,7 @@ def test_any_batching_flushing_and_restoring_gives_what_one_query_gives(**drawn:
     check_history(**drawn)
 
 
-@pytest.mark.parametrize("_on_each_backend", ["rocksdb", "rocksdb-without-cache"], indirect=True)
+@pytest.mark.parametrize("_on_each_backend", ["rocksdb", "rocksdb-without-cache", IN_FILES], indirect=True)
 @settings(max_examples=15)
 @histories
 def test_any_windows_on_rocksdb_give_what_one_query_gives(**drawn: Any) -> None:  # RB12

@@ -14,7 +14,16 @@ from headgate.model.config import RocksState
 from headgate.model.manifest import SnapshotPart
 from headgate.protocol.checkpoints.retention import FileRetention
 from headgate.protocol.checkpoints.sharing import SharedFiles
-from headgate.sim.kinds.rocks import KINDS, RocksExpiringRun, RocksFilesRun, RocksRun, RocksTimedRun, run_seed
+from headgate.sim.kinds.rocks import (
+    KINDS,
+    RocksExpiringFilesRun,
+    RocksExpiringRun,
+    RocksFilesRun,
+    RocksRun,
+    RocksTimedFilesRun,
+    RocksTimedRun,
+    run_seed,
+)
 from headgate.sim.product.run import result_of
 from headgate.state.rocksdb import increments
 from headgate.state.rocksdb.database import Changes, Database
@@ -52,6 +61,14 @@ def test_checkpoints_share_files_of_small_databases() -> None:  # SM48
     assert usual == increments.SIZE_BYTES_MIN > 1
     again = result_of(RocksFilesRun(6), 6, is_traced=False)
     assert again.digest == runs[6].world.digest
+
+
+def test_checkpoints_share_files_with_timers_and_expiries() -> None:  # SM48, RB24
+    for kind, seed in ((RocksTimedFilesRun, 5), (RocksExpiringFilesRun, 7)):
+        run = kind(seed)
+        assert (kind, run.run()) == (kind, None)
+        assert run.history.shared_count
+        assert KINDS[seed % len(KINDS)] is kind
 
 
 def a_database_forgets_the_last_row_of_each_write() -> AbstractContextManager[None]:  # RB4

@@ -8,20 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pyarrow as pa
 import pytest
+from tests.operators.harness import Harness
 from tests.state.backends import GROUPS, Parts, rows_in, sections_of, states
 from tests.state.test_timer_stores import GROUPS as FEW_GROUPS
-from tests.state.test_timer_stores import KEYS, Columns, Rows, Timer, hash_of
+from tests.state.test_timer_stores import KEYS, Columns, Rows, Timer, arrays, hash_of
 
+import headgate as hg
+from headgate.operators.catalog import process_spec
+from headgate.operators.process import by_batch
 from headgate.state.backend import Ownership
 from headgate.state.choice import WorkerStates
-from headgate.state.rocksdb import by_column
+from headgate.state.memory.column_timers import MemoryColumnTimers
+from headgate.state.rocksdb import by_column, layout
 from headgate.state.rocksdb import timers as rocks_timers
 from headgate.state.rocksdb.by_column import RocksColumnBackend
 from headgate.state.rocksdb.database import Changes, Database
 from headgate.state.rocksdb.rows import RocksRowBackend
-from headgate.state.timers import TimeKind
+from headgate.state.rocksdb.stored_timers import EVER, StoredTimers
+from headgate.state.timers import TimeKind, stay_first
 
 EVENT = TimeKind.EVENT_TIME
 SECTION = "headgate.timers.event_time"
@@ -67,6 +75,14 @@ def fired(store: Any, until_ms: int) -> list[Timer]:
     while part := store.take(EVENT, until_ms, 16):
         found += part
         store.between_batches()
+    return found
+
+
+def fired_in(store: Any, until_ms: int, calls: int) -> list[Timer]:
+    """Take timers so many times."""
+    found: list[Timer] = []
+    for _ in range(calls):
+        found += store.take(EVENT, until_ms, 1)
     return found
 
 
@@ -144,13 +160,23 @@ def test_what_waits_counts_before_it_is_written(make: Any, worker: WorkerStates)
 
 
 @each
-def test_timers_of_one_time_are_not_parted(make: Any, worker: WorkerStates) -> None:
+def test_timers_of_one_time_are_parted_by_the_hashes_of_their_keys(make: Any, worker: WorkerStates) -> None:
     store = make(worker)
     found = [((f"same{n}", n), 7) for n in range(300)]
     register(store, [*found[:30], (("later", 1), 9)])
     register(store, found[30:])
+    register(store, found[::3])  # those that are there already, on either side of the horizon
     assert len(held(store)) == 301
-    assert sorted(fired(store, 7)) == sorted(found)
+    assert len(held(store).front) <= 40
+    assert store.backend.freeze().rows()[SECTION] == 301
+    register(store, found[::2], is_deletion=True)
+    found = found[1::2]
+    assert store.backend.freeze().rows()[SECTION] == 151
+    first = fired_in(store, 7, 20)
+    assert first == in_order(found)[: len(first)]
+    register(store, [(("between", 1), 7), *found[:0]])
+    assert sorted(first + fired(store, 7)) == sorted([*found, (("between", 1), 7)])
+    assert len(held(store).front) <= 40
     assert fired(store, 9) == [(("later", 1), 9)]
     crowded = make(worker)
     several = [*timers(60, -60), *found, *timers(60, 8)]
@@ -161,6 +187,87 @@ def test_timers_of_one_time_are_not_parted(make: Any, worker: WorkerStates) -> N
     again = make(worker)
     again.backend.restore(sections_of(restored.backend.freeze()), "here", Ownership(FEW_GROUPS, 1, 0))
     assert fired(again, 7) == in_order(found)
+
+
+def test_timers_of_one_place_are_not_parted() -> None:
+    """Keys of one hash: were one of them before the horizon, and another behind it, nobody would find either."""
+    times_ms, hashes = np.array([5, 7, 7, 7, 7, 9]), np.array([1, 2, 2, 2, 3, 1], np.uint64)
+    for count, kept in ((0, 1), (1, 1), (2, 1), (3, 1), (4, 4), (5, 5), (6, 6)):
+        stays = stay_first(times_ms, hashes, count)
+        assert stays.tolist() == [True] * kept + [False] * (6 - kept)
+    assert stay_first(times_ms[1:4], hashes[1:4], 1).tolist() == [True] * 3, "nothing tells which"
+    with states("rocksdb") as worker, pytest.MonkeyPatch.context() as patch:
+        make_small(patch)
+        patch.setattr(layout, "hash_columns", lambda batch, names: np.full(batch.num_rows, 3, np.uint64))
+        place = worker._room.new_database("node")  # type: ignore[attr-defined]
+        stored = StoredTimers(place.database, EVENT, KEYS, FEW_GROUPS)
+        found = [((f"k{n}", n), 7 + n // 6) for n in range(12)]
+        stored.add(arrays([key for key, _ in found]), np.array([at for _, at in found]))
+        assert stored.take_first(4)[0][1].tolist() == [7] * 6, "all six of them"
+        assert stored.count == 6
+        (columns, times), cut = stored.take_first(100)
+        assert (times.tolist(), cut, len(columns)) == ([8] * 6, EVER, 2)
+
+
+@each
+def test_what_the_keys_of_timers_have_is_read_together(
+    make: Any, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make(worker)
+    register(store, [((f"k{n}", n), 7) for n in range(30)])
+    read: list[int] = []
+    get = Database.get
+
+    def counted(self: Database, rows: Any) -> Any:
+        read.append(len(rows))
+        return get(self, rows)
+
+    monkeypatch.setattr(Database, "get", counted)
+    if make is Columns:
+        monkeypatch.setattr(by_column, "CACHE_ROW_BYTES", 1 << 40)
+        store.between_batches()
+    assert len(store.take(EVENT, 7, 16)) == 16
+    assert read == [16]
+
+
+class Counts(hg.BatchProcessFunction):
+    """A value and a timer for each key; says how many keys are in the cache whenever timers fire."""
+
+    schema = {"id": pa.int64()}
+
+    def open(self, state: hg.BatchStateHandle) -> None:
+        self.seen = state.value("seen", pa.int64())
+
+    def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> None:
+        self.seen.put(batch["id"])
+        context.timers.register_event_time(batch["id"] % 7)
+
+    def on_timer(self, timers: hg.FiredTimers, context: hg.BatchContext) -> pl.DataFrame:
+        assert (self.seen.get() == context.keys.frame()["id"]).all()
+        return context.keys.frame()
+
+
+def test_what_one_watermark_fires_is_not_all_in_the_cache(
+    worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
+) -> None:  # RB4, RB11
+    monkeypatch.setattr(by_batch, "TIMERS_PER_CALL", 20)
+    schema = pa.schema([("id", pa.int64())])
+    run = Harness(process_spec("node", ("id",), Counts(), schema), worker=worker)
+    backend = run.operator._backend  # type: ignore[attr-defined]
+    monkeypatch.setattr(by_column, "CACHE_ROW_BYTES", backend._place.cache_bytes // 200)
+    for start in range(0, 2_000, 50):
+        run.send(pa.record_batch([pa.array(range(start, start + 50))], schema))
+    held: list[int] = []
+    take = MemoryColumnTimers.take
+
+    def counted(self: MemoryColumnTimers, *args: Any) -> Any:
+        held.append(len(backend._index))
+        return take(self, *args)
+
+    monkeypatch.setattr(MemoryColumnTimers, "take", counted)
+    run.operator.on_watermark(10)
+    assert sorted(row["id"] for row in run.out.rows()) == list(range(2_000))
+    assert max(held) < 600
 
 
 @each

@@ -138,17 +138,29 @@ def test_windows_that_have_room_are_not_in_the_database(
     assert list(state._place.database.scan(b"", None)) == []
 
 
-def test_of_windows_in_the_database_what_differs_is_written_back_when_it_is_much(
-    worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
+@kinds
+def test_what_is_in_memory_is_written_back_when_it_is_much_and_before_a_checkpoint(
+    kind: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rocks_windows, "CHANGES_MAX", 3)
-    state = made(worker, "merged")
-    store(state, *((n, 1, 1, n, n) for n in range(10)))
-    add(state, *((n, 1, 1, 1, 1) for n in range(3)), *((n, 2, 1, 1, 1) for n in range(20)))
-    assert state._front.counts() == {1: 3, 2: 20}
+    monkeypatch.setattr(rocks_windows, "CHANGES_MAX", 20)
+    state = made(worker, kind)
+    add(state, *((n, 1, 1, n, n) for n in range(30)))
+    assert state._front.windows() == [1], "nothing is in the database: there is room"
+    store(state, (0, 1, 1, 0, 0))
+    add(state, *((n, 1, 1, 1, 1) for n in range(3)), *((n, 2, 1, 1, 1) for n in range(17)))
+    assert state._front.windows() == [1, 2]
     add(state, (7, 1, 1, 1, 99))
-    assert state._front.counts() == {2: 20}, "the pause of a checkpoint is bounded"
-    assert taken(state, 1)[7] == (7, 1, 2, 8, 99)
+    assert state._front.windows() == [], "the pause of a checkpoint is bounded"
+    add(state, (7, 2, 1, 1, 5))
+    assert state._front.windows() == [2]
+    assert state.freeze().rows() == {"windows": 53 if kind == "kept" else 47}
+    assert state._front.windows() == []
+    rows = taken(state, 1)
+    if kind == "merged":
+        assert rows[7] == (7, 1, 3, 15, 99) or rows[7] == (7, 1, 2, 8, 99)
+    assert len(taken(state, 2)) == (18 if kind == "kept" else 17)
+    add(state, *((n, 3, 1, 1, 1) for n in range(40)))
+    assert state._front.windows() == [3], "there is room again"
 
 
 @kinds

@@ -101,6 +101,11 @@ class BatchTimers(Times):
         """Remove the timer for each row's time; nothing happens where there is none."""
         self._change(TimeKind.PROCESSING_TIME, times, where, keys, is_deletion=True)
 
+    @property
+    def holds_slots(self) -> bool:
+        """Whether anything waits for ``end``: its slots must not be numbered anew. For Headgate only."""
+        return bool(self._waiting)
+
     def begin(self, kind: TimeKind, slots: Slots, times_ms: Words) -> None:
         """These timers fire; for Headgate only."""
         self._firing = kind, slots, times_ms

@@ -222,6 +222,8 @@ class BatchProcessOperator(TimedOperator):
         """See ``TimedOperator``. Calls the function once."""
         assert self._backend.timers is not None
         self._begin_call()
+        if not self._timers.holds_slots:
+            self._backend.prepare()
         slots, times_ms = self._backend.timers.of(kind).take(until_ms, TIMERS_PER_CALL)
         if len(slots) == 0:
             return 0

@@ -50,7 +50,7 @@ class TimedOperator(KeyedOperator):
         """See ``Operator``. Processing time goes on from the latest of the former subtasks (TM8, TL5)."""
         self._begin_call()
         node, found = self.context.node, []
-        for sections in self._restore_backend(states):
+        for _, sections in self._restore_backend(states):
             of_ttl = TtlMeta.found_in(sections, f"state of '{node}'")
             if of_ttl is not None:
                 self._time.go_on_from(of_ttl.processing_time_ms)

@@ -58,8 +58,8 @@ class WindowOperator(KeyedOperator, Generic[Held]):
 
     def restore(self, states: Sequence[RestoredState]) -> None:
         """See ``Operator``. Goes on with the lowest of the former watermarks (WN4)."""
-        former = [bytes(sections[META]) for sections in self._restore_backend(states)]
-        self._watermark_ms = self._fired.restore(self.context, list(zip(states, former, strict=True)))
+        former = [(state, bytes(sections[META])) for state, sections in self._restore_backend(states)]
+        self._watermark_ms = self._fired.restore(self.context, former)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""

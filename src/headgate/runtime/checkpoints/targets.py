@@ -71,10 +71,9 @@ class SubtaskTarget:
             AssertionError: what it wrote is not what was frozen; such a checkpoint must not complete (U7).
             StorageError
         """
-        expected = dict(state.rows())
         target = _NodeTarget(self, node, self._to.keys, prefix)
         state.write_to(target)
-        _refuse_difference(node, expected, target.rows)
+        _refuse_difference(node, dict(state.rows()), target.rows)
 
     def put(
         self,
@@ -193,10 +192,10 @@ class _NodeTarget:
         """See ``SnapshotTarget``."""
         return self._target.put_apart(self._files, chunks, key_groups or self._groups, name)
 
-    def describe_files(self, chunks: Iterable[Buffer], rows: Mapping[str, int]) -> SnapshotPart:
+    def describe_files(self, chunks: Iterable[Buffer], rows: Mapping[str, int], name: str = "") -> SnapshotPart:
         """See ``SnapshotTarget``."""
         self._count(rows)
-        return self._target.put(self._files, chunks, {self._node: dict(rows)}, self._groups)
+        return self._target.put(self._files, chunks, {self._node: dict(rows)}, self._groups, name)
 
     @property
     def _groups(self) -> KeyGroups | None:

@@ -35,6 +35,7 @@ from headgate.model.key_groups import key_groups_of_subtask
 from headgate.model.manifest import BUNDLE, Committable, KeyGroups, SnapshotPart, SubtaskEntry
 from headgate.runtime.checkpoints.snapshots import place_of
 from headgate.runtime.stored_state.places import StoredCheckpoint
+from headgate.state.files import is_description
 from headgate.storage.base import Storage
 from headgate.storage.reading import read_again
 
@@ -176,7 +177,7 @@ def _of_part(
 
 def _of_files(entry: SubtaskEntry, part: SnapshotPart, owned: KeyGroups) -> Found:
     """Yield the states of a database, told by the part that describes its files; nothing is read."""
-    if part.name:
+    if not is_description(part):
         return
     files = tuple(other for other in entry.parts if other.section == part.section)
     for node, states in (part.rows or {}).items():

@@ -84,7 +84,24 @@ class RocksExpiringRun(RocksRun, ExpiringRun):
     """A run with state in RocksDB that expires."""
 
 
-KINDS: tuple[Callable[..., Run], ...] = (RocksRun, RocksTimedRun, RocksFilesRun, RocksExpiringRun)
+class RocksTimedFilesRun(RocksFilesRun, TimedRun):
+    """A run with timers in files that checkpoints share (RB24)."""
+
+
+class RocksExpiringFilesRun(RocksFilesRun, ExpiringRun):
+    """A run with state that expires in files that checkpoints share (RB24)."""
+
+
+KINDS: tuple[Callable[..., Run], ...] = (
+    RocksRun,
+    RocksTimedRun,
+    RocksFilesRun,
+    RocksExpiringRun,
+    RocksRun,
+    RocksTimedFilesRun,
+    RocksFilesRun,
+    RocksExpiringFilesRun,
+)
 """What a seed runs, by turns."""
 
 

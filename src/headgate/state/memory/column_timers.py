@@ -20,6 +20,7 @@ from headgate.state.columns import FrozenRows, KeyedColumns
 from headgate.state.key_hash import Hashes, Words
 from headgate.state.key_index import Slots
 from headgate.state.slot_array import Mask
+from headgate.state.timers import stay_first
 
 Changes: TypeAlias = tuple[Words, Words]
 """Times, and for each ``slot · 2``, or one more if the timer was deleted."""
@@ -159,15 +160,12 @@ class MemoryColumnTimers:
         return _living(latest([self._due, *(run.rest() for run in self._runs), *self._tail]))
 
     def split(self, count: int) -> tuple[Slots, Words]:
-        """Remove the last timers, so that about ``count`` stay, and all of the first time; return those."""
+        """Remove the last timers, so that about ``count`` stay (``stay_first``); return those that went."""
         times, changes = self._whole()
-        end = len(times)
-        if end > count:
-            cut_ms = max(times[count], times[0] + 1)
-            end = int(np.searchsorted(times, cut_ms))
+        stays = stay_first(times, self._hashes(changes >> 1), count)
         self._due, self._tail, self._tail_rows = (_NONE, _NONE), [], 0
-        self._runs = [_Run(times[:end], changes[:end])] if end else []
-        return changes[end:] >> 1, times[end:]
+        self._runs = [_Run(times[stays], changes[stays])] if stays.any() else []
+        return changes[~stays] >> 1, times[~stays]
 
     def tidy(self) -> None:
         """Forget what was done to timers that are there no more."""

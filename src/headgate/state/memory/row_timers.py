@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.state.descriptors import KeyColumns, Section
-from headgate.state.key_hash import hash_columns, value_hash
+from headgate.state.key_hash import Hashes, hash_columns, value_hash
 from headgate.state.memory.cells import FrozenCells, MemoryCells
+from headgate.state.timers import stay_first
 
 _STALE_FREE = 1_024
 """So many times without timers the heap may always have."""
@@ -113,21 +114,25 @@ class MemoryRowTimers:
                 yield time_ms, key
 
     def split(self, count: int) -> dict[int, list[Any]]:
-        """Remove the last timers, so that about ``count`` stay, and all of the first time; return the keys by time."""
-        kept, places = 0, sorted(self.cells.keys())
-        end = len(places)
-        for place, time_ms in enumerate(places):
-            if kept >= count and place:
-                end = place
-                break
-            kept += len(self._keys_of(time_ms))
-        removed = {time_ms: self._keys_of(time_ms) for time_ms in places[end:]}
-        for time_ms in removed:
-            self.cells.remove(time_ms)
-        self._heap, self._due = places[:end], []
-        self._times_count = end
-        self._count -= sum(map(len, removed.values()))
+        """Remove the last timers, so that about ``count`` stay (``stay_first``); return the keys by time."""
+        found = list(self.all())
+        times_ms, keys = np.array([time_ms for time_ms, _ in found], np.int64), [key for _, key in found]
+        removed: dict[int, list[Any]] = {}
+        for place in np.flatnonzero(~stay_first(times_ms, self._hashes(keys), count)).tolist():
+            removed.setdefault(found[place][0], []).append(keys[place])
+        for time_ms, gone in removed.items():
+            self._remove(time_ms, gone)
+        self._due = []
         return removed
+
+    def _remove(self, time_ms: int, keys: list[Any]) -> None:
+        if len(keys) == len(self._keys_of(time_ms)):
+            self._forget(time_ms, len(keys))
+            return
+        held = self.cells.writable(time_ms)
+        for key in keys:
+            del held[key]
+        self._count -= len(keys)
 
     def _keys_of(self, time_ms: int) -> list[Any]:
         found = self.cells.get(time_ms)
@@ -146,10 +151,13 @@ class MemoryRowTimers:
         """Return keys in the order of their hashes (TM5)."""
         if self._hash is not None and len(keys) <= _HASHED_ONE_BY_ONE:
             return sorted(keys, key=self._hash)
-        columns = key_arrays(self._key_columns, keys)
-        batch = pa.RecordBatch.from_arrays(columns, names=self._key_columns.section_names)
-        order = np.argsort(hash_columns(batch, self._key_columns.section_names), kind="stable")
+        order = np.argsort(self._hashes(keys), kind="stable")
         return [keys[place] for place in order.tolist()]
+
+    def _hashes(self, keys: Sequence[Any]) -> Hashes:
+        names = self._key_columns.section_names
+        batch = pa.RecordBatch.from_arrays(key_arrays(self._key_columns, keys), names=names)
+        return hash_columns(batch, names)
 
 
 def key_arrays(columns: KeyColumns, keys: Sequence[Any]) -> list[pa.Array]:

@@ -21,6 +21,7 @@ from headgate.state.key_index import FrozenKeys, Slots, make_key_index
 from headgate.state.rocksdb.cached import Cached, CachedMaps, CachedValues
 from headgate.state.rocksdb.cached_expiring import CachedExpiring, CachedState, cached
 from headgate.state.rocksdb.database import Changes
+from headgate.state.rocksdb.described import AnyTable
 from headgate.state.rocksdb.expiring import ExpiringTables
 from headgate.state.rocksdb.frozen import Beside, FrozenDatabase
 from headgate.state.rocksdb.layout import EncodedKeys, encoded_keys
@@ -28,8 +29,8 @@ from headgate.state.rocksdb.reopening import go_on_with
 from headgate.state.rocksdb.restoring import restore_rows
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.scanning import distinct_keys
-from headgate.state.rocksdb.stored_timers import StoredTimers, TimerTable
-from headgate.state.rocksdb.tables import Table, tables_of
+from headgate.state.rocksdb.stored_timers import StoredTimers
+from headgate.state.rocksdb.tables import tables_of
 from headgate.state.rocksdb.timers import RocksColumnTimers
 from headgate.state.slot_array import SlotArray
 from headgate.state.timers import TIMERS, ColumnTimers, TimeKind, TimersByKind, shown_timers, timers_of_each_kind
@@ -82,7 +83,7 @@ class RocksColumnBackend:
 
     def _made_timers(self, kind: TimeKind) -> RocksColumnTimers:
         stored = StoredTimers(self._place.database, kind, self._keys, self._max_parallelism)
-        return RocksColumnTimers(self, stored, self._place)
+        return RocksColumnTimers(self._keys, self, stored, self._place)
 
     def _keys_count(self) -> int:
         return len(self._index)
@@ -235,11 +236,9 @@ class RocksColumnBackend:
             descriptor.name: self._outside[descriptor] + int(state.rows_of().sum())
             for descriptor, state in self._states.items()
         }
-        stored = [timers.stored for timers in self._timers.values()]
-        counts |= {one.table.section.name: one.count for one in stored}
-        tables: list[Table | TimerTable] = [state.table for state in self._cached]
-        tables += [one.table for one in stored]
-        return FrozenDatabase(self._place, self._place.checkpoint(), tables, counts, self._beside())
+        for timers in self._timers.values():
+            counts[timers.stored.table.section.name] = timers.stored.count
+        return FrozenDatabase(self._place, self._place.checkpoint(), self._all_tables, counts, self._beside())
 
     def _beside(self) -> Beside:
         meta = {TTL_SECTION: TtlMeta(self.time.now_ms).encode()} if self._expiring else {}
@@ -267,13 +266,20 @@ class RocksColumnBackend:
 
     def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""
-        if any(self._outside.values()):
+        if any(self._outside.values()) or any(map(len, self._timers.values())):
             return False
-        counts = go_on_with(self._place, stored, [state.table for state in self._cached], owner)
-        if counts is None:
+        continued = go_on_with(self._place, stored, self._all_tables, owner)
+        if continued is None:
             return False
-        self._outside = {descriptor: counts[descriptor.name] for descriptor in self._states}
+        self._outside = {descriptor: continued.rows[descriptor.name] for descriptor in self._states}
+        for timers in self._timers.values():
+            timers.go_on_with(continued)
+        self._tables.go_on_with(continued.latest_ms)
         return True
+
+    @property
+    def _all_tables(self) -> list[AnyTable]:
+        return [state.table for state in self._cached] + [timers.stored.table for timers in self._timers.values()]
 
 
 def _section_rows(keys: FrozenKeys, section: Section, frozen: FrozenRows) -> tuple[Section, Sequence[pa.RecordBatch]]:

@@ -1,30 +1,42 @@
 """What the files of a database in a checkpoint are: its tables, its keys, and its small files (RB20).
 
 Counterparts: ``increments`` writes it, ``reopening`` reads it. Large files are parts of their own; the small ones that
-change with every checkpoint are in here.
+change with every checkpoint are in here. What version 1 cannot tell, timers, expiries and what belongs to no key, is
+told by version 2, which has a name of its own, so that nobody takes it for the other (SF16).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TypeAlias
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
+from headgate.codec.snapshot import TIMED_DESCRIPTION, Buffer, decode_sections, encode_sections
 from headgate.errors import CorruptionError
 from headgate.model.manifest import KeyGroups
 from headgate.state.descriptors import Section, StateKind
 from headgate.state.frozen import OwnedKeys
+from headgate.state.rocksdb.stored_timers import TimerTable
 from headgate.state.rocksdb.tables import Table
+from headgate.state.ttl import TTL
 
 VERSION = 1
+TIMED_VERSION = 2
+
+AnyTable: TypeAlias = Table | TimerTable
 
 _WHAT = "what"
-_SMALL = "small/"
+_SMALL, _META = "small/", "meta/"
 _SECTION, _TYPES = "section/", "types/"
 _VALUE = "value"
+_TIMERS = "timers"
+"""Of a table of timers; others have a kind of state."""
+
+_SOME_TTL = TTL("1ms")
 
 
 @dataclass(frozen=True)
@@ -36,28 +48,67 @@ class Description:
         keys: whose keys are in it.
         names: of its large files.
         small: its other files.
+        meta: sections that belong to no key: whoever restores rows needs them.
+        now_ms: what time it was: what had expired is nobody's (TL6).
     """
 
-    tables: Sequence[Table]
+    tables: Sequence[AnyTable]
     keys: OwnedKeys
-    names: Sequence[str]
-    small: Mapping[str, bytes]
+    names: Sequence[str] = ()
+    small: Mapping[str, bytes] = field(default_factory=dict)
+    meta: Mapping[str, bytes] = field(default_factory=dict)
+    now_ms: int = 0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether there is anything that version 1 cannot tell."""
+        return bool(self.meta) or any(isinstance(one, TimerTable) or one.ttl is not None for one in self.tables)
+
+    @property
+    def name(self) -> str:
+        """What the part is called that it is."""
+        return TIMED_DESCRIPTION if self.is_timed else ""
+
+    def is_of(self, tables: Sequence[AnyTable]) -> bool:
+        """Whether rows of ``tables`` are stored as they are here, however long they live."""
+        return [_stored_as(table) for table in self.tables] == [_stored_as(table) for table in tables]
+
+    @property
+    def latest_ms(self) -> dict[int, int]:
+        """When the last row of each table expires, at the latest, by its number (TL7)."""
+        return {one.number: self.now_ms + one.ttl.duration_ms for one in self.tables if one.ttl is not None}
 
     def encode(self) -> list[Buffer]:
         """Return it as a container."""
         groups = self.keys.groups
+        timed = {"version": TIMED_VERSION, "now_ms": self.now_ms} if self.is_timed else {"version": VERSION}
         what = {
-            "version": VERSION,
+            **timed,
             "groups": [groups.first, groups.count, self.keys.max_parallelism],
             "files": list(self.names),
             "tables": [_table(table) for table in self.tables],
         }
         found: dict[str, Sequence[Buffer]] = {_WHAT: [json.dumps(what).encode()]}
         for table in self.tables:
-            types = [pa.field(str(at), dtype) for at, dtype in enumerate(table.outer)]
             found[f"{_SECTION}{table.number}"] = [table.section.schema.serialize()]
-            found[f"{_TYPES}{table.number}"] = [pa.schema([*types, pa.field(_VALUE, table.dtype)]).serialize()]
+            found[f"{_TYPES}{table.number}"] = [_types(table).serialize()]
+        found |= {f"{_META}{name}": [data] for name, data in self.meta.items()}
         return encode_sections(found | {f"{_SMALL}{name}": [data] for name, data in self.small.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """What a database went on with.
+
+    Attributes:
+        rows: how many each state has, and each kind of timers.
+        latest_ms: when the last row of each table that expires does so, at the latest, by its number.
+        groups: the key groups of its keys.
+    """
+
+    rows: Mapping[str, int]
+    latest_ms: Mapping[int, int]
+    groups: range
 
 
 def decode_description(data: memoryview, where: str) -> Description:
@@ -69,47 +120,67 @@ def decode_description(data: memoryview, where: str) -> Description:
     sections = decode_sections(data, where)
     try:
         what = json.loads(bytes(sections[_WHAT]))
-        if what["version"] != VERSION:
-            raise CorruptionError(where, 0, f"files of a database, version {VERSION}", f"version {what['version']}")
+        if what["version"] not in (VERSION, TIMED_VERSION):
+            expected = f"files of a database, version {VERSION} or {TIMED_VERSION}"
+            raise CorruptionError(where, 0, expected, f"version {what['version']}")
         first, count, max_parallelism = what["groups"]
         tables = [_decoded(table, sections) for table in what["tables"]]
         names = [str(name) for name in what["files"]]
+        now_ms = int(what.get("now_ms", 0))
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise CorruptionError(where, 0, "what the files of a database are", str(error)) from error
-    small = {name.removeprefix(_SMALL): bytes(file) for name, file in sections.items() if name.startswith(_SMALL)}
-    return Description(tables, OwnedKeys(KeyGroups(first, count), max_parallelism), names, small)
+    small, meta = (_named(sections, prefix) for prefix in (_SMALL, _META))
+    return Description(tables, OwnedKeys(KeyGroups(first, count), max_parallelism), names, small, meta, now_ms)
+
+
+def _named(sections: Mapping[str, memoryview], prefix: str) -> dict[str, bytes]:
+    return {name.removeprefix(prefix): bytes(data) for name, data in sections.items() if name.startswith(prefix)}
 
 
 def is_told_by(tables: Sequence[object]) -> bool:
     """Whether a description tells everything about ``tables``; other databases are written as rows."""
-    return all(isinstance(table, Table) and _copy(table) == table for table in tables)
+    return all(
+        isinstance(table, TimerTable) or (isinstance(table, Table) and _copy(table) == table) for table in tables
+    )
 
 
 def _copy(table: Table) -> Table:
     """Return what remains of a table in a description."""
-    return Table(table.number, table.section, table.kind, table.outer, table.dtype, is_record=table.is_record)
+    numbers = table.number, table.section, table.kind, table.outer, table.dtype
+    return Table(*numbers, is_record=table.is_record, ttl=table.ttl)
 
 
-def _table(table: Table) -> dict[str, object]:
-    return {
+def _stored_as(table: AnyTable) -> AnyTable:
+    """Return what is the same for tables whose rows are stored in the same way: how long they live is in each."""
+    return table if isinstance(table, TimerTable) or table.ttl is None else replace(table, ttl=_SOME_TTL)
+
+
+def _types(table: AnyTable) -> pa.Schema:
+    outer = table.types if isinstance(table, TimerTable) else table.outer
+    value = [] if isinstance(table, TimerTable) else [pa.field(_VALUE, table.dtype)]
+    return pa.schema([*(pa.field(str(at), dtype) for at, dtype in enumerate(outer)), *value])
+
+
+def _table(table: AnyTable) -> dict[str, object]:
+    told: dict[str, object] = {
         "number": table.number,
         "name": table.section.name,
         "keys": list(table.section.key_names),
-        "kind": table.kind.value,
-        "is_record": table.is_record,
     }
+    if isinstance(table, TimerTable):
+        return {**told, "kind": _TIMERS}
+    told |= {"kind": table.kind.value, "is_record": table.is_record}
+    return told if table.ttl is None else {**told, "ttl_ms": table.ttl.duration_ms}
 
 
-def _decoded(table: Mapping[str, object], sections: Mapping[str, memoryview]) -> Table:
+def _decoded(table: Mapping[str, object], sections: Mapping[str, memoryview]) -> AnyTable:
     number = int(str(table["number"]))
     keys = table["keys"]
     assert isinstance(keys, list)
     schema, types = (pa.ipc.read_schema(pa.py_buffer(sections[f"{one}{number}"])) for one in (_SECTION, _TYPES))
-    return Table(
-        number,
-        Section(str(table["name"]), schema, tuple(keys)),
-        StateKind(table["kind"]),
-        tuple(types.types[:-1]),
-        types.types[-1],
-        is_record=bool(table["is_record"]),
-    )
+    section = Section(str(table["name"]), schema, tuple(keys))
+    if table["kind"] == _TIMERS:
+        return TimerTable(number, section, tuple(types.types))
+    ttl = TTL(timedelta(milliseconds=int(str(table["ttl_ms"])))) if "ttl_ms" in table else None
+    kind, value = StateKind(table["kind"]), types.types[-1]
+    return Table(number, section, kind, tuple(types.types[:-1]), value, is_record=bool(table["is_record"]), ttl=ttl)

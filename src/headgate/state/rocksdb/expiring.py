@@ -6,7 +6,7 @@ memory does, and writes that back. So there is one place that knows what a key h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -58,6 +58,11 @@ class ExpiringTables:
             latest_ms = batch.columns[-1].to_numpy().max(initial=self._latest_ms[table.number])
             self._latest_ms[table.number] = int(latest_ms)
         return batch
+
+    def go_on_with(self, latest_ms: Mapping[int, int]) -> None:
+        """The database has rows now, of which the last ones of each table expire at ``latest_ms`` at the latest."""
+        for number, found_ms in latest_ms.items():
+            self._latest_ms[number] = max(self._latest_ms[number], found_ms)
 
     def end_restore(self) -> None:
         """Nothing lives longer than its TTL from now on (TL7). Reads the database only if something would."""

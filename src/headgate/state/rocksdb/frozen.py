@@ -25,6 +25,7 @@ from headgate.state.ipc import encode_batches
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.keyed import RANGE_BYTES_MIN, RANGES_MAX, Rows
 from headgate.state.rocksdb.database import Scanned
+from headgate.state.rocksdb.described import Description
 from headgate.state.rocksdb.expiring import expired_counts
 from headgate.state.rocksdb.increments import may_be_files, write_files
 from headgate.state.rocksdb.layout import group_start, runs
@@ -44,7 +45,7 @@ def _nothing() -> Rows:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a snapshot has that is not in the database: the timers that are in memory (RB11).
+    """What a snapshot has that is not in the database: timers in memory (RB11), and what belongs to no key.
 
     Attributes:
         rows: returns rows of sections, which the database may have more of.
@@ -71,8 +72,6 @@ class FrozenDatabase(FrozenState):
         tables: Sequence[Table | TimerTable],
         counts: Mapping[str, int],
         beside: Beside,
-        *,
-        as_rows: bool = False,
     ) -> None:
         """Make it of a checkpoint.
 
@@ -82,12 +81,10 @@ class FrozenDatabase(FrozenState):
             tables: what is in it.
             counts: of the rows of each table, expired or not.
             beside: what is not in it.
-            as_rows: it is not written as files, however large it is: who restores it takes rows.
         """
         super().__init__()
         self._place = place
         self._database = place.database
-        self._may_be_files = not as_rows
         self._has_files = False
         self._path = path
         self._tables = {table.number: table for table in tables}
@@ -96,8 +93,9 @@ class FrozenDatabase(FrozenState):
         self._removal = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
     def _rows(self) -> Mapping[str, int]:
-        beside = self._beside.counts()
-        return {**beside, **{name: count + beside.get(name, 0) for name, count in self._living_counts.items()}}
+        """Return what was counted; in files, what has expired and did not go yet is there, and counts (RB24)."""
+        beside, counts = self._beside.counts(), self._counts if self._has_files else self._living_counts
+        return {**beside, **{name: count + beside.get(name, 0) for name, count in counts.items()}}
 
     @cached_property
     def _living_counts(self) -> Mapping[str, int]:
@@ -114,10 +112,9 @@ class FrozenDatabase(FrozenState):
 
     def _write(self, target: SnapshotTarget) -> None:
         """Write the files of the database (RB20), or a part for each range of key groups (SF11)."""
-        keys, beside = target.keys, self._beside.rows()
-        is_allowed = self._may_be_files and keys is not None
-        if is_allowed and target.files is not None and may_be_files(self._path, list(self._tables.values())):
-            self._write_files(target, target.files, beside)
+        keys, shareable, beside = target.keys, target.files, self._beside.rows()
+        if keys is not None and shareable is not None and may_be_files(self._path, list(self._tables.values())):
+            self._write_files(target, keys, shareable, beside)
             return
         with closing(self._database.opened(self._path)) as rows:
             if keys is None:
@@ -128,16 +125,18 @@ class FrozenDatabase(FrozenState):
                 found = [(section, [_within(b, section, groups, keys) for b in batches]) for section, batches in beside]
                 target.put(*self._encoded(rows.scan(start, end), found), groups)
 
-    def _write_files(self, target: SnapshotTarget, shareable: Mapping[str, SnapshotPart], beside: Rows) -> None:
+    def _write_files(
+        self, target: SnapshotTarget, keys: OwnedKeys, shareable: Mapping[str, SnapshotPart], beside: Rows
+    ) -> None:
         """Write the database as it is, and what is beside it as ever."""
         self._database.opened(self._path).close()  # it fits together: nothing is missing or too short
         self._has_files = True
-        assert target.keys is not None
-        tables = [table for table in self._tables.values() if isinstance(table, Table)]  # all (``may_be_files``)
+        about = self._beside
         found, counts = self._encoded((), beside)
-        if beside or self._beside.meta:
-            target.put(found, counts, target.keys.groups)
-        write_files(target, shareable, self._path, self._place.known, tables, self._counts)
+        if beside or about.meta:
+            target.put(found, counts, keys.groups)
+        description = Description(list(self._tables.values()), keys, meta=about.meta, now_ms=about.now_ms)
+        write_files(target, shareable, self._path, self._place.known, description, self._counts)
 
     def _ranges(self, groups: KeyGroups) -> list[KeyGroups]:
         size_bytes = sum(path.stat().st_size for path in self._path.glob("*.sst"))

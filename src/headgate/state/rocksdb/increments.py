@@ -7,6 +7,7 @@ RocksDB never changes under its name, within one database; that it is the same o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,11 +15,10 @@ import xxhash
 
 from headgate.model.manifest import SnapshotPart
 from headgate.state.files import LocalDamage
-from headgate.state.frozen import OwnedKeys, SnapshotTarget
+from headgate.state.frozen import SnapshotTarget
 from headgate.state.rocksdb.blocks import check_blocks
 from headgate.state.rocksdb.database import disk_error
 from headgate.state.rocksdb.described import Description, is_told_by
-from headgate.state.rocksdb.tables import Table
 
 SIZE_BYTES_MIN = 1 << 20
 """A database whose files are smaller is written as rows: there is little to be saved, and any backend reads these."""
@@ -41,25 +41,23 @@ def write_files(
     shareable: Mapping[str, SnapshotPart],
     checkpoint: Path,
     known: Known,
-    tables: Sequence[Table],
+    description: Description,
     rows: Mapping[str, int],
 ) -> None:
     """Write what nobody holds yet, and refer to the rest. May be repeated.
 
     Args:
-        target: for which key groups are known.
+        target: where they go.
         shareable: what may be referred to.
         checkpoint: the directory of the files.
         known: of this database; what is written is added.
-        tables: what its rows mean.
+        description: what the database is; its files are added.
         rows: of each state.
 
     Raises:
         LocalDamage: a file is not as it was written; nothing of it is (RB23).
         StorageError
     """
-    keys = target.keys
-    assert isinstance(keys, OwnedKeys)
     large = sorted(checkpoint.glob(f"*{LARGE}"))
     for path in large:
         there = shareable.get(path.name)
@@ -71,8 +69,8 @@ def write_files(
         part = target.put_file(path.name, [data])
         known[path.name] = part.size_bytes, part.checksum
     small = {path.name: _read(path) for path in sorted(checkpoint.iterdir()) if not path.name.endswith(_LEFT_OUT)}
-    description = Description(tables, keys, [path.name for path in large], small)
-    target.describe_files(description.encode(), rows)
+    whole = replace(description, names=[path.name for path in large], small=small)
+    target.describe_files(whole.encode(), rows, whole.name)
 
 
 def _check(path: Path, data: bytes, known: tuple[int, int] | None) -> None:

@@ -15,11 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.state.descriptors import KeyColumns
-from headgate.state.key_hash import Words, column_words, hash_columns, is_text, key_groups, text_bytes
+from headgate.state.key_hash import Hashes, Words, column_words, hash_columns, is_text, key_groups, text_bytes
 from headgate.state.key_index import words_to_array
 
 PREFIX_BYTES = 4
 TIME_BYTES = 8
+HASH_BYTES = 8
 _LENGTH_BYTES = 4
 _WORD_BYTES = 8
 _SIGN = np.uint64(1 << 63)
@@ -29,6 +30,7 @@ _SIGN = np.uint64(1 << 63)
 class EncodedKeys:
     """Some keys, to be looked up in any table of the database."""
 
+    hashes: Hashes
     groups: npt.NDArray[np.int64]
     keys: list[bytes]
 
@@ -43,8 +45,8 @@ def encoded_keys(columns: Sequence[pa.Array], keys: KeyColumns, max_parallelism:
     """Return the keys whose columns these are."""
     names = keys.section_names
     batch = pa.RecordBatch.from_arrays(list(columns), names=names)
-    groups = key_groups(hash_columns(batch, names), max_parallelism)
-    return EncodedKeys(groups, encode_columns(columns))
+    hashes = hash_columns(batch, names)
+    return EncodedKeys(hashes, key_groups(hashes, max_parallelism), encode_columns(columns))
 
 
 def encode_columns(columns: Sequence[pa.Array]) -> list[bytes]:
@@ -96,6 +98,22 @@ def decode_times(rows: Sequence[bytes], start: int) -> Words:
 
 def _words(data: bytes) -> Words:
     return (np.frombuffer(data, ">u8").astype(np.uint64) ^ _SIGN).view(np.int64)
+
+
+def encode_hashes(hashes: Hashes) -> list[bytes]:
+    """Return hashes so that their bytes are in their order."""
+    found: list[bytes] = hashes.astype(">u8").view("V8").tolist()
+    return found
+
+
+def decode_hashes(rows: Sequence[bytes], start: int) -> Hashes:
+    """Return the hashes that ``rows`` hold from byte ``start`` on."""
+    return np.frombuffer(b"".join([row[start : start + HASH_BYTES] for row in rows]), ">u8").astype(np.uint64)
+
+
+def decode_groups(rows: Sequence[bytes]) -> Words:
+    """Return the key groups that ``rows`` are of."""
+    return np.frombuffer(b"".join([row[:2] for row in rows]), ">u2").astype(np.int64)
 
 
 def group_start(group: int) -> bytes:

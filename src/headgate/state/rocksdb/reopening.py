@@ -29,13 +29,12 @@ from headgate.state.backend import Ownership
 from headgate.state.files import LocalDamage, StoredFiles, UnsoundFiles
 from headgate.state.frozen import OwnedKeys
 from headgate.state.rocksdb.database import Rows, disk_error, opened
-from headgate.state.rocksdb.described import Description, decode_description
+from headgate.state.rocksdb.described import AnyTable, Continued, Description, decode_description
 from headgate.state.rocksdb.frozen import PART_BYTES, encode_rows
 from headgate.state.rocksdb.increments import Known
 from headgate.state.rocksdb.layout import group_start, runs
 from headgate.state.rocksdb.memory import SharedMemory
 from headgate.state.rocksdb.room import LocalDatabase
-from headgate.state.rocksdb.tables import Table
 from headgate.storage.own_directory import OwnDirectory
 
 Near = Callable[[str], Iterable[Path]]
@@ -129,7 +128,7 @@ def _write(path: Path, data: Buffer) -> None:
         file.write(data)
 
 
-def check_rows(rows: Rows, tables: Sequence[Table], wanted: Mapping[str, int], where: str) -> None:
+def check_rows(rows: Rows, tables: Sequence[AnyTable], wanted: Mapping[str, int], where: str) -> None:
     """Make sure that each state has as many rows as its manifest says, and that there are no other states (R30).
 
     Raises:
@@ -201,12 +200,12 @@ def rows_of(stored: StoredFiles) -> dict[str, int]:
 
 
 def go_on_with(
-    place: LocalDatabase, stored: StoredFiles, tables: Sequence[Table], owner: Ownership
-) -> dict[str, int] | None:
+    place: LocalDatabase, stored: StoredFiles, tables: Sequence[AnyTable], owner: Ownership
+) -> Continued | None:
     """Have in the empty database ``place`` what a checkpoint holds, if it is of the same states and keys (RB21).
 
     Returns:
-        How many rows each state has; None: it is of others, and nothing was done.
+        What it is; None: it is of others, and nothing was done.
 
     Raises:
         UnsoundFiles: the checkpoint cannot be restored, whatever its checksums say.
@@ -218,7 +217,7 @@ def go_on_with(
     description = describe(stored)
     owned = key_groups_of_subtask(owner.subtask_index, owner.max_parallelism, owner.parallelism)
     keys = OwnedKeys(KeyGroups(owned.start, len(owned)), owner.max_parallelism)
-    if description.keys != keys or list(description.tables) != list(tables):
+    if description.keys != keys or not description.is_of(tables):
         return None
     path = place.directory / "restored"
     try:
@@ -228,7 +227,8 @@ def go_on_with(
     place.database.go_on_with(path)
     place.known = known
     counts = rows_of(stored)
-    return {table.section.name: counts.get(table.section.name, 0) for table in tables}
+    rows = {table.section.name: counts.get(table.section.name, 0) for table in tables}
+    return Continued(rows, description.latest_ms, owned)
 
 
 def _fetched(place: LocalDatabase, stored: StoredFiles, description: Description, path: Path, near: Near) -> Known:
@@ -290,7 +290,8 @@ class PortableRows:
             self._description = self._open()
         assert self._rows is not None
         with judged(self._stored, self._description, self._rows.path):
-            return encode_rows(self._description.tables, self._rows.scan(group_start(first), group_start(end)))[0]
+            rows, told = self._rows.scan(group_start(first), group_start(end)), self._description
+            return encode_rows(told.tables, rows, (), told.meta, told.now_ms)[0]
 
     def close(self) -> None:
         """Remove the database. Idempotent; it is opened again when somebody asks."""

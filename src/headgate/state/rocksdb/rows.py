@@ -15,6 +15,7 @@ from headgate.state.frozen import FrozenState
 from headgate.state.memory.row_timers import key_arrays, timer_batches, timers_count
 from headgate.state.rocksdb.cells import RocksCells
 from headgate.state.rocksdb.database import Changes
+from headgate.state.rocksdb.described import AnyTable
 from headgate.state.rocksdb.expiring import ExpiringTables
 from headgate.state.rocksdb.frozen import Beside, FrozenDatabase
 from headgate.state.rocksdb.layout import EncodedKeys, encoded_keys
@@ -23,7 +24,7 @@ from headgate.state.rocksdb.restoring import restore_rows
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.scanning import distinct_keys
 from headgate.state.rocksdb.stored import StoredObjects, stored_objects
-from headgate.state.rocksdb.stored_timers import StoredTimers, TimerTable
+from headgate.state.rocksdb.stored_timers import StoredTimers
 from headgate.state.rocksdb.tables import Table, tables_of
 from headgate.state.rocksdb.timers import RocksRowTimers
 from headgate.state.row_values import keys_of
@@ -118,7 +119,7 @@ class CachedObjects:
     def freeze(self, beside: Beside, timers: Sequence[StoredTimers] = ()) -> FrozenState:
         """Return everything as it is now. ``timers``: those in the database."""
         self.write_back()
-        tables: list[Table | TimerTable] = [stored.table for _, stored in self._stored]
+        tables: list[AnyTable] = [stored.table for _, stored in self._stored]
         tables += [one.table for one in timers]
         counts = {stored.table.section.name: cells.rows_count for cells, stored in self._stored}
         counts |= {one.table.section.name: one.count for one in timers}
@@ -137,15 +138,20 @@ class CachedObjects:
         """See ``TimedBackend``."""
         self._expiring.end_restore()
 
-    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
-        """See ``ContinuingBackend``."""
-        if any(cells.rows_count for cells in self.cells):
+    def go_on_with(self, stored: StoredFiles, owner: Ownership, timers: Sequence[RocksRowTimers] = ()) -> bool:
+        """See ``ContinuingBackend``. ``timers``: those in the database."""
+        if any(cells.rows_count for cells in self.cells) or any(map(len, timers)):
             return False
-        counts = go_on_with(self._place, stored, [found.table for _, found in self._stored], owner)
-        if counts is None:
+        tables: list[AnyTable] = [found.table for _, found in self._stored]
+        tables += [one.stored.table for one in timers]
+        continued = go_on_with(self._place, stored, tables, owner)
+        if continued is None:
             return False
         for cells, found in self._stored:
-            cells.rows_count = counts[found.table.section.name]
+            cells.rows_count = continued.rows[found.table.section.name]
+        for one in timers:
+            one.go_on_with(continued)
+        self._expiring.go_on_with(continued.latest_ms)
         return True
 
 
@@ -171,7 +177,7 @@ class RocksRowBackend:
         self._cells = dict(zip(tables, self._objects.cells, strict=True))
 
         def timers(kind: TimeKind) -> RocksRowTimers:
-            return RocksRowTimers(keys, StoredTimers(place.database, kind, keys, max_parallelism), place)
+            return RocksRowTimers(keys, StoredTimers(place.database, kind, keys, max_parallelism), place, self._load)
 
         self._timers = timers_of_each_kind(timers) if has_timers else {}
         self.timers = shown_timers(self._timers)
@@ -186,7 +192,9 @@ class RocksRowBackend:
 
     def expect(self, columns: Sequence[pa.Array]) -> None:
         """See ``RowBackend``: what the keys have is read at once."""
-        keys = dict.fromkeys(keys_of(columns))
+        self._load(list(dict.fromkeys(keys_of(columns))))
+
+    def _load(self, keys: list[Any]) -> None:
         for cells in self._cells.values():
             cells.fetch(keys)
 
@@ -233,4 +241,4 @@ class RocksRowBackend:
 
     def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""
-        return self._objects.go_on_with(stored, owner)
+        return self._objects.go_on_with(stored, owner, list(self._timers.values()))

@@ -1,40 +1,74 @@
-"""Timers of one kind in a database: ``key group | table | time | key``, with nothing as the value (RB11).
+"""Timers of one kind in a database: ``key group | table | time | hash of the key | key``, without a value (RB11).
 
-So within a key group they are in the order of their times, and those that come first are read without the others.
-Counterpart: ``timers``, which has the next ones in memory; what is there is not here.
+So within a key group they are in the order in which they fire (TM5), and those that come first are read without the
+others. Counterpart: ``timers``, which has the next ones in memory; what is there is not here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from headgate.state.descriptors import KeyColumns, Section
-from headgate.state.key_hash import Words
+from headgate.state.key_hash import Hashes, Words
 from headgate.state.rocksdb.database import Changes, Database
 from headgate.state.rocksdb.layout import (
+    HASH_BYTES,
     PREFIX_BYTES,
     TIME_BYTES,
     decode_columns,
+    decode_hashes,
     decode_times,
+    encode_hashes,
     encode_times,
     encoded_keys,
 )
 from headgate.state.slot_array import Mask
 from headgate.state.timers import TimeKind, timer_section
 
-EVER_MS = 1 << 63
-"""Later than any time."""
-
 _NUMBERS = {TimeKind.EVENT_TIME: 0xFFFE, TimeKind.PROCESSING_TIME: 0xFFFF}
 """Of the tables: behind those of all states, however many an operator has."""
 
+_HASH_AT = PREFIX_BYTES + TIME_BYTES
+_KEY_AT = _HASH_AT + HASH_BYTES
+_HASH_MAX = (1 << 64) - 1
+_TIME_MAX = (1 << 63) - 1
+
+_READ_MIN = 2
+"""So many timers of a key group are read at least: one alone would say nothing of what comes behind it."""
+
 Timers: TypeAlias = tuple[list[pa.Array], Words]
 """Key columns and times."""
+
+
+class Place(NamedTuple):
+    """Where a timer is in the order of all: its time, then the hash of its key. Timers of one place stay together."""
+
+    time_ms: int
+    hash: int
+
+    @property
+    def next(self) -> Place:
+        """The first place behind this one."""
+        return Place(self.time_ms, self.hash + 1) if self.hash < _HASH_MAX else Place(self.time_ms + 1, 0)
+
+    def is_after(self, times_ms: Words, hashes: Hashes) -> Mask:
+        """Return which timers come before this place."""
+        if self.time_ms > _TIME_MAX:
+            return np.ones(len(times_ms), np.bool_)
+        found: Mask = (times_ms < self.time_ms) | ((times_ms == self.time_ms) & (hashes < np.uint64(self.hash)))
+        return found
+
+
+EVER = Place(_TIME_MAX + 1, 0)
+"""Behind every timer."""
+
+NEVER = Place(-_TIME_MAX - 1, 0)
+"""Not behind any timer."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +87,14 @@ class TimerTable:
 
     def timers(self, rows: Sequence[bytes]) -> Timers:
         """Return the timers that rows of the database are."""
-        return decode_columns(rows, self.types, PREFIX_BYTES + TIME_BYTES)[0], decode_times(rows, PREFIX_BYTES)
+        return decode_columns(rows, self.types, _KEY_AT)[0], decode_times(rows, PREFIX_BYTES)
 
-    def start(self, group: int, time_ms: int) -> bytes:
-        """Return where the timers of a key group begin that are for ``time_ms`` or later."""
+    def start(self, group: int, place: Place) -> bytes:
+        """Return where the timers of a key group begin that are not before ``place``."""
+        if place == EVER:
+            return ((group << 16) + self.number + 1).to_bytes(PREFIX_BYTES, "big")
         prefix = group.to_bytes(2, "big") + self.number.to_bytes(2, "big")
-        return prefix + encode_times(np.array([time_ms]))[0]
-
-    def end(self, group: int) -> bytes:
-        """Return where the timers of a key group end."""
-        return ((group << 16) + self.number + 1).to_bytes(PREFIX_BYTES, "big")
+        return prefix + encode_times(np.array([place.time_ms]))[0] + place.hash.to_bytes(HASH_BYTES, "big")
 
 
 class StoredTimers:
@@ -81,7 +113,8 @@ class StoredTimers:
         self._has = np.zeros(max_parallelism, np.bool_)
         """Which key groups have timers, perhaps."""
         self._from_ms = np.zeros(max_parallelism, np.int64)
-        """A time before which such a group has none: what was removed there is not looked at again."""
+        self._from_hash = np.zeros(max_parallelism, np.uint64)
+        """A place before which such a group has none: what was removed there is not looked at again."""
 
     def add(self, columns: Sequence[pa.Array], times_ms: Words) -> None:
         """Add timers, all different, that are not here."""
@@ -92,10 +125,16 @@ class StoredTimers:
         if len(times_ms):
             self._write(columns, times_ms, is_wanted, None)
 
+    def go_on_with(self, count: int, groups: range) -> None:
+        """The database has ``count`` timers now, of keys in ``groups`` (RB24)."""
+        self.count = count
+        self._has[groups.start : groups.stop] = count > 0
+        self._from_ms[:], self._from_hash[:] = NEVER
+
     def _write(self, columns: Sequence[pa.Array], times_ms: Words, is_wanted: Mask, has: Mask | None) -> None:
         keys = encoded_keys(columns, self._keys, self._max_parallelism)
-        pairs = zip(keys.in_table(self.table.number), encode_times(times_ms), strict=True)
-        rows = [row[:PREFIX_BYTES] + time + row[PREFIX_BYTES:] for row, time in pairs]
+        parts = keys.in_table(self.table.number), encode_times(times_ms), encode_hashes(keys.hashes)
+        rows = [row[:PREFIX_BYTES] + time + hash_ + row[PREFIX_BYTES:] for row, time, hash_ in zip(*parts, strict=True)]
         if has is None:
             has = np.array(self._database.contains(rows), np.bool_)
         is_new, is_gone = is_wanted & ~has, has & ~is_wanted
@@ -104,72 +143,80 @@ class StoredTimers:
         changes.delete([rows[at] for at in np.flatnonzero(is_gone).tolist()])
         self._database.write(changes)
         self.count += int(is_new.sum()) - int(is_gone.sum())
-        self._note(keys.groups[is_new], times_ms[is_new])
+        self._note(keys.groups[is_new], times_ms[is_new], keys.hashes[is_new])
 
-    def _note(self, groups: Words, times_ms: Words) -> None:
-        first = groups[~self._has[groups]]
-        self._from_ms[first] = np.iinfo(np.int64).max
-        self._has[first] = True
-        np.minimum.at(self._from_ms, groups, times_ms)
+    def _note(self, groups: Words, times_ms: Words, hashes: Hashes) -> None:
+        """Take note of new timers: where a key group begins now."""
+        order = np.lexsort((hashes, times_ms, groups))
+        order = order[np.diff(groups[order], prepend=-1) > 0]  # the first one of each key group
+        groups, times_ms, hashes = groups[order], times_ms[order], hashes[order]
+        from_ms, from_hash = self._from_ms[groups], self._from_hash[groups]
+        is_first = (times_ms < from_ms) | ((times_ms == from_ms) & (hashes < from_hash)) | ~self._has[groups]
+        self._begin(groups[is_first], times_ms[is_first], hashes[is_first])
+        self._has[groups] = True
 
-    def take_first(self, rows_max: int) -> tuple[Timers, int]:
-        """Remove the first timers, about ``rows_max`` at most: all those before a time, which is returned.
+    def _begin(self, groups: Words, times_ms: Words | int, hashes: Hashes | int) -> None:
+        self._from_ms[groups], self._from_hash[groups] = times_ms, hashes
 
-        Those of one time are not parted: there may be more of them. ``EVER_MS``: these were the last ones.
+    def take_first(self, rows_max: int) -> tuple[Timers, Place]:
+        """Remove the first timers, about ``rows_max`` at most: all those before a place, which is returned.
+
+        ``EVER``: these were the last ones.
         """
         groups = np.flatnonzero(self._has)
         groups = groups[np.argsort(self._from_ms[groups], kind="stable")]
         found: list[bytes] = []
-        cut_ms, share = EVER_MS, max(1, rows_max // max(1, len(groups)))
+        cut, share = EVER, max(_READ_MIN, rows_max // max(1, len(groups)))
         for group in groups.tolist():
-            if self._from_ms[group] >= cut_ms:
+            if self._from_ms[group] > cut.time_ms:
                 break
-            rows = self._read(group, share, None)
+            rows, until = self._first(group, share)
             found += rows
-            if len(rows) == share:  # there may be more for the last time of these
-                cut_ms = min(cut_ms, int(decode_times(rows[-1:], PREFIX_BYTES)[0]))
-        if found and cut_ms < EVER_MS:
-            first_ms = int(decode_times(found, PREFIX_BYTES).min())
-            if cut_ms == first_ms:
-                found, cut_ms = self._all_of(groups.tolist(), first_ms), first_ms + 1
-        return self._remove(found, cut_ms), cut_ms
+            cut = min(cut, until)
+        return self._remove(found, cut), cut
+
+    def _first(self, group: int, rows_max: int) -> tuple[list[bytes], Place]:
+        """Return the first timers of a key group, and a place: these are all that it has before that."""
+        rows = self._read(group, rows_max, EVER)
+        if len(rows) < rows_max:
+            return rows, EVER
+        first, last = _place(rows[0]), _place(rows[-1])
+        if first < last:
+            return rows, last  # there may be more at the place of the last one
+        return self._read(group, self.count, first.next), first.next
 
     def all(self) -> Iterator[Timers]:
         """Yield all timers, those of a key group together; change none meanwhile."""
         for group in np.flatnonzero(self._has).tolist():
-            yield self.table.timers(self._read(group, self.count, None))
+            yield self.table.timers(self._read(group, self.count, EVER))
 
-    def _read(self, group: int, rows_max: int, until_ms: int | None) -> list[bytes]:
-        """Return the first timers of a key group, and take note of when they begin."""
+    def _read(self, group: int, rows_max: int, until: Place) -> list[bytes]:
+        """Return the first timers of a key group, and take note of where they begin."""
+        start = Place(int(self._from_ms[group]), int(self._from_hash[group]))
         table = self.table
-        end = table.end(group) if until_ms is None or until_ms >= EVER_MS else table.start(group, until_ms)
-        rows, _ = self._database.some(table.start(group, int(self._from_ms[group])), rows_max, end)
+        rows, _ = self._database.some(table.start(group, start), rows_max, table.start(group, until))
         if rows:
-            self._from_ms[group] = decode_times(rows[:1], PREFIX_BYTES)[0]
-        elif until_ms is None:
+            self._begin(np.array([group]), *_place(rows[0]))
+        elif until == EVER:
             self._has[group] = False
         return rows
 
-    def _all_of(self, groups: Sequence[int], time_ms: int) -> list[bytes]:
-        """Return all timers for ``time_ms``, before which there is none."""
-        found: list[bytes] = []
-        for group in groups:
-            if self._has[group] and self._from_ms[group] <= time_ms:
-                found += self._read(group, self.count, time_ms + 1)
-        return found
-
-    def _remove(self, rows: list[bytes], cut_ms: int) -> Timers:
-        """Remove those of ``rows`` that are before ``cut_ms``; return them."""
+    def _remove(self, rows: list[bytes], cut: Place) -> Timers:
+        """Remove those of ``rows`` that are before ``cut``; return them."""
         columns, times_ms = self.table.timers(rows)
-        if cut_ms < EVER_MS:
-            taken = np.flatnonzero(times_ms < cut_ms)
+        if cut == EVER:
+            self._has[:] = False
+        else:
+            taken = np.flatnonzero(cut.is_after(times_ms, decode_hashes(rows, _HASH_AT)))
             rows = [rows[at] for at in taken.tolist()]
             columns, times_ms = [column.take(pa.array(taken)) for column in columns], times_ms[taken]
-            self._from_ms[self._has] = np.maximum(self._from_ms[self._has], cut_ms)
-        else:
-            self._has[:] = False
+            self._begin(np.flatnonzero(self._has & cut.is_after(self._from_ms, self._from_hash)), *cut)
         changes = Changes()
         changes.delete(rows)
         self._database.write(changes)
         self.count -= len(rows)
         return columns, times_ms
+
+
+def _place(row: bytes) -> Place:
+    return Place(int(decode_times([row], PREFIX_BYTES)[0]), int(decode_hashes([row], _HASH_AT)[0]))

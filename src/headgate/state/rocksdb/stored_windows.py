@@ -14,9 +14,10 @@ from headgate.state.descriptors import Section
 from headgate.state.files import LocalDamage
 from headgate.state.key_hash import Words
 from headgate.state.rocksdb.database import Changes, Database
-from headgate.state.rocksdb.layout import PREFIX_BYTES, TIME_BYTES, encode_times
+from headgate.state.rocksdb.layout import PREFIX_BYTES, TIME_BYTES, decode_groups, decode_times, encode_times
 from headgate.state.rocksdb.tables import record_table
 from headgate.state.slot_array import Mask
+from headgate.state.window_rows import split_by_window
 
 SUFFIX_AT = PREFIX_BYTES + TIME_BYTES
 """Where the suffix of a row begins."""
@@ -47,6 +48,20 @@ class StoredWindows:
         """How many rows there are in all, as they were counted on their way."""
         return sum(self._counts.values())
 
+    def go_on_with(self) -> bytes:
+        """The database has rows now: find out of which windows. Returns the last suffix in the order of bytes.
+
+        Raises:
+            LocalDamage, StorageError
+        """
+        last = b""
+        for rows, _ in self._database.scan(b"", None):
+            groups = decode_groups(rows)
+            for window, places in split_by_window(decode_times(rows, PREFIX_BYTES)):
+                self._note(window, groups[places], len(places))
+            last = max(last, *(row[SUFFIX_AT:] for row in rows))
+        return last
+
     def keys(self, window: int, groups: Words, suffixes: Sequence[bytes]) -> list[bytes]:
         """Return where rows of ``window`` are: their key groups, and what tells rows of a key group apart."""
         number = self.table.number.to_bytes(2, "big") + encode_times(np.array([window]))[0]
@@ -61,6 +76,9 @@ class StoredWindows:
         changes = Changes()
         changes.put(keys, self.table.codec.encode(self.table.stored(rows)))
         self._database.write(changes)
+        self._note(window, groups, new)
+
+    def _note(self, window: int, groups: Words, new: int) -> None:
         self._counts[window] = self._counts.get(window, 0) + new
         self._groups.setdefault(window, np.zeros(self._max_parallelism, np.bool_))[groups] = True
 

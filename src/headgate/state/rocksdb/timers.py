@@ -1,4 +1,4 @@
-"""Timers in front of a database: those before a time, the *horizon*, are in memory, the others are stored (RB11).
+"""Timers in front of a database: those before a place, the *horizon*, are in memory, the others are stored (RB11).
 
 Those in memory are held as state in memory holds them, so they fire in the same order. When none is left, the next ones
 are read; when there are too many, the last ones are stored, and the horizon comes nearer. Counterparts:
@@ -14,12 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.state.descriptors import KeyColumns
-from headgate.state.key_hash import Words
+from headgate.state.key_hash import Hashes, Words, hash_columns
 from headgate.state.key_index import Slots
 from headgate.state.memory.column_timers import Changes, MemoryColumnTimers, latest
 from headgate.state.memory.row_timers import MemoryRowTimers, key_arrays
+from headgate.state.rocksdb.described import Continued
 from headgate.state.rocksdb.room import LocalDatabase
-from headgate.state.rocksdb.stored_timers import EVER_MS, StoredTimers, Timers
+from headgate.state.rocksdb.stored_timers import EVER, NEVER, Place, StoredTimers, Timers
 from headgate.state.row_values import keys_of
 
 FRONT_MAX = 65_536
@@ -32,7 +33,6 @@ WAITING_MAX = 16_384
 """So many timers may wait to be written to the database together."""
 
 _FRONT_SHARE = 8
-_NEVER_MS = -(1 << 63)
 
 
 class Front(Protocol):
@@ -56,11 +56,12 @@ class RocksTimers(Generic[FrontT]):
         stored: the others, but for those that wait to be written.
     """
 
-    def __init__(self, front: FrontT, stored: StoredTimers, place: LocalDatabase) -> None:
+    def __init__(self, keys: KeyColumns, front: FrontT, stored: StoredTimers, place: LocalDatabase) -> None:
+        self._keys = keys
         self.front = front
         self.stored = stored
         self._place = place
-        self._horizon_ms = EVER_MS
+        self._horizon = EVER
         self._split_at = 0
 
     def __len__(self) -> int:
@@ -80,10 +81,10 @@ class RocksTimers(Generic[FrontT]):
 
     def _bring(self) -> bool:
         """Have more timers in memory, of which all have fired or were deleted; return False if there are no more."""
-        if self._horizon_ms == EVER_MS:
+        if self._horizon == EVER:
             return False
         self.write_back()
-        found, self._horizon_ms = self.stored.take_first(self._front_max)
+        found, self._horizon = self.stored.take_first(self._front_max)
         self._take_in(found)
         return True
 
@@ -97,14 +98,28 @@ class RocksTimers(Generic[FrontT]):
             self.write_back()
             columns, times_ms = self._split(self._front_max // 2)
             if len(times_ms):
-                self._horizon_ms = int(times_ms.min())
+                self._horizon = self._first_place(columns, times_ms)
                 self.stored.add(columns, times_ms)
-            self._split_at = 2 * len(self.front)  # those of one time stay together, however many
+            self._split_at = 2 * len(self.front)  # those of one place stay together
 
     def restore(self, columns: Sequence[pa.Array], times_ms: Words) -> None:
         """Add timers of a snapshot; each of them once, and before anything else."""
-        self._horizon_ms = _NEVER_MS
+        self._horizon = NEVER
         self.stored.add(columns, times_ms)
+
+    def go_on_with(self, continued: Continued) -> None:
+        """The database has timers now; nothing else was done yet."""
+        self._horizon = NEVER
+        self.stored.go_on_with(continued.rows[self.stored.table.section.name], continued.groups)
+
+    def _hashes(self, columns: Sequence[pa.Array]) -> Hashes:
+        names = self._keys.section_names
+        return hash_columns(pa.RecordBatch.from_arrays(list(columns), names=names), names)
+
+    def _first_place(self, columns: Sequence[pa.Array], times_ms: Words) -> Place:
+        hashes = self._hashes(columns)
+        first = np.lexsort((hashes, times_ms))[0]
+        return Place(int(times_ms[first]), int(hashes[first]))
 
     def write_back(self) -> None:
         """Have everything in the database that is not before the horizon."""
@@ -123,31 +138,42 @@ class RocksTimers(Generic[FrontT]):
 class RocksRowTimers(RocksTimers[MemoryRowTimers]):
     """See ``timers.RowTimers``."""
 
-    def __init__(self, keys: KeyColumns, stored: StoredTimers, place: LocalDatabase) -> None:
-        super().__init__(MemoryRowTimers(keys), stored, place)
-        self._keys = keys
+    def __init__(
+        self, keys: KeyColumns, stored: StoredTimers, place: LocalDatabase, load: Callable[[list[Any]], None]
+    ) -> None:
+        """``load``: has what keys have in the cache."""
+        super().__init__(keys, MemoryRowTimers(keys), stored, place)
+        self._load = load
         self._waiting: dict[tuple[int, Any], bool] = {}
         """By time and key, whether the timer is to be there."""
 
     def register(self, key: Any, time_ms: int) -> None:
         """See ``RowTimers``."""
-        if time_ms < self._horizon_ms:
+        if self._is_near(key, time_ms):
             self.front.register(key, time_ms)
         else:
             self._waiting[time_ms, key] = True
 
     def delete(self, key: Any, time_ms: int) -> None:
         """See ``RowTimers``."""
-        if time_ms < self._horizon_ms:
+        if self._is_near(key, time_ms):
             self.front.delete(key, time_ms)
         else:
             self._waiting[time_ms, key] = False
 
+    def _is_near(self, key: Any, time_ms: int) -> bool:
+        """Whether a timer is before the horizon."""
+        if time_ms != self._horizon.time_ms:
+            return time_ms < self._horizon.time_ms
+        return int(self._hashes(key_arrays(self._keys, [key]))[0]) < self._horizon.hash
+
     def take(self, until_ms: int, keys_max: int) -> tuple[int, list[Any]] | None:
-        """See ``RowTimers``."""
+        """See ``RowTimers``. What the keys have is loaded."""
         found = self.front.take(until_ms, keys_max)
-        while found is None and self._horizon_ms <= until_ms and self._bring():
+        while found is None and self._horizon.time_ms <= until_ms and self._bring():
             found = self.front.take(until_ms, keys_max)
+        if found is not None:
+            self._load(found[1])
         return found
 
     def all(self) -> Iterator[tuple[int, Any]]:
@@ -190,8 +216,8 @@ class RocksRowTimers(RocksTimers[MemoryRowTimers]):
 class RocksColumnTimers(RocksTimers[MemoryColumnTimers]):
     """See ``timers.ColumnTimers``. Keys have slots while a timer of theirs is in memory, or waits."""
 
-    def __init__(self, slots: KeySlots, stored: StoredTimers, place: LocalDatabase) -> None:
-        super().__init__(MemoryColumnTimers(slots.hashes), stored, place)
+    def __init__(self, keys: KeyColumns, slots: KeySlots, stored: StoredTimers, place: LocalDatabase) -> None:
+        super().__init__(keys, MemoryColumnTimers(slots.hashes), stored, place)
         self._slots = slots
         self._waiting: list[Changes] = []
 
@@ -204,10 +230,13 @@ class RocksColumnTimers(RocksTimers[MemoryColumnTimers]):
         self._change(slots, times_ms, self.front.delete, 1)
 
     def _change(self, slots: Slots, times_ms: Words, in_front: Callable[[Slots, Words], None], deleted: int) -> None:
-        if self._horizon_ms == EVER_MS:
+        if self._horizon == EVER:
             in_front(slots, times_ms)
             return
-        is_near = times_ms < self._horizon_ms
+        is_near = times_ms < self._horizon.time_ms
+        is_at = np.flatnonzero(times_ms == self._horizon.time_ms)
+        if len(is_at):
+            is_near[is_at] = self._slots.hashes(slots[is_at]) < np.uint64(self._horizon.hash)
         in_front(slots[is_near], times_ms[is_near])
         if not is_near.all():
             self._waiting.append((times_ms[~is_near], (slots[~is_near] << 1) | deleted))
@@ -215,7 +244,7 @@ class RocksColumnTimers(RocksTimers[MemoryColumnTimers]):
     def take(self, until_ms: int, rows_max: int) -> tuple[Slots, Words]:
         """See ``ColumnTimers``. What the keys have is loaded."""
         slots, times_ms = self.front.take(until_ms, rows_max)
-        while not len(slots) and self._horizon_ms <= until_ms and self._bring():
+        while not len(slots) and self._horizon.time_ms <= until_ms and self._bring():
             slots, times_ms = self.front.take(until_ms, rows_max)
         self._slots.load(slots)
         return slots, times_ms

@@ -1,7 +1,8 @@
 """Rows by window in RocksDB: see ``backend.WindowBackend``. Counterpart: ``operators.windows.window`` (RB12).
 
 In front are the windows of the backend in memory. When they have no room any more, all that they hold goes to the
-database; what comes later for the same windows is held in memory again. A window that fires is in memory whole.
+database; what comes later is held in memory again, and goes there, too, when it is much, or to a checkpoint. A window
+that fires is in memory whole.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import pyarrow as pa
 from headgate.state.aggregate_table import Accumulator
 from headgate.state.backend import META, Ownership, WindowRows, restored_batches
 from headgate.state.descriptors import KeyColumns
+from headgate.state.files import StoredFiles
 from headgate.state.frozen import FrozenState
 from headgate.state.key_hash import Words, hash_columns, key_groups
 from headgate.state.memory.windows import MemoryMergedRows, MemoryWindowRows
 from headgate.state.rocksdb.frozen import Beside, FrozenDatabase
 from headgate.state.rocksdb.layout import encode_columns, places_of
+from headgate.state.rocksdb.reopening import go_on_with
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.stored_windows import StoredWindows
 from headgate.state.window_rows import MergedRows, partial_batch
@@ -32,7 +35,7 @@ BATCH_COPIES = 2
 """A batch that is kept is taken to be so many times as large as its columns."""
 
 CHANGES_MAX = 32_768
-"""So many partial results may differ from those of the database: the pause of a checkpoint is bounded by it."""
+"""So many rows may be in memory when there are some in the database: the pause of a checkpoint is bounded by it."""
 
 FrontT = TypeVar("FrontT", MemoryWindowRows, MemoryMergedRows)
 
@@ -61,23 +64,31 @@ class _RocksWindows(ABC, Generic[FrontT]):
     def add(self, windows: Words, rows: pa.RecordBatch) -> None:
         """See ``WindowBackend``."""
         self._front.add(windows, rows)
-        self._tidy(windows, rows)
+        self._tidy(rows)
 
     def windows(self) -> list[int]:
         """See ``WindowBackend``."""
         return sorted({*self._front.windows(), *self._stored.windows})
 
     def freeze(self) -> FrozenState:
-        """See ``StateBackend``."""
-        self._write_back()
-        front = self._front.freeze()
+        """See ``StateBackend``. As soon as anything is in the database, everything is (RB12)."""
+        if self._stored.count:
+            self._write_back()
         if not self._stored.count:
-            return front
-        section = self._rows.section.name
-        beside = Beside(front.sections, front.rows, {META: self.meta}, forget=front.release)
-        counts = {section: self._stored.count}
-        path = self._place.checkpoint()
-        return FrozenDatabase(self._place, path, [self._stored.table], counts, beside, as_rows=True)
+            return self._front.freeze()
+        counts = {self._rows.section.name: self._stored.count}
+        beside = Beside(meta={META: self.meta})
+        return FrozenDatabase(self._place, self._place.checkpoint(), [self._stored.table], counts, beside)
+
+    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+        """See ``ContinuingBackend``."""
+        if self.windows() or go_on_with(self._place, stored, [self._stored.table], owner) is None:
+            return False
+        self._went_on(self._stored.go_on_with())
+        return True
+
+    def _went_on(self, last: bytes) -> None:
+        """The database has rows of windows now; ``last``: the last of their suffixes."""
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""
@@ -87,13 +98,19 @@ class _RocksWindows(ABC, Generic[FrontT]):
     def _groups(self, rows: pa.RecordBatch) -> Words:
         return key_groups(hash_columns(rows, self._rows.section.key_names), self._max_parallelism)
 
+    def _tidy(self, rows: pa.RecordBatch) -> None:
+        """Rows were added: have what is in memory in the database, if it has no room, or a checkpoint would wait."""
+        held_rows, held_bytes = self._held(rows)
+        if held_bytes > self._place.cache_bytes or (self._stored.count and held_rows > CHANGES_MAX):
+            self._write_back()
+
     @abstractmethod
-    def _tidy(self, windows: Words, rows: pa.RecordBatch) -> None:
-        """Rows were added: have those in memory in the database, if they have no room."""
+    def _held(self, added: pa.RecordBatch) -> tuple[int, int]:
+        """Return how many rows are in memory, and what they take, now that ``added`` are there."""
 
     @abstractmethod
     def _write_back(self) -> None:
-        """A snapshot is to be taken: no key of a window may have a row here and one in the database."""
+        """Have everything in the database."""
 
 
 class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
@@ -101,32 +118,36 @@ class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
 
     def __init__(self, place: LocalDatabase, rows: WindowRows, max_parallelism: int) -> None:
         super().__init__(place, rows, max_parallelism, MemoryWindowRows(rows))
-        self._held_bytes = 0
+        self._held_rows = self._held_bytes = 0
         self._rows_before = 0
 
     def take(self, window: int) -> list[pa.RecordBatch]:
         """See ``WindowBackend``. In the order in which they came."""
         before = [self._stored.take(window, is_by_suffix=True)] if self._stored.has(window) else []
         found = self._front.take(window) if self._front.has(window) else []
+        self._held_rows -= sum(batch.num_rows for batch in found)
         self._held_bytes -= sum(batch.nbytes for batch in found)
         return [*before, *found]
 
-    def _tidy(self, windows: Words, rows: pa.RecordBatch) -> None:
-        self._held_bytes += rows.nbytes
-        if self._held_bytes * BATCH_COPIES > self._place.cache_bytes:
-            for window in self._front.windows():
-                for batch in self._front.take(window):
-                    self._store(window, batch)
-            self._held_bytes = 0
+    def _held(self, added: pa.RecordBatch) -> tuple[int, int]:
+        self._held_rows += added.num_rows
+        self._held_bytes += added.nbytes
+        return self._held_rows, self._held_bytes * BATCH_COPIES
+
+    def _write_back(self) -> None:
+        for window in self._front.windows():
+            for batch in self._front.take(window):
+                self._store(window, batch)
+        self._held_rows = self._held_bytes = 0
+
+    def _went_on(self, last: bytes) -> None:
+        self._rows_before = int.from_bytes(last, "big") + 1
 
     def _store(self, window: int, batch: pa.RecordBatch) -> None:
         groups = self._groups(batch)
         numbers = np.arange(self._rows_before, self._rows_before + batch.num_rows)
         self._rows_before += batch.num_rows
         self._stored.put(window, groups, self._stored.keys(window, groups, places_of(numbers)), batch, batch.num_rows)
-
-    def _write_back(self) -> None:
-        """Rows that are the same are two rows."""
 
 
 class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
@@ -150,19 +171,13 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
             self._front.add(np.full(found.num_rows, window), found)
         return self._front.take(window)
 
-    def _tidy(self, windows: Words, rows: pa.RecordBatch) -> None:
-        counts = self._front.counts()
-        changed = sum(count for window, count in counts.items() if self._stored.has(window))
-        if sum(counts.values()) * MERGED_ROW_BYTES > self._place.cache_bytes:
-            for window in counts:
-                self._store(window)
-        elif changed > CHANGES_MAX:
-            self._write_back()
+    def _held(self, added: pa.RecordBatch) -> tuple[int, int]:
+        held_rows = sum(self._front.counts().values())
+        return held_rows, held_rows * MERGED_ROW_BYTES
 
     def _write_back(self) -> None:
         for window in self._front.windows():
-            if self._stored.has(window):
-                self._store(window)
+            self._store(window)
 
     def _store(self, window: int) -> None:
         """Merge what is in memory of a window into the database."""
