@@ -64,6 +64,7 @@ SPECS = [
     "key-groups",
     "connectors",
     "stream-store",
+    "served-store",
     "reader-groups",
     "storage",
     "spark-streams",

@@ -50,8 +50,8 @@ EXCEPTIONS = {
     "store/catalogue/untouched.py": "thin: files of older versions",
 }
 
-SERVERS = "store/catalogue/postgres/"
-"""Talks to a database server, which the simulator has none of: no seed runs it, and the table of coverage says so."""
+SERVERS = ("store/catalogue/postgres/", "store/served/", "store/serving/")
+"""Talk to servers, or are one, which the simulator has none of: no seed runs them, as the table of coverage says."""
 
 
 def taken(text: str) -> set[str]:
@@ -95,7 +95,7 @@ def test_what_the_simulator_runs_takes_its_surroundings_from_outside() -> None: 
 def test_exceptions_are_few_and_there() -> None:  # SM70
     assert all((SOURCE / name).is_file() for name in EXCEPTIONS)
     assert len(EXCEPTIONS) <= 20
-    assert SERVERS.rstrip("/") in NOT_YET
+    assert {room.rstrip("/") for room in SERVERS} <= set(NOT_YET)
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from headgate.model.security import Access
 from headgate.runtime.driver import asking
 from headgate.runtime.wire.connection import Connection
 from headgate.runtime.wire.listener import Listener
-from headgate.runtime.wire.tls import Tls
 from headgate.storage import access, own_directory
+from headgate.tls import Tls
 
 
 @pytest.fixture(autouse=True)

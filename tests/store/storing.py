@@ -44,16 +44,22 @@ def drained(store: Store, stream: str = STREAM) -> list[tuple[str, int]]:
     return sorted(row for segment in drain(store, stream) for row in segment)
 
 
+SERVED: dict[str, Store] = {}
+"""Stores that a server in this process serves, by the URL that the test knows."""
+
+
 def database_of(store: Store) -> Database:
     """The tables behind the verbs, to damage them."""
-    assert isinstance(store._catalogue, SqlCatalogue)
-    return store._catalogue._database
+    catalogue = SERVED.get(store.root, store)._catalogue
+    assert isinstance(catalogue, SqlCatalogue)
+    return catalogue._database
 
 
 def chunks_of(store: Store) -> Path:
     """The directory of the chunk files, to look into it."""
-    assert isinstance(store._storage, LocalStorage)
-    return Path(store._storage.url)
+    storage = SERVED.get(store.root, store)._storage
+    assert isinstance(storage, LocalStorage)
+    return Path(storage.url)
 
 
 def lose_an_answer(store: Store, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:

@@ -6,7 +6,7 @@ import pytest
 from tests.clocks import HandClock
 
 from headgate.errors import StorageError
-from headgate.store.catalogue.postgres.date import ASK_EVERY_MS, ServerDate
+from headgate.store.catalogue.date import ASK_EVERY_MS, ServerDate
 
 
 class Server:

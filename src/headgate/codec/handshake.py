@@ -48,6 +48,7 @@ class Purpose(IntEnum):
 
     CONTROL = 1
     DATA = 2
+    STORE = 3
 
 
 class Phase(Enum):

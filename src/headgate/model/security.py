@@ -1,6 +1,6 @@
 """Who may read what a pipeline writes, and how its connections are protected: plain values.
 
-Counterparts: ``storage.access`` (modes of files), ``runtime.wire.tls`` (connections), ``api.security`` (the user's
+Counterparts: ``storage.access`` (modes of files), ``tls`` (connections), ``api.security`` (the user's
 form).
 """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -54,7 +54,7 @@ def make_directories(path: Path, access: Access = Access.OWNER) -> None:
     sync_path(path, is_new=True)
 
 
-def write_fully(descriptor: int, parts: Sequence[Bytes]) -> None:
+def write_fully(descriptor: int, parts: Iterable[Bytes]) -> None:
     """Write all of ``parts``; one ``write`` call may take less than it was given."""
     for part in parts:
         view = memoryview(part).cast("B")
@@ -102,15 +102,18 @@ class LocalStorage:
         """Return the file of an object; for memory-mapping what is complete."""
         return self._root / checked_path(path)
 
-    def put(self, path: str, parts: Sequence[Bytes]) -> None:
-        """Write an object durably, replacing what was there. After an error either content may be there."""
+    def put(self, path: str, parts: Iterable[Bytes]) -> None:
+        """Write an object durably, replacing what was there. After an error either content may be there.
+
+        ``parts`` may be given as they come, once; what they raise leaves nothing behind.
+        """
         target = self.local_path(path)
         with self._errors("put", path), self._written(target, parts) as temp:
             fault_points.reach("in-put")
             os.replace(temp, target)
             sync_directory(target.parent)
 
-    def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
+    def put_if_absent(self, path: str, parts: Iterable[Bytes]) -> None:
         """Write an object durably unless one exists (O18). After a StorageError it may be there.
 
         Raises:
@@ -144,6 +147,15 @@ class LocalStorage:
             data = self.local_path(path).read_bytes()
             sync_what_is_seen(self.local_path(path).parent)
             return data
+
+    def make_durable(self, path: str) -> None:
+        """What somebody has seen of an object is durable, whoever wrote it (O14).
+
+        Raises:
+            NotFound
+        """
+        with self._errors("get", path):
+            sync_what_is_seen(self.local_path(path).parent)
 
     def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
         """Return part of an object (shorter at its end).
@@ -252,7 +264,7 @@ class LocalStorage:
             raise storage_error(operation, where, error) from error
 
     @contextlib.contextmanager
-    def _written(self, target: Path, parts: Sequence[Bytes]) -> Iterator[Path]:
+    def _written(self, target: Path, parts: Iterable[Bytes]) -> Iterator[Path]:
         """Yield a synced temporary file beside ``target``; it is gone afterwards, whatever happens."""
         temp = target.parent / f"{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         descriptor = _create(temp, self._access)

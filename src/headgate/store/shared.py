@@ -1,7 +1,8 @@
 """A store that machines share: its catalogue on a database server, its chunks where all of them reach them.
 
-Counterparts: ``store.Store`` opens it by its URL; ``catalogue.postgres`` keeps the catalogue. Source: DB1 and DB2 of
-docs/spec/shared-store.md. Never lets two stores have one place: one would take the chunks of the other for its own.
+Counterparts: ``store.Store`` opens it by its URL; ``catalogue.postgres`` keeps the catalogue. Or all of it behind
+another process, ``served``. Source: DB1 and DB2 of docs/spec/shared-store.md, SS1 of docs/spec/served-store.md. Never
+lets two stores have one place: one would take the chunks of the other for its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from headgate.storage.backends import absolute_location, open_storage
 from headgate.storage.base import AlreadyExists, NotFound, Storage
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.postgres.address import is_address, parse_address
+from headgate.store.served import address as served
 
 MARK = "headgate-store"
 """The object beside the chunks that says whose they are."""
@@ -29,22 +31,41 @@ def shared_root(text: str) -> str | None:
     Raises:
         UsageError: it cannot be one; a password in it is not shown.
     """
+    if served.is_address(text):
+        return served.parse_address(text).url
     return parse_address(text).url if is_address(text) else None
 
 
 def is_shared(root: str) -> bool:
     """Return whether ``root`` is the URL of such a store."""
-    return is_address(root)
+    return is_address(root) or served.is_address(root)
+
+
+def is_served(root: str) -> bool:
+    """Return whether ``root`` is the URL of a store that another process has."""
+    return served.is_address(root)
 
 
 def shared_exists(root: str) -> bool:
-    """Return whether there is such a store; makes none. One that was there is not looked for again."""
-    if root not in _seen:
-        with _client_library():
-            from headgate.store.catalogue.postgres.opening import exists
-        if exists(parse_address(root)):
-            _seen.add(root)
+    """Return whether there is such a store; makes none. One that was there is not looked for again.
+
+    Raises:
+        UsageError, StorageError: its server cannot be asked.
+    """
+    if root not in _seen and _is_there(root):
+        _seen.add(root)
     return root in _seen
+
+
+def _is_there(root: str) -> bool:
+    if served.is_address(root):
+        from headgate.store.served.opening import open_served
+
+        open_served(root).close()  # a server has a store
+        return True
+    with _client_library():
+        from headgate.store.catalogue.postgres.opening import exists
+    return exists(parse_address(root))
 
 
 def open_shared(root: str, chunks: str | os.PathLike[str] | None) -> tuple[Catalogue, Storage, Clock]:
@@ -55,7 +76,7 @@ def open_shared(root: str, chunks: str | os.PathLike[str] | None) -> tuple[Catal
         StorageError: server or storage cannot be reached.
     """
     with _client_library():
-        from headgate.store.catalogue.postgres.date import ServerDate
+        from headgate.store.catalogue.date import ServerDate
         from headgate.store.catalogue.postgres.opening import open_catalogue
     place = None if chunks is None else _checked_place(chunks)
     catalogue, found = open_catalogue(parse_address(root), place)

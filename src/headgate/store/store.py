@@ -10,8 +10,10 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -32,12 +34,15 @@ from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
 from headgate.store.retention import Retention, policy_of
 from headgate.store.scaling import Scaling, scaling_policy_of
-from headgate.store.shared import is_shared, open_shared, shared_exists, shared_root
+from headgate.store.shared import is_served, is_shared, open_shared, shared_exists, shared_root
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, check_open
 from headgate.store.transactional_store import TransactionalStore
 from headgate.store.transactions import TransactionLog
 from headgate.store.writer import StreamWriter
 from headgate.threads import SYSTEM_THREADS, Threads
+
+if TYPE_CHECKING:
+    from headgate.store.serving.server import ServerOptions, StoreServer
 
 ROOT_VARIABLE = "HEADGATE_STORE"
 ROOT_DEFAULT = ".headgate/store"
@@ -60,7 +65,10 @@ def store_root(root: str | Path | None = None) -> str:
     if shared is not None:
         return shared
     if separator:
-        raise UsageError(f"the stream store needs a local directory, or postgresql://user@host/database, not {chosen}")
+        raise UsageError(
+            "the stream store needs a local directory, postgresql://user@host/database, or headgate://host:port, "
+            f"not {chosen}"
+        )
     return str(Path(chosen).expanduser().absolute())
 
 
@@ -81,10 +89,12 @@ class Store(TransactionalStore):
         new_name: Callable[[], str] = random_name,
         threads: Threads = SYSTEM_THREADS,
         clock: Clock = SYSTEM_CLOCK,
+        check: Callable[[bool], list[Problem]] | None = None,
     ) -> None:
-        """Use ``Store.open``. ``new_name`` gives names that nothing has."""
+        """Use ``Store.open``. ``new_name`` gives names that nothing has; ``check`` checks it where its files are."""
         super().__init__(catalogue, storage, clock)
         self.root = root
+        self._check = check
         self._threads = threads
         self._new_name = new_name
         self._transactions = TransactionLog(catalogue, storage, clock.wall_ms, new_name, threads)
@@ -101,7 +111,8 @@ class Store(TransactionalStore):
         """Open the store at ``root`` (see ``store_root``), creating it when there is none.
 
         Args:
-            root: its directory, or ``postgresql://user@host/database`` for one that several machines share.
+            root: its directory, or for one that several machines share ``postgresql://user@host/database``, or
+                ``headgate://host:port``, where ``headgate store serve`` serves it.
             storage: where chunks go instead of ``<root>/chunks`` (tests).
             access: of a store that does not exist yet: "owner", or "group" to share it with the directory's group.
             chunks: where a store on PostgreSQL that does not exist yet keeps its events: ``s3://bucket/prefix`` and the
@@ -111,12 +122,24 @@ class Store(TransactionalStore):
             UsageError: it cannot be created, is not shared although it should be, or a newer release wrote it.
         """
         directory = store_root(root)
+        if is_served(directory):
+            return cls._open_served(directory, storage, chunks)
         if "://" in directory:
             catalogue, place, clock = open_shared(directory, chunks)
             return cls(directory, catalogue, storage if storage is not None else place, clock=clock)
         if chunks is not None:
             raise UsageError(f"chunks= is for a store on PostgreSQL; the one at {directory} keeps its events there")
         return cls._open_directory(directory, storage, access)
+
+    @classmethod
+    def _open_served(cls, url: str, storage: Storage | None, chunks: str | Path | None) -> Store:
+        if chunks is not None:
+            raise UsageError(f"chunks= is for a store on PostgreSQL; the server at {url} keeps the events of its store")
+        from headgate.store.served.opening import open_served
+
+        served = open_served(url)
+        place = storage if storage is not None else served.storage
+        return cls(url, served.catalogue, place, clock=served.clock, check=served.check)
 
     @classmethod
     def _open_directory(cls, directory: str, storage: Storage | None, access: str) -> Store:
@@ -128,11 +151,10 @@ class Store(TransactionalStore):
                 f"stream store directory {directory} cannot be created ({error.strerror}); set {ROOT_VARIABLE} "
                 "to a writable directory"
             ) from error
-        chunks = Path(directory) / "chunks"
         from headgate.store.catalogue.sql import SqlCatalogue  # SQLAlchemy takes a fifth of the imports of a start
 
         catalogue = SqlCatalogue.open(_catalogue_file(directory))
-        return cls(directory, catalogue, storage if storage is not None else LocalStorage(chunks, access_in(chunks)))
+        return cls(directory, catalogue, storage if storage is not None else _chunks_in(directory))
 
     @staticmethod
     def shared(root: str | Path | None = None) -> Store:
@@ -143,7 +165,11 @@ class Store(TransactionalStore):
 
     @staticmethod
     def exists(root: str | Path | None = None) -> bool:
-        """Return whether there is a store at ``root``. Never creates one, as ``open`` does."""
+        """Return whether there is a store at ``root``. Never creates one, as ``open`` does.
+
+        Raises:
+            UsageError, StorageError: its server cannot be asked.
+        """
         directory = store_root(root)
         if is_shared(directory):
             return shared_exists(directory)
@@ -448,11 +474,27 @@ class Store(TransactionalStore):
 
     def fsck(self, *, verify_events: bool = True) -> list[Problem]:
         """Check every invariant (S40); with ``verify_events`` also every byte of every visible chunk."""
+        if self._check is not None:
+            return self._check(verify_events)
         return check_store(self._catalogue, self._storage, verify_events=verify_events)
 
     def repair(self) -> list[str]:
         """Mend what ``fsck`` finds and nothing can be lost by: what reader groups hold; return what was mended."""
         return self._catalogue.mend_groups()
+
+    def serve(self, options: ServerOptions) -> AbstractContextManager[StoreServer]:
+        """Offer this store to other processes for the time of the block (docs/spec/served-store.md).
+
+        Raises:
+            UsageError: it is not in a directory of this machine, or cannot be offered so; see ``serving_store``.
+        """
+        from headgate.store.serving.server import serving_store
+
+        if "://" in self.root:
+            raise UsageError(
+                f"the store at {self.root} is shared already: open it there; one in a directory can be served"
+            )
+        return serving_store(Path(self.root), self._catalogue, _chunks_in(self.root), options)
 
     def collect_orphans(self) -> int:
         """Remove files that nothing refers to and return how many. Only while nobody writes."""
@@ -461,6 +503,11 @@ class Store(TransactionalStore):
         delete_quietly(self._storage, orphans)
         swept = self._storage.sweep_unfinished()
         return len(orphans) + swept
+
+
+def _chunks_in(directory: str) -> LocalStorage:
+    chunks = Path(directory) / "chunks"
+    return LocalStorage(chunks, access_in(chunks))
 
 
 def _catalogue_file(directory: str) -> Path:

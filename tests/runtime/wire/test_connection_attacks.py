@@ -18,7 +18,7 @@ from headgate.model.security import SecurityConfig
 from headgate.runtime.wire import listener as listeners
 from headgate.runtime.wire.connection import Connection, ConnectionLost, connect
 from headgate.runtime.wire.listener import Listener
-from headgate.runtime.wire.tls import Tls
+from headgate.tls import Tls
 
 SECRET = b"s" * 32
 WAIT = 60

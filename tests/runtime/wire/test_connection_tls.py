@@ -19,7 +19,7 @@ from headgate.errors import UsageError
 from headgate.model.security import SecurityConfig
 from headgate.runtime.wire.connection import Connection, ConnectionLost, connect
 from headgate.runtime.wire.listener import Listener
-from headgate.runtime.wire.tls import Tls, is_loopback
+from headgate.tls import Tls, is_loopback
 
 SECRET = b"s" * 32
 WAIT = 120
@@ -71,7 +71,7 @@ def test_tls_is_on_for_every_address_but_loopback_unless_somebody_says_otherwise
 # SE14
 def test_a_listener_for_other_machines_speaks_tls_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address is loopback, but counts as one that is not: nothing of the tests leaves this machine."""
-    monkeypatch.setattr("headgate.runtime.wire.tls.is_loopback", lambda host: False)
+    monkeypatch.setattr("headgate.tls.is_loopback", lambda host: False)
     accepted: queue.Queue[Connection] = queue.Queue()
     listener = Listener(SECRET, Purpose.DATA, accepted.put, name="tls", handshake_seconds=WAIT)
     try:

@@ -22,7 +22,7 @@ from headgate.runtime.driver.event_loop import Timers
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
 from headgate.runtime.wire.control import ControlServer, Loss, WorkerConnection
-from headgate.runtime.wire.tls import Tls
+from headgate.tls import Tls
 
 UNEXPLAINED_MAX = 256
 """Lost workers that somebody may still tell of: those of a few generations."""

@@ -22,8 +22,8 @@ from headgate.errors import CorruptionError, ProtocolViolation
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
 from headgate.runtime.wire.byte_streams import PlainStream
-from headgate.runtime.wire.tls import Tls
 from headgate.runtime.wire.tls_streams import TlsStream, client_stream
+from headgate.tls import Tls
 
 HANDSHAKE_SECONDS = 5.0
 """Deadline of a whole handshake, however slowly its bytes drip in (CN3)."""

@@ -26,8 +26,8 @@ from headgate.runtime.surroundings import Surroundings
 from headgate.runtime.wire.connection import HANDSHAKE_SECONDS, Connection, ConnectionLost, connect
 from headgate.runtime.wire.listener import Listener
 from headgate.runtime.wire.outbox import Outbox
-from headgate.runtime.wire.tls import Tls
 from headgate.threads import Thread
+from headgate.tls import Tls
 
 CONNECT_SECONDS = 20.0
 """How long a worker tries to reach the coordinator before it gives up."""

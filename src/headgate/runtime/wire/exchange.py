@@ -36,8 +36,8 @@ from headgate.runtime.wire.feedback import MERGE_BYTES_MAX, FeedbackChannel, Rec
 from headgate.runtime.wire.listener import Listener
 from headgate.runtime.wire.peer import EdgeOfPeer, ExchangeCallbacks, Peer
 from headgate.runtime.wire.spill import SpillBudget
-from headgate.runtime.wire.tls import Tls
 from headgate.threads import Thread
+from headgate.tls import Tls
 
 START_SECONDS = 30.0
 """All workers of a generation must have connected to each other within this time."""

@@ -23,9 +23,9 @@ from headgate.runtime.wire.connection import (
     now_s,
     send_before,
 )
-from headgate.runtime.wire.tls import Tls
 from headgate.runtime.wire.tls_streams import server_stream
 from headgate.threads import Thread
+from headgate.tls import Tls
 
 STRANGERS_MAX = 256
 """Connections that have not shown the secret; one more closes the oldest of them (CN5)."""

@@ -37,7 +37,6 @@ from headgate.runtime.wire.control import ControlClient
 from headgate.runtime.wire.exchange import Exchange
 from headgate.runtime.wire.peer import ExchangeCallbacks
 from headgate.runtime.wire.spill import SpillBudget
-from headgate.runtime.wire.tls import Tls
 from headgate.runtime.worker.chain import NodeError
 from headgate.runtime.worker.deployment import Deployment, edge_schemas
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
@@ -50,6 +49,7 @@ from headgate.state.frozen import OwnedKeys
 from headgate.storage.backends import open_storage
 from headgate.store.streams import OtherSchemaError
 from headgate.threads import ThreadEnded
+from headgate.tls import Tls
 
 EXIT_FENCED = 75
 """Exit code of a worker whose coordinator is gone: nobody waits for it any more."""

@@ -1,7 +1,7 @@
 """The date of a store that machines share: that of its server, whatever their clocks say.
 
-Counterpart: ``database``, which asks for it. Source: DB12 of docs/spec/shared-store.md. Asks seldom: in between it goes
-on by a clock of this machine that only goes forward.
+Counterparts: the catalogues of servers, which ask for it. Source: DB12 of docs/spec/shared-store.md. Asks seldom: in
+between it goes on by a clock of this machine that only goes forward.
 """
 
 from __future__ import annotations

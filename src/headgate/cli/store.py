@@ -1,0 +1,133 @@
+"""``headgate store serve``: offers a store in a directory to other processes and machines, until it is told to stop.
+
+Counterpart: ``headgate.store.serving``. Source: SS14 and SS15 of docs/spec/served-store.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from headgate.cli.options import JsonOption
+from headgate.cli.streams_open import StoreOption, opened
+from headgate.cli.text import size_text, time_text
+from headgate.clock import SYSTEM_CLOCK
+from headgate.errors import UsageError
+from headgate.model.security import SecurityConfig
+from headgate.store.served.address import PORT
+from headgate.store.served.greeting import tokens_of
+from headgate.store.serving.counting import Counts
+from headgate.store.serving.server import ServerOptions, StoreServer
+from headgate.store.store import store_root
+
+app = typer.Typer(help="The store itself.", no_args_is_help=True)
+
+PERIOD_S = 5.0
+"""Between two looks whether there is something to tell."""
+
+
+Tell: TypeAlias = Callable[[str, dict[str, Any]], None]
+
+
+@app.callback()
+def group() -> None:
+    """The store itself."""
+
+
+@app.command("serve")
+def serve(
+    store: StoreOption = None,
+    host: Annotated[
+        str, typer.Option(help="Address of this machine to listen on; others than loopback need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65_535)] = PORT,
+    token_file: Annotated[
+        str | None,
+        typer.Option(
+            help="File with the token that clients must know; one in each line, if there are several. "
+            "Default: $HEADGATE_STORE_TOKEN_FILE, else $HEADGATE_STORE_TOKEN."
+        ),
+    ] = None,
+    tls: Annotated[bool | None, typer.Option("--tls/--no-tls", help="Encrypt. Default: unless it is loopback.")] = None,
+    certificate_file: Annotated[
+        str | None,
+        typer.Option(help="Certificate of the server, PEM; by default it makes one, which the token proves."),
+    ] = None,
+    key_file: Annotated[str | None, typer.Option(help="Key of the certificate, PEM.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve the store in a directory to other machines, until SIGTERM or Ctrl-C.
+
+    It is made if there is none. Others open it as headgate://HOST:PORT.
+    """
+    if "://" in store_root(store):
+        raise UsageError(f"{store_root(store)} is no directory: a store that is shared already is not served once more")
+    options = ServerOptions(host, port, partial(tokens_of, token_file), _security(tls, certificate_file, key_file))
+    is_over = threading.Event()
+    tell = _tell_json if as_json else _tell_lines
+    with opened(store, makes=True) as own:
+        with own.serve(options) as server:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: is_over.set())
+            _start(server, tell, own.root, is_open=not options.tokens())
+            _watch(server, is_over, tell)
+        tell("stopped", {"counts": server.counts})
+
+
+def _security(tls: bool | None, certificate_file: str | None, key_file: str | None) -> SecurityConfig:
+    if (certificate_file is None) != (key_file is None):
+        raise UsageError("--certificate-file and --key-file belong together: give both or none")
+    if certificate_file is not None and tls is False:
+        raise UsageError("--certificate-file has no use with --no-tls; leave one of them out")
+    return SecurityConfig(tls=tls, certificate_file=certificate_file or "", key_file=key_file or "")
+
+
+def _start(server: StoreServer, tell: Tell, root: str, *, is_open: bool) -> None:
+    tell(
+        "serving",
+        {
+            "url": server.address.url,
+            "store": root,
+            "tls": server.tls is not None,
+            "token": not is_open,
+            "pid": os.getpid(),
+        },
+    )
+
+
+def _watch(server: StoreServer, is_over: threading.Event, tell: Tell) -> None:
+    told = Counts()
+    while not is_over.wait(PERIOD_S):
+        counts = server.counts
+        if counts != told:
+            tell("requests", {"counts": counts})
+        told = counts
+
+
+def _tell_json(event: str, fields: dict[str, Any]) -> None:
+    told = {name: value for name, value in fields.items() if name != "counts"}
+    told |= asdict(fields["counts"]) if "counts" in fields else {}
+    typer.echo(json.dumps({"event": event, "at_ms": SYSTEM_CLOCK.wall_ms(), **told}))
+
+
+def _tell_lines(event: str, fields: dict[str, Any]) -> None:
+    if event == "serving":
+        how = "encrypted" if fields["tls"] else "not encrypted"
+        who = "who has the token" if fields["token"] else "everybody on this machine"
+        typer.echo(f"serving {fields['store']} at {fields['url']} ({how}, for {who}); Ctrl-C ends it")
+        return
+    counts: Counts = fields["counts"]
+    parts = [f"{counts.requests:,} requests", f"{counts.errors:,} answered by an error"]
+    parts += [f"{counts.refused:,} refused"] if counts.refused else []
+    parts += [f"{counts.failures:,} failed"] if counts.failures else []
+    parts += [f"{size_text(counts.bytes_in)} in", f"{size_text(counts.bytes_out)} out"]
+    parts += [f"{counts.connections:,} connections"] if event == "requests" else []
+    typer.echo(f"{time_text(SYSTEM_CLOCK.wall_ms())} {'stopped: ' if event == 'stopped' else ''}{', '.join(parts)}")

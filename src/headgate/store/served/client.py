@@ -1,0 +1,276 @@
+"""Asks the server of a store, and waits for one that is away; a lost answer is looked for before anything is repeated.
+
+Counterparts: ``serving.settling`` knows what became of a question, ``connection`` carries it. Source: SS9, SS10, SS11
+and SS19 of docs/spec/served-store.md. Never repeats what may have taken effect: that is its caller's, who knows how
+(CT7).
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from headgate.errors import StorageError
+from headgate.storage.base import Bytes
+from headgate.store.served.address import CA_FILE_VARIABLE, Address
+from headgate.store.served.connection import (
+    Answer,
+    ConnectionLostError,
+    Question,
+    RefusedError,
+    ServerConnection,
+    UnreachableError,
+)
+from headgate.store.served.failures import decode_failure
+from headgate.store.served.greeting import REQUEST_HEADER, Facts, tokens_of
+from headgate.store.served.values import decode, encode
+
+PATIENCE_S = 30.0
+"""How long a question of which nothing has happened yet waits for a server that went (SS10)."""
+
+OPENING_PATIENCE_S = 10.0
+"""How long opening waits for it: the address may be wrong."""
+
+IDLE_S = 30.0
+"""A connection that nobody used for so long is not used again: the server closes those that are idle for longer."""
+
+IDLE_MAX = 16
+"""Connections that wait for the next question."""
+
+PAUSES_S = (0.05, 1.0)
+SETTLE = "/settle"
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What became of a question whose answer was lost.
+
+    Attributes:
+        is_over: it was carried out, or it never will be; else it is under way.
+        status, data: what was answered; 0: never, or it is not known any more.
+        is_void: it was not carried out, and never will be.
+    """
+
+    is_over: bool
+    is_void: bool = False
+    status: int = 0
+    data: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """A question without an answer."""
+
+    name: str
+    instance: str
+
+
+class Client:
+    """One process's way to a server; safe from several threads, and usable again after a fork."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.patience_s = OPENING_PATIENCE_S
+        self._facts: Facts | None = None
+        self._begin_in_this_process()
+
+    def _begin_in_this_process(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[tuple[float, ServerConnection]] = []
+        self._unsettled: list[_Lost] = []
+
+    @property
+    def url(self) -> str:
+        """The store's name."""
+        return self.address.url
+
+    def facts(self) -> Facts:
+        """Return what the server says of itself; connect if nobody has.
+
+        Raises:
+            StorageError: it cannot be reached, or does not let us in.
+        """
+        if self._facts is None:
+            self.ask(Question("POST", "/date"))
+        assert self._facts is not None
+        return self._facts
+
+    def ask(self, question: Question, *, is_once: bool = False) -> bytes:
+        """Return the answer; wait for a server that is away.
+
+        Args:
+            question: what to ask.
+            is_once: it may take effect, which the caller must know of before it is asked again.
+
+        Raises:
+            StorageError: the server cannot be reached, or, of what ``is_once``, nobody knows what became of it.
+            Exception: what the verb raised there.
+        """
+        self._notice_fork()
+        deadline_s, pause_s = time.monotonic() + self.patience_s, PAUSES_S[0]
+        while True:
+            try:
+                return self._understood(self._asked(question, is_once, deadline_s))
+            except UnreachableError as error:
+                if time.monotonic() + pause_s >= deadline_s:
+                    raise StorageError("reach", self.url, str(error)) from error
+            except RefusedError as error:
+                raise StorageError("use", self.url, str(error), is_transient=False) from error
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSES_S[1])
+
+    def connect(self) -> ServerConnection:
+        """Return a new connection; its user closes it.
+
+        Raises:
+            UnreachableError, RefusedError
+        """
+        tokens = tokens_of()
+        made = ServerConnection(self.address, tokens[0] if tokens else None, os.environ.get(CA_FILE_VARIABLE, ""))
+        with self._lock:
+            known = self._facts
+            if known is None or known.store == made.facts.store:
+                self._facts = made.facts
+                return made
+        made.close()
+        raise RefusedError("it serves another store than when this one was opened; open it again")  # SS11
+
+    def close(self) -> None:
+        """Let go of the connections; another question makes new ones."""
+        self._notice_fork()
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, connection in idle:
+            connection.close()
+
+    def _asked(self, question: Question, is_once: bool, deadline_s: float) -> Answer:
+        connection = self._settled_connection()
+        name = secrets.token_hex(16)
+        named = {**(question.headers or {}), REQUEST_HEADER: name} if is_once else question.headers
+        try:
+            answer = connection.ask(Question(question.method, question.path, question.parts, named))
+        except ConnectionLostError as error:
+            if not is_once:
+                raise UnreachableError(str(error)) from error
+            return self._outcome(_Lost(name, connection.facts.instance), deadline_s, error)
+        if answer.status in (http.client.FORBIDDEN, http.client.SERVICE_UNAVAILABLE):
+            connection.close()  # another one may be taken
+        else:
+            self._put_back(connection)
+        return answer
+
+    def _understood(self, answer: Answer) -> bytes:
+        """Return what was asked for; raise what was raised there."""
+        facts = self._facts
+        assert facts is not None
+        match answer.status:
+            case http.client.OK:
+                return answer.data
+            case http.client.UNPROCESSABLE_ENTITY:
+                raise decode_failure(answer.data, facts.root, self.url)
+            case http.client.SERVICE_UNAVAILABLE | http.client.PRECONDITION_FAILED:  # nothing was done
+                raise UnreachableError(answer.data.decode(errors="replace"))
+            case http.client.FORBIDDEN:
+                raise UnreachableError("it does not know the token of this connection any more")
+        said = answer.data.decode(errors="replace")
+        raise StorageError("use", self.url, said or f"status {answer.status}", is_transient=False)
+
+    def _outcome(self, lost: _Lost, deadline_s: float, cause: Exception) -> Answer:
+        """Return the answer that was lost.
+
+        Raises:
+            UnreachableError: it was not carried out, and never will be.
+            StorageError: nobody knows.
+        """
+        with self._lock:
+            self._unsettled.append(lost)
+        pause_s = PAUSES_S[0]
+        while time.monotonic() < deadline_s:
+            try:
+                connection = self._taken()
+                settled = self._settled(connection, lost)
+                self._put_back(connection)
+            except UnreachableError:
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSES_S[1])
+                continue
+            except RefusedError:
+                break
+            if settled.is_void:
+                raise UnreachableError(str(cause)) from cause
+            if settled.status:
+                return Answer(settled.status, settled.data)
+            break
+        raise StorageError("ask", self.url, f"the answer was lost: {cause}") from cause
+
+    def _settled_connection(self) -> ServerConnection:
+        """Return a connection to a server that is done with questions without an answer.
+
+        Else whoever asks what became of one would be told that there is nothing, and see it come afterwards.
+        """
+        connection = self._taken()
+        with self._lock:
+            unsettled = list(self._unsettled)
+        for lost in unsettled:
+            self._settled(connection, lost)
+        return connection
+
+    def _settled(self, connection: ServerConnection, lost: _Lost) -> Settled:
+        if connection.facts.instance != lost.instance:
+            found = Settled(is_over=True)  # its process has ended, with all that it had begun
+        else:
+            try:
+                answer = connection.ask(Question("POST", SETTLE, [encode(lost.name)]))
+                found = decode(self._understood(answer), Settled)
+            except ConnectionLostError as error:
+                raise UnreachableError(str(error)) from error
+            except BaseException:
+                connection.close()
+                raise
+            if not found.is_over:
+                connection.close()
+                raise UnreachableError("it is still busy with what was asked before")
+        with self._lock:
+            self._unsettled = [one for one in self._unsettled if one != lost]
+        return found
+
+    def _taken(self) -> ServerConnection:
+        """Return a connection that nobody uses."""
+        old: list[ServerConnection] = []
+        with self._lock:
+            while self._idle:
+                since_s, connection = self._idle.pop()
+                if time.monotonic() - since_s < IDLE_S:
+                    return connection
+                old.append(connection)
+        for connection in old:
+            connection.close()
+        return self.connect()
+
+    def _put_back(self, connection: ServerConnection) -> None:
+        with self._lock:
+            if len(self._idle) < IDLE_MAX:
+                self._idle.append((time.monotonic(), connection))
+                return
+        connection.close()
+
+    def _notice_fork(self) -> None:
+        """Make connections and locks anew in a child (SS19): before any lock, the parent may hold one."""
+        if os.getpid() != self._pid:
+            inherited = self._idle
+            self._begin_in_this_process()
+            for _, connection in inherited:
+                connection.close()  # of this process: the parent's own goes on
+
+
+def question_of(path: str, value: object = None, headers: Mapping[str, str] | None = None) -> Question:
+    """Return a question whose body is one value."""
+    parts: Sequence[Bytes] = () if value is None else [encode(value)]
+    return Question("POST", path, parts, headers)

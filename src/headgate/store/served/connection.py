@@ -1,0 +1,200 @@
+"""One connection to the server of a store: it is greeted first, then questions go there and answers come back.
+
+Counterpart: ``serving.connections``. Source: SS3, SS5 and SS6 of docs/spec/served-store.md. Never repeats a question:
+that is ``client``'s, who knows what may be repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import secrets
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from headgate.codec.handshake import NONCE_BYTES, ClientHandshake, Purpose
+from headgate.errors import ProtocolViolation
+from headgate.model.security import SecurityConfig
+from headgate.storage.base import Bytes
+from headgate.store.served.address import Address
+from headgate.store.served.greeting import (
+    CHECKSUM_HEADER,
+    HELLO,
+    NO_TOKEN,
+    PROVE,
+    RELEASE_HEADER,
+    VERSION_HEADER,
+    WANTS_TOKEN_HEADER,
+    Facts,
+    release,
+)
+from headgate.store.served.values import checksum_of, decode
+from headgate.store.served.verbs import PROTOCOL_VERSION
+from headgate.tls import Tls
+
+CONNECT_S = 10.0
+ANSWER_S = 120.0
+"""So long a server may be silent before it is given up: longer than any verb waits for others."""
+SILENCE_S = 30
+"""A server whose machine has disappeared is noticed within so long (CN15)."""
+
+
+class ConnectionLostError(Exception):
+    """There is no answer: what was asked may have been done, or be done later. Expected: not a HeadgateError."""
+
+
+class UnreachableError(Exception):
+    """There is no server now, or it takes nothing now: nothing was done. Expected: not a HeadgateError."""
+
+
+class RefusedError(Exception):
+    """The server, or what is there instead, is none for us, and waiting does not help. Expected: no HeadgateError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        method, path: as HTTP has them; ``path`` is quoted here.
+        parts: the body.
+        headers: beside those of every question.
+    """
+
+    method: str
+    path: str
+    parts: Sequence[Bytes] = ()
+    headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back."""
+
+    status: int
+    data: bytes
+
+
+class ServerConnection:
+    """A connection that both ends know each other on. One thread at a time."""
+
+    def __init__(self, address: Address, token: bytes | None, ca_file: str) -> None:
+        """Connect and greet.
+
+        Raises:
+            UnreachableError, RefusedError
+            UsageError: the user's authority cannot be used.
+        """
+        self._last: http.client.HTTPResponse | None = None
+        context = Tls(SecurityConfig(tls=address.is_tls, ca_file=ca_file)).client(address.host)
+        self._http: http.client.HTTPConnection = (
+            http.client.HTTPConnection(address.host, address.port, timeout=CONNECT_S)
+            if context is None
+            else http.client.HTTPSConnection(address.host, address.port, timeout=CONNECT_S, context=context)
+        )
+        try:
+            self._http.connect()
+            _tune(self._http.sock)
+            self.facts = self._greet(token, is_tls=address.is_tls)
+            self._http.sock.settimeout(ANSWER_S)
+        except ssl.SSLError as error:
+            self.close()
+            raise RefusedError(f"no encrypted connection can be made: {error.reason or error}") from error
+        except (OSError, http.client.HTTPException, ConnectionLostError) as error:
+            self.close()
+            raise UnreachableError(_said(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, question: Question) -> Answer:
+        """Ask and wait for the answer.
+
+        Raises:
+            ConnectionLostError: there is none; the connection is of no more use.
+        """
+        try:
+            return self._asked(question)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise ConnectionLostError(_said(error)) from error
+        except BaseException:
+            self.close()  # whoever is interrupted in between leaves an answer behind
+            raise
+
+    def interrupt(self) -> None:
+        """Have whoever waits for an answer get an error, from another thread."""
+        stream = self._http.sock
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(stream, socket.SHUT_RDWR)  # of the bytes below TLS
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._http.close()
+
+    def _asked(self, question: Question) -> Answer:
+        parts = [view for part in question.parts if len(view := memoryview(part).cast("B"))]
+        headers = {
+            VERSION_HEADER: str(PROTOCOL_VERSION),
+            "Content-Type": "application/octet-stream",
+            "Content-Length": str(sum(map(len, parts))),
+            CHECKSUM_HEADER: checksum_of(*parts),
+            **(question.headers or {}),
+        }
+        self._http.request(question.method, quote(question.path), parts, headers)
+        response = self._http.getresponse()
+        data = response.read()
+        self._last = response
+        if response.getheader(CHECKSUM_HEADER) != checksum_of(data):
+            raise http.client.HTTPException("the answer was damaged on its way")
+        return Answer(response.status, data)
+
+    def _greet(self, token: bytes | None, *, is_tls: bool) -> Facts:
+        """Show each other that both know the token (CN1); without one, the same steps with what everybody knows."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        machine = ClientHandshake(token or NO_TOKEN, Purpose.STORE, nonce, is_tls=is_tls)
+        if isinstance(self._http.sock, ssl.SSLSocket):
+            machine.bind(self._http.sock.getpeercert(binary_form=True) or b"")
+        told = self._asked(Question("POST", HELLO, [machine.start()], {RELEASE_HEADER: release()}))
+        if told.status != http.client.OK:
+            raise self._refusal(told, token)
+        try:
+            proof = machine.receive(told.data)
+            answer = self._asked(Question("POST", PROVE, [proof]))
+            if answer.status != http.client.OK:
+                raise self._refusal(answer, token)
+            machine.receive(answer.data[:1])
+            return decode(answer.data[1:], Facts)
+        except ProtocolViolation as error:
+            raise RefusedError("what answers there does not know the token that was given here") from error
+
+    def _refusal(self, answer: Answer, token: bytes | None) -> Exception:
+        """Return what to raise where the server does not greet."""
+        if answer.status == http.client.SERVICE_UNAVAILABLE:
+            return UnreachableError(answer.data.decode(errors="replace"))
+        wants_token = self._last is not None and self._last.getheader(WANTS_TOKEN_HEADER) is not None
+        if answer.status == http.client.FORBIDDEN and token is None and wants_token:
+            return RefusedError("it wants a token, and none is given here")
+        if answer.status == http.client.FORBIDDEN:
+            return RefusedError("it does not know the token that is given here")
+        return RefusedError(answer.data.decode(errors="replace") or f"it answers with status {answer.status}")
+
+
+def _tune(stream: socket.socket) -> None:
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, option):
+            stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1_000)
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    return str(getattr(error, "strerror", None) or error) or type(error).__name__

@@ -1,0 +1,85 @@
+"""Has the tests of this room use served stores wherever they open one in a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.servers.proxy import Wire
+from tests.store import storing
+from tests.store.served.serving import serving
+from tests.store.storing import KEYED, STREAM
+
+from headgate.store import store as stores
+from headgate.store.serving.server import ServerOptions, StoreServer
+from headgate.store.store import Store
+
+ESSENTIAL = ("test_served", "test_transactions")
+"""What ``make check`` runs of this room; the rest takes minutes."""
+
+OF_THE_DIRECTORY: set[str] = set()
+"""Tests about the directory or the file of the catalogue; those about servers have others for the same."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    items[:] = [
+        item for item in items if item.path.parent != here or item.name.partition("[")[0] not in OF_THE_DIRECTORY
+    ]
+    for item in items:
+        if item.path.parent == here:
+            item.add_marker(pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"))
+            if not item.path.stem.startswith(ESSENTIAL):
+                item.add_marker("long")
+
+
+@pytest.fixture(autouse=True)
+def _stores_are_served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A store in a directory is one that a server in this process has, from its first opening on."""
+    real_open, real_exists = Store.open.__func__, Store.exists  # type: ignore[attr-defined]
+    urls: dict[str, str] = {}
+    with ExitStack() as opened:
+
+        def url_of(root: object, access: str = "owner") -> str:
+            text = stores.store_root(root)  # type: ignore[arg-type]
+            if "://" in text:
+                return text
+            if text not in urls:
+                own = Store._open_directory(text, None, access)
+                opened.callback(own.close)
+                server = opened.enter_context(own.serve(ServerOptions("127.0.0.1", 0)))
+                urls[text] = server.address.url
+                monkeypatch.setitem(storing.SERVED, urls[text], own)
+            return urls[text]
+
+        def open_there(cls: type[Store], root: object = None, *, access: str = "owner", **more: Any) -> Store:
+            store: Store = real_open(cls, url_of(root, access), **more)
+            opened.callback(store.close)
+            return store
+
+        def exists_there(root: object = None) -> bool:
+            text = stores.store_root(root)  # type: ignore[arg-type]
+            return bool(real_exists(urls.get(text, text)))
+
+        monkeypatch.setattr(Store, "open", classmethod(open_there))
+        monkeypatch.setattr(Store, "exists", staticmethod(exists_there))
+        yield
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[StoreServer]:
+    """A server of a store with one stream."""
+    with serving(tmp_path / "served") as made, Store.open(made.address.url) as store:
+        store.create_stream(STREAM, KEYED, segments=1)
+        yield made
+
+
+@pytest.fixture
+def wire(server: StoreServer) -> Iterator[Wire]:
+    """A wire to that server."""
+    made = Wire(server.address.port)
+    yield made
+    made.close()

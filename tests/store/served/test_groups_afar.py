@@ -1,0 +1,3 @@
+"""Reader groups, of a served store."""
+
+from tests.store.test_reader_groups import *  # noqa: F403

@@ -1,0 +1,3 @@
+"""Other columns, of a served store."""
+
+from tests.store.test_schema_updates import *  # noqa: F403

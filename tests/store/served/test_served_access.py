@@ -1,0 +1,315 @@
+"""Who may use a served store, and who is sent away."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.servers.proxy import Wire
+from tests.store.served.serving import TOKEN, WAIT_S, serving
+from tests.store.storing import KEYED, STREAM, drained, keyed
+
+from headgate.errors import StorageError, UsageError
+from headgate.model.security import SecurityConfig
+from headgate.store.served import address as addresses
+from headgate.store.served import client as clients
+from headgate.store.served import connection as asking
+from headgate.store.served.address import Address
+from headgate.store.served.client import Client
+from headgate.store.served.connection import Question
+from headgate.store.served.greeting import tokens_of
+from headgate.store.serving import connections
+from headgate.store.serving import server as servers
+from headgate.store.serving.server import ServerOptions, StoreServer
+from headgate.store.store import Store
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(addresses.TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(addresses.TOKEN_FILE_VARIABLE, raising=False)
+    monkeypatch.setattr(clients, "OPENING_PATIENCE_S", 0.0)
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreServer]:
+    """A server that wants a token."""
+    with serving(tmp_path / "guarded", tokens=lambda: [TOKEN.encode()]) as made:
+        yield made
+
+
+def test_a_server_that_others_can_reach_wants_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SS2
+    with Store._open_directory(str(tmp_path), None, "owner") as own:
+        with (
+            pytest.raises(UsageError, match=r"0\.0\.0\.0 can be reached from other machines: give it a token"),
+            own.serve(ServerOptions("0.0.0.0", 0)),
+        ):
+            raise AssertionError("everybody could write")
+        with own.serve(ServerOptions("127.0.0.1", 0)) as server:
+            assert server.tls is None
+        monkeypatch.setattr(servers, "is_loopback", lambda host: False)
+        monkeypatch.setattr("headgate.tls.is_loopback", lambda host: False)
+        with own.serve(ServerOptions("127.0.0.1", 0, lambda: [TOKEN.encode()])) as server:
+            assert server.tls is not None, "others on the way would hear"
+
+
+def test_a_token_that_is_too_short_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SS2
+    file = tmp_path / "token"
+    for text, problem in (("short\n", "too short"), ("\n\n", "no token"), ("", "no token")):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=problem) as caught:
+            tokens_of(str(file))
+        assert "short\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="cannot be read"):
+        tokens_of(str(tmp_path / "missing"))
+    file.write_text(f"{TOKEN}\n  another one that is long enough\n")
+    assert tokens_of(str(file)) == [TOKEN.encode(), b"another one that is long enough"]
+    monkeypatch.setenv(addresses.TOKEN_FILE_VARIABLE, str(file))
+    assert len(tokens_of()) == 2
+    monkeypatch.delenv(addresses.TOKEN_FILE_VARIABLE)
+    assert tokens_of() == []
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
+    assert tokens_of() == [TOKEN.encode()]
+
+
+def test_a_wrong_token_is_refused_in_one_sentence(
+    guarded: StoreServer, server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:  # SS3
+    with pytest.raises(UsageError, match="it wants a token, and none is given here"):
+        Store.open(guarded.address.url)
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, "another token of sufficient length")
+    with pytest.raises(UsageError, match="it does not know the token") as caught:
+        Store.open(guarded.address.url)
+    assert "another token" not in str(caught.value)
+    with pytest.raises(UsageError, match="it does not know the token"):
+        Store.open(server.address.url)  # it wants none: it may be anybody's
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
+    with Store.open(guarded.address.url) as store:
+        assert store.list_streams() == []
+    assert guarded.counts.refused == 2
+
+
+def test_a_token_that_was_taken_out_is_right_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SS2
+    monkeypatch.setattr(servers, "TOKENS_LOOK_S", 0.0)
+    file, mine = tmp_path / "server", tmp_path / "client"
+    file.write_text(TOKEN)
+    mine.write_text(TOKEN)
+    monkeypatch.setenv(addresses.TOKEN_FILE_VARIABLE, str(mine))
+    newer = "a newer token of more than sixteen"
+    with (
+        serving(tmp_path / "s", tokens=lambda: tokens_of(str(file))) as server,
+        Store.open(server.address.url) as store,
+    ):
+        file.write_text(f"{newer}\n{TOKEN}")
+        store.list_streams()
+        file.write_text("x")  # not right: the former ones stay
+        store.list_streams()
+        file.write_text(newer)
+        store._catalogue._client.patience_s = 0.0  # type: ignore[attr-defined]
+        with pytest.raises(StorageError, match="token"):
+            store.list_streams()
+        with pytest.raises(StorageError, match="it does not know the token") as caught:
+            store.list_streams()
+        assert not caught.value.is_transient
+        mine.write_text(newer)
+        assert store.list_streams() == []
+
+
+class Recorder(Wire):
+    """Keeps what passes."""
+
+    def __init__(self, target: int) -> None:
+        self.passed = b""
+        super().__init__(target)
+
+    def _ask(self, client: socket.socket, server: socket.socket) -> None:
+        while data := client.recv(65_536):
+            self.passed += data
+            server.sendall(data)
+
+    def _answer(self, server: socket.socket, client: socket.socket) -> None:
+        while data := server.recv(65_536):
+            self.passed += data
+            client.sendall(data)
+
+
+def test_the_token_of_a_store_never_travels(guarded: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS3
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
+    recorder = Recorder(guarded.address.port)
+    with Store.open(f"headgate://127.0.0.1:{recorder.port}") as store:
+        store.create_stream(STREAM, KEYED)
+    assert b"create_stream" in recorder.passed
+    assert TOKEN.encode() not in recorder.passed
+    first = recorder.passed[recorder.passed.index(b"POST /hello") : recorder.passed.index(b"POST /verb")]
+    with closing(socket.create_connection(("127.0.0.1", guarded.address.port), WAIT_S)) as stream:
+        stream.sendall(first.partition(b"HTTP/1.1 200")[0])
+        assert stream.recv(4_096).startswith(b"HTTP/1.1 200")
+        stream.sendall(first[first.index(b"POST /prove") :].partition(b"HTTP/1.1 200")[0])
+        assert stream.recv(4_096).startswith(b"HTTP/1.1 403"), "what was recorded is of no use"
+    recorder.close()
+
+
+def test_a_store_is_served_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SS3
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
+    encrypted = SecurityConfig(tls=True)
+    with serving(tmp_path / "s", tokens=lambda: [TOKEN.encode()], security=encrypted) as server:
+        assert server.address.url.startswith("https://127.0.0.1:")
+        recorder = Recorder(server.address.port)
+        url = f"https://127.0.0.1:{recorder.port}"
+        with Store.open(url) as store:
+            store.create_stream(STREAM, KEYED, segments=1)
+            with store.writer(STREAM) as writer:
+                writer.append(keyed(("secret", 1)))
+            assert drained(store) == [("secret", 1)]
+        assert b"secret" not in recorder.passed
+        recorder.close()
+        with pytest.raises(StorageError):
+            Store.open(f"http://127.0.0.1:{server.address.port}")  # nobody falls back
+
+
+def test_a_certificate_of_somebody_in_between_is_not_taken_for_the_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # SS3
+    """Somebody in between ends TLS with a certificate of his own, and passes on what both say."""
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
+    encrypted = SecurityConfig(tls=True)
+    with serving(tmp_path / "s", tokens=lambda: [TOKEN.encode()], security=encrypted) as server:
+        between = socket.create_server(("127.0.0.1", 0))
+        context = servers.Tls(SecurityConfig(tls=True)).server("127.0.0.1")
+        assert context is not None
+        passed: list[bytes] = []
+
+        def stand_between() -> None:
+            stream, _ = between.accept()
+            with closing(context.context.wrap_socket(stream, server_side=True)) as client:
+                other = servers.Tls(SecurityConfig(tls=True)).client("127.0.0.1")
+                assert other is not None
+                raw = socket.create_connection(("127.0.0.1", server.address.port))
+                with closing(other.wrap_socket(raw, server_hostname="localhost")) as onward:
+                    asked = b""
+                    while len(asked.partition(b"\r\n\r\n")[2]) < 71:
+                        asked += client.recv(65_536)
+                    onward.sendall(asked)
+                    client.sendall(onward.recv(65_536))
+                    passed.append(client.recv(65_536))
+
+        thread = threading.Thread(target=stand_between)
+        thread.start()
+        with pytest.raises(UsageError, match="does not know the token"):
+            Store.open(f"https://127.0.0.1:{between.getsockname()[1]}")
+        thread.join(WAIT_S)
+        between.close()
+        assert b"prove" not in b"".join(passed), "the client proves nothing to him"
+
+
+def test_another_version_is_refused_in_one_sentence(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:  # SS5
+    with Store.open(server.address.url) as store:
+        monkeypatch.setattr(asking, "PROTOCOL_VERSION", 99)
+        with pytest.raises(StorageError, match=r"speaks version 1 .* speaks version 99; use") as caught:
+            store.find(STREAM)  # also in the middle
+        assert not caught.value.is_transient
+        with pytest.raises(UsageError, match=r"speaks version 1 .* speaks version 99"):
+            Store.open(server.address.url)
+
+
+def raw(server: StoreServer, sent: bytes) -> bytes:
+    """What a server says to somebody who just sends this."""
+    with closing(socket.create_connection(("127.0.0.1", server.address.port), WAIT_S)) as stream:
+        stream.sendall(sent)
+        stream.shutdown(socket.SHUT_WR)
+        found = b""
+        while data := stream.recv(65_536):
+            found += data
+        return found
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"POST /verb/catalogue/list_streams HTTP/1.1\r\nHeadgate-Protocol: 1\r\nContent-Length: 0\r\n\r\n", b"401"),
+        (b"GET /chunk/a HTTP/1.1\r\nHeadgate-Protocol: 1\r\n\r\n", b"401"),
+        (b"PUT /chunk/a HTTP/1.1\r\nHeadgate-Protocol: 1\r\nContent-Length: 1\r\n\r\nx", b"401"),
+        (b"POST /prove HTTP/1.1\r\nHeadgate-Protocol: 1\r\nContent-Length: 0\r\n\r\n", b"412"),
+        (b"POST /hello HTTP/1.1\r\nHeadgate-Protocol: 1\r\nContent-Length: 5000\r\n\r\n" + b"x" * 5_000, b"413"),
+        (b"POST /hello HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"409"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"409"),
+        (b"\x16\x03\x01 TLS where there is none\r\n\r\n", b"Bad request"),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", b"414"),
+        (b"POST /hello HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"431"),
+        (b"", b""),
+    ],
+    ids=range(11),
+)
+def test_who_is_not_known_is_told_nothing(guarded: StoreServer, sent: bytes, status: bytes) -> None:  # SS4
+    found = raw(guarded, sent)
+    assert status in found.partition(b"\r\n")[0] if status else found == b""
+    assert b"guarded" not in found
+
+
+def test_a_stranger_that_takes_too_long_is_closed(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS4
+    monkeypatch.setattr(servers, "GREETING_S", 0.3)
+    with closing(socket.create_connection(("127.0.0.1", server.address.port), WAIT_S)) as stream:
+        deadline_s = time.monotonic() + WAIT_S
+        stream.setblocking(False)
+        is_open = True
+        while is_open and time.monotonic() < deadline_s:
+            try:
+                stream.send(b"P")  # drips
+                is_open = stream.recv(10) != b""
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:
+                is_open = False
+        assert not is_open
+    with Store.open(server.address.url) as store:
+        assert store.find(STREAM)
+
+
+def test_a_flood_of_strangers_keeps_no_client_out(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS4
+    monkeypatch.setattr(servers, "STRANGERS_MAX", 3)
+    with Store.open(server.address.url) as store:
+        store.changes()
+        flood = [socket.create_connection(("127.0.0.1", server.address.port), WAIT_S) for _ in range(10)]
+        assert store.find(STREAM)
+        with Store.open(server.address.url) as another:
+            assert another.find(STREAM)
+        for stream in flood[:5]:
+            assert stream.recv(10) == b"", "the oldest made room"
+        for stream in flood:
+            stream.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "is_page"), [("evil.example.com", True), ("localhost:80", False), ("[::1]", False), ("127.0.0.1:1", False)]
+)
+def test_a_page_of_another_site_is_refused(server: StoreServer, host: str, is_page: bool) -> None:  # SS4
+    head = f"POST /hello HTTP/1.1\r\nHost: {host}\r\nHeadgate-Protocol: 1\r\n"
+    sent = f"{head}Headgate-Checksum: {asking.checksum_of(b'x' * 71)}\r\nContent-Length: 71\r\n\r\n"
+    found = raw(server, sent.encode() + b"x" * 71)
+    assert b"403" in found.partition(b"\r\n")[0], "and the first message is none"
+    assert (b"its own name" in found) is is_page
+
+
+def test_who_is_known_is_not_asked_again(guarded: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS3
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
+    client = Client(Address(guarded.address.url, "127.0.0.1", guarded.address.port, is_tls=False))
+    connection = client.connect()
+    for _ in range(3):
+        assert connection.ask(Question("POST", "/date")).status == 200
+    connection.close()
+
+
+def test_a_port_that_is_taken_is_named(server: StoreServer, tmp_path: Path) -> None:  # SS2
+    with (
+        pytest.raises(UsageError, match=r"cannot be served on 127\.0\.0\.1:.*Address already in use"),
+        serving(tmp_path / "other", server.address.port),
+    ):
+        raise AssertionError("somebody has it")
+    assert connections.GREETING_S == 10.0
