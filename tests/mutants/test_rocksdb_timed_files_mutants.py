@@ -269,8 +269,23 @@ def a_watermark_has_all_that_it_fires_in_the_cache() -> Patch:
     return patched(BatchTimers, "holds_slots", property(lambda self: True))
 
 
-def test_a_cache_that_is_not_tidied_while_timers_fire_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def what_waits_is_numbered_anew() -> Patch:
+    return patched(BatchTimers, "holds_slots", property(lambda self: False))
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test"),
+    [
+        (
+            a_watermark_has_all_that_it_fires_in_the_cache,
+            timers.test_what_one_watermark_fires_is_not_all_in_the_cache,
+        ),
+        (what_waits_is_numbered_anew, timers.test_what_waits_is_of_the_same_keys_while_others_fire),
+    ],
+)
+def test_bugs_of_the_cache_while_timers_fire_are_caught(
+    mutant: Mutant, test: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     timers.make_small(monkeypatch)
     with states("rocksdb") as worker:
-        test = timers.test_what_one_watermark_fires_is_not_all_in_the_cache
-        assert_caught(a_watermark_has_all_that_it_fires_in_the_cache, test, worker, monkeypatch)
+        assert_caught(mutant, test, worker, monkeypatch)
