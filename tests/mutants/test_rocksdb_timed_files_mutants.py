@@ -18,6 +18,7 @@ from headgate.codec import log_entry
 from headgate.codec.snapshot import decode_sections
 from headgate.operators.keyed import KeyedOperator, owner_of
 from headgate.operators.process.batch_timers import BatchTimers
+from headgate.runtime.stored_state.catalog import StoredState
 from headgate.state.choice import WorkerStates
 from headgate.state.rocksdb import described, frozen, increments, reopening
 from headgate.state.rocksdb.described import Description
@@ -228,11 +229,16 @@ def test_bugs_of_what_is_in_files_are_caught(mutant: Mutant, test: Any, which: s
     assert_caught(mutant, test, which, worker)
 
 
-def test_expired_rows_that_are_read_are_caught(
-    worker: WorkerStates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def expired_rows_count_as_rows() -> Patch:
+    return patched(StoredState, "_may_have_expired", lambda self, piece: False)
+
+
+@pytest.mark.parametrize("mutant", [what_had_expired_is_read_from_files, expired_rows_count_as_rows])
+def test_expired_rows_that_are_shown_are_caught(
+    mutant: Mutant, worker: WorkerStates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     test = files.test_timers_windows_and_expiries_in_files_can_be_looked_at
-    assert_caught(what_had_expired_is_read_from_files, test, tmp_path, worker, monkeypatch)
+    assert_caught(mutant, test, tmp_path, worker, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -263,8 +269,23 @@ def a_watermark_has_all_that_it_fires_in_the_cache() -> Patch:
     return patched(BatchTimers, "holds_slots", property(lambda self: True))
 
 
-def test_a_cache_that_is_not_tidied_while_timers_fire_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def what_waits_is_numbered_anew() -> Patch:
+    return patched(BatchTimers, "holds_slots", property(lambda self: False))
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test"),
+    [
+        (
+            a_watermark_has_all_that_it_fires_in_the_cache,
+            timers.test_what_one_watermark_fires_is_not_all_in_the_cache,
+        ),
+        (what_waits_is_numbered_anew, timers.test_what_waits_is_of_the_same_keys_while_others_fire),
+    ],
+)
+def test_bugs_of_the_cache_while_timers_fire_are_caught(
+    mutant: Mutant, test: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     timers.make_small(monkeypatch)
     with states("rocksdb") as worker:
-        test = timers.test_what_one_watermark_fires_is_not_all_in_the_cache
-        assert_caught(a_watermark_has_all_that_it_fires_in_the_cache, test, worker, monkeypatch)
+        assert_caught(mutant, test, worker, monkeypatch)

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.mutants.test_rocksdb_timer_mutants import Both
-from tests.state.backends import states
+from tests.operators.windows import test_windows as operators
+from tests.state.backends import choose, states
 from tests.state.rocksdb import test_rocksdb_windows as rocks
 
+from headgate.operators.windows import window
 from headgate.state.choice import WorkerStates
 from headgate.state.rocksdb.database import Changes
 from headgate.state.rocksdb.stored_windows import StoredWindows
@@ -83,6 +86,34 @@ def a_snapshot_forgets_what_is_in_memory() -> Patch:
     return patched(_RocksWindows, "freeze", only_stored)
 
 
+def a_part_of_a_window_is_all_of_it() -> Patch:
+    parts = StoredWindows.parts
+
+    def first(self: StoredWindows, window: int, rows_max: int, *, is_by_suffix: bool = False) -> Any:
+        yield next(parts(self, window, rows_max, is_by_suffix=is_by_suffix))
+
+    return patched(StoredWindows, "parts", first)
+
+
+def what_is_in_memory_of_a_window_comes_as_a_part_of_its_own() -> Patch:
+    def apart(self: Any, window: int) -> Any:
+        found = self._front.take(window) if self._front.has(window) else None
+        for batch in self._stored.parts(window, 1, is_by_suffix=True):
+            yield [batch]
+        if found is not None:
+            yield found
+
+    return patched(RocksWindowRows, "parts", apart)
+
+
+def windows_are_read_whole() -> Patch:
+    return Both(*(patched(one, "_part_rows", 1 << 40) for one in (RocksWindowRows, RocksMergedRows)))
+
+
+def results_come_in_the_order_of_key_groups() -> Patch:
+    return patched(window, "key_order", lambda batch, keys: pa.array(range(batch.num_rows)))
+
+
 @pytest.fixture
 def worker() -> Iterator[WorkerStates]:
     with states("rocksdb") as made:
@@ -113,6 +144,26 @@ SNAPSHOT = rocks.test_a_snapshot_has_what_is_in_memory_and_what_is_stored_once
 )
 def test_bugs_of_windows_in_rocksdb_are_caught(mutant: Mutant, test: Any, kind: str, worker: WorkerStates) -> None:
     assert_caught(mutant, test, kind, worker)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "kind"),
+    [
+        (a_part_of_a_window_is_all_of_it, "kept"),
+        (a_part_of_a_window_is_all_of_it, "merged"),
+        (what_is_in_memory_of_a_window_comes_as_a_part_of_its_own, "kept"),
+        (windows_are_read_whole, "kept"),
+        (windows_are_read_whole, "merged"),
+    ],
+)
+def test_bugs_of_windows_in_parts_are_caught(mutant: Mutant, kind: str, worker: WorkerStates) -> None:
+    assert_caught(mutant, rocks.test_a_window_that_has_no_room_fires_in_parts, kind, worker)
+
+
+def test_results_in_another_order_are_caught() -> None:
+    test = operators.test_results_are_emitted_before_the_watermark_and_sorted_by_window_and_key
+    with choose("rocksdb-without-cache"):
+        assert_caught(results_come_in_the_order_of_key_groups, test)
 
 
 @pytest.mark.parametrize("kind", ["kept", "merged"])

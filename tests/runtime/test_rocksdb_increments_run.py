@@ -23,7 +23,7 @@ from tests.runtime.test_process_results import events, generator, same
 from tests.runtime.test_unaligned import KilledAt
 
 import headgate as hg
-from headgate.codec.snapshot import FILES_PREFIX
+from headgate.codec.snapshot import FILES_PREFIX, TIMED_DESCRIPTION
 from headgate.connectors.files.commit import read_committed
 from headgate.errors import HeadgateError
 from headgate.model.config import MemoryState, RocksState, StateConfig
@@ -38,6 +38,11 @@ Start = Any
 
 PADS = 300
 """Each key begins with so many kilobytes that cannot be compressed, so that there is something to share."""
+
+TIMERS = 8
+"""Of each record: more in all than are in memory."""
+
+FAR_MS = 1 << 50
 
 
 class Padded(hg.ProcessFunction):
@@ -59,17 +64,35 @@ class Padded(hg.ProcessFunction):
         yield {"key": context.key, "id": row["id"], "n": n}
 
 
+class Timed(Padded):
+    """The same with a map that expires, and with timers that fire when all input has ended (RB24)."""
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.n = state.value("n", pa.int64())
+        self.pads = state.map("pads", pa.int64(), pa.large_binary(), ttl=hg.TTL("1000d"))
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> Iterator[dict[str, Any]]:
+        for number in range(TIMERS):
+            context.timers.register_event_time(FAR_MS + row["id"] * TIMERS + number)
+        yield from super().process(row, context)
+
+    def on_timer(self, timer: hg.Timer, context: hg.ProcessContext) -> list[dict[str, Any]]:
+        return [{"key": context.key, "id": FAR_MS - 1 - timer.time_ms, "n": 0}]
+
+
 def random_bytes(key: int, at: int) -> bytes:
     import hashlib
 
     return hashlib.shake_128(f"{key}/{at}".encode()).digest(1_000)
 
 
-def padded(root: Path, source: hg.Generator, parallelism: int, state: StateConfig) -> PipelineDefinition:
+def padded(
+    root: Path, source: hg.Generator, parallelism: int, state: StateConfig, function: hg.ProcessFunction | None = None
+) -> PipelineDefinition:
     pipeline = pipeline_at(root, parallelism=parallelism, interval="300ms", retained=2)
     stream = pipeline.source(source).select("key", "id")
-    function = stream.key_by("key").process(Padded(), name="padded")
-    function.sink(hg.FileSink(root / "rows", "parquet"), name="rows")
+    results = stream.key_by("key").process(function or Padded(), name="padded")
+    results.sink(hg.FileSink(root / "rows", "parquet"), name="rows")
     definition = definition_of(pipeline)
     return replace(definition, config=replace(definition.config, state=state))
 
@@ -152,20 +175,24 @@ def test_files_are_shared_exactly_once_over_kills_and_another_backend(start: Sta
     check(tmp_path, source)
 
 
-# RB20 RB21 F1 F22
+# RB20 RB21 RB24 F1 F22
 def test_workers_that_die_while_they_write_and_restore_files_lose_nothing(start: Start, tmp_path: Path) -> None:
     source = replace(generator(4_000, splits=None), rows_per_second=300)
     killed = KilledAt(tmp_path, (("in-put", 8), ("after-snapshot-before-ack", 4), ("in-restore", 2), ("in-restore", 3)))
-    run = start(padded(tmp_path, source, 2, RocksState(32 << 20, str(tmp_path / "local"))), prepare=killed)
+    rocks = RocksState(32 << 20, str(tmp_path / "local"))
+    run = start(padded(tmp_path, source, 2, rocks, Timed()), prepare=killed)
     run.wait(lambda: not killed.missing(), "all have died")
     run.wait(lambda: has_shared(tmp_path), "a checkpoint that refers to files of an earlier one")
+    assert any(part.name == TIMED_DESCRIPTION for manifest in manifests(tmp_path) for part in manifest.parts)
     assert run.result().is_finished
-    check(tmp_path, source)
+    check(tmp_path, source, TIMERS)
 
 
-def check(tmp_path: Path, source: hg.Generator) -> None:
-    """Make sure that every record counted once."""
+def check(tmp_path: Path, source: hg.Generator, timers: int = 0) -> None:
+    """Make sure that every record counted once, and so did its timers."""
     rows = read_committed(str(tmp_path / "rows"))
+    fired, rows = rows.filter(pl.col("id") < 0)["id"], rows.filter(pl.col("id") >= 0)
+    assert sorted(-1 - fired) == list(range(timers * len(rows)))
     wanted = events(source).select("key", "id")
     same(rows.select("key", "id"), wanted)
     counts = rows.group_by("key").agg(pl.col("n").max())

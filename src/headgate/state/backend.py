@@ -278,6 +278,18 @@ class WindowBackend(StateBackend, Protocol[Taken]):
         """Return what ``window`` holds, in the form in which it is kept, and forget it (ST18). Do not change it."""
 
 
+@runtime_checkable
+class PartedWindows(WindowBackend[Taken], Protocol[Taken]):
+    """A backend that need not have a window in memory whole when it fires."""
+
+    def parts(self, window: int) -> Iterator[Taken]:
+        """As ``take``, in parts, of which each has all that its keys have. All of them are taken, or the state is none.
+
+        Raises:
+            LocalDamage: rows are missing; that may be told with the last part.
+        """
+
+
 META = "meta"
 
 

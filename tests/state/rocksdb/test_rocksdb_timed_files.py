@@ -515,6 +515,7 @@ def test_timers_windows_and_expiries_in_files_can_be_looked_at(
     assert moved.counted["expires"] == 120, "as they are stored"
     catalog = {row["state"]: row["rows"] for row in hg.state_catalog(root / "p").to_dicts()}
     assert catalog["plain"] == 120
+    assert catalog["expires"] is None, "what had expired is there, and counts"
     rows = hg.read_state(root / "p", NODE, "headgate.timers.event_time")
     assert sorted(rows.select("id", "time_ms").rows()) == sorted(wanted)
     assert len(hg.read_state(root / "p", NODE, "headgate.timers.event_time", keys=[119])) == 2

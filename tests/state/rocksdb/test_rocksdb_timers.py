@@ -270,6 +270,31 @@ def test_what_one_watermark_fires_is_not_all_in_the_cache(
     assert max(held) < 600
 
 
+class Again(Counts):
+    """Registers a timer for a time that has passed, for every third key."""
+
+    def on_timer(self, timers: hg.FiredTimers, context: hg.BatchContext) -> pl.DataFrame:
+        found = super().on_timer(timers, context)
+        context.timers.register_event_time(0, where=(found["id"] % 3 == 0) & (timers.times_ms == found["id"] % 7))
+        return found
+
+
+def test_what_waits_is_of_the_same_keys_while_others_fire(
+    worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
+) -> None:  # TM4
+    monkeypatch.setattr(by_batch, "TIMERS_PER_CALL", 20)
+    monkeypatch.setattr(by_column, "CACHE_ROW_BYTES", 1 << 40)
+    schema = pa.schema([("id", pa.int64())])
+    run = Harness(process_spec("node", ("id",), Again(), schema), worker=worker)
+    for start in range(0, 300, 50):
+        run.send(pa.record_batch([pa.array(range(start, start + 50))], schema))
+    run.operator.on_watermark(10)
+    assert sorted(row["id"] for row in run.out.rows()) == list(range(300))
+    run.out.batches.clear()
+    run.operator.on_watermark(20)
+    assert sorted(row["id"] for row in run.out.rows()) == list(range(0, 300, 3))
+
+
 @each
 def test_times_before_1970_come_first(make: Any, worker: WorkerStates) -> None:
     store = make(worker)

@@ -163,6 +163,57 @@ def test_what_is_in_memory_is_written_back_when_it_is_much_and_before_a_checkpoi
     assert state._front.windows() == [3], "there is room again"
 
 
+def rows_of(found: Any, window: int) -> list[Row]:
+    """Return the rows of a part of a window."""
+    if isinstance(found, list):
+        return [tuple(row.values()) for batch in found for row in batch.to_pylist()]
+    batch = partial_batch(ROWS.section.schema, found.keys, window, found.table)
+    return [tuple(row.values()) for row in batch.to_pylist()]
+
+
+@kinds
+def test_a_window_that_has_no_room_fires_in_parts(kind: str, worker: WorkerStates) -> None:
+    state = made(worker, kind)
+    many = [(n % 200, 1, 1, n, n) for n in range(600)]
+    store(state, *many[:500])
+    add(state, *many[500:], (5, 2, 1, 5, 5))
+    whole = made(worker, kind)
+    store(whole, *many)
+    assert len(list(whole.parts(1))) == 1, "there is room"
+    with without_room():
+        parts = [rows_of(part, 1) for part in state.parts(1)]
+        assert 20 < len(parts) <= GROUPS
+        keys = [{row[0] for row in part} for part in parts]
+        assert sum(map(len, keys)) == len(set().union(*keys)) == 200, "each has all that its keys have"
+        rows = [row for part in parts for row in part]
+        if kind == "kept":
+            by_key = {key: [row[3] for row in rows if row[0] == key] for key in range(200)}
+            assert by_key == {key: [key, key + 200, key + 400] for key in range(200)}, "in the order they came"
+        else:
+            assert sorted(rows) == [(key, 1, 3, 3 * key + 600, key + 400) for key in range(200)]
+        assert state.windows() == [2]
+        assert [row for part in state.parts(2) for row in rows_of(part, 2)] == [(5, 2, 1, 5, 5)]
+    assert list(state._place.database.scan(b"", None)) == [], "nothing remains"
+
+
+@kinds
+def test_rows_of_a_part_of_a_window_that_are_missing_are_named(
+    kind: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
+) -> None:  # RB6
+    state = made(worker, kind)
+    store(state, *((n, 1, 1, n, n) for n in range(200)))
+    some, calls = Database.some, []
+
+    def one_less(self: Database, *args: Any) -> Any:
+        calls.append(args)
+        rows, values = some(self, *args)
+        return (rows[1:], values[1:]) if len(calls) == 3 else (rows, values)
+
+    monkeypatch.setattr(Database, "some", one_less)
+    with without_room(), pytest.raises(CorruptionError, match=r"200 rows of a window.*199 rows"):
+        list(state.parts(1))
+
+
 @kinds
 def test_rows_of_a_window_that_are_missing_are_named(
     kind: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch

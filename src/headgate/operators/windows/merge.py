@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headgate.model.state_identity import Form
 from headgate.operators.base import Operator
 from headgate.operators.windows.plan import WindowPlan, window_state_text
 from headgate.operators.windows.values import results
-from headgate.operators.windows.window import WindowOperator, bounds
+from headgate.operators.windows.window import WindowOperator, bounds, key_order
 from headgate.state.backend import StateFactory, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns, Section
-from headgate.state.key_hash import Words, column_words, is_text
+from headgate.state.key_hash import Words
 from headgate.state.window_rows import MergedRows, partial_rows
 
 
@@ -68,14 +65,3 @@ class WindowMergeOperator(WindowOperator[MergedRows]):
         arrays = [*held.keys, *times, *results(self._plan, held.table)]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._shape.output)
         return batch.take(key_order(batch, self._shape.keys))
-
-
-def key_order(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.Array:
-    """Return the order that sorts rows with distinct keys. numpy is six times as fast for one number or time."""
-    column = batch.column(keys[0])
-    if len(keys) > 1 or is_text(column.type):
-        return pc.sort_indices(batch, [(key, "ascending") for key in keys])
-    if pa.types.is_floating(column.type):
-        return pa.array(np.argsort(column.to_numpy(zero_copy_only=False)))
-    words = column_words(column)
-    return pa.array(np.argsort(words.view(np.uint64) if pa.types.is_uint64(column.type) else words))

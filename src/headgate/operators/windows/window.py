@@ -12,15 +12,16 @@ from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headgate.operators.base import WATERMARK_MIN_MS, OperatorContext, Output, RestoredState
 from headgate.operators.keyed import KeyedOperator
 from headgate.operators.windows.fired_groups import FiredGroups
 from headgate.operators.windows.plan import WindowShape
-from headgate.state.backend import META, StateFactory, WindowBackend, WindowRows
+from headgate.state.backend import META, PartedWindows, StateFactory, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns
 from headgate.state.frozen import FrozenState
-from headgate.state.key_hash import Words
+from headgate.state.key_hash import Words, column_words, is_text
 from headgate.state.slot_array import Mask
 
 Held = TypeVar("Held")
@@ -86,10 +87,20 @@ class WindowOperator(KeyedOperator, Generic[Held]):
         for window in self._backend.windows():
             if self._shape.end_ms(window) - 1 > self._watermark_ms:  # WN2
                 break
-            results = self._results(window, self._backend.take(window))
+            results = self._all_results(window)
             for start in range(0, results.num_rows, _BATCH_ROWS_MAX):
                 self.output.emit(results.slice(start, _BATCH_ROWS_MAX))
         self.output.emit_watermark(watermark_ms)
+
+    def _all_results(self, window: int) -> pa.RecordBatch:
+        """Return the results of a window that ends, sorted by key, however it is read."""
+        if not isinstance(self._backend, PartedWindows):
+            return self._results(window, self._backend.take(window))
+        parts = [self._results(window, held) for held in self._backend.parts(window)]
+        if len(parts) == 1:
+            return parts[0]
+        whole = pa.concat_batches(parts)
+        return whole.take(key_order(whole, self._shape.keys))
 
     def on_resumed(self) -> None:
         """Go on with the event time before the end: what the end alone has fired is not late (WN13)."""
@@ -106,3 +117,14 @@ def bounds(shape: WindowShape, window: int, count: int) -> list[pa.Array]:
     start_us = window * shape.size_ms * 1_000
     values = (start_us, start_us + shape.size_ms * 1_000)
     return [pa.array(np.full(count, value)).view(pa.timestamp("us")) for value in values]
+
+
+def key_order(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.Array:
+    """Return the order that sorts rows with distinct keys. numpy is six times as fast for one number or time."""
+    column = batch.column(keys[0])
+    if len(keys) > 1 or is_text(column.type):
+        return pc.sort_indices(batch, [(key, "ascending") for key in keys])
+    if pa.types.is_floating(column.type):
+        return pa.array(np.argsort(column.to_numpy(zero_copy_only=False)))
+    words = column_words(column)
+    return pa.array(np.argsort(words.view(np.uint64) if pa.types.is_uint64(column.type) else words))

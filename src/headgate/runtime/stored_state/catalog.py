@@ -12,7 +12,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import BROADCAST_PREFIX, LISTS_PREFIX, UNION_PREFIX
+from headgate.codec.snapshot import BROADCAST_PREFIX, LISTS_PREFIX, TIMED_DESCRIPTION, UNION_PREFIX
 from headgate.errors import UsageError
 from headgate.model.manifest import SnapshotPart
 from headgate.model.state_identity import StateIdentity
@@ -45,9 +45,13 @@ class StoredState:
 
     @property
     def rows(self) -> int | None:
-        """How many rows it has in all subtasks; None if some were never counted."""
-        counts = [piece.rows for piece in self.pieces if piece.rows is not None]
+        """How many rows it has in all subtasks; None if some were never counted, or may have expired (RB24)."""
+        counts = [piece.rows for piece in self.pieces if piece.rows is not None and not self._may_have_expired(piece)]
         return sum(counts) if len(counts) == len(self.pieces) else None
+
+    def _may_have_expired(self, piece: Piece) -> bool:
+        """Whether ``piece`` has rows that count although they had expired."""
+        return self.shape.expires and piece.part.name == TIMED_DESCRIPTION and piece.rows != 0
 
     @property
     def size_bytes(self) -> int:

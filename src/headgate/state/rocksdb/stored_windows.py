@@ -5,7 +5,7 @@ Counterpart: ``windows``, which says what the suffix is, and has in memory what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -82,27 +82,47 @@ class StoredWindows:
         self._counts[window] = self._counts.get(window, 0) + new
         self._groups.setdefault(window, np.zeros(self._max_parallelism, np.bool_))[groups] = True
 
+    def count_of(self, window: int) -> int:
+        """Return how many rows of ``window`` there are."""
+        return self._counts.get(window, 0)
+
     def take(self, window: int, *, is_by_suffix: bool = False) -> pa.RecordBatch:
         """Remove the rows of a window; return them, by key group, or by suffix over all key groups.
 
         Raises:
             LocalDamage: some are missing.
         """
-        count = self._counts.pop(window)
-        keys: list[bytes] = []
+        (found,) = self.parts(window, self.count_of(window), is_by_suffix=is_by_suffix)
+        return found
+
+    def parts(self, window: int, rows_max: int, *, is_by_suffix: bool = False) -> Iterator[pa.RecordBatch]:
+        """Remove the rows of a window; yield them, those of some key groups at a time, about ``rows_max``.
+
+        Raises:
+            LocalDamage: some are missing.
+        """
+        count = left = self._counts.pop(window)
+        rows: list[bytes] = []
         values: list[bytes] = []
         for group in np.flatnonzero(self._groups.pop(window)):
             start, end = (self.keys(one, np.array([group]), [b""])[0] for one in (window, window + 1))
-            found, bytes_of = self._database.some(start, count + 1, end)
-            keys += found
+            found, bytes_of = self._database.some(start, max(left, 0) + 1, end)
+            left -= len(found)
+            rows += found
             values += bytes_of
-        if len(keys) != count:
-            raise LocalDamage(str(self._database.path), 0, f"{count} rows of a window", f"{len(keys)} rows")
+            if left > 0 and len(rows) >= rows_max:
+                yield self._removed(rows, values, is_by_suffix)
+                rows, values = [], []
+        if left:
+            raise LocalDamage(str(self._database.path), 0, f"{count} rows of a window", f"{count - left} rows")
+        yield self._removed(rows, values, is_by_suffix)
+
+    def _removed(self, rows: list[bytes], values: list[bytes], is_by_suffix: bool) -> pa.RecordBatch:
         changes = Changes()
-        changes.delete(keys)
+        changes.delete(rows)
         self._database.write(changes)
         if is_by_suffix:
-            values = [values[at] for at in sorted(range(count), key=lambda at: keys[at][SUFFIX_AT:])]
+            values = [values[at] for at in sorted(range(len(rows)), key=lambda at: rows[at][SUFFIX_AT:])]
         return self._batch(values)
 
     def _batch(self, values: Sequence[bytes]) -> pa.RecordBatch:

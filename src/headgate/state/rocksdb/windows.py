@@ -2,13 +2,13 @@
 
 In front are the windows of the backend in memory. When they have no room any more, all that they hold goes to the
 database; what comes later is held in memory again, and goes there, too, when it is much, or to a checkpoint. A window
-that fires is in memory whole.
+that fires is in memory whole if it has room there, else some key groups of it at a time.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -33,6 +33,9 @@ MERGED_ROW_BYTES = 128
 
 BATCH_COPIES = 2
 """A batch that is kept is taken to be so many times as large as its columns."""
+
+_COPIES = 3
+"""What is read of a row is in memory as bytes, as Arrow's, and as what is made of it."""
 
 CHANGES_MAX = 32_768
 """So many rows may be in memory when there are some in the database: the pause of a checkpoint is bounded by it."""
@@ -69,6 +72,11 @@ class _RocksWindows(ABC, Generic[FrontT]):
     def windows(self) -> list[int]:
         """See ``WindowBackend``."""
         return sorted({*self._front.windows(), *self._stored.windows})
+
+    @property
+    def _part_rows(self) -> int:
+        """So many rows of a window that fires are in memory together, about."""
+        return max(1, self._place.cache_bytes // self._place.row_bytes(MERGED_ROW_BYTES, _COPIES))
 
     def freeze(self) -> FrozenState:
         """See ``StateBackend``. As soon as anything is in the database, everything is (RB12)."""
@@ -129,6 +137,15 @@ class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
         self._held_bytes -= sum(batch.nbytes for batch in found)
         return [*before, *found]
 
+    def parts(self, window: int) -> Iterator[list[pa.RecordBatch]]:
+        """See ``PartedWindows``."""
+        if self._stored.count_of(window) <= self._part_rows:
+            yield self.take(window)
+            return
+        self._write_back()
+        for batch in self._stored.parts(window, self._part_rows, is_by_suffix=True):
+            yield [batch]
+
     def _held(self, added: pa.RecordBatch) -> tuple[int, int]:
         self._held_rows += added.num_rows
         self._held_bytes += added.nbytes
@@ -170,6 +187,16 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
             found = self._stored.take(window)
             self._front.add(np.full(found.num_rows, window), found)
         return self._front.take(window)
+
+    def parts(self, window: int) -> Iterator[MergedRows]:
+        """See ``PartedWindows``."""
+        if self._stored.count_of(window) <= self._part_rows:
+            yield self.take(window)
+            return
+        self._write_back()
+        for batch in self._stored.parts(window, self._part_rows):
+            self._front.add(np.full(batch.num_rows, window), batch)
+            yield self._front.take(window)
 
     def _held(self, added: pa.RecordBatch) -> tuple[int, int]:
         held_rows = sum(self._front.counts().values())
