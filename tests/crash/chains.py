@@ -79,7 +79,8 @@ class Chain:
         return what
 
     def _kill_below(self, link: Process, dice: random.Random) -> None:
-        found = [process for process in link.driver().children(recursive=True) if _is_worker(process)]
+        driver = link.driver()
+        found = [process for process in driver.children(recursive=True) if _is_worker(process, driver)]
         if found:
             kill(dice.choice(found).pid)
 
@@ -104,10 +105,10 @@ class Chain:
             link.close()
 
 
-def _is_worker(process: psutil.Process) -> bool:
-    """Whether it is a process that nobody has started others from: neither a JVM nor a daemon."""
+def _is_worker(process: psutil.Process, driver: psutil.Process) -> bool:
+    """Whether it is neither the JVM, or what starts plain workers, nor a daemon of Spark's that has workers."""
     with contextlib.suppress(psutil.Error):
-        return process.name() != "java" and not process.children() and process.status() != psutil.STATUS_ZOMBIE
+        return process.ppid() != driver.pid and not process.children() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 

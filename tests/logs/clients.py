@@ -311,8 +311,8 @@ def run(orders: Orders) -> None:
     if orders.bug:
         bugs.PLANTED[orders.bug]()
     role = ROLES[orders.client.rstrip("0123456789")]
-    with contextlib.suppress(FencedError), Store.open(orders.root) as store:  # another life has taken its place
-        role(Client(orders, store))
+    with contextlib.suppress(FencedError), insistently(lambda: Store.open(orders.root)) as store:
+        role(Client(orders, store))  # fenced: another life has taken its place
 
 
 def _obey(logs: Path) -> None:

@@ -21,6 +21,7 @@ from tests.connectors import test_stream_connectors as connecting
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.store import test_layout as layouts
 from tests.store import test_store_acknowledgements as acknowledging
+from tests.store import test_store_damage as damaging
 from tests.store import test_store_linger as lingering
 from tests.store import test_store_reader as reading
 from tests.store import test_store_transactions as deciding
@@ -35,7 +36,8 @@ from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import transactions as store_transactions
-from headgate.store.catalogue import database, making_lock, opening, outcomes, sql, versions
+from headgate.store.catalogue import database, looking, making_lock, opening, outcomes, positions, sql, versions
+from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue import transactions as recording
 from headgate.store.catalogue.audit import SqlAudit
@@ -611,3 +613,52 @@ def test_events_that_were_lost_at_the_end_are_missed() -> None:
     with ten() as store:
         test = reading.test_what_the_catalogue_has_lost_at_the_end_of_a_segment_is_an_error
         assert_caught(the_last_event_that_is_left_is_the_end, test, store, 100)
+
+
+@contextmanager
+def whatever_segments_are_left_are_the_layout() -> Iterator[None]:
+    """CT14."""
+    with patched(sql_streams, "_check_layout", lambda stream, problems: None):
+        yield
+
+
+@contextmanager
+def tables_that_are_gone_were_never_there() -> Iterator[None]:
+    """CT14."""
+    with patched(looking, "_PAGES_WITHOUT_TABLES", 1_000_000):
+        yield
+
+
+@contextmanager
+def any_row_is_sound() -> Iterator[None]:
+    """CT14."""
+    with patched(positions, "is_sound", lambda row: True):
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, damaging.Events]:
+    return damaging.made(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test", "more"),
+    [
+        (
+            whatever_segments_are_left_are_the_layout,
+            damaging.test_a_segment_that_is_lost_is_an_error_for_whoever_reads_or_writes_the_stream,
+            (2,),
+        ),
+        (
+            tables_that_are_gone_were_never_there,
+            damaging.test_tables_that_are_gone_are_an_error_and_not_made_anew,
+            ("tables",),
+        ),
+        (any_row_is_sound, damaging.test_columns_that_hold_what_they_never_hold_are_damage, ("NULL", "size_bytes")),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_a_damaged_catalogue_that_is_read_on_is_noticed(
+    whole: tuple[Path, damaging.Events], mutant: Mutant, test: Test, more: tuple[object, ...], tmp_path: Path
+) -> None:
+    assert_caught(mutant, test, whole, *more, tmp_path)

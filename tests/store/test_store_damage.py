@@ -22,8 +22,11 @@ Events = list[list[tuple[str, int]]]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Events]:
-    """A store that was closed, and what is in each segment: appended, committed, in front of a scaling and behind."""
-    root = tmp_path_factory.mktemp("whole")
+    return made(tmp_path_factory.mktemp("whole"))
+
+
+def made(root: Path) -> tuple[Path, Events]:
+    """Make a store; return what is in each segment: appended, committed, in front of a scaling and behind."""
     with Store.open(root) as store:
         store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
         with store.writer(STREAM, linger=None, writer_id="w") as writer:
