@@ -60,6 +60,22 @@ def test_every_example_builds_its_pipeline(page: str, number: int, code: str, di
     assert len(definition.plan.vertices) >= 1
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/how-to/testing.md"])
+def test_what_a_newcomer_copies_needs_no_file_that_is_not_there(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for code in examples(page):
+        names: dict[str, Any] = {"__name__": "example"}
+        exec(PREAMBLE, names)
+        try:
+            with loading_only():
+                exec(compile(code, page, "exec", dont_inherit=True), names)
+        except RunRequested as requested:
+            names["p"] = requested.pipeline
+        assert isinstance(names["p"], hg.Pipeline)
+
+
 @pytest.mark.long
 def test_the_sink_of_the_guide_passes_the_conformance_kit(directory: Path) -> None:
     code = example_with("class Numbers")
