@@ -64,6 +64,7 @@ SPECS = [
     "key-groups",
     "connectors",
     "stream-store",
+    "stream-clients",
     "reader-groups",
     "storage",
     "spark-streams",
