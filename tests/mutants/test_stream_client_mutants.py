@@ -13,6 +13,7 @@ from tests.api import test_async_cancelling as cancelling
 from tests.api import test_async_store as tasks
 from tests.cli import test_streams_write as commands
 from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.protocol.store import test_reading_order as order
 from tests.store import test_following as following
 from tests.store.storing import KEYED, STREAM
 
@@ -51,6 +52,21 @@ def a_cut_forgets_what_was_read_to_its_end() -> AbstractContextManager[None]:  #
 
 def what_is_given_back_is_lost() -> AbstractContextManager[None]:  # FW5, AC4
     return patched(StreamFollower, "unread", lambda self, found: None)
+
+
+def everything_that_waits_is_looked_at_again() -> AbstractContextManager[None]:  # SC40
+    real = ReadingOrder.ready
+
+    def ready(self: Any) -> Any:
+        self._unchecked |= self.waiting.keys()
+        return real(self)
+
+    return patched(ReadingOrder, "ready", ready)
+
+
+def test_a_history_that_is_gone_through_again_and_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    test = order.test_a_long_history_costs_as_much_as_it_has_segments
+    assert_caught(everything_that_waits_is_looked_at_again, test, monkeypatch)
 
 
 def who_waits_asks_all_the_time() -> AbstractContextManager[None]:  # FW6
