@@ -152,6 +152,7 @@ def make_history(root: Path, segments: int, chunks: int) -> None:
     numbers = [n for row in layouts if is_with_file(row, layouts) for n in range(row[0] * each, (row[0] + 1) * each)]
     for number in numbers:
         os.link(model, model.parent / f"{number}.chunk")
+    model.unlink()
 
 
 def is_with_file(row: tuple[Any, ...], layouts: list[tuple[Any, ...]]) -> bool:

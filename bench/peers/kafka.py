@@ -97,7 +97,8 @@ def make_topic(servers: str) -> None:
     """Create the topic."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    for asked in AdminClient({"bootstrap.servers": servers}).create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
+    client = AdminClient({"bootstrap.servers": servers})
+    for asked in client.create_topics([NewTopic(TOPIC, PARTITIONS, 1)]).values():
         asked.result(START_S)
 
 

@@ -24,7 +24,7 @@ async def cancelled(task: asyncio.Task[Any], held: Held, times: int = 1) -> None
     await held.begun()
     for _ in range(times):
         task.cancel()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # not a wait for anything
         assert not task.done(), "its call has not ended"
     held.let_go()
     with pytest.raises(asyncio.CancelledError):
@@ -56,7 +56,7 @@ def test_a_call_that_has_not_begun_is_never_carried_out(tmp_path: Path) -> None:
         first = asyncio.create_task(store._run(held))
         await held.begun()
         second = asyncio.create_task(store._run(late))  # there is one thread
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # not a wait for anything
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
@@ -162,7 +162,7 @@ def test_who_is_cancelled_in_its_block_leaves_the_group_and_commits_nothing(tmp_
             async with group.join("r") as reader:
                 await reader.read()
                 has_read.set()
-                await asyncio.sleep(3_600)
+                await asyncio.sleep(3_600)  # not a wait for anything
 
         working = asyncio.create_task(works_for_long())
         await has_read.wait()
@@ -187,7 +187,7 @@ def test_an_append_that_was_cancelled_is_repeated_by_its_number(tmp_path: Path) 
                 await cancelled(asyncio.create_task(writer.append(keyed(("a", 1)))), held)
             assert writer.next_sequence == 2, "it was taken"
             waiting = asyncio.create_task(writer.append(keyed(("a", 2))))
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # not a wait for anything
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting

@@ -159,7 +159,7 @@ def test_calls_of_one_reader_do_not_overlap(tmp_path: Path, monkeypatch: pytest.
             monkeypatch.setattr(StreamFollower, "read", lambda *args, **kwargs: held(*args, **kwargs))
             first, second = asyncio.create_task(events.read()), asyncio.create_task(events.cut())
             await held.begun()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # not a wait for anything
             assert not second.done()
             held.let_go()
             assert numbers(await first) == [1]
@@ -172,7 +172,7 @@ def test_many_wait_with_few_threads(tmp_path: Path) -> None:  # AC6
     async def test(store: hg.AsyncStore) -> None:
         readers = [await store.follow(STREAM, start="latest") for _ in range(50)]
         waiting = [asyncio.create_task(reader.read()) for reader in readers]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # not a wait for anything
         mine = [x for x in threading.enumerate() if x.name.startswith(("headgate-async", "headgate-bell"))]
         assert len(mine) <= 3
         await write(store, 7)
@@ -265,7 +265,7 @@ def test_closing_waits_for_calls_that_were_begun(tmp_path: Path, monkeypatch: py
         asked = asyncio.create_task(store._calls.run(lambda: held(inner(store))))
         await held.begun()
         closing = asyncio.create_task(store.close())
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # not a wait for anything
         assert not closing.done()
         with pytest.raises(hg.UsageError, match="the store is closed"):
             await store.list_streams()
@@ -286,7 +286,7 @@ def test_a_store_belongs_to_its_loop(tmp_path: Path) -> None:  # AC8
     with pytest.raises(hg.UsageError, match="the event loop in which it was opened"):
         asyncio.run(store.list_streams())
     with pytest.raises(hg.UsageError, match="at least one thread"):
-        run(tmp_path, lambda _: asyncio.sleep(0), threads=0)
+        run(tmp_path, hg.AsyncStore.close, threads=0)
     inner(store).close()
 
 

@@ -240,7 +240,7 @@ def test_a_key_that_cannot_be_is_refused(store: Store) -> None:  # FW7
         assert all_of(store.follow("numbers", key=key)) == [("a", 7)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     steps=st.lists(st.sampled_from(["write", "split", "merge", "read", "resume", "give back"]), max_size=25),
     data=st.data(),

@@ -36,7 +36,7 @@ class FollowedStore(AutoscaledStore):
         end: str | StreamCut | None = None,
         key: object = None,
     ) -> StreamFollower:
-        """Return a reader of all segments of a stream, also of those that it gets when it is scaled.
+        """Return a reader of all segments of a stream, also of those that it gets when it is scaled (FW2).
 
         Args:
             name: the stream.

@@ -36,7 +36,7 @@ class Beside(Generic[_B]):
 
 
 def passed_on(method: Callable[Concatenate[_B, _P], _R]) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _R]]:
-    """Return the method of the same name and meaning for tasks."""
+    """Return the method of the same name and meaning for tasks (AC9)."""
 
     @functools.wraps(method)
     async def passing(self: Beside[_B], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
