@@ -52,7 +52,7 @@ def measured(rows: int) -> dict[str, float]:
         read_rate(store)
         read = read_rate(store)
     with local_store() as store:
-        return {"written_per_s": written, "read_per_s": read, "written_1mb_per_s": small_rate(store, rows // 4)}
+        return {"written_per_s": written, "read_per_s": read, "written_1mb_per_s": small_rate(store, max(1, rows // 4))}
 
 
 def small_rate(store: Store, rows: int) -> float:
