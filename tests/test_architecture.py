@@ -65,6 +65,7 @@ SPECS = [
     "connectors",
     "stream-store",
     "served-store",
+    "stream-clients",
     "reader-groups",
     "storage",
     "spark-streams",

@@ -18,10 +18,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-peers"
 PATHWAY_ENVIRONMENT = ROOT / ".venv-peers-pathway"
+KAFKA_ENVIRONMENT = ROOT / ".venv-peers-kafka"
 REQUIREMENTS = {
     ENVIRONMENT: Path(__file__).with_name("requirements.txt"),
     PATHWAY_ENVIRONMENT: Path(__file__).with_name("requirements-pathway.txt"),
+    KAFKA_ENVIRONMENT: Path(__file__).with_name("requirements-kafka.txt"),
 }
+BROKER_POM = Path(__file__).with_name("kafka-pom.xml")
 
 PYTHONS = ((3, 11), (3, 12), (3, 10))
 """Versions of Python that all peers support, the preferred first."""
@@ -65,13 +68,33 @@ def install(environment: Path = ENVIRONMENT) -> str | None:
     return None
 
 
+def broker_of(environment: Path) -> Path:
+    """Return where the broker of Kafka is, whether it is there or not."""
+    return environment / "broker"
+
+
+def install_broker(environment: Path = KAFKA_ENVIRONMENT) -> str | None:
+    """Have Maven copy a broker of Kafka into the environment; return what prevented it, or None."""
+    maven = shutil.which("mvn")
+    if maven is None:
+        return "its broker comes by Maven, which is not there ('apt-get install maven')"
+    goal = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={broker_of(environment)}"]
+    finished = subprocess.run([maven, "-q", "-B", "-f", str(BROKER_POM), *goal], capture_output=True, text=True)
+    if finished.returncode:
+        return f"Maven could not get its broker: {_last_line(finished.stdout + finished.stderr)}"
+    return None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Install and say in one sentence how it went; 0 also when a peer cannot be installed here."""
     if arguments:
         print("install.py takes no arguments; it installs what the requirements beside it name")
         return 2
-    for environment, peer in ((ENVIRONMENT, "Flink SQL"), (PATHWAY_ENVIRONMENT, "Pathway")):
+    peers = ((ENVIRONMENT, "Flink SQL"), (PATHWAY_ENVIRONMENT, "Pathway"), (KAFKA_ENVIRONMENT, "Kafka"))
+    for environment, peer in peers:
         problem = install(environment)
+        if environment == KAFKA_ENVIRONMENT:
+            problem = problem or install_broker(environment)
         if problem:
             print(f"{peer} will be missing from the benchmarks: {problem}")
         else:

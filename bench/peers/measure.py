@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.peers.install import PATHWAY_ENVIRONMENT, ROOT, environment_python
+from bench.peers.install import KAFKA_ENVIRONMENT, PATHWAY_ENVIRONMENT, ROOT, broker_of, environment_python
 
 TIMEOUT_SECONDS = 900
 """Longer than any sweep; a peer that hangs must not hang the benchmark."""
@@ -134,6 +134,21 @@ def measure_components_pathway(edges: int, vertices: int, cores: int = 2) -> dic
         return NotInstalled("Pathway is not installed: run `make bench-peers`")
     arguments = ["--edges", str(edges), "--vertices", str(vertices), "--cores", str(cores)]
     return run_peer(python, "bench.peers.components_pathway", arguments)
+
+
+def measure_kafka(events: int) -> dict[str, Any] | NotInstalled:
+    """Write and read so many events of 100 bytes with a broker of Kafka and its confluent client.
+
+    Returns:
+        ``written_per_s`` and ``read_per_s``, or ``NotInstalled``.
+
+    Raises:
+        PeerFailedError: it is installed and ended without a result.
+    """
+    python = environment_python(KAFKA_ENVIRONMENT)
+    if not _finds(python, "confluent_kafka") or not any(broker_of(KAFKA_ENVIRONMENT).glob("kafka_*.jar")):
+        return NotInstalled("Kafka is not installed: run `make bench-peers`")
+    return run_peer(python, "bench.peers.kafka", ["--events", str(events)])
 
 
 def run_peer(

@@ -21,6 +21,10 @@ from headgate.errors import (
 )
 
 if TYPE_CHECKING:
+    from headgate.api.aio.groups import AsyncReaderGroup
+    from headgate.api.aio.reading import AsyncGroupReader, AsyncStreamFollower
+    from headgate.api.aio.store import AsyncStore
+    from headgate.api.aio.writing import AsyncSharedTransaction, AsyncStreamWriter, AsyncTransactionWriter
     from headgate.api.config import (
         Checkpointing,
         DeadLetter,
@@ -85,6 +89,7 @@ if TYPE_CHECKING:
     from headgate.state.evolution import Evolution
     from headgate.state.ttl import TTL
     from headgate.store.cuts import StreamCut
+    from headgate.store.following import StreamEvents, StreamFollower
     from headgate.store.group_reader import CheckpointMarker, GroupEvents, GroupReader
     from headgate.store.reader_groups import ReaderGroup
     from headgate.store.retention import Retention
@@ -96,6 +101,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "headgate.api.aio.groups": ("AsyncReaderGroup",),
+    "headgate.api.aio.reading": ("AsyncGroupReader", "AsyncStreamFollower"),
+    "headgate.api.aio.store": ("AsyncStore",),
+    "headgate.api.aio.writing": ("AsyncSharedTransaction", "AsyncStreamWriter", "AsyncTransactionWriter"),
     "headgate.api.config": (
         "Checkpointing",
         "DeadLetter",
@@ -160,6 +169,7 @@ _HOMES = {
     "headgate.state.evolution": ("Evolution",),
     "headgate.state.ttl": ("TTL",),
     "headgate.store.cuts": ("StreamCut",),
+    "headgate.store.following": ("StreamEvents", "StreamFollower"),
     "headgate.store.group_reader": ("CheckpointMarker", "GroupEvents", "GroupReader"),
     "headgate.store.reader_groups": ("ReaderGroup",),
     "headgate.store.retention": ("Retention",),
@@ -175,6 +185,13 @@ __all__ = [
     "TTL",
     "AggregateFunction",
     "AggregatingState",
+    "AsyncGroupReader",
+    "AsyncReaderGroup",
+    "AsyncSharedTransaction",
+    "AsyncStore",
+    "AsyncStreamFollower",
+    "AsyncStreamWriter",
+    "AsyncTransactionWriter",
     "BadRecord",
     "BatchAggregateFunction",
     "BatchAggregatingState",
@@ -259,6 +276,8 @@ __all__ = [
     "Store",
     "Stream",
     "StreamCut",
+    "StreamEvents",
+    "StreamFollower",
     "StreamSink",
     "StreamSource",
     "TextFiles",

@@ -11,6 +11,7 @@ import pytest
 from tests.store.catalogue.test_store_looking import GOLDEN, content
 from typer.testing import CliRunner
 
+from headgate.cli import streams
 from headgate.cli.streams import app
 from headgate.cli.streams_text import line_blocks
 from headgate.store.store import Store
@@ -125,6 +126,19 @@ def test_list_and_describe(root: Path) -> None:
     assert (facts["segments"], facts["routing_key"], facts["events"], sum(facts["ends"])) == (2, "k", 1, 1)
     assert json.loads(run("list", "--json", "app")) == facts
     assert "timestamp[us]" in run("describe", "app/x")
+
+
+def test_many_closed_segments_are_shown_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "CLOSED_SHOWN", 3)
+    run("create", "log", "--segments", "1")
+    shown = []
+    for number in range(2, 6):
+        run("write", "log", text="a\n")
+        shown.append(run("describe", "log"))
+        run("scale", "log", "--segments", str(number))
+    assert ["others" in text for text in (*shown, run("describe", "log"))] == [False] * 4 + [True]
+    assert "4 others" in run("describe", "log")
+    assert len(json.loads(run("describe", "log", "--json"))["ends"]) == 15
 
 
 def test_prepared_transactions_are_shown_and_can_be_forgotten(root: Path) -> None:

@@ -135,6 +135,25 @@ def test_a_sweep_that_was_cut_short_goes_on(store: Store, disk: FaultyStorage, m
     assert store.fsck() == []
 
 
+def test_a_sweep_looks_only_at_segments_that_have_something_to_forget(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:  # S68
+    for number in range(3, 9):
+        fill(store)
+        store.resize(STREAM, number)
+    looked: list[int] = []
+    real = heads._forget_parts
+    monkeypatch.setattr(heads, "_forget_parts", lambda *args: looked.append(args[2]) or real(*args))
+    store.truncate(store.head(STREAM))
+    assert looked == []
+    store.truncate(store.tail(STREAM))
+    assert len(looked) == len(set(looked)) > 5
+    looked.clear()
+    store.truncate(store.tail(STREAM))
+    assert looked == []
+    assert store.fsck() == []
+
+
 def test_a_cut_that_names_what_is_not_there_is_refused(store: Store) -> None:  # S65
     fill(store)
     with pytest.raises(UsageError, match="ends at position 5, so nothing can be cut at 6"):

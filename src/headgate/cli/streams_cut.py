@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.streams_open import Name, StoreOption, opened
+from headgate.cli.streams_open import JsonOption, Name, StoreOption, YesOption, answer, confirm, opened
 from headgate.errors import UsageError
 from headgate.store.cuts import StreamCut
 from headgate.store.retention import Retention
@@ -35,6 +35,7 @@ def retention(
     max_age: MaxAge = None,
     max_size: MaxSize = None,
     off: Annotated[bool, typer.Option("--off", help="Keep events until they are truncated or deleted.")] = False,
+    as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
     """Show or set how long the events of a stream are kept. Older ones, or those beyond a size, go once a minute.
@@ -48,7 +49,8 @@ def retention(
         if off or wanted is not None:
             opened_store.set_retention(name, wanted)
         policy = opened_store.describe(name).retention
-        typer.echo(f"stream {name}: " + ("events stay" if policy is None else f"events stay for {policy}"))
+        told = f"stream {name}: " + ("events stay" if policy is None else f"events stay for {policy}")
+        answer(told, {"stream": name, "retention": None if policy is None else str(policy)}, as_json=as_json)
 
 
 def cut(
@@ -57,6 +59,7 @@ def cut(
         datetime | None, typer.Option("--at", help="In front of what became visible then, local time.")
     ] = None,
     head: Annotated[bool, typer.Option("--head", help="Where the stream begins.")] = False,
+    as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
     """Print a stream cut, the positions of the end of a stream or of a time, for other commands and programs."""
@@ -64,7 +67,9 @@ def cut(
         if head and at is not None:
             raise UsageError("a cut is at --head or --at a time, not both")
         found = opened_store.head(name) if head else opened_store.tail(name)
-        typer.echo(str(found if at is None else opened_store.cut_at(name, at)))
+        found = found if at is None else opened_store.cut_at(name, at)
+        positions = {str(segment): position for segment, position in sorted(found.positions.items())}
+        answer(str(found), {"stream": name, "cut": str(found), "positions": positions}, as_json=as_json)
 
 
 def truncate(
@@ -76,7 +81,8 @@ def truncate(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Even if a pipeline or another holder still needs them.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
     """Remove the oldest events of a stream for good, and the files that hold nothing else."""
@@ -87,14 +93,16 @@ def truncate(
         if wanted.stream != name:
             raise UsageError(f"the cut {wanted} is of another stream than '{name}'")
         count = opened_store.events_between(opened_store.head(name), wanted)
-        if not yes:
-            typer.confirm(f"Remove {count:,} events of stream {name} for good?", abort=True)
-        typer.echo(f"{count:,} events removed; {name} begins at {opened_store.truncate(wanted, anyway=anyway)}")
+        confirm(f"Remove {count:,} events of stream {name} for good?", yes=yes, as_json=as_json)
+        head = opened_store.truncate(wanted, anyway=anyway)
+        told = f"{count:,} events removed; {name} begins at {head}"
+        answer(told, {"stream": name, "events_removed": count, "head": str(head)}, as_json=as_json)
 
 
 def release(
     name: Name,
     holder: Annotated[str, typer.Argument(help="The holder, as 'headgate streams describe' shows it.")],
+    as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
     """Release the events that a pipeline holds which will not start again, so that they can be truncated."""
@@ -102,7 +110,8 @@ def release(
         if holder not in opened_store.holds(name):
             raise UsageError(f"'{holder}' holds nothing of stream '{name}'")
         opened_store.release(name, holder=holder)
-        typer.echo(f"stream {name} is not held by {holder} any more")
+        told = f"stream {name} is not held by {holder} any more"
+        answer(told, {"stream": name, "holder": holder}, as_json=as_json)
 
 
 def _given(date: datetime | None) -> datetime:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from headgate.cli.streams_open import StoreOption, opened
+from headgate.cli.streams_open import JsonOption, StoreOption, YesOption, answer, confirm, opened
 from headgate.cli.streams_text import size_text
 from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import CorruptionError, HeadgateError, UsageError
@@ -37,8 +37,6 @@ class Begin(StrEnum):
 
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the reader group.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 From = Annotated[Begin, typer.Option("--from", help="Where to begin in streams without a cut.")]
 Cuts = Annotated[
     list[str] | None, typer.Option("--cut", help="Begin at this cut, from 'headgate streams cut'; one for each stream.")
@@ -103,14 +101,15 @@ def create(
     cuts: Cuts = None,
     keep: Annotated[int, typer.Option(help="How many completed checkpoints are kept to go back to.")] = 1,
     if_not_exists: Annotated[bool, typer.Option(help="No error when it reads the same streams.")] = False,
+    as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
     """Make a reader group. From now on nothing that it has to read is truncated."""
     with opened(store) as opened_store:
         if not if_not_exists and name in opened_store.reader_groups():
             raise UsageError(f"there is a reader group '{name}' already; --if-not-exists accepts it")
-        opened_store.reader_group(name, streams, start=begin, cuts=_parsed(cuts), checkpoints_kept=keep)
-        typer.echo(f"reader group {name} reads {', '.join(streams)}")
+        group = opened_store.reader_group(name, streams, start=begin, cuts=_parsed(cuts), checkpoints_kept=keep)
+        answer(f"reader group {name} reads {', '.join(streams)}", _facts(group) if as_json else {}, as_json=as_json)
 
 
 @groups.command("checkpoint")
@@ -149,6 +148,7 @@ def checkpoint(
 def forget(
     name: GroupName,
     checkpoint_name: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint.")],
+    as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
     """Drop a checkpoint of a group, complete or not, and the events that are kept for it."""
@@ -157,7 +157,8 @@ def forget(
         if checkpoint_name not in group.checkpoints():
             raise UsageError(f"reader group '{name}' has no checkpoint '{checkpoint_name}'")
         group.forget_checkpoint(checkpoint_name)
-        typer.echo(f"checkpoint {checkpoint_name} of reader group {name} is forgotten")
+        told = f"checkpoint {checkpoint_name} of reader group {name} is forgotten"
+        answer(told, {"group": name, "checkpoint": checkpoint_name}, as_json=as_json)
 
 
 @groups.command("reset")
@@ -167,6 +168,7 @@ def reset(
     begin: Annotated[Begin | None, typer.Option("--from", help="To an end of streams without a cut.")] = None,
     cuts: Cuts = None,
     yes: YesOption = False,
+    as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
     """Reset a group to a checkpoint or a position. Its readers get an error and have to join again."""
@@ -177,23 +179,22 @@ def reset(
         places = [f"checkpoint {to_checkpoint}"] if to_checkpoint else [*map(str, wanted)]
         if to_checkpoint is None and group.streams() != sorted({cut.stream for cut in wanted}):
             places.append(f"the {'first' if begin is not Begin.LATEST else 'next'} events of each other stream")
-        if not yes:
-            readers = _count(len(group.readers()), "reader")
-            typer.confirm(f"Reset reader group {name} to {', '.join(places)}, and stop {readers}?", abort=True)
+        readers = "" if yes else _count(len(group.readers()), "reader")
+        confirm(f"Reset reader group {name} to {', '.join(places)}, and stop {readers}?", yes=yes, as_json=as_json)
         group.reset(checkpoint=to_checkpoint, start=begin or Begin.EARLIEST, cuts=wanted)
-        typer.echo(f"reader group {name} begins at {', '.join(places)}")
+        told = f"reader group {name} begins at {', '.join(places)}"
+        answer(told, _facts(group) if as_json else {}, as_json=as_json)
 
 
 @groups.command("delete")
-def delete(name: GroupName, yes: YesOption = False, store: StoreOption = None) -> None:
+def delete(name: GroupName, yes: YesOption = False, as_json: JsonOption = False, store: StoreOption = None) -> None:
     """Forget a group, its checkpoints, and what is kept for it. Its readers get errors. The streams stay."""
     with opened(store) as opened_store:
         if name not in opened_store.reader_groups():
             opened_store.reader_group(name)  # which says what there is
-        if not yes:
-            typer.confirm(f"Delete reader group {name}, {_whose(opened_store, name)}?", abort=True)
+        confirm(f"Delete reader group {name}, {'' if yes else _whose(opened_store, name)}?", yes=yes, as_json=as_json)
         opened_store.delete_reader_group(name)
-        typer.echo(f"reader group {name} is deleted")
+        answer(f"reader group {name} is deleted", {"group": name}, as_json=as_json)
 
 
 def _row(store: Store, name: str) -> tuple[str, str, str, str]:

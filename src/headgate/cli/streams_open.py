@@ -1,13 +1,14 @@
-"""Opens the store for commands about streams, with what they all ask for.
+"""Opens the store for commands about streams, with what they all ask for, and how they all answer.
 
-Counterpart: ``streams`` and ``streams_cut``. Never makes a store unless it is told to (CT13).
+Counterpart: ``streams`` and its neighbours. Never makes a store unless it is told to (CT13).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import typer
@@ -19,7 +20,20 @@ StoreOption = Annotated[
     str | None,
     typer.Option("--store", help="Directory, or URL, of the store. Default: $HEADGATE_STORE, else .headgate/store."),
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="As JSON, one object on a line.")]
 Name = Annotated[str, typer.Argument(help="Name of the stream, such as app/logs.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+def answer(text: str, facts: Mapping[str, object], *, as_json: bool) -> None:
+    """Say what was done, for people or for programs (CL4)."""
+    typer.echo(json.dumps(facts) if as_json else text)
+
+
+def confirm(question: str, *, yes: bool, as_json: bool) -> None:
+    """Ask, unless ``yes`` was said before; anything but yes ends the command. Where JSON goes, no question does."""
+    if not yes:
+        typer.confirm(question, abort=True, err=as_json)
 
 
 @contextlib.contextmanager

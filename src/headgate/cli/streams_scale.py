@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.streams_open import Name, StoreOption, opened
+from headgate.cli.streams_open import JsonOption, Name, StoreOption, answer, opened
 from headgate.errors import UsageError
 from headgate.protocol.store.layouts import KEY_SPACE, Layout, Segment
 from headgate.store.store import Store
@@ -33,6 +33,7 @@ def scale(
     split: Annotated[int | None, typer.Option("--split", help="Cut this segment.")] = None,
     into: Annotated[int, typer.Option("--into", help="How many segments take its keys.")] = 2,
     merge: Annotated[str | None, typer.Option("--merge", help="Join these neighbours, such as 3,4.")] = None,
+    as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
     """Scale a stream: its keys go to other segments from now on. No event moves, and keys stay in order.
@@ -42,10 +43,12 @@ def scale(
     if sum(choice is not None for choice in (segments, split, merge)) != 1:
         raise UsageError("say one of --segments, --split and --merge")
     with opened(store) as opened_store:
-        before = opened_store.describe(name).segments_count
+        before = opened_store.find(name).segments_count
         layout = _scaled(opened_store, name, segments, split, into, merge)
         shares = ", ".join(f"{segment.segment_id} ({share_of(segment)} of the keys)" for segment in layout.present)
-        typer.echo(f"stream {name}: {len(layout.present)} segments instead of {before}: {shares}")
+        told = f"stream {name}: {len(layout.present)} segments instead of {before}: {shares}"
+        present = {str(x.segment_id): (x.key_high - x.key_low) / KEY_SPACE for x in layout.present}
+        answer(told, {"stream": name, "segments": len(present), "before": before, "shares": present}, as_json=as_json)
 
 
 def _scaled(store: Store, name: str, segments: int | None, split: int | None, into: int, merge: str | None) -> Layout:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.streams_open import Name, StoreOption, opened
+from headgate.cli.streams_open import JsonOption, Name, StoreOption, answer, opened
 from headgate.errors import UsageError
 from headgate.store.scaling import Scaling
 
@@ -27,6 +27,7 @@ def scaling(
     most: Annotated[int, typer.Option("--max", help="Greatest number of segments.")] = 64,
     cool_down: Annotated[str, typer.Option("--cool-down", help="Time between two steps.")] = "10 minutes",
     off: Annotated[bool, typer.Option("--off", help="Turn automatic scaling off.")] = False,
+    as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
     """Show or set how a stream scales automatically: hot segments are split, cold neighbours merged.
@@ -42,4 +43,5 @@ def scaling(
         elif is_set:
             opened_store.set_scaling(name, Scaling(events, data, least, most, cool_down))
         policy = opened_store.find(name).scaling
-        typer.echo(f"stream {name}: " + ("it is scaled by hand only" if policy is None else str(policy)))
+        told = f"stream {name}: " + ("it is scaled by hand only" if policy is None else str(policy))
+        answer(told, {"stream": name, "scaling": None if policy is None else str(policy)}, as_json=as_json)

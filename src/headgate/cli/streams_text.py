@@ -9,12 +9,15 @@ import io
 import json
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta
+from enum import StrEnum
 from typing import IO
 
 import pyarrow as pa
 import pyarrow.json as pj
 
 from headgate.errors import UsageError
+from headgate.store.schemas import TEXT_SCHEMA
+from headgate.store.streams import StreamInfo
 
 BLOCK_BYTES = 4 << 20
 """Input is read in blocks of whole lines of about this size."""
@@ -33,6 +36,19 @@ TYPES = {
     "timestamp": pa.timestamp("us"),
     "date": pa.date32(),
 }
+
+
+class Format(StrEnum):
+    """How events look as text."""
+
+    AUTO = "auto"
+    TEXT = "text"
+    JSON = "json"
+
+
+def is_json(format_: Format, stream: StreamInfo, *, as_json: bool = False) -> bool:
+    """Return whether events of ``stream`` are JSON: if that was asked for, or they are not just lines of text."""
+    return as_json or format_ is Format.JSON or (format_ is Format.AUTO and not stream.schema.equals(TEXT_SCHEMA))
 
 
 def parse_columns(text: str) -> pa.Schema:

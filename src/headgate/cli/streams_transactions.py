@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from headgate.cli.streams_open import Name, StoreOption, opened
+from headgate.cli.streams_open import JsonOption, Name, StoreOption, YesOption, answer, confirm, opened
 from headgate.cli.text import duration_text, size_text, time_text
 from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import UsageError
@@ -24,8 +24,6 @@ from headgate.store.store import Store
 app = typer.Typer(help="Transactions of a stream: what is open, prepared or decided.", no_args_is_help=True)
 
 Id = Annotated[str, typer.Argument(help="Id of the transaction, as 'list' shows it; its beginning will do.")]
-Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 @app.command("list")
@@ -33,7 +31,7 @@ def list_(
     name: Annotated[str | None, typer.Argument(help="Only of this stream.")] = None,
     owner: Annotated[str | None, typer.Option("--owner", help="Only what this owner began.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Also what is committed or aborted.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a transaction.")] = False,
+    as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
     """List transactions that are open or prepared. One that a single process has open leaves no trace."""
@@ -62,7 +60,7 @@ def list_(
 
 
 @app.command("show")
-def show(name: Name, transaction: Id, as_json: Json = False, store: StoreOption = None) -> None:
+def show(name: Name, transaction: Id, as_json: JsonOption = False, store: StoreOption = None) -> None:
     """Show one transaction, and who writes to it."""
     with opened(store) as opened_store:
         info, now_ms = _found(opened_store, name, transaction), SYSTEM_CLOCK.wall_ms()
@@ -92,7 +90,9 @@ def show(name: Name, transaction: Id, as_json: Json = False, store: StoreOption 
 
 
 @app.command("commit")
-def commit(name: Name, transaction: Id, yes: Yes = False, store: StoreOption = None) -> None:
+def commit(
+    name: Name, transaction: Id, yes: YesOption = False, as_json: JsonOption = False, store: StoreOption = None
+) -> None:
     """Make the events of a prepared transaction visible, if its owner will not come back to decide it."""
     with opened(store) as opened_store:
         info = _mine_to_decide(opened_store, name, transaction)
@@ -101,41 +101,44 @@ def commit(name: Name, transaction: Id, yes: Yes = False, store: StoreOption = N
                 f"transaction '{info.name}' of stream '{name}' is not prepared: processes may be writing to it; "
                 "the program that knows when they are done commits it, or abort it"
             )
-        if not yes:
-            typer.confirm(f"Make {info.events_count:,} events of {info.name} visible in {name}?", abort=True)
+        confirm(f"Make {info.events_count:,} events of {info.name} visible in {name}?", yes=yes, as_json=as_json)
         epoch = _epoch(opened_store, info)
         opened_store.commit_transactions([(name, info.name)], owner=info.owner, epoch=epoch)
-        typer.echo(f"transaction {info.name} is committed: {info.events_count:,} events of {name}")
+        told = f"transaction {info.name} is committed: {info.events_count:,} events of {name}"
+        answer(told, {"stream": name, "id": info.name, "events": info.events_count}, as_json=as_json)
 
 
 @app.command("abort")
-def abort(name: Name, transaction: Id, yes: Yes = False, store: StoreOption = None) -> None:
+def abort(
+    name: Name, transaction: Id, yes: YesOption = False, as_json: JsonOption = False, store: StoreOption = None
+) -> None:
     """Drop the events of an open or prepared transaction. Its writers get an error."""
     with opened(store) as opened_store:
         info = _mine_to_decide(opened_store, name, transaction)
-        if not yes:
-            typer.confirm(f"Drop {info.events_count:,} events of {info.name} for good?", abort=True)
+        confirm(f"Drop {info.events_count:,} events of {info.name} for good?", yes=yes, as_json=as_json)
         opened_store.abort_transaction(name, info.name, owner=info.owner, epoch=_epoch(opened_store, info))
-        typer.echo(f"transaction {info.name} is aborted")
+        told = f"transaction {info.name} is aborted"
+        answer(told, {"stream": name, "id": info.name, "events": info.events_count}, as_json=as_json)
 
 
 @app.command("expire")
-def expire(name: Name, store: StoreOption = None) -> None:
+def expire(name: Name, as_json: JsonOption = False, store: StoreOption = None) -> None:
     """Abort open transactions whose lease has expired. Processes that write to the stream do this themselves.
 
     Run it twice, half a lease apart: the first run only takes notes, so that no live transaction is aborted.
     """
     with opened(store) as opened_store:
         gone = opened_store.expire_transactions(name)
-        for transaction in gone:
-            typer.echo(f"transaction {transaction} is aborted: its lease was over")
         now_ms = SYSTEM_CLOCK.wall_ms()
         left = [info for info in opened_store.list_transactions(stream=name) if _is_overdue(info, now_ms)]
+        told = [f"transaction {transaction} is aborted: its lease was over" for transaction in gone]
         for info in left:
             later = duration_text((info.lease_ms or 0) // 2)
-            typer.echo(f"the lease of transaction {info.name} is over: a look in {later} aborts it, if it stays silent")
-        if not gone and not left:
-            typer.echo(f"no lease of stream {name} is over")
+            told.append(
+                f"the lease of transaction {info.name} is over: a look in {later} aborts it, if it stays silent"
+            )
+        facts = {"stream": name, "aborted": gone, "overdue": [info.name for info in left]}
+        answer("\n".join(told) or f"no lease of stream {name} is over", facts, as_json=as_json)
 
 
 def _found(store: Store, stream: str, name: str) -> TransactionInfo:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.streams_open import Name, StoreOption, opened
+from headgate.cli.streams_open import JsonOption, Name, StoreOption, answer, opened
 from headgate.cli.streams_text import parse_columns
 
 
@@ -21,6 +21,7 @@ def add_update(app: typer.Typer) -> None:
 def update(
     name: Name,
     columns: Annotated[str, typer.Option(help="Columns that are added or get a wider type, as name:type,…")],
+    as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
     """Add columns to a stream, or widen the types of numbers. Stored events are not rewritten.
@@ -30,4 +31,8 @@ def update(
     with opened(store) as opened_store:
         info = opened_store.update_stream(name, columns=parse_columns(columns))
         found = ", ".join(f"{field.name}: {field.type}" for field in info.schema)
-        typer.echo(f"stream {info.name}: schema {info.schema_version}, {found}")
+        facts = {"stream": info.name, "schema_version": info.schema_version}
+        types = {field.name: str(field.type) for field in info.schema}
+        answer(
+            f"stream {info.name}: schema {info.schema_version}, {found}", {**facts, "columns": types}, as_json=as_json
+        )

@@ -55,6 +55,7 @@ ELSEWHERE = {
 """What cannot run there either, and is in no room that is measured."""
 
 _CHANGED = "programs that are changed between two runs"
+_FOLLOWED = "programs that read whole streams: what decides for them decides for sources too"
 _SERVER = "stores on a database server"
 _SERVED = "stores that a process serves"
 
@@ -67,6 +68,8 @@ NOT_YET = {
     "protocol/store/micro_batches.py": "streams in jobs of Spark",
     "store/catalogue/versions.py": "tables of older versions",
     "store/catalogue/postgres": _SERVER,
+    "store/followed_store.py": _FOLLOWED,
+    "store/following.py": _FOLLOWED,
     "store/shared.py": _SERVER,
     "store/served": _SERVED,
     "store/serving": _SERVED,

@@ -6,6 +6,7 @@ Never changes anything.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -27,18 +28,20 @@ class Problem:
     is_harmless: bool = False
 
 
-def check_store(catalogue: Catalogue, storage: Storage, *, verify_events: bool) -> list[Problem]:
-    """Return the problems found."""
+def check_store(
+    catalogue: Catalogue, storage: Storage, *, verify_events: bool, on_bytes: Callable[[int], None]
+) -> list[Problem]:
+    """Return the problems found. ``on_bytes`` hears how many more were read: each chunk's, twice in all."""
     with catalogue.audit() as audit:
         problems = [Problem(where, what) for where, what in audit.problems()]
         if verify_events:
             for stream in audit.streams():
-                problems += _check_events(audit, storage, stream)
-        problems += _check_files(audit, storage, verify=verify_events)
+                problems += _check_events(audit, storage, stream, on_bytes)
+        problems += _check_files(audit, storage, on_bytes, verify=verify_events)
     return problems
 
 
-def _check_events(audit: Audit, storage: Storage, stream: StreamInfo) -> list[Problem]:
+def _check_events(audit: Audit, storage: Storage, stream: StreamInfo, on_bytes: Callable[[int], None]) -> list[Problem]:
     problems = []
     schemas = dict(enumerate(audit.schemas(stream)))
     for part in audit.parts(stream):
@@ -48,10 +51,11 @@ def _check_events(audit: Audit, storage: Storage, stream: StreamInfo) -> list[Pr
             read_part(storage, part, schemas[part.schema_version])
         except HeadgateError as error:
             problems.append(Problem(f"{stream.name}/{part.entry.segment} position {part.start}", str(error)))
+        on_bytes(part.entry.size_bytes)
     return problems
 
 
-def _check_files(audit: Audit, storage: Storage, *, verify: bool) -> list[Problem]:
+def _check_files(audit: Audit, storage: Storage, on_bytes: Callable[[int], None], *, verify: bool) -> list[Problem]:
     problems = []
     there = set(storage.list("")) - audit.garbage()
     for chunk in audit.chunks():
@@ -66,6 +70,7 @@ def _check_files(audit: Audit, storage: Storage, *, verify: bool) -> list[Proble
             continue
         if verify:
             problems += _check_chunk(audit, storage, chunk)
+            on_bytes(chunk.size_bytes)
     problems += [
         Problem(f"{storage.url}/{path}", "belongs to nothing (left by a crash, or being written now)", True)
         for path in sorted(there)

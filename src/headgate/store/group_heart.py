@@ -39,7 +39,12 @@ class GroupHeart:
     @property
     def is_due(self) -> bool:
         """Whether so much of the lease has passed since the last beat that another one is wanted."""
-        return self._clock.monotonic_ms() - self._beaten_ms >= self.pause_ms
+        return self.due_in_ms == 0
+
+    @property
+    def due_in_ms(self) -> int:
+        """How long it is until a beat is due."""
+        return max(0, self._beaten_ms + self.pause_ms - self._clock.monotonic_ms())
 
     def next_number(self) -> int:
         """Return the number of the next beat: no two are equal."""

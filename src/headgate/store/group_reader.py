@@ -14,7 +14,7 @@ from types import TracebackType
 import pyarrow as pa
 
 from headgate.clock import Clock
-from headgate.errors import FencedError
+from headgate.errors import FencedError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.group_watch import Watch
@@ -88,6 +88,7 @@ class GroupReader:
         self._watch = Watch()
         self._segments: dict[GroupSegment, SegmentReader] = {}
         self._latest: GroupSegment | None = None
+        self._returned: GroupEvents | CheckpointMarker | None = None
         self._told: str | None = None
         self._changes: int | None = None
         self._pause = threads.event()
@@ -128,13 +129,41 @@ class GroupReader:
             found = self._read_now(rows_max)
         return found
 
+    def unread(self, found: GroupEvents | CheckpointMarker) -> None:
+        """Take back what the latest ``read`` returned: nobody got it.
+
+        The next ``read`` returns it again, unless the segment was given up meanwhile, and no commit counts it (AC4).
+
+        Raises:
+            UsageError: it is not what the latest one returned.
+        """
+        if found is not self._returned:
+            raise UsageError(f"only what the latest read of reader '{self._life.reader}' returned can be taken back")
+        self._returned = None
+        if isinstance(found, CheckpointMarker):
+            self._told = None
+            return
+        segment = GroupSegment(found.stream, found.segment)
+        if segment in self._segments:
+            self._segments[segment] = self._open_segment(self._group, segment, found.position)
+
+    @property
+    def due_in_ms(self) -> int:
+        """How long it may be left alone: then a ``read`` has something to say to the group, whatever comes."""
+        if self._is_commit_due():
+            return 0
+        due_in_ms = self._heart.due_in_ms
+        commit_in_ms = self._committed_ms + (self._life.commit_every_ms or 0) - self._clock.monotonic_ms()
+        return min(due_in_ms, commit_in_ms) if commit_in_ms > 0 else due_in_ms
+
     def _read_now(self, rows_max: int) -> GroupEvents | CheckpointMarker | None:
         self._pass_marker()
         if self._is_commit_due():
             self.commit()
         self.heartbeat()
         self._told = self._group.owed(self._life.reader)
-        return self._next_events(rows_max) if self._told is None else CheckpointMarker(self._told)
+        self._returned = self._next_events(rows_max) if self._told is None else CheckpointMarker(self._told)
+        return self._returned
 
     def commit(self) -> None:
         """Say that all that was returned is processed: it is not read again (RG2).

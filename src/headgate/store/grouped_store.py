@@ -12,15 +12,15 @@ from headgate.errors import UsageError
 from headgate.protocol.store.group_claims import Claim, Claimant
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.reader_group import Group
-from headgate.store.autoscaled_store import AutoscaledStore
 from headgate.store.claimed_groups import ClaimedGroup, ClaimedReader, joined
 from headgate.store.cuts import StreamCut
+from headgate.store.followed_store import FollowedStore
 from headgate.store.reader import SegmentReader
 from headgate.store.reader_groups import ReaderGroup, group_start
 from headgate.threads import Threads
 
 
-class GroupedStore(AutoscaledStore):
+class GroupedStore(FollowedStore):
     """The reader groups on its streams."""
 
     _new_name: Callable[[], str]

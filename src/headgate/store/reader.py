@@ -45,6 +45,8 @@ class SegmentReader:
         self._is_closed = False
         self.part_chunk = ""
         """File the last event came from, for messages."""
+        self.newest_schema = 0
+        """Version of the newest schema in which anything that was read was written (FW3)."""
 
     def read(self, rows_max: int = READ_ROWS, end: int | None = None) -> pa.RecordBatch | None:
         """Return the next events, at most ``rows_max`` and none at or after ``end``; None if there are none now.
@@ -114,6 +116,7 @@ class SegmentReader:
             raise
         self._parts.popleft()  # only now: a failed load is tried again
         self.part_chunk = part.path
+        self.newest_schema = max(self.newest_schema, part.schema_version)
         self._batch_at = max(0, self.position - part.start)
         return self._batch
 

@@ -111,14 +111,14 @@ class ReaderGroup:
     def _wait_for_name(self, reader_id: str, until_ms: int) -> None:
         """Have whoever has the name taken for dead if it is silent for its lease, so long as there is time (RG23)."""
         pause = self._threads.event()
-        while True:
-            readers = self._catalogue.find_group(self.name).group.readers
-            now_ms = self._clock.monotonic_ms()
-            self._look_at(readers)
-            if reader_id not in readers or now_ms >= until_ms:
-                return
-            quarter_ms = readers[reader_id].lease_ms // LOOKS_PER_LEASE
-            pause.wait(max(1, min(quarter_ms, until_ms - now_ms)) / 1_000)
+        while (pause_ms := self.look_for(reader_id)) and (left_ms := until_ms - self._clock.monotonic_ms()) > 0:
+            pause.wait(min(pause_ms, left_ms) / 1_000)
+
+    def look_for(self, reader_id: str) -> int:
+        """Watch the readers once (RG13); return in how many ms to look again whether a name is free; 0: it is."""
+        readers = self._catalogue.find_group(self.name).group.readers
+        self._look_at(readers)
+        return max(1, readers[reader_id].lease_ms // LOOKS_PER_LEASE) if reader_id in readers else 0
 
     def _look_at(self, readers: Mapping[str, Member]) -> None:
         """Take for dead whoever was silent for its lease while somebody looked here (RG13)."""

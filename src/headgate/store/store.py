@@ -472,11 +472,16 @@ class Store(TransactionalStore):
             self.abort_transaction(transaction.stream, transaction.name, owner=owner, epoch=epoch)
         return len(waiting)
 
-    def fsck(self, *, verify_events: bool = True) -> list[Problem]:
-        """Check every invariant (S40); with ``verify_events`` also every byte of every visible chunk."""
+    def fsck(
+        self, *, verify_events: bool = True, on_bytes: Callable[[int], None] = lambda size_bytes: None
+    ) -> list[Problem]:
+        """Check every invariant (S40); with ``verify_events`` also every byte of every visible chunk.
+
+        ``on_bytes`` hears how many more were read, about twice the store's size in all; not when a server checks.
+        """
         if self._check is not None:
             return self._check(verify_events)
-        return check_store(self._catalogue, self._storage, verify_events=verify_events)
+        return check_store(self._catalogue, self._storage, verify_events=verify_events, on_bytes=on_bytes)
 
     def repair(self) -> list[str]:
         """Mend what ``fsck`` finds and nothing can be lost by: what reader groups hold; return what was mended."""

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headgate.protocol.store.layouts import Change, Layout, Plan, first_layout, merge, scale, split
+from headgate.protocol.store.layouts import Change, Layout, Plan, first_layout, merge, resize, scale, split
 from headgate.protocol.store.reading_order import FirstStart, Place, ReadingOrder, Restored, Start, passed_by
 from headgate.protocol.store.truncation import Extent
 
@@ -297,3 +297,31 @@ def test_what_is_hollow_does_not_keep_others_waiting() -> None:  # S75, SC40
     log.write(1)
     subtasks = opened(FirstStart({0: 0, 1: 0}), 2, log)
     assert [x for subtask in subtasks for x in subtask.reading if x >= len(log.layout.segments) - 2]
+
+
+def history(layouts: int) -> Layout:
+    """A stream that had four and five segments in turn."""
+    log = Log(first_layout(4))
+    for number in range(layouts):
+        log.scale(resize(log.layout, 4 + (number + 1) % 2))
+    return log.layout
+
+
+def test_a_long_history_costs_as_much_as_it_has_segments(monkeypatch: pytest.MonkeyPatch) -> None:  # SC40
+    """What is looked at is counted, whichever machine it is."""
+    layout = history(100)
+    extents = {segment.segment_id: Extent(0, 1) for segment in layout.segments}
+    looked: list[int] = []
+    real = ReadingOrder._passed_before
+    monkeypatch.setattr(
+        ReadingOrder, "_passed_before", lambda self, number: looked.append(number) or real(self, number)
+    )
+    order = ReadingOrder(0, 1, FirstStart(dict.fromkeys(extents, 1)))
+    order.see(layout, extents)
+    left, read = list(order.ready()), []
+    while left:
+        read.append(left.pop(0))
+        order.end(read[-1])
+        left += order.ready()
+    assert sorted(read) == sorted(extents)
+    assert len(looked) <= 10 * len(extents)

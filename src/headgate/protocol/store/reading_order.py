@@ -8,6 +8,7 @@ its barriers has gone through all that follows the source.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -119,6 +120,8 @@ class ReadingOrder:
     _owners: dict[int, int] = field(default_factory=dict)
     _lineage: Lineage = field(default_factory=lambda: Lineage(Layout(-1, ())))
     _hollow: set[int] = field(default_factory=set)
+    _unchecked: set[int] = field(default_factory=set)
+    """Segments that ``ready`` has to look at: of others nothing has changed since it did."""
     _untold: set[int] = field(default_factory=set)
     _cuts: dict[int, set[int]] = field(default_factory=dict)
 
@@ -137,30 +140,39 @@ class ReadingOrder:
             place = self._begin(segment, extents[segment.segment_id])
             if place is not None and segment.segment_id not in self.passed and self._is_mine(segment.segment_id):
                 self.waiting[segment.segment_id] = place
+        self._unchecked |= {x.segment_id for x in new} | (self._hollow - self.passed)
         if is_first and isinstance(self.start, Restored):
             self.done = {x: place for x, place in self.start.places.items() if self._is_asked_for(x, self.start)}
 
     def ready(self) -> dict[int, Place]:
         """Return own segments that can be read from now on, each once."""
-        for number in sorted(self._hollow - self.passed):  # a predecessor has a lower number
-            if self._passed_before(number):
-                self.passed.add(number)
-        found = {x: place for x, place in self.waiting.items() if self._is_resumed(x) or self._passed_before(x)}
-        for number in found:
-            del self.waiting[number]
+        found: dict[int, Place] = {}
+        to_check = sorted(self._unchecked)
+        self._unchecked.clear()
+        while to_check:
+            number = heapq.heappop(to_check)  # a predecessor has a lower number
+            if number in self._hollow and number not in self.passed and self._passed_before(number):
+                self._pass(number)
+                for successor in sorted(self._unchecked):
+                    heapq.heappush(to_check, successor)
+                self._unchecked.clear()
+            if number in self.waiting and (self._is_resumed(number) or self._passed_before(number)):
+                found[number] = self.waiting.pop(number)
         return found
 
     def end(self, number: int) -> None:
         """Everything in an own segment has been read, and the stream's present layout was seen."""
         successors = [x for x in self._lineage.successors(self._layout.segments[number]) if self._is_known(x)]
         if successors:
-            self.passed.add(number)  # for this subtask: what it reads next goes the same way, behind it
+            self._pass(number)  # for this subtask: what it reads next goes the same way, behind it
         if not all(map(self._is_mine, successors)):
             self._untold.add(number)
 
     def learn(self, numbers: Iterable[int]) -> None:
         """The pipeline has passed these segments of other subtasks."""
-        self.passed.update(numbers)
+        for number in numbers:
+            if number not in self.passed:
+                self._pass(number)
 
     def cut(self, checkpoint: int) -> None:
         """A snapshot is taken: what ended before belongs to ``checkpoint``."""
@@ -180,6 +192,12 @@ class ReadingOrder:
     def told(self, numbers: Iterable[int]) -> None:
         """Other subtasks can know of these."""
         self._untold -= set(numbers)
+
+    def _pass(self, number: int) -> None:
+        """Nothing is left of a segment: what follows it is to be looked at."""
+        self.passed.add(number)
+        if number < len(self._layout.segments):
+            self._unchecked.update(self._lineage.successors(self._layout.segments[number]))
 
     def _is_asked_for(self, number: int, start: Restored) -> bool:
         """Whether a segment was read to its end, and a later start must be told so: others that follow wait."""

@@ -94,13 +94,29 @@ def retain(connection: Connection, stream: StreamInfo, cut: Mapping[int, int]) -
 
 def sweep(connection: Connection, stream: StreamInfo, limit: int) -> Swept:
     """Forget at most ``limit`` parts before the heads; give what is to be deleted, also what an earlier sweep left."""
-    left = limit
-    for segment, extent in extents(connection, stream).items():
-        left -= _forget_parts(connection, stream.stream_id, segment, extent.head, left)
+    left, found = limit, extents(connection, stream)
+    for segment in connection.scalars(_WITH_PARTS_BEFORE_HEAD, {"stream_id": stream.stream_id}).all():
+        left -= _forget_parts(connection, stream.stream_id, segment, found[segment].head, left)
         if left <= 0:
             break
     paths = connection.scalars(sa.select(t.garbage.c.path).where(t.garbage.c.stream_id == stream.stream_id))
     return Swept(tuple(sorted(paths)), is_done=left > 0)
+
+
+_WITH_PARTS_BEFORE_HEAD = (
+    sa.select(t.segments.c.segment_id)
+    .where(
+        t.segments.c.stream_id == sa.bindparam("stream_id"),
+        sa.exists().where(
+            t.parts.c.stream_id == t.segments.c.stream_id,
+            t.parts.c.segment_id == t.segments.c.segment_id,
+            t.parts.c.start < t.segments.c.head_position,
+            t.parts.c.start + t.parts.c.events_count <= t.segments.c.head_position,
+        ),
+    )
+    .order_by(t.segments.c.segment_id)
+)
+"""Segments of which something is to be forgotten: of a stream with a long history these are few."""
 
 
 def swept(connection: Connection, paths: Sequence[str]) -> None:

@@ -1,0 +1,1 @@
+"""The stream store for programs of asyncio: the same calls, carried out beside the event loop."""

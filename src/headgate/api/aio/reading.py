@@ -1,0 +1,157 @@
+"""Readers for tasks: of a whole stream, and of a reader group.
+
+Counterparts: ``store.following.StreamFollower``, ``store.group_reader.GroupReader``. Source: AC4 and AC6 of
+docs/spec/stream-clients.md. Never loses what a cancelled read had found: the next one returns it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeAlias, TypeVar
+
+from headgate.api.aio.bell import Bell
+from headgate.api.aio.beside import Beside, Unclosed, passed_on
+from headgate.api.aio.calls import Calls
+from headgate.model.config import Duration, duration_ms
+from headgate.store.cuts import StreamCut
+from headgate.store.following import StreamEvents, StreamFollower
+from headgate.store.group_reader import CheckpointMarker, GroupEvents, GroupReader
+from headgate.store.reader import READ_ROWS
+
+_F = TypeVar("_F")
+
+_Looked: TypeAlias = tuple[int, _F | None, float | None]
+"""Which number the store had before, what was found, and in how many seconds to look again, changed or not."""
+
+
+async def _next(
+    look: Callable[[], Awaitable[_Looked[_F]]], has_ended: Callable[[], bool], bell: Bell, timeout: Duration | None
+) -> _F | None:
+    """Look until something is found, nothing can come, or ``timeout`` is over; no thread waits meanwhile."""
+    now_s = asyncio.get_running_loop().time
+    until_s = None if timeout is None else now_s() + duration_ms(timeout, "timeout") / 1_000
+    while True:
+        seen, found, due_s = await look()
+        left_s = None if until_s is None else until_s - now_s()
+        if found is not None or has_ended() or (left_s is not None and left_s <= 0):
+            return found
+        await bell.wait(seen, min((x for x in (left_s, due_s) if x is not None), default=None))
+
+
+class AsyncStreamFollower(Beside[StreamFollower], Unclosed):
+    """A ``StreamFollower`` for tasks: ``async for`` waits for new events until the stream is sealed and read."""
+
+    def __init__(self, calls: Calls, follower: StreamFollower, changes: Callable[[], int], bell: Bell) -> None:
+        """Use ``AsyncStore.follow``."""
+        super().__init__(calls, follower, in_turn=True)
+        self._changes = changes
+        self._bell = bell
+
+    @property
+    def has_ended(self) -> bool:
+        """See ``StreamFollower``."""
+        return self._blocking.has_ended
+
+    async def read(self, rows_max: int = READ_ROWS, *, timeout: Duration | None = None) -> StreamEvents | None:
+        """Return the next events of one segment, or None if nothing came in time, or nothing can come.
+
+        Args:
+            rows_max: so many events at most.
+            timeout: so long it waits; None: until something comes.
+
+        Raises:
+            HeadgateError: see ``StreamFollower.read``.
+        """
+        look = partial(self._run, partial(self._look, rows_max), self._take_back)
+        return await _next(look, lambda: self.has_ended, self._bell, timeout)
+
+    async def cut(self) -> StreamCut:
+        """See ``StreamFollower``."""
+        return await self._run(self._blocking.cut)
+
+    async def __aiter__(self) -> AsyncIterator[StreamEvents]:
+        while (found := await self.read()) is not None:
+            yield found
+
+    def _look(self, rows_max: int) -> _Looked[StreamEvents]:
+        return self._changes(), self._blocking.read(rows_max), None
+
+    def _take_back(self, looked: _Looked[StreamEvents]) -> None:
+        if looked[1] is not None:
+            self._blocking.unread(looked[1])
+
+
+class AsyncGroupReader(Beside[GroupReader]):
+    """A ``GroupReader`` for tasks.
+
+    What a call of ``read`` returned counts as processed when the next one is made, or with ``commit_every=None`` when
+    ``commit`` is called. As a context manager it leaves at the end, and commits before that unless an error, or a
+    cancellation, ended the block.
+    """
+
+    def __init__(self, calls: Calls, reader: GroupReader, changes: Callable[[], int], bell: Bell) -> None:
+        """Use ``AsyncReaderGroup.join``."""
+        super().__init__(calls, reader, in_turn=True)
+        self._changes = changes
+        self._bell = bell
+
+    @property
+    def reader_id(self) -> str:
+        """Its name in the group."""
+        return self._blocking.reader_id
+
+    @property
+    def segments(self) -> tuple[tuple[str, int], ...]:
+        """What it reads, as (stream, segment), as it saw the group last."""
+        return self._blocking.segments
+
+    @property
+    def has_ended(self) -> bool:
+        """See ``GroupReader``."""
+        return self._blocking.has_ended
+
+    async def read(
+        self, rows_max: int = READ_ROWS, *, timeout: Duration | None = None
+    ) -> GroupEvents | CheckpointMarker | None:
+        """Return the next events, or the marker of a checkpoint, or None if nothing came in time, or nothing can come.
+
+        While it waits it says that it lives.
+
+        Args:
+            rows_max: so many events at most.
+            timeout: so long it waits; None: until something comes.
+
+        Raises:
+            FencedError: it is not in the group any more: join again. What it had not committed is read by others.
+            HeadgateError: see ``GroupReader.read``.
+        """
+        look = partial(self._run, partial(self._look, rows_max), self._take_back)
+        return await _next(look, lambda: self.has_ended, self._bell, timeout)
+
+    commit = passed_on(GroupReader.commit)
+    heartbeat = passed_on(GroupReader.heartbeat)
+    leave = passed_on(GroupReader.leave)
+
+    async def __aiter__(self) -> AsyncIterator[GroupEvents | CheckpointMarker]:
+        while (found := await self.read()) is not None:
+            yield found
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.leave(commits=kind is None)
+
+    def _look(self, rows_max: int) -> _Looked[GroupEvents | CheckpointMarker]:
+        seen = self._changes()
+        found = self._blocking.read(rows_max)
+        return seen, found, self._blocking.due_in_ms / 1_000
+
+    def _take_back(self, looked: _Looked[GroupEvents | CheckpointMarker]) -> None:
+        if looked[1] is not None:
+            self._blocking.unread(looked[1])

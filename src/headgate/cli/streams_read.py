@@ -1,0 +1,131 @@
+"""``headgate streams read`` and ``tail``: print the events of a stream, and those that come.
+
+Counterpart: ``headgate.store.following``. ``streams`` has the other commands. Source: CL1 and CL2 of
+docs/spec/stream-clients.md. Never joins a reader group, and holds nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from headgate.cli.streams_open import Name, StoreOption, opened
+from headgate.cli.streams_text import Format, is_json, text_lines
+from headgate.errors import UsageError
+from headgate.store.cuts import StreamCut
+from headgate.store.followed_store import EARLIEST, LATEST
+from headgate.store.following import FOR_EVER, StreamFollower
+from headgate.store.store import Store
+
+LINES_AT_A_TIME = 8_192
+
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for new events until it is sealed; Ctrl-C ends it.")]
+Key = Annotated[str | None, typer.Option("--key", help="Only events with this value of the routing key.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print events.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object an event, whatever the columns are.")]
+
+
+class Start(StrEnum):
+    """Where reading begins."""
+
+    EARLIEST = EARLIEST
+    LATEST = LATEST
+
+
+def add_read(app: typer.Typer) -> None:
+    """Add the commands of this file to those about streams."""
+    for command in (read, tail):
+        app.command(command.__name__)(command)
+
+
+def read(
+    name: Name,
+    follow: Follow = False,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", help="Stop after so many events.")] = None,
+    start: Annotated[Start, typer.Option("--from", help="Where to begin.")] = Start.EARLIEST,
+    at: Annotated[
+        datetime | None, typer.Option("--at", help="Begin with what became visible then, local time.")
+    ] = None,
+    cut: Annotated[str | None, typer.Option("--cut", help="Begin at this cut, from 'headgate streams cut'.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="End at this cut.")] = None,
+    key: Key = None,
+    format_: FormatOption = Format.AUTO,
+    as_json: JsonOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Print the events of a stream. Those of a routing key come in order, also while the stream is scaled."""
+    with opened(store) as opened_store:
+        if (at is not None) + (cut is not None) + (start is not Start.EARLIEST) > 1:
+            raise UsageError("say where to begin once: --from, --at or --cut")
+        if follow and until is not None:
+            raise UsageError("--until says where to end, so it does not go with --follow")
+        begin = at or (StreamCut.parse(cut) if cut is not None else start.value)
+        end = LATEST if until is None else StreamCut.parse(until)
+        follower = opened_store.follow(name, start=begin, end=None if follow else end, key=key)
+        _print(follower, limit=limit, follow=follow, as_json=is_json(format_, follower.stream, as_json=as_json))
+
+
+def tail(
+    name: Name,
+    follow: Follow = False,
+    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="So many of each segment.")] = 10,
+    key: Key = None,
+    format_: FormatOption = Format.AUTO,
+    as_json: JsonOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Print the last events of each segment of a stream, and with -f what comes then."""
+    with opened(store) as opened_store:
+        begin = _last(opened_store, name, count)
+        follower = opened_store.follow(name, start=begin, end=None if follow else LATEST, key=key)
+        _print(follower, limit=None, follow=follow, as_json=is_json(format_, follower.stream, as_json=as_json))
+
+
+def _last(store: Store, name: str, count: int) -> StreamCut:
+    """Return the cut in front of the last events of the segments that take events."""
+    stream = store.find(name)
+    layout, extents = store.layout_and_extents(stream)
+    present = {segment.segment_id for segment in layout.present}
+    begins = {
+        number: max(extent.head, extent.end - count) if number in present else extent.end
+        for number, extent in extents.items()
+    }
+    return StreamCut(stream.name, stream.stream_id, begins)
+
+
+def _print(follower: StreamFollower, *, limit: int | None, follow: bool, as_json: bool) -> None:
+    left = sys.maxsize if limit is None else limit
+    with _ending_quietly(follow):
+        while left > 0 and not follower.has_ended:
+            found = follower.read(min(left, LINES_AT_A_TIME), timeout=FOR_EVER if follow else 0)
+            if found is None:
+                if not follow:
+                    break
+                continue
+            left -= found.batch.num_rows
+            sys.stdout.writelines(line + "\n" for line in text_lines(found.batch, as_json=as_json))
+            if follow:
+                sys.stdout.flush()
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _ending_quietly(follow: bool) -> Iterator[None]:
+    """End without a word where a person, or who reads the output, has ended it (CL2)."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+        raise typer.Exit(0) from None
+    except BrokenPipeError:
+        with contextlib.suppress(OSError, ValueError):  # what is still to be written at the end has nowhere to go
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None

@@ -1,0 +1,80 @@
+"""Benchmarks of the stream store: each runs with tiny settings, measures what it says, and knows its targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from bench.peers import measure
+from bench.peers.install import environment_python
+from tests.bench.test_state_benches import positive, tiny
+
+from bench import (
+    store_acknowledgements,
+    store_dataframe,
+    store_history,
+    store_kafka,
+    store_latency,
+    store_rates,
+    store_segments,
+    stream_events,
+)
+from headgate.store.store import Store
+
+
+def test_events_have_100_bytes() -> None:
+    batch = stream_events.events(1_000)
+    assert batch.schema == stream_events.SCHEMA
+    assert sum(len(value) for value in batch.column("payload").to_pylist()) == 1_000 * stream_events.PAYLOAD_BYTES
+    assert stream_events.PAYLOAD_BYTES + 8 == stream_events.EVENT_BYTES == 100
+
+
+def test_rates_are_of_events_that_are_there() -> None:
+    positive(store_rates.run(tiny(events=1, turns=1)), "written_per_s", "read_per_s")
+    with stream_events.local_store() as store:
+        stream_events.write_rate(store, 1)
+        assert store.describe(stream_events.STREAM).events_count == stream_events.BATCH_ROWS
+
+
+def test_more_segments_are_compared_with_one() -> None:
+    result = store_segments.run(tiny(events=1, turns=2))
+    positive(result, "written_per_s_1", "written_per_s_100")
+    assert "fall" in result.figures
+
+
+def test_every_append_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_acknowledgements, "WARM_S", 0.0)
+    result = store_acknowledgements.run(tiny(seconds=0.1, rate=10_000))
+    positive(result, "p50_ms", "p95_ms", "appends")
+
+
+@pytest.mark.run
+def test_events_are_read_by_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = store_latency.run(tiny(seconds=0.2))
+    positive(result, "p99_ms", "events")
+
+
+def test_a_history_is_one_that_the_store_takes(tmp_path: Path) -> None:
+    store_history.make_history(tmp_path / "store", 40, 400)
+    with Store.open(tmp_path / "store") as store:
+        problems = store.fsck(verify_events=False)
+        assert {problem.what for problem in problems} == {"is missing"}
+        info = store.describe(stream_events.STREAM)
+        assert (info.chunks_count, len(info.ends), info.events_count) == (400, 40, 400)
+        assert len(store.layout(stream_events.STREAM).present) in (4, 5)
+    result = store_history.run(tiny(segments=40, chunks=400, turns=1))
+    positive(result, *result.targets)
+
+
+def test_without_a_peer_its_targets_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "KAFKA_ENVIRONMENT", Path("nowhere"))
+    assert not environment_python(Path("nowhere")).exists()
+    result = store_kafka.run(tiny(events=1, turns=1))
+    assert result.verdict("ratio_written") == "skipped"
+    positive_figures = {name: value for name, value in result.figures.items() if value > 0}
+    assert positive_figures.keys() == {"written_per_s", "read_per_s", "written_1mb_per_s"}
+
+
+@pytest.mark.spark
+def test_a_stream_is_read_beside_json_and_parquet() -> None:
+    positive(store_dataframe.run(tiny(rows=1_000, turns=1, cores=1)), "against_json", "against_parquet")
