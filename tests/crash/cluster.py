@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from crash.processes import STARTED_S, end_session, environment, session_processes, until
+from crash.processes import STARTED_S, end_session, environment, quick_jvm, session_processes, until
+from headgate.spark.session import JVM_OPTIONS
 
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 EXECUTOR = "CoarseGrainedExecutorBackend"
@@ -40,6 +41,7 @@ class Cluster:
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_LOCAL_DIRS": str(self._directory / "local"),
             "SPARK_LOCAL_HOSTNAME": "127.0.0.1",
+            "JDK_JAVA_OPTIONS": quick_jvm()[JVM_OPTIONS],  # of executors, too
         }
         with open(log, "wb") as output:
             process = subprocess.Popen(

@@ -51,6 +51,7 @@ class Place:
         return self.headgate("stop", self.what["name"], "--checkpoints", where, "--savepoint", str(savepoint))
 
 
+@pytest.mark.early
 def test_a_pipeline_moves_with_a_savepoint_whatever_is_killed(
     spec: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:  # SV2, SV10, SV21, SV24, SV28
