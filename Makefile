@@ -9,7 +9,7 @@ COVERAGE_SEEDS ?= 140
 NAME ?=
 LOGS ?=
 WORKERS ?= 4
-SPARK_WORKERS ?= 2
+SPARK_WORKERS ?= 3
 TIMES ?= 20
 MINUTES ?= 5
 PATIENCE ?= 3
@@ -46,9 +46,10 @@ docs: ## build the documentation site in build/site, check its links and that it
 demo: setup-java ## kill a worker and the driver of a running pipeline, compare its counts (LOGS="PATH...")
 	@$(PYTHON_ENV) scripts/demo $(if $(LOGS),--logs $(LOGS))
 
-test: setup-test ## all tests, with Spark and with real kills (more than 40 minutes on 2 cores)
+test: setup-test ## all tests, with Spark and with real kills (half an hour or more on 2 cores)
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
-	$(PYTHON_ENV) -m pytest -q -n $(SPARK_WORKERS) -m "spark or crash"
+	SPARK_SUBMIT_OPTS="$$($(PYTHON_ENV) -m tests.crash.class_archive)" \
+		$(PYTHON_ENV) -m pytest -q -n $(SPARK_WORKERS) -m "spark or crash"
 
 test-again: setup ## the tests of `make check` TIMES times with other seeds, then once on a busy machine
 	@scripts/test-again $(TIMES) $(WORKERS) "$(UNIT)"

@@ -19,19 +19,33 @@ settings.register_profile(
 settings.load_profile("headgate")
 
 
+TESTS = Path(__file__).parent
 MARKED = {"sim/product": "simulator", "mutants": "mutant", "runtime": "run", "examples": "run"}
 """Folders whose tests take minutes together: ``make check`` leaves them to ``make test``."""
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import the modules of folders that ``-m`` leaves out: each worker of pytest would."""
+    if not collection_path.is_file() or not collection_path.is_relative_to(TESTS):
+        return None
+    marker = MARKED.get(collection_path.parent.relative_to(TESTS).as_posix())
+    return True if marker is not None and is_left_out(marker, config.getoption("markexpr")) else None
+
+
+def is_left_out(marker: str, expression: str) -> bool:
+    """Whether no test with ``marker`` is chosen by ``expression``, whatever else marks it."""
+    return not any(word in expression for word in ("(", " or ")) and f"not {marker}" in expression.split(" and ")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the folders that take long, and those of random histories."""
-    tests = Path(__file__).parent
+    """Mark the tests of the folders that take long, and those of random histories; begin with the longest."""
     for item in items:
-        folder = item.path.parent.relative_to(tests).as_posix()
+        folder = item.path.parent.relative_to(TESTS).as_posix()
         if folder in MARKED:
             item.add_marker(MARKED[folder])
         if item.path.stem.endswith("_histories"):
             item.add_marker("long")
+    items.sort(key=lambda item: item.get_closest_marker("early") is None)
 
 
 @pytest.fixture(scope="session", autouse=True)

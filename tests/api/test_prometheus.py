@@ -17,8 +17,8 @@ from prometheus_client.samples import Sample
 from headgate.api.pipeline import METRICS_HOST
 from headgate.api.prometheus import MetricsPort
 from headgate.api.running import start_with_metrics
-from headgate.cli.run import _metrics_port
 from headgate.cli.run_options import Beginning, RunOptions
+from headgate.cli.running import metrics_port
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation, NodeName
 from headgate.model.progress import (
@@ -194,8 +194,8 @@ def test_who_goes_on_for_another_runs_without_a_port_that_is_taken(
 ) -> None:  # OM5
     taken = options(int(port.url.split(":")[-1].split("/")[0]))
     with pytest.raises(UsageError, match="metrics cannot be shown"):
-        _metrics_port(taken, must_run=False)
-    assert _metrics_port(taken, must_run=True) is None
+        metrics_port(taken, must_run=False)
+    assert metrics_port(taken, must_run=True) is None
     assert "running without metrics: metrics cannot be shown" in capsys.readouterr().err
 
 

@@ -75,7 +75,7 @@ def test_a_run_that_cannot_begin_deletes_nothing(monkeypatch: pytest.MonkeyPatch
         happened.append("checked")
         raise UsageError("there is no Java")
 
-    monkeypatch.setattr("headgate.api.pipeline.start_over", lambda *_: happened.append("deleted"))
+    monkeypatch.setattr("headgate.api.starting.start_over", lambda *_: happened.append("deleted"))
     for check, expected in ((no_java, ["checked"]), (lambda *_: happened.append("checked"), ["checked", "deleted"])):
         happened.clear()
         monkeypatch.setattr("headgate.spark.session.check_cluster", check)

@@ -12,7 +12,7 @@ from typing import Any, Self
 import pytest
 from typer.testing import CliRunner
 
-from headgate.cli import run
+from headgate.cli import running
 from headgate.cli.kept import Kept
 from headgate.cli.main import app
 from headgate.cli.progress import Quiet
@@ -190,9 +190,9 @@ def test_the_progress_of_a_takeover_that_came_too_late_is_not_shown_any_more(
     program.write_text(
         "import headgate as hg\np = hg.Pipeline('p')\np.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())"
     )
-    monkeypatch.setattr(run, "WarmSession", Warm)
-    monkeypatch.setattr(run, "_observer", lambda *given, **named: Shown())
-    monkeypatch.setattr(run.Pipeline, "start", start)
+    monkeypatch.setattr(running, "WarmSession", Warm)
+    monkeypatch.setattr(running, "_observer", lambda *given, **named: Shown())
+    monkeypatch.setattr(running.Pipeline, "start", start)
     result = CliRunner().invoke(app, ["run", "--standby", "--checkpoint-dir", ROOT, str(program)])
     assert result.exit_code == 0, (result.output, result.exception)
     assert opened == [1, -1, 1, -1]
@@ -205,7 +205,7 @@ def test_the_directory_is_made_for_whom_the_pipeline_wants(tmp_path: Path, monke
         "import headgate as hg\np = hg.Pipeline('p', security=hg.Security(access='group'))\n"
         "p.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())\n"
     )
-    monkeypatch.setattr(run, "WarmSession", Warm)
+    monkeypatch.setattr(running, "WarmSession", Warm)
     monkeypatch.setattr(StandingBy, "run", lambda self: open_storage(self.root).list("p") or None)
     where = tmp_path / "checkpoints"
     result = CliRunner().invoke(app, ["run", "--standby", "--checkpoint-dir", str(where), str(program)])

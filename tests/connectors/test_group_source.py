@@ -9,9 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.base import HoldContext, SourceBatch, SourceContext
+from headgate.connectors.base import SourceBatch, SourceContext
 from headgate.connectors.hooks import ASK_AGAIN, HookContext, HookedSource
 from headgate.connectors.induced import CheckpointMarker, InducedReader
+from headgate.connectors.offers import HoldContext
 from headgate.connectors.streams import GroupSource, StreamSource
 from headgate.connectors.streams.group_hook import GroupCheckpointHook
 from headgate.connectors.streams.group_reading import GroupSourceReader

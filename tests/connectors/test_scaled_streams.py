@@ -8,8 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.base import HoldContext, SourceContext
+from headgate.connectors.base import SourceContext
 from headgate.connectors.induced import CheckpointMarker
+from headgate.connectors.offers import HoldContext
 from headgate.connectors.streams import StreamSource, StreamSourceReader
 from headgate.errors import StorageError, TruncatedError
 from headgate.model.ids import Generation

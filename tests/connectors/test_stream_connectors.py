@@ -14,16 +14,8 @@ import xxhash
 import headgate as hg
 from headgate import testing
 from headgate.codec.targets import decode_targets, encode_targets
-from headgate.connectors.base import (
-    Committer,
-    HoldContext,
-    Sink,
-    SinkContext,
-    SinkWriter,
-    Source,
-    SourceContext,
-    SourceReader,
-)
+from headgate.connectors.base import Committer, Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
+from headgate.connectors.offers import HoldContext
 from headgate.connectors.recorded import sink_of
 from headgate.connectors.streams import StreamSink, StreamSource, StreamSourceReader
 from headgate.errors import CorruptionError, FencedError, HeadgateError, UsageError

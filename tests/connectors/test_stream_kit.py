@@ -104,6 +104,7 @@ def fresh(directory: Path) -> Target:
 
 
 @pytest.mark.long
+@pytest.mark.early
 def test_the_stream_sink_passes_the_conformance_kit(tmp_path: Path) -> None:  # SC3, S13, KT3
     numbers = itertools.count()
     left_out = check_sink(lambda: fresh(tmp_path / str(next(numbers))), rescales=((2, 3),), overlaps=(2,), rows=(0, 6))

@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from crash.processes import STARTED_S, end_session, environment, session_processes, until
+from crash.processes import STARTED_S, end_session, environment, quick_jvm, session_processes, until
+from headgate.spark.session import JVM_OPTIONS
 
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 EXECUTOR = "CoarseGrainedExecutorBackend"
@@ -58,7 +59,11 @@ class Cluster:
 
     def _start(self, name: str, main: str, *arguments: str, host: str, at: Sequence[str] = (), **extra: str) -> Path:
         log = self._directory / f"{name}.txt"
-        own = {"SPARK_LOCAL_DIRS": str(self._directory / "local"), **extra}
+        own = {
+            "SPARK_LOCAL_DIRS": str(self._directory / "local"),
+            "JDK_JAVA_OPTIONS": quick_jvm()[JVM_OPTIONS],  # of executors, too
+            **extra,
+        }
         with open(log, "wb") as output:
             process = subprocess.Popen(
                 [*at, str(self._home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}", *arguments],

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from crash.cluster import Cluster
-from crash.processes import PROGRAM, STARTED_S, Child, Life
+from crash.processes import PROGRAM, STARTED_S, Child, Life, quick_jvm
 
 _numbers = itertools.count(1)
 
@@ -32,7 +32,7 @@ def wide_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
 
 
 def hosting(directory: Path, slots: int) -> Iterator[Child]:
-    fault = {"HEADGATE_TEST_STORAGE_FAULT": str(directory / "fault.json")}
+    fault = {"HEADGATE_TEST_STORAGE_FAULT": str(directory / "fault.json"), **quick_jvm()}
     child = Child([sys.executable, "-u", str(PROGRAM), str(slots)], directory, fault)
     try:
         child.wait_event(lambda e: e["event"] == "host", 0, STARTED_S, "the SparkSession")
@@ -99,7 +99,9 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Life]]:
     children: list[Child] = []
 
     def begin(spec: dict[str, Any], **env: str) -> Life:
-        child = Child([sys.executable, "-u", str(PROGRAM), json.dumps(spec)], tmp_path / "driver", env)
+        child = Child(
+            [sys.executable, "-u", str(PROGRAM), json.dumps(spec)], tmp_path / "driver", {**quick_jvm(), **env}
+        )
         children.append(child)
         return Life(child, spec["name"])
 

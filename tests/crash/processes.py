@@ -20,6 +20,8 @@ from typing import Any
 
 import psutil
 
+from headgate.spark.session import JVM_OPTIONS, QUICK_COMPILER
+
 TESTS = Path(__file__).resolve().parents[1]
 PROGRAM = Path(__file__).with_name("program.py")
 HOOK = Path(__file__).with_name("hook")
@@ -66,14 +68,21 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = STEP_S) ->
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HEADGATE_", "SPARK_", "PYSPARK_"))}
+    jvm = os.environ.get(JVM_OPTIONS, "")  # see ``class_archive``
     path = os.pathsep.join([str(HOOK), str(TESTS), str(TESTS.parent / "src")])  # the code beside these tests
     return {
         **kept,
         "PYTHONPATH": path,
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        JVM_OPTIONS: jvm,
         **(extra or {}),
     }
+
+
+def quick_jvm() -> dict[str, str]:
+    """Return what ``headgate run`` tells its JVM, for programs that do not tell theirs."""
+    return {JVM_OPTIONS: f"{QUICK_COMPILER} {os.environ.get(JVM_OPTIONS, '')}".strip()}
 
 
 class Child:

@@ -34,6 +34,7 @@ DRIVER_POINTS = {
 """In the order in which a start passes them first; one kills each start, so that each start continues another one."""
 
 
+@pytest.mark.early
 def test_a_driver_killed_at_each_named_point_continues_by_the_same_command(
     spec: Spec, launch: Launch, tmp_path: Path
 ) -> None:

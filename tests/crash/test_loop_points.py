@@ -162,6 +162,7 @@ def test_stopped_workers_of_a_loop_are_replaced_and_change_nothing_when_they_wak
     assert_flip16(tmp_path, rows)
 
 
+@pytest.mark.early
 def test_a_loop_on_a_cluster_loses_workers_an_executor_and_its_driver(
     cluster: Cluster, spec: Spec, launch: Launch, tmp_path: Path, told: Told
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_keeper_repeats_a_named_start_and_goes_on(
 
 
 @pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.early
 def test_a_standby_takes_over_a_named_start_and_goes_on(
     place: Callable[..., Place], with_spark: bool
 ) -> None:  # SV24, SV25, SB8
@@ -95,6 +96,7 @@ def test_a_standby_takes_over_a_named_start_and_goes_on(
 
 
 @pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.early
 def test_a_cancelled_pipeline_stays_cancelled_whoever_keeps_it(
     place: Callable[..., Place], with_spark: bool
 ) -> None:  # C70, C74, KR3, SB6

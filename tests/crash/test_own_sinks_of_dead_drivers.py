@@ -42,6 +42,7 @@ def assert_exactly_once(root: Path) -> None:
     assert_clean(root)
 
 
+@pytest.mark.early
 def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
     spec: Spec, launch: Launch, tmp_path: Path, dice: random.Random
 ) -> None:  # CS23
@@ -62,6 +63,7 @@ def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
     assert_exactly_once(tmp_path)
 
 
+@pytest.mark.early
 def test_own_sinks_have_every_record_once_wherever_in_a_commit_the_driver_is_killed(
     spec: Spec, launch: Launch, tmp_path: Path
 ) -> None:  # CS23

@@ -12,7 +12,7 @@ from crash.cluster import Cluster
 from crash.processes import environment
 from headgate.model.exits import Exit
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800), pytest.mark.xdist_group("programs")]
 
 PROGRAM = """
 import headgate as hg

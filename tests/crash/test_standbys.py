@@ -187,6 +187,7 @@ def test_what_died_before_it_heard_the_stop_of_its_user_is_not_taken_over(
 
 
 @pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.early
 def test_of_two_standbys_one_takes_over_and_the_other_goes_on_waiting(
     place: Callable[..., Place], with_spark: bool, tmp_path: Path
 ) -> None:  # SB9
@@ -222,6 +223,7 @@ def test_a_standby_ends_when_it_is_told_to(place: Callable[..., Place], with_spa
 
 
 @pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.early
 def test_drivers_killed_and_frozen_at_random_among_standbys_lose_and_double_nothing(
     place: Callable[..., Place],
     dice: random.Random,

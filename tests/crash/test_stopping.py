@@ -43,6 +43,7 @@ def command_of_jvm(child: Child) -> list[str]:
     return found
 
 
+@pytest.mark.early
 def test_ctrl_c_and_sigterm_keep_the_last_checkpoint_and_the_next_run_continues(
     spec: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:

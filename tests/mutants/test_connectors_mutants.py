@@ -12,7 +12,7 @@ import tests.connectors.files.test_file_sink as sinks
 import tests.connectors.test_broken_readers as readers
 from tests.mutants.harness import assert_caught, patched
 
-from headgate.connectors.base import BreakingReader
+from headgate.connectors.breaking_reader import BreakingReader
 from headgate.connectors.files.sink import FileSink
 
 Mutant = Callable[[], AbstractContextManager[None]]

@@ -13,13 +13,13 @@ from tests.cli import test_run
 from tests.mutants.harness import assert_caught, patched
 from tests.sim.product.patching import around
 
-from headgate.cli import run
+from headgate.cli import running
 from headgate.cli.run_options import RunOptions
 from headgate.spark.session import JVM_OPTIONS, QUICK_COMPILER
 
 
 def the_jvm_optimizes_its_start() -> AbstractContextManager[None]:
-    return patched(run, "quick_jvm", nullcontext)
+    return patched(running, "quick_jvm", nullcontext)
 
 
 def options_of_the_user_come_first() -> AbstractContextManager[None]:
@@ -29,7 +29,7 @@ def options_of_the_user_come_first() -> AbstractContextManager[None]:
             patch.setenv(JVM_OPTIONS, f"{os.environ.get(JVM_OPTIONS, '')} {QUICK_COMPILER}".strip())
             yield
 
-    return patched(run, "quick_jvm", quick_jvm)
+    return patched(running, "quick_jvm", quick_jvm)
 
 
 def options_stay_when_a_start_is_refused() -> AbstractContextManager[None]:
@@ -40,7 +40,7 @@ def options_stay_when_a_start_is_refused() -> AbstractContextManager[None]:
         yield
         os.environ[JVM_OPTIONS] = given
 
-    return patched(run, "quick_jvm", quick_jvm)
+    return patched(running, "quick_jvm", quick_jvm)
 
 
 def test_a_jvm_that_optimizes_its_start_is_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

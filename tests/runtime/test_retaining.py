@@ -12,7 +12,7 @@ from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.test_process_results import events, generator
 
 import headgate as hg
-from headgate.cli.run import result_text
+from headgate.cli.text import result_text
 from headgate.codec.lock_holder import Ending
 from headgate.connectors.files.commit import read_committed
 from headgate.errors import PipelineFailed, StorageError

@@ -92,6 +92,7 @@ def test_a_bit_that_flips_on_a_local_disk_is_in_no_checkpoint_and_loses_nothing(
 
 
 # R57 R10 R14
+@pytest.mark.early
 def test_a_checkpoint_that_only_workers_find_damaged_is_judged_by_the_policy(start: Start, tmp_path: Path) -> None:
     source = replace(generator(4_000, splits=None), rows_per_second=300)
     flipping = Flipping(tmp_path, is_unseen=True)

@@ -60,6 +60,7 @@ def copied(root: Path, store: str) -> PipelineDefinition:
     return definition_of(pipeline)
 
 
+@pytest.mark.early
 def test_each_event_goes_through_once_while_workers_and_servers_are_killed(
     start: Callable[..., Run], store: Store, postgres: PostgresServer, tmp_path: Path
 ) -> None:  # DB8, SC40

@@ -102,7 +102,7 @@ def test_the_command_of_a_program_leaves_too(tmp_path: Path, monkeypatch: Any) -
     monkeypatch.setattr("headgate.cli.run.check_cluster", lambda *_: None)
     monkeypatch.setattr("headgate.spark.session.check_cluster", lambda *_: None)
     monkeypatch.setattr("headgate.cli.run.become_keeper", lambda *_: None)
-    for module in ("headgate.cli.run", "headgate.api.pipeline"):
+    for module in ("headgate.cli.run", "headgate.api.starting"):
         monkeypatch.setattr(f"{module}.start_over", lambda *given: seen.append(given[2]))
     monkeypatch.setattr("headgate.spark.session.start_pipeline", gone)
 

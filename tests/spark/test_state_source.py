@@ -142,6 +142,8 @@ def spark() -> Iterator[Any]:
 
 
 @pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")  # see test_streams_in_spark
 def test_spark_reads_the_state_of_a_checkpoint(spark: Any, path: Path) -> None:  # RS13
     hg.register_state_source(spark)
 

@@ -23,7 +23,11 @@ from tests.store.traffic import Traffic, all_rounds, flowing, per_key
 import headgate as hg
 from headgate.store.store import Store
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.early,
+    pytest.mark.xdist_group("session"),
+]  # of one process, which keeps its JVM
 
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64()), ("at", pa.timestamp("ms"))])
 WAIT_S = 240.0

@@ -15,7 +15,11 @@ import pytest
 import headgate as hg
 from headgate.errors import StorageError, UsageError
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.early,
+    pytest.mark.xdist_group("session"),
+]  # of one process, which keeps its JVM
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from headgate.api.loop_checks import check_listener
 from headgate.connectors.base import Sink
+from headgate.connectors.hooks import HookedSource
 from headgate.display.live import in_notebook
 from headgate.errors import UsageError
 from headgate.model.config import StateConfig
@@ -193,6 +194,13 @@ class GraphBuilder:
         outputs = {node.name: self.outputs[node.name] for node in nodes}
         states = {name: state for name, state in self.states.items() if name in needed}
         return GraphBuilder(nodes, outputs, derived=self.derived & needed, states=states)
+
+    def leave_hooks_out(self) -> None:
+        """Have sources do without the hooks that they would bring along."""
+        self.nodes = [
+            replace(node, spec=node.spec.without_hook()) if isinstance(node.spec, HookedSource) else node
+            for node in self.nodes
+        ]
 
     def _counts_rounds(self, node: Node) -> bool:
         spec = node.spec if node.role is Role.LOOP_HEAD else self.node(node.loops[0]).spec if node.loops else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headgate.connectors.base import OwnedSink, transaction_timeout_ms
+from headgate.connectors.offers import transaction_timeout_ms
+from headgate.connectors.owned_sinks import OwnedSink
 from headgate.connectors.streams import GroupSource
 from headgate.errors import UsageError
 from headgate.model.config import CheckpointConfig, DamagedCheckpoint, RestartStrategy

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from headgate.api.builder import GraphBuilder, check_name
 from headgate.api.config import BadRecords, Checkpointing, DeadLetter, ExponentialDelay, Fail, Restart
 from headgate.api.describe import describe_plan
-from headgate.api.fresh import finish, start_over
 from headgate.api.guarantees import (
     check_guarantee,
     check_overtaking,
@@ -23,7 +22,8 @@ from headgate.api.guarantees import (
     check_transactions,
     policy_for,
 )
-from headgate.api.not_yet import refuse_lists, refuse_unheard
+from headgate.api.hooking import hook_spec
+from headgate.api.not_yet import refuse_unheard
 from headgate.api.option_checks import (
     checked_bad_records,
     checked_damage_policy,
@@ -34,24 +34,16 @@ from headgate.api.option_checks import (
     whole,
 )
 from headgate.api.other_words import PIPELINE, no_attribute
-from headgate.api.preparing import (
-    announce,
-    capture,
-    check_master,
-    make_checkpoint_directory,
-    placed_in_directory,
-    slots_of,
-    with_captured,
-)
+from headgate.api.preparing import announce, check_master, placed_in_directory, slots_of
 from headgate.api.running import (
     LoggingObserver,
     refuse_while_loading,
     run_to_end,
     shown_in_notebooks,
-    start_with_metrics,
+    start_with_numbers,
 )
 from headgate.api.security import Security
-from headgate.api.starting import Restorable, start_config
+from headgate.api.starting import NOWHERE, Begins, Restorable, ready
 from headgate.api.state import StateChoice, pipeline_state
 from headgate.api.stream import Stream
 from headgate.api.uncaught import speak_plainly
@@ -59,11 +51,10 @@ from headgate.connectors.base import Source
 from headgate.connectors.hooks import HOOK_TIMEOUT, CoordinatorHook, HookedSource
 from headgate.connectors.induced import InducedSource
 from headgate.connectors.memory import Discard
-from headgate.connectors.recorded import targets_of
 from headgate.display.streams import pipeline_html
 from headgate.display.svg import NODES_MAX, graph_svg
 from headgate.errors import UsageError
-from headgate.model.config import LOOP_DISK_BYTES_MAX, LOOP_MEMORY_BYTES, Duration, PipelineConfig, duration_ms
+from headgate.model.config import LOOP_DISK_BYTES_MAX, LOOP_MEMORY_BYTES, Duration, PipelineConfig
 from headgate.model.definition import HookSpec, PipelineDefinition
 from headgate.model.graph import Edge, Node, Role
 from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
@@ -143,7 +134,7 @@ class Pipeline:
         self._forgotten_hooks: set[str] = set()
         self._announces = True
         self._submission = Submission()
-        self._begins: tuple[Restorable | None, int | None, Sequence[str]] = (None, None, ())
+        self._begins = NOWHERE
         self._leave: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -194,17 +185,10 @@ class Pipeline:
         Raises:
             UsageError: it is not a hook, the name is taken, or the timeout is not positive.
         """
-        check_name(name, "a hook")
-        if not isinstance(hook, CoordinatorHook):
-            raise UsageError(f"hook '{name}' must be an instance of a headgate.CoordinatorHook, not {hook!r}")
-        refuse_unheard(f"hook '{name}'", hook)
-        refuse_lists(f"hook '{name}'", hook)
+        spec = hook_spec(name, hook, timeout)
         if name in self._hooks:
             raise UsageError(f"two hooks are named '{name}'; a source brings its hook under its own name")
-        timeout_ms = duration_ms(timeout, f"timeout of hook '{name}'")
-        if timeout_ms == 0:
-            raise UsageError(f"timeout of hook '{name}' must be positive")
-        self._hooks[name] = HookSpec(name, hook, timeout_ms)
+        self._hooks[name] = spec
 
     def forget_hook(self, name: str) -> None:
         """Say that what old checkpoints hold of a hook that is no longer there does not matter."""
@@ -332,25 +316,14 @@ class Pipeline:
         def start() -> PipelineHandle:
             return self._start(master, spark, watcher, (restore, go_back_behind, allow_unclaimed_state), fresh)
 
-        def start_pushing() -> PipelineHandle:
-            if metrics_push is None:
-                return start()
-            from headgate.api.otlp import MetricsPush
-
-            return start_with_metrics(MetricsPush(metrics_push), self.name, watcher, start)
-
-        if metrics_port is None:
-            return start_pushing()
-        from headgate.api.prometheus import MetricsPort
-
-        return start_with_metrics(MetricsPort(metrics_port, metrics_host), self.name, watcher, start_pushing)
+        return start_with_numbers(metrics_port, metrics_host, metrics_push, self.name, watcher, start)
 
     def _start(
         self,
         master: str | None,
         spark: Any,
         watcher: Observer,
-        begins: tuple[Restorable | None, int | None, Sequence[str]],
+        begins: Begins,
         fresh: bool,
     ) -> PipelineHandle:
         from headgate.spark.session import check_cluster, start_pipeline
@@ -466,7 +439,8 @@ class Pipeline:
             retain_on_failure=True,
         )
         made = copy.copy(self)
-        made._builder = _unhooked(self._builder.upstream_of(edge.upstream for edge in edges))
+        made._builder = self._builder.upstream_of(edge.upstream for edge in edges)
+        made._builder.leave_hooks_out()
         made._hooks = {}  # EI13: who only looks leaves everything outside as it is
         made._checkpointing = checkpointing
         made._announces = False
@@ -475,44 +449,14 @@ class Pipeline:
         return made
 
     def _ready(
-        self,
-        definition: PipelineDefinition,
-        watcher: Observer,
-        given: tuple[Restorable | None, int | None, Sequence[str]],
-        fresh: Callable[[], None] | None,
+        self, definition: PipelineDefinition, watcher: Observer, given: Begins, fresh: Callable[[], None] | None
     ) -> tuple[PipelineDefinition, Any]:
-        """Do what comes before a start; return what is started, and the SparkSession that its input came from, if any.
-
-        ``fresh`` is for one that starts over: it looks whether the run can begin, before anything is deleted (SO4).
-
-        Raises:
-            UsageError: see ``start``.
-        """
-        begins = start_config(definition.config, *(self._begins if given == (None, None, ()) else given))
-        config, targets = replace(definition.config, start=begins), targets_of(definition.graph)
-        definition = replace(definition, config=config, targets=targets)
-        if fresh is not None and begins.restore is not None:
-            raise UsageError("give fresh=True to begin at the beginning, or restore= to begin elsewhere, not both")
-        make_checkpoint_directory(definition.config)
-        if fresh is None:
-            finish(definition, watcher)
-        else:
-            fresh()
-            start_over(definition, watcher, self._leave)
-        spark = capture(definition)
-        definition = with_captured(definition)
+        """Do what comes before a start, which begins as the command line says where it says nothing itself."""
+        begins = self._begins if given == NOWHERE else given
+        found = ready(definition, watcher, begins, fresh, self._leave)
         if self._announces:
-            announce(definition, watcher)
-        return definition, spark
+            announce(found[0], watcher)
+        return found
 
     def _checked_parallelism(self, parallelism: int) -> int:
         return whole(parallelism, self._max_parallelism, "parallelism")
-
-
-def _unhooked(builder: GraphBuilder) -> GraphBuilder:
-    """Return ``builder`` with sources that do without the hooks they would bring along."""
-    builder.nodes = [
-        replace(node, spec=node.spec.without_hook()) if isinstance(node.spec, HookedSource) else node
-        for node in builder.nodes
-    ]
-    return builder

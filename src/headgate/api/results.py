@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 from headgate.api.records import PipelineLike, Records
 from headgate.api.running import refuse_exploring_while_loading, run_to_end
 from headgate.api.scratch import ScratchDirectory
-from headgate.connectors.base import EndlessSource
 from headgate.connectors.files.commit import committed_files
 from headgate.connectors.files.sink import FileSink
+from headgate.connectors.offers import EndlessSource
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.graph import Role
 from headgate.model.ids import NodeName

@@ -131,6 +131,34 @@ def start_with_metrics(
     return handle
 
 
+def start_with_numbers(
+    port: int | None,
+    host: str,
+    push: str | None,
+    pipeline: str,
+    observer: Observer,
+    start: Callable[[], PipelineHandle],
+) -> PipelineHandle:
+    """Start, with the numbers of the run where its user wants them: at a port, at a collector that gets them, or both.
+
+    Raises:
+        UsageError: the port is taken, or there can be no such collector.
+    """
+
+    def start_pushing() -> PipelineHandle:
+        if push is None:
+            return start()
+        from headgate.api.otlp import MetricsPush
+
+        return start_with_metrics(MetricsPush(push), pipeline, observer, start)
+
+    if port is None:
+        return start_pushing()
+    from headgate.api.prometheus import MetricsPort
+
+    return start_with_metrics(MetricsPort(port, host), pipeline, observer, start_pushing)
+
+
 def shown_in_notebooks(handle: PipelineHandle) -> None:
     """Show the run in the notebook's cell that waits for it; elsewhere do nothing (ND4)."""
     show = getattr(handle, "_ipython_display_", None)

@@ -1,19 +1,64 @@
-"""What a start is told about the checkpoint that it begins with, as users say it (docs/spec/savepoints.md)."""
+"""What a start is told about the checkpoint that it begins with, as users say it (docs/spec/savepoints.md), and what
+it does before anything runs.
+
+Counterparts: ``headgate.api.pipeline``, which starts; ``headgate.api.preparing``, which has the single steps.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
 
+from headgate.api.fresh import finish, start_over
+from headgate.api.preparing import capture, make_checkpoint_directory, with_captured
+from headgate.connectors.recorded import targets_of
 from headgate.errors import UsageError
 from headgate.model.config import PipelineConfig, StartConfig
+from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
+from headgate.model.progress import Observer
 from headgate.storage.backends import absolute_location
 
 Restorable: TypeAlias = str | os.PathLike[str] | int
 """A savepoint's place, the checkpoints of a pipeline (``DIR/NAME``), one of them (``DIR/NAME/chk-ID``), or the id of
 one of the pipeline's own."""
+
+Begins: TypeAlias = tuple[Restorable | None, int | None, Sequence[str]]
+"""``restore``, ``go_back_behind`` and ``allow_unclaimed_state`` of a start."""
+
+NOWHERE: Begins = (None, None, ())
+"""A start that says nothing: it goes on from the pipeline's own newest checkpoint."""
+
+
+def ready(
+    definition: PipelineDefinition,
+    watcher: Observer,
+    begins: Begins,
+    fresh: Callable[[], None] | None,
+    leave: Sequence[str],
+) -> tuple[PipelineDefinition, Any]:
+    """Do what comes before a start; return what is started, and the SparkSession that its input came from, if any.
+
+    ``fresh`` is for one that starts over: it looks whether the run can begin, before anything is deleted (SO4), of
+    which ``leave`` names the sinks that stay as they are (SO10).
+
+    Raises:
+        UsageError: see ``Pipeline.start``.
+    """
+    config = replace(definition.config, start=start_config(definition.config, *begins))
+    definition = replace(definition, config=config, targets=targets_of(definition.graph))
+    if fresh is not None and config.start.restore is not None:
+        raise UsageError("give fresh=True to begin at the beginning, or restore= to begin elsewhere, not both")
+    make_checkpoint_directory(config)
+    if fresh is None:
+        finish(definition, watcher)
+    else:
+        fresh()
+        start_over(definition, watcher, leave)
+    spark = capture(definition)
+    return with_captured(definition), spark
 
 
 def start_config(

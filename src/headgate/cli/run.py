@@ -1,29 +1,24 @@
-"""``headgate run``: run the pipeline of a program and show its progress."""
+"""``headgate run``: what it is told, and who does it: this process (``cli.running``), or drivers of a keeper."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import typer
-from rich.console import Console
 
 from headgate.api.fresh import start_over
-from headgate.api.pipeline import METRICS_HOST, Pipeline
+from headgate.api.pipeline import Pipeline
 from headgate.api.preparing import make_checkpoint_directory
-from headgate.api.running import NumbersPort, run_to_end, start_with_metrics
 from headgate.cli import keeping
 from headgate.cli.keeping import Orders
 from headgate.cli.kept import Kept
 from headgate.cli.load import importable_from, load_pipeline, make_importable, program_place
-from headgate.cli.page import HOST, PagePlace, ShownByPage
-from headgate.cli.progress import JsonLinesProgress, LiveProgress, PlainProgress, Quiet, ShownObserver
+from headgate.cli.page import HOST, PagePlace
 from headgate.cli.run_options import (
     Beginning,
     CheckpointDirOption,
@@ -54,14 +49,9 @@ from headgate.cli.run_options import (
     UnclaimedOption,
     keep_logs_in,
 )
-from headgate.cli.standby import StandingBy, jvm_check
-from headgate.cli.text import result_text
-from headgate.errors import HeadgateError, UsageError
-from headgate.model.progress import PipelineHandle, RunResult
-from headgate.runtime.driver.succession import Succession, succeeding
-from headgate.spark.session import WarmSession, check_cluster, quick_jvm
-
-_R = TypeVar("_R")
+from headgate.cli.running import run_here, shown_by
+from headgate.errors import UsageError
+from headgate.spark.session import check_cluster, quick_jvm
 
 COMMAND = [sys.executable, "-P", "-m", "headgate.cli.main"]
 """``headgate``, whatever is in the working directory."""
@@ -155,7 +145,7 @@ def run(
     elif supervised:
         _keep(options, program, given)
     else:
-        _run(_loaded(options, program, given), options, kept)
+        run_here(_loaded(options, program, given), options, kept)
 
 
 def _loaded(options: RunOptions, program: str, arguments: Sequence[str]) -> Pipeline:
@@ -178,38 +168,11 @@ def _keep(options: RunOptions, program: str, arguments: Sequence[str]) -> NoRetu
     become_keeper(_orders(options, program, arguments))
 
 
-def _run(pipeline: Pipeline, options: RunOptions, kept: Kept) -> None:
-    """Run in this process, at once or when its turn has come, and say how it ended."""
-    result = _standing_by(pipeline, options, kept) if options.standby else _running(pipeline, options, kept)
-    if result is not None and not options.quiet and not options.as_json:
-        typer.echo(f"{pipeline.name}: {result_text(result)}", err=True)
-
-
 def _orders(options: RunOptions, program: str, arguments: Sequence[str]) -> Orders:
     """Return what a keeper is to do: run the same command, without what is its own."""
     command = [*COMMAND, "run", *options.of_a_driver(), "--", program, *arguments]
     name, strategy = Path(program).stem, options.strategy
     return Orders(command, strategy, name, is_standby=options.standby, as_json=options.as_json)
-
-
-def _running(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResult:
-    port = _metrics_port(options, kept.keeper != 0)
-    with _observer(pipeline, options, kept.keeper != 0) as observer:
-        return _told([observer], lambda: run_to_end(lambda: _started(pipeline, options, observer, kept, port)))
-
-
-def _told(observers: Sequence[ShownObserver], run: Callable[[], _R]) -> _R:
-    """Have whoever shows progress say how it ended; of a standby there is one for each turn, or none."""
-    try:
-        result = run()
-    except HeadgateError as error:
-        for observer in observers[-1:]:
-            observer.on_failure(error)
-        raise
-    if isinstance(result, RunResult):
-        for observer in observers[-1:]:
-            observer.on_result(result)
-    return result
 
 
 def _start_over(options: RunOptions, program: str, arguments: Sequence[str]) -> None:
@@ -220,85 +183,8 @@ def _start_over(options: RunOptions, program: str, arguments: Sequence[str]) -> 
     with quick_jvm():
         parallelism, conf = definition.plan.parallelism, options.submission.conf
         check_cluster(pipeline.name, parallelism, None, options.master, conf)
-    with _shown(pipeline, options) as observer:
+    with shown_by(pipeline, options) as observer:
         start_over(definition, observer, options.leave)
-
-
-def _started(
-    pipeline: Pipeline, options: RunOptions, observer: ShownObserver, kept: Kept, port: NumbersPort | None
-) -> PipelineHandle:
-    kept.listens()
-    place = Succession(kept.claimant, kept.after, kept.claimed, tell_wish=kept.wished, keeper=kept.keeper)
-
-    def start() -> PipelineHandle:
-        push = options.metrics_push
-        return pipeline.start(options.master, observer=observer, fresh=options.fresh, metrics_push=push)
-
-    with succeeding(place), quick_jvm():  # this process does nothing else with Spark
-        return _begun(port, pipeline, observer, start)
-
-
-def _begun(
-    port: NumbersPort | None, pipeline: Pipeline, observer: ShownObserver, start: Callable[[], PipelineHandle]
-) -> PipelineHandle:
-    handle = start() if port is None else start_with_metrics(port, pipeline.name, observer, start)
-    observer.on_start(handle)
-    return handle
-
-
-def _metrics_port(options: RunOptions, must_run: bool) -> NumbersPort | None:
-    """Return the port that was asked for.
-
-    Raises:
-        UsageError: it is taken. One that ``must_run``, because it goes on in another's place, runs without.
-    """
-    if options.metrics_port is None:
-        return None
-    from headgate.api.prometheus import MetricsPort
-
-    try:
-        return MetricsPort(options.metrics_port, options.metrics_host or METRICS_HOST)
-    except UsageError as error:
-        if not must_run:
-            raise
-        typer.echo(f"running without metrics: {error}", err=True)
-        return None
-
-
-def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResult | None:
-    """Wait for a turn and run; None when it never came."""
-    definition = pipeline.definition_on(options.master)
-    config = definition.config
-    observers: list[ShownObserver] = []
-    make_checkpoint_directory(config)  # as the start of a pipeline does it: whoever looks there first makes it
-
-    def say(notice: str, text: str) -> None:
-        shown.close()  # the progress of a takeover that came too late
-        if options.as_json:
-            typer.echo(json.dumps({"event": "standby", "notice": notice, "text": text}))
-        elif not options.quiet:
-            typer.echo(f"{config.name}: {text}", err=True)
-
-    with quick_jvm(), ExitStack() as opened, ExitStack() as shown:  # this process does nothing else with Spark
-        conf = options.submission.conf
-        session = WarmSession(config.name, definition.plan.parallelism, options.master, conf)
-        opened.callback(session.close)
-
-        def start() -> PipelineHandle:
-            observer = shown.enter_context(_observer(pipeline, options, must_run=True))
-            observers.append(observer)
-            port = _metrics_port(options, must_run=True)
-
-            def takes_over() -> PipelineHandle:
-                push = options.metrics_push
-                return pipeline.start(options.master, spark=session.spark, observer=observer, metrics_push=push)
-
-            return _begun(port, pipeline, observer, takes_over)
-
-        check = jvm_check(lambda: session.is_alive)
-        place = config.checkpoint_root, config.name
-        standing = StandingBy(*place, kept, start, say, check, options.silence_ms)
-        return _told(observers, standing.run)
 
 
 def become_keeper(orders: Orders) -> NoReturn:
@@ -306,20 +192,3 @@ def become_keeper(orders: Orders) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-P", "-m", keeping.__name__, orders.encoded()])
-
-
-def _observer(pipeline: Pipeline, options: RunOptions, must_run: bool) -> ShownObserver:
-    """Return who shows progress; ``must_run`` as for ``_metrics_port``."""
-    shown = _shown(pipeline, options)
-    if options.page is None:
-        return shown
-    return ShownByPage(shown, pipeline.definition_on(options.master), options.page, must_run=must_run)
-
-
-def _shown(pipeline: Pipeline, options: RunOptions) -> ShownObserver:
-    if options.quiet:
-        return Quiet()
-    if options.as_json:
-        return JsonLinesProgress(pipeline.name)
-    console = Console(stderr=True)
-    return LiveProgress(pipeline.name, console) if console.is_terminal else PlainProgress(pipeline.name)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from headgate.connectors.base import ResettableSink
 from headgate.connectors.files.sink import FileSink
 from headgate.connectors.memory import Discard
+from headgate.connectors.owned_sinks import ResettableSink
 from headgate.connectors.streams import StreamSink, StreamsOfOneSink
 from headgate.model.graph import Graph, Role
 from headgate.model.targets import Target, TargetKind

@@ -14,7 +14,7 @@ from tests.connectors.custom.test_own_sinks import committer, permit, prepared, 
 
 import headgate as hg
 from headgate.codec.life import encode_life
-from headgate.connectors.base import OwnedSink
+from headgate.connectors.owned_sinks import OwnedSink
 from headgate.model.ids import Generation
 from headgate.model.life import Life, OtherSink, Owner
 from headgate.testing.sinks.owners import check_owner, check_start_over

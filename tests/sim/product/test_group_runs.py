@@ -32,6 +32,7 @@ EVENTS_MAX = 20_000
 """With a planted bug: several times what a seed needs without one."""
 
 
+@pytest.mark.early
 def test_reader_groups_pass_every_smoke_seed() -> None:  # SM90
     """The seeds reach what they are for, too."""
     runs = [GroupRun(seed, is_traced=True) for seed in SMOKE]

@@ -12,6 +12,7 @@ from headgate.sim.streams.grouped import GroupedRun, run_seed
 SMOKE = range(10)
 
 
+@pytest.mark.early
 def test_pipelines_share_a_stream_by_a_group() -> None:  # SM96
     runs = [GroupedRun(seed) for seed in SMOKE]
     assert [str(problem) for run in runs if (problem := run.run()) is not None] == []

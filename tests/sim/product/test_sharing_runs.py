@@ -13,6 +13,7 @@ from headgate.store import transaction_writer
 SMOKE = range(8)
 
 
+@pytest.mark.early
 def test_transactions_that_two_processes_share_are_whole_and_there_once() -> None:  # SM99
     usual = getattr(transaction_writer, "FLUSH_BYTES")  # noqa: B009 - imported there
     runs = [SharingRun(seed, is_traced=True) for seed in SMOKE]

@@ -14,6 +14,7 @@ from headgate.store import store as stores
 SMOKE = range(14)
 
 
+@pytest.mark.early
 def test_streams_pass_every_smoke_seed() -> None:  # SM12
     """Several starts of pipeline and producer, lost answers of the catalogue, and readers of unfinished output."""
     runs = [StreamRun(seed, is_traced=True) for seed in SMOKE]

@@ -18,7 +18,7 @@ import pytest
 from tests.store.catalogue.test_store_migration import GOLDEN, OWNER, tables_of, version_of
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
-from headgate.connectors.base import HoldContext
+from headgate.connectors.offers import HoldContext
 from headgate.connectors.streams import StreamSink, StreamSource
 from headgate.errors import StorageError, UsageError
 from headgate.model.ids import Generation

@@ -16,7 +16,7 @@ from tests.testing.staged import LIMIT_MS, StagedLedger, StagedSink, at, number_
 
 import headgate as hg
 from headgate import clock
-from headgate.connectors.base import transaction_timeout_ms
+from headgate.connectors.offers import transaction_timeout_ms
 from headgate.errors import StorageError
 from headgate.testing import Target, check_sink
 from headgate.testing.sinks.outages import Moment, check_outage, check_outages

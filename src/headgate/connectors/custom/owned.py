@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from headgate.codec.life import encode_life
-from headgate.connectors.base import Committer, Holding
+from headgate.connectors.base import Committer
 from headgate.connectors.custom.fence import Fence, life_in, owner_of, transient
+from headgate.connectors.owned_sinks import Holding
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Mine, OtherSink, Owner

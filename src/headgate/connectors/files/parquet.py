@@ -16,7 +16,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import xxhash
 
-from headgate.connectors.base import BreakingReader, SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.breaking_reader import BreakingReader
 from headgate.connectors.files.listing import Paths, numbered, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.state_identity import Form

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
+from headgate.connectors.base import Committer, SinkContext, SinkWriter
 from headgate.connectors.encode import FORMATS, FileFormat, check_format
 from headgate.connectors.files.commit import FileCommitter
 from headgate.connectors.files.layout import STAGING, SinkIdentity
 from headgate.connectors.files.owner import FileOwner
 from headgate.connectors.files.starting_over import PublishedFiles
 from headgate.connectors.files.writer import FileNames, FileWriter, Limits
+from headgate.connectors.owned_sinks import Holding
 from headgate.errors import StorageError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.ids import Generation

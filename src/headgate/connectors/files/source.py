@@ -13,7 +13,8 @@ from typing import Protocol, TypedDict, Unpack
 
 import pyarrow as pa
 
-from headgate.connectors.base import BreakingReader, SourceBatch, SourceContext, SourceReader
+from headgate.connectors.base import SourceBatch, SourceContext, SourceReader
+from headgate.connectors.breaking_reader import BreakingReader
 from headgate.connectors.files.decode import Decoded, JsonDecoder, TextDecoder
 from headgate.connectors.files.lines import LINE_BYTES_MAX, FileMovedError, LineFile, Lines, OversizeLine
 from headgate.connectors.files.listing import PATTERN_DEFAULT, FileSelection, Paths, select_files

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headgate.connectors.base import Holding
 from headgate.connectors.files.commit import FileCommitter, refuse_if_fenced
 from headgate.connectors.files.layout import SinkIdentity
 from headgate.connectors.files.ledger import Ledger
 from headgate.connectors.files.owner import FileOwner
+from headgate.connectors.owned_sinks import Holding
 from headgate.model.ids import Generation
 from headgate.model.life import Life
 from headgate.storage.base import Storage

@@ -12,7 +12,8 @@ from typing import cast
 
 import pyarrow as pa
 
-from headgate.connectors.base import BreakingReader, SourceBatch, SourceContext
+from headgate.connectors.base import SourceBatch, SourceContext
+from headgate.connectors.breaking_reader import BreakingReader
 from headgate.connectors.induced import CheckpointMarker, Polled
 from headgate.connectors.streams.positions import decode_position, encode_position
 from headgate.connectors.streams.source import POLLS_SOON, WAKEUP_LATE_MS, WAKEUP_SOON_MS, read_as

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from headgate.connectors.base import HoldContext, SourceContext
+from headgate.connectors.base import SourceContext
 from headgate.connectors.hooks import CoordinatorHook
+from headgate.connectors.offers import HoldContext
 from headgate.connectors.streams.group_hook import GroupCheckpointHook
 from headgate.connectors.streams.group_reading import GroupSourceReader
 from headgate.connectors.streams.source import EARLIEST, StreamSource

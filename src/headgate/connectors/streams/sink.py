@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from headgate.connectors.base import KEPT, Holding, SinkContext
+from headgate.connectors.base import SinkContext
+from headgate.connectors.owned_sinks import KEPT, Holding
 from headgate.connectors.streams.transactions import StreamCommitter, StreamSinkWriter, owner_of, written_as
 from headgate.errors import UsageError
 from headgate.model.ids import Generation

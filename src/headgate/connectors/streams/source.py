@@ -13,9 +13,11 @@ from typing import cast
 
 import pyarrow as pa
 
-from headgate.connectors.base import BreakingReader, HoldContext, SourceBatch, SourceContext
+from headgate.connectors.base import SourceBatch, SourceContext
+from headgate.connectors.breaking_reader import BreakingReader
 from headgate.connectors.hooks import CoordinatorHook
 from headgate.connectors.induced import Polled
+from headgate.connectors.offers import HoldContext
 from headgate.connectors.stream_cuts import SegmentCuts, StreamCutHook
 from headgate.connectors.streams.positions import encode_position, first_needed, places_of
 from headgate.connectors.streams.segments import OwnSegments

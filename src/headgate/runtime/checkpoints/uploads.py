@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from headgate import fault_points
 from headgate.codec.snapshot import FILES_PREFIX
-from headgate.connectors.base import PiecewiseTransaction, SealedTransaction
+from headgate.connectors.base import SealedTransaction
+from headgate.connectors.offers import PiecewiseTransaction
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, SubtaskId
 from headgate.model.manifest import Committable, SnapshotPart

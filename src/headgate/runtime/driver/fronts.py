@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from headgate.connectors.base import KEPT, Holding, ResettableSink
+from headgate.connectors.owned_sinks import KEPT, Holding, ResettableSink
 from headgate.connectors.recorded import sink_of, target_of
 from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition

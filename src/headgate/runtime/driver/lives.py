@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from headgate.connectors.base import NeighbouringSink, OwnedSink
+from headgate.connectors.owned_sinks import NeighbouringSink, OwnedSink
 from headgate.errors import UsageError, with_remedy
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from headgate.connectors.base import Holding, ResettableSink
+from headgate.connectors.owned_sinks import Holding, ResettableSink
 from headgate.errors import UsageError
 from headgate.model.life import Life, Mine, Owner
 from headgate.model.manifest import Manifest

@@ -13,14 +13,13 @@ from typing import TypeAlias, cast
 
 from headgate import fault_points
 from headgate.closing import close_all
-from headgate.connectors.base import (
+from headgate.connectors.base import Committer, Sink
+from headgate.connectors.offers import (
     AskedCommitter,
-    Committer,
     ForgettingCommitter,
     MakingSink,
     NamingCommitter,
     PiecewiseCommitter,
-    Sink,
     TidyingCommitter,
 )
 from headgate.errors import (

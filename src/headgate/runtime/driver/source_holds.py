@@ -1,6 +1,6 @@
 """What checkpoints that may be restored still need of the input: sources that can keep it are told (SC30 to SC33).
 
-Counterpart: ``connectors.base.HoldingSource``; ``claims`` tells them when a generation begins, ``coordination`` when
+Counterpart: ``connectors.offers.HoldingSource``; ``claims`` tells them when a generation begins, ``coordination`` when
 checkpoints were dropped. What is told goes by the log alone, so a driver that was replaced tells nothing that its heir
 would not. Never lets go of anything for a checkpoint that cannot be read.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headgate.connectors.base import HoldContext, HoldingSource
+from headgate.connectors.offers import HoldContext, HoldingSource
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role

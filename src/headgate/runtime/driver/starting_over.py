@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from headgate.codec.lock_holder import Ending
-from headgate.connectors.base import KEPT, Holding, ResettableSink
+from headgate.connectors.owned_sinks import KEPT, Holding, ResettableSink
 from headgate.connectors.recorded import Front, in_one_step, targets_of, together
 from headgate.errors import StorageError, UsageError
 from headgate.model.definition import PipelineDefinition

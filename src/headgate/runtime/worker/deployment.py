@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from headgate.clock import Clock
 from headgate.codec.messages import Deploy
-from headgate.connectors.base import HoldingWriter, Sink, SinkContext, SinkWriter, Source, SourceContext
+from headgate.connectors.base import Sink, SinkContext, SinkWriter, Source, SourceContext
 from headgate.connectors.induced import AnyReader, InducedReader, InducedSource
+from headgate.connectors.offers import HoldingWriter
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import MAIN, Node, Role

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headgate.codec.snapshot import LISTS_PREFIX, UNION_PREFIX
-from headgate.connectors.base import HoldingWriter
+from headgate.connectors.offers import HoldingWriter
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
 from headgate.operators.base import RestoredState

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from headgate.connectors.base import MakingSink
 from headgate.connectors.custom.fence import Fence
 from headgate.connectors.custom.ledger import LedgerSink
 from headgate.connectors.custom.output import LedgerOutput
 from headgate.connectors.custom.two_phase import TwoPhaseSink, can_forget
+from headgate.connectors.offers import MakingSink
 from headgate.errors import StorageError
 from headgate.testing.sinks.target import SCHEMA, HasFailed, Target
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 
-from headgate.connectors.base import transaction_timeout_ms
+from headgate.connectors.offers import transaction_timeout_ms
 from headgate.errors import FencedError
 from headgate.testing.sinks.target import Target, not_said
 from headgate.testing.sinks.world import Checkpoint, SinkLife, World, denial_of

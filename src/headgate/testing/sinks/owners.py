@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from headgate.codec.life import encode_life
-from headgate.connectors.base import OwnedSink
 from headgate.connectors.custom.fence import Fence, owner_of
 from headgate.connectors.custom.owned import RememberingSink
+from headgate.connectors.owned_sinks import OwnedSink
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, OtherSink, Owner
 from headgate.protocol.supervision import lives

@@ -13,18 +13,14 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from headgate.connectors.base import (
-    Committer,
+from headgate.connectors.base import Committer, SealedTransaction, Sink, SinkContext, SinkWriter
+from headgate.connectors.offers import (
     ForgettingCommitter,
     HoldingWriter,
     MakingSink,
     NamingCommitter,
     PiecewiseCommitter,
     PiecewiseTransaction,
-    SealedTransaction,
-    Sink,
-    SinkContext,
-    SinkWriter,
 )
 from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.model.ids import CheckpointId, Generation
