@@ -8,6 +8,7 @@ call of ``append`` to the completion of its future. Judged is the appends' 95th 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from bench.harness import Options, Result, at_least, at_most, percentile
@@ -29,6 +30,10 @@ def run(options: Options) -> Result:
     return Result(found, {"p95_ms": at_most(P95_MS_MAX), "rate_reached": at_least(REACHED_MIN)})
 
 
+def _noted(waits_ms: list[float], asked: float, _: object) -> None:
+    waits_ms.append(1e3 * (time.perf_counter() - asked))
+
+
 def acknowledged(store: Store, seconds: float, rate: float, name: str = STREAM) -> dict[str, Any]:
     """Return how long appends took, and which share of the rate was reached."""
     some = events()
@@ -41,7 +46,7 @@ def acknowledged(store: Store, seconds: float, rate: float, name: str = STREAM) 
                 asked, is_warm = time.perf_counter(), now > WARM_S
                 done = writer.append(some.slice(0, due))
                 if is_warm:
-                    done.add_done_callback(lambda _, asked=asked: waits_ms.append(1e3 * (time.perf_counter() - asked)))
+                    done.add_done_callback(partial(_noted, waits_ms, asked))
                 sent += due
             time.sleep(PAUSE_S)
         took = time.perf_counter() - begun

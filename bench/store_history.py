@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,9 +66,9 @@ def measured(root: Path) -> Iterator[tuple[str, float]]:
     }
     for name, verb in verbs.items():
         with Store.open(root) as store:
-            yield name, timed(lambda verb=verb, store=store: verb(store))
+            yield name, timed(partial(verb, store))
     for command in ("list", "describe"):
-        yield f"command_{command}", timed(lambda command=command: commanded(root, command))
+        yield f"command_{command}", timed(partial(commanded, root, command))
 
 
 def last_of(cut: Any) -> Any:

@@ -59,5 +59,5 @@ def write_rate(store: Store, rows: int, name: str = STREAM) -> float:
 def read_rate(store: Store, name: str = STREAM) -> float:
     """Read all that is there with one reader; return events per second."""
     begun = time.perf_counter()
-    read = sum(found.batch.num_rows for found in store.follow(name, end="latest"))
+    read: int = sum(found.batch.num_rows for found in store.follow(name, end="latest"))
     return read / (time.perf_counter() - begun)

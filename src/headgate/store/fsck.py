@@ -29,7 +29,11 @@ class Problem:
 
 
 def check_store(
-    catalogue: Catalogue, storage: Storage, *, verify_events: bool, on_bytes: Callable[[int], None]
+    catalogue: Catalogue,
+    storage: Storage,
+    *,
+    verify_events: bool,
+    on_bytes: Callable[[int], None] = lambda size_bytes: None,
 ) -> list[Problem]:
     """Return the problems found. ``on_bytes`` hears how many more were read: each chunk's, twice in all."""
     with catalogue.audit() as audit:
