@@ -3,7 +3,7 @@
 Counterpart: ``operators.process.by_batch``. Registering and deleting append to a tail; a full tail becomes a run,
 sorted by time and slot; runs of like size are merged, and of what was done to one timer the latest counts. So each
 timer is sorted a few times in its life, and nobody looks at timers that are not due. Arrays are never written twice:
-what is frozen refers to them (ST5, TM12).
+what is frozen refers to them (ST5, TM12), and so does what is noted for the next checkpoints (MC9).
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
-from headgate.state.columns import FrozenRows, KeyedColumns
+from headgate.state.columns import FrozenChanges, FrozenRows, KeyedColumns
 from headgate.state.key_hash import Hashes, Words
 from headgate.state.key_index import Slots
+from headgate.state.memory.changes import Interval
+from headgate.state.memory.timer_changes import Changes, NotedTimers, columns_of, latest
 from headgate.state.slot_array import Mask
 from headgate.state.timers import stay_first
-
-Changes: TypeAlias = tuple[Words, Words]
-"""Times, and for each ``slot · 2``, or one more if the timer was deleted."""
 
 _TAIL_ROWS = 65_536
 _TAIL_PARTS = 64
@@ -56,9 +53,15 @@ class _Run:
 class MemoryColumnTimers:
     """See ``timers.ColumnTimers``."""
 
-    def __init__(self, hashes: Callable[[Slots], Hashes]) -> None:
-        """``hashes``: of the keys of slots."""
+    def __init__(self, hashes: Callable[[Slots], Hashes], interval: Interval | None = None) -> None:
+        """Make none.
+
+        Args:
+            hashes: of the keys of slots.
+            interval: what is done to timers is noted by it (MC9); None: nobody asks.
+        """
         self._hashes = hashes
+        self._noted = None if interval is None else NotedTimers(interval)
         self._due: Changes = _NONE, _NONE
         self._due_to_ms = 0
         self._runs: list[_Run] = []
@@ -106,6 +109,7 @@ class MemoryColumnTimers:
         count = int(order[1:][is_again].min()) if is_again.any() else len(slots)
         self._window = 64 + 2 * count
         self._due = times[count:], changes[count:]
+        self._note(times[:count], changes[:count] | 1)
         return slots[:count], times[:count]
 
     def _cut_ms(self, until_ms: int) -> int:
@@ -133,8 +137,19 @@ class MemoryColumnTimers:
         self._tail_ms = min(self._tail_ms, first_ms) if self._tail else first_ms
         self._tail.append((times, changes))
         self._tail_rows += len(times)
+        self._note(times, changes)
         if self._tail_rows >= _TAIL_ROWS or len(self._tail) >= _TAIL_PARTS:
             self._close_tail()
+
+    def _note(self, times: Words, changes: Words) -> None:
+        """This was done to timers."""
+        if self._noted is not None:
+            self._noted.add(times, changes, len(self))
+
+    def note_changes(self) -> None:
+        """All timers were restored from a snapshot that the next one may refer to (MC7)."""
+        assert self._noted is not None
+        self._noted.start()
 
     def _close_tail(self) -> None:
         found = latest(self._tail)
@@ -184,6 +199,8 @@ class MemoryColumnTimers:
         """Keep only the slots ``living``, which become 0, 1, 2 …; called after ``tidy``."""
         times, changes = self._whole()
         slots = np.searchsorted(living, changes >> 1)
+        if self._noted is not None:
+            self._noted.forget()
         self._runs = [_Run(*latest([(times, slots << 1)]))] if len(times) else []
 
     def freeze(self) -> FrozenRows:
@@ -191,25 +208,18 @@ class MemoryColumnTimers:
         held = [self._due, *(run.rest() for run in self._runs), *self._tail]
 
         @cache
-        def whole() -> Changes:
-            return _living(latest(held))
+        def whole() -> KeyedColumns:
+            return columns_of(_living(latest(held)))
 
-        def of(places: Slots) -> KeyedColumns:
-            times, changes = whole()
-            return changes[places] >> 1, [pa.array(times[places], pa.int64())]
+        if self._noted is None:
+            return FrozenRows(lambda: len(whole()[0]), whole, _no_places)
+        noted = self._noted.freeze()
+        changes = FrozenChanges(noted.after, noted.gone)
+        return FrozenRows(lambda: len(whole()[0]), whole, noted.living, changes)
 
-        return FrozenRows(lambda: len(whole()[0]), lambda: of(np.arange(len(whole()[0]))), of)
 
-
-def latest(found: list[Changes]) -> Changes:
-    """Return changes, given from the oldest to the latest, in the order of time and slot, the latest of each timer."""
-    times, changes = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    slots = changes >> 1
-    order = np.lexsort((slots, times))
-    times, changes, slots = times[order], changes[order], slots[order]
-    is_last = np.ones(len(times), np.bool_)
-    is_last[:-1] = (times[1:] != times[:-1]) | (slots[1:] != slots[:-1])
-    return times[is_last], changes[is_last]
+def _no_places(places: Slots) -> KeyedColumns:
+    raise AssertionError("what was done to these timers was not noted")
 
 
 def _living(changes: Changes) -> Changes:
