@@ -48,6 +48,8 @@ MUTANTS: dict[Mutant, int] = {
     mutants.chunks_that_may_go_are_referred_to: 22,
     mutants.changes_after_a_restore_are_not_noted: 7,
     mutants.only_timers_of_the_last_interval_are_written: 15,
+    mutants.windows_that_were_taken_are_not_noted: 18,
+    mutants.records_of_windows_are_those_of_the_first_interval: 18,
     what_had_expired_is_restored: 17,
     rocks.files_of_checkpoints_that_may_fail_are_shared: 22,
     rocks.files_go_with_the_checkpoint_that_wrote_them: 0,
