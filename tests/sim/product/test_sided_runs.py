@@ -65,6 +65,7 @@ MUTANTS: dict[Mutant, tuple[int, ...]] = {
 
 LOOPED_MUTANTS: dict[Mutant, tuple[int, ...]] = {
     the_side_is_spread_over_all_subtasks: (14,),
+    others_are_not_given_the_copy_of_the_first_one: (14,),
 }
 
 
