@@ -266,6 +266,14 @@ def what_is_done_to_timers_is_kept_call_by_call() -> AbstractContextManager[None
     return patched(NotedTimers, "add", add)
 
 
+def timers_that_are_there_are_counted_again() -> AbstractContextManager[None]:
+    return patched(timer_changes, "_are_in", lambda base, times, slots: np.zeros(len(times), np.bool_))
+
+
+def what_was_done_since_timers_were_sorted_is_forgotten() -> AbstractContextManager[None]:
+    return patched(NotedTimers, "since", lambda self, number: [])
+
+
 def older_chunks_count_for_a_whole_state() -> AbstractContextManager[None]:
     return patched(chunks.Description, "since", lambda self, state: self.chunks)
 
@@ -352,6 +360,16 @@ WHOLE = timers.test_what_is_not_known_of_timers_is_no_reason_to_write_all_values
         ),
         (
             timers_have_nothing_beside_their_rows,
+            timers.test_a_checkpoint_writes_which_timers_came_and_went,
+            ("column",),
+        ),
+        (
+            timers_that_are_there_are_counted_again,
+            timers.test_a_checkpoint_writes_which_timers_came_and_went,
+            ("column",),
+        ),
+        (
+            what_was_done_since_timers_were_sorted_is_forgotten,
             timers.test_a_checkpoint_writes_which_timers_came_and_went,
             ("column",),
         ),

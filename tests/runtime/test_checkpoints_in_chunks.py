@@ -187,7 +187,7 @@ def write(root: Path) -> None:
         patch.setattr(chunked, "SIZE_BYTES_MIN", 1)
         with testing.running(golden(ROWS / 20, 2), checkpoint_dir=root) as handle:
             for _ in range(4):
-                time.sleep(0.5)
+                time.sleep(0.5)  # not a wait for anything: input comes meanwhile
                 while handle.take_checkpoint().checkpoint is None:
                     time.sleep(0.05)
     found = {f"{node}/{state}": rows_of(root, node, state) for node, state in states(root)}

@@ -43,7 +43,8 @@ def test_a_checkpoint_writes_which_timers_came_and_went(form: str) -> None:
     story, first = begun(form)
     for at in (100, 150, 200):
         story.change("register", [(key, at) for key in range(300, 330)])
-        story.change("delete", [(key, 100 + key) for key in range(5_000, 5_020)])
+        story.change("register", [(key, 100 + key) for key in range(6_000, 6_020)])  # they are there
+        story.change("delete", [(key, 100 + key) for key in range(5_000, 5_020)])  # they are there once
         story.change("take", at + 9)
         manifest = story.checkpoint()
         assert paths(first) < paths(manifest)

@@ -18,7 +18,7 @@ from headgate.state.columns import FrozenChanges, FrozenRows, KeyedColumns
 from headgate.state.key_hash import Hashes, Words
 from headgate.state.key_index import Slots
 from headgate.state.memory.changes import Interval
-from headgate.state.memory.timer_changes import Changes, NotedTimers, columns_of, latest
+from headgate.state.memory.timer_changes import Changes, NotedTimers, columns_of, count_of, latest, living
 from headgate.state.slot_array import Mask
 from headgate.state.timers import stay_first
 
@@ -69,6 +69,8 @@ class MemoryColumnTimers:
         self._tail_rows = 0
         self._tail_ms = 0
         self._window = 64
+        self._sorted: tuple[int, Changes] | None = None
+        """All timers at the end of an interval: set by the thread that writes snapshots."""
 
     def __len__(self) -> int:
         return len(self._due[0]) + sum(len(run.times) - run.start for run in self._runs) + self._tail_rows
@@ -126,7 +128,7 @@ class MemoryColumnTimers:
             found.append((run.times[run.start : end], run.changes[run.start : end]))
             run.start = end
         self._runs = [run for run in self._runs if run.start < len(run.times)]
-        times, changes = _living(latest(found))
+        times, changes = living(latest(found))
         order = np.lexsort((self._hashes(changes >> 1), times))
         self._due, self._due_to_ms = (times[order], changes[order]), until_ms
 
@@ -154,11 +156,11 @@ class MemoryColumnTimers:
     def _close_tail(self) -> None:
         found = latest(self._tail)
         self._tail, self._tail_rows = [], 0
-        self._runs.append(_Run(*(found if self._runs or len(self._due[0]) else _living(found))))
+        self._runs.append(_Run(*(found if self._runs or len(self._due[0]) else living(found))))
         while (count := self._mergeable()) >= _RUNS_MERGED:
             merged = latest([run.rest() for run in self._runs[-count:]])
             is_oldest = count == len(self._runs) and not len(self._due[0])
-            self._runs[-count:] = [_Run(*(_living(merged) if is_oldest else merged))]
+            self._runs[-count:] = [_Run(*(living(merged) if is_oldest else merged))]
         self._runs = [run for run in self._runs if len(run.times)]
 
     def _mergeable(self) -> int:
@@ -172,7 +174,7 @@ class MemoryColumnTimers:
 
     def _whole(self) -> Changes:
         """Return all timers there are."""
-        return _living(latest([self._due, *(run.rest() for run in self._runs), *self._tail]))
+        return living(latest([self._due, *(run.rest() for run in self._runs), *self._tail]))
 
     def split(self, count: int) -> tuple[Slots, Words]:
         """Remove the last timers, so that about ``count`` stay (``stay_first``); return those that went."""
@@ -201,28 +203,51 @@ class MemoryColumnTimers:
         slots = np.searchsorted(living, changes >> 1)
         if self._noted is not None:
             self._noted.forget()
+            self._sorted = None
         self._runs = [_Run(*latest([(times, slots << 1)]))] if len(times) else []
 
     def freeze(self) -> FrozenRows:
         """Return the timers as they are now, to be read in any thread. Takes references only."""
+        self._go_on_from_sorted()
         held = [self._due, *(run.rest() for run in self._runs), *self._tail]
+        is_based = bool(self._runs) and not len(self._due[0])
+        done_to = None if self._noted is None else self._noted.number
 
         @cache
-        def whole() -> KeyedColumns:
-            return columns_of(_living(latest(held)))
+        def whole() -> Changes:
+            found = living(latest(held))
+            if done_to is not None:
+                self._sorted = done_to, found
+            return found
+
+        @cache
+        def count() -> int:
+            found = count_of(held[1], held[2:] or held[:1]) if is_based else None
+            return len(whole()[0]) if found is None else found
+
+        def rows() -> KeyedColumns:
+            return columns_of(whole())
 
         if self._noted is None:
-            return FrozenRows(lambda: len(whole()[0]), whole, _no_places)
+            return FrozenRows(count, rows, _no_places)
         noted = self._noted.freeze()
-        changes = FrozenChanges(noted.after, noted.gone)
-        return FrozenRows(lambda: len(whole()[0]), whole, noted.living, changes)
+        return FrozenRows(count, rows, noted.living, FrozenChanges(noted.after, noted.gone))
+
+    def _go_on_from_sorted(self) -> None:
+        """Have one run of all timers of a former snapshot, if somebody has sorted them, and what was done since.
+
+        So that a later snapshot looks at that alone. Not while timers are due, which are in an order of their own.
+        """
+        found, self._sorted = self._sorted, None
+        if found is None or self._noted is None or len(self._due[0]):
+            return
+        number, (times, changes) = found
+        since = self._noted.since(number)
+        if since is not None:
+            self._runs = [_Run(times, changes)] if len(times) else []
+            self._tail, self._tail_rows = since, sum(len(part) for part, _ in since)
+            self._tail_ms = min((int(part.min()) for part, _ in since), default=0)
 
 
 def _no_places(places: Slots) -> KeyedColumns:
     raise AssertionError("what was done to these timers was not noted")
-
-
-def _living(changes: Changes) -> Changes:
-    """Return the timers that were not deleted."""
-    is_there = changes[1] & 1 == 0
-    return changes[0][is_there], changes[1][is_there]

@@ -36,10 +36,12 @@ class FrozenRowTimers:
     Attributes:
         cells: the keys of each time.
         changes: which timers came or went before it, as pairs of time and key.
+        count: how many there were.
     """
 
     cells: FrozenCells
     changes: KeyChanges
+    count: int
 
     def has(self, time_ms: int, key: Any) -> bool:
         """Whether there was such a timer."""
@@ -162,7 +164,7 @@ class MemoryRowTimers:
         self.absorb()
         changes = KeyChanges() if self._changes is None else self._changes.freeze()
         self._changed = None if self._changes is None else self._changes.now
-        return FrozenRowTimers(self.cells.freeze(), changes)
+        return FrozenRowTimers(self.cells.freeze(), changes, self._count)
 
     def split(self, count: int) -> dict[int, list[Any]]:
         """Remove the last timers, so that about ``count`` stay (``stay_first``); return the keys by time."""

@@ -28,7 +28,6 @@ from headgate.state.memory.row_timers import (
     key_arrays,
     some_timers,
     timer_batches,
-    timers_count,
 )
 from headgate.state.memory.stored_chunks import gone_on_with
 from headgate.state.row_values import conversion, python_values
@@ -72,7 +71,7 @@ class _Frozen(ChunkedState):
 
     def _rows(self) -> Mapping[str, int]:
         rows = {d.name: _count(d, cells.objects, self._at.time_ms) for d, cells in self._at.states}
-        return rows | {state.section.name: timers_count(found.cells) for state, found in self._at.timers}
+        return rows | {state.section.name: found.count for state, found in self._at.timers}
 
     def _meta(self) -> Mapping[str, bytes]:
         found = self._meta_of_rows()

@@ -16,9 +16,13 @@ from headgate.state.columns import KeyedColumns
 from headgate.state.key_hash import Words
 from headgate.state.key_index import Slots
 from headgate.state.memory.changes import Interval, are_too_many
+from headgate.state.slot_array import Mask
 
 Changes: TypeAlias = tuple[Words, Words]
 """Times, and for each ``slot · 2``, or one more if the timer was deleted."""
+
+_LITTLE = 4
+"""Of what so much more was there is little."""
 
 
 class TimerChanges:
@@ -91,6 +95,17 @@ class NotedTimers:
         self._before, self._now, self._rows = [], None, 0
         self._known_since = self._interval.number
 
+    @property
+    def number(self) -> int:
+        """The interval that will end with the next freeze."""
+        return self._interval.number
+
+    def since(self, number: int) -> list[Changes] | None:
+        """Return what was done after the snapshot of interval ``number``, in order; None: nobody knows."""
+        if self._now is None or number < max(self._known_since, self._interval.needed_since):
+            return None
+        return [*(changes for at, changes in self._before if at > number), *self._now]
+
     def freeze(self) -> TimerChanges:
         """Return what was done in this interval and in those before it, as far as anybody may ask."""
         number = self._interval.number
@@ -106,6 +121,42 @@ def latest(found: Sequence[Changes]) -> Changes:
     times, changes = together(found)
     places = _last_of_each(times, changes >> 1)
     return times[places], changes[places]
+
+
+def living(changes: Changes) -> Changes:
+    """Return the timers that were not deleted."""
+    is_there = changes[1] & 1 == 0
+    return changes[0][is_there], changes[1][is_there]
+
+
+def count_of(base: Changes, done: Sequence[Changes]) -> int | None:
+    """Return how many timers there are when, after there were those of ``base``, this was done.
+
+    It costs what sorting ``done`` does; None: that is not much less than sorting everything.
+
+    Args:
+        base: in the order of time and slot.
+        done: from the oldest to the latest.
+    """
+    if sum(len(times) for times, _ in done) > len(base[0]) // _LITTLE or (base[1] & 1).any():
+        return None
+    times, changes = latest(done)
+    is_there, was_there = changes & 1 == 0, _are_in(base, times, changes >> 1)
+    return len(base[0]) + int((is_there & ~was_there).sum()) - int((~is_there & was_there).sum())
+
+
+def _are_in(base: Changes, times: Words, slots: Slots) -> Mask:
+    """Return which timers are in ``base``: all are bisected at once, among those of their time by slot."""
+    low, end = np.searchsorted(base[0], times, "left"), np.searchsorted(base[0], times, "right")
+    held, high = base[1] >> 1, end.copy()
+    while len(rows := np.flatnonzero(low < high)):
+        middle = (low[rows] + high[rows]) // 2
+        is_before = held[middle] < slots[rows]
+        low[rows[is_before]] = middle[is_before] + 1
+        high[rows[~is_before]] = middle[~is_before]
+    found: Mask = low < end
+    found[found] = held[low[found]] == slots[found]
+    return found
 
 
 def together(found: Sequence[Changes]) -> Changes:
