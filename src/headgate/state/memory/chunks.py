@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.manifest import KeyGroups
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.frozen import OwnedKeys
@@ -209,7 +209,7 @@ def decode_description(data: memoryview, where: str) -> Description:
         what = json.loads(bytes(sections[_WHAT]))
         version = what["version"]
         if version not in range(1, VERSION + 1):
-            raise CorruptionError(where, 0, f"chunks of state, version {VERSION} at most", f"version {version}")
+            raise UnknownFormat(where, 0, f"chunks of state, version {VERSION} at most", f"version {version}")
         first, count, max_parallelism = what["groups"]
         chunks = [_decoded_chunk(*one) for one in what["chunks"]]
         states = [_decoded_state(sections, *one) for one in what["states"]]
