@@ -1,6 +1,7 @@
 """Checkpoints when a part of the keys has changed since the last one: bytes and time beside a full snapshot.
 
-One subtask, state by column, on both backends; files go to a local directory, with the syncs that it makes. The first
+One subtask, state by column, on both backends, and in memory with a timer for each key, too, which is moved when its
+key changes (``memory_timers``); files go to a local directory, with the syncs that it makes. The first
 checkpoint is full. Then a part of the keys changes before each of the following ones, and every one is completed. Time
 is that of ``freeze`` and of writing, without processing beside it. Judged are medians; the means stand beside them,
 because RocksDB merges its files now and then. Settings: ``keys``, ``changed`` (share), ``checkpoints``, ``memory_mb``
@@ -35,6 +36,7 @@ NAME = "increments"
 SHARE_MAX = 0.05
 GROUPS = 128
 BATCH_ROWS = 50_000
+HOUR_MS = 3_600_000
 NODE = "node"
 
 
@@ -46,10 +48,12 @@ def run(options: Options) -> Result:
     rocks = RocksState(int(options.number("memory_mb", 512)) << 20, None)
     values = Values(int(options.number("value_bytes", 0)))
     figures: dict[str, Any] = {"keys": keys, "changed": changed}
-    for name, state in (("memory", MemoryState()), ("rocksdb", rocks)):
-        found = measure(state, keys, changed, checkpoints, values)
+    for name, state in (("memory", MemoryState()), ("memory_timers", MemoryState()), ("rocksdb", rocks)):
+        timers = Timers(keys) if name == "memory_timers" else None
+        found = measure(state, keys, changed, checkpoints, values, timers)
         figures |= {f"{name}_{what}": value for what, value in found.items()}
     judged = [f"{name}_{what}_share" for name in ("memory", "rocksdb") for what in ("bytes", "time")]
+    judged.append("memory_timers_bytes_share")
     return Result(figures, {name: at_most(SHARE_MAX) for name in judged})
 
 
@@ -88,18 +92,45 @@ class Values:
             state.prepare()
 
 
-def measure(state: StateConfig, keys: int, changed: float, checkpoints: int, values: Values) -> dict[str, Any]:
+class Timers:
+    """When each key has its timer: somewhere in an hour of event time."""
+
+    def __init__(self, keys: int) -> None:
+        self._random = np.random.default_rng(11)
+        self._at = np.full(keys, -1)
+
+    def move(self, state: ColumnBackend, keys: np.ndarray) -> None:
+        """Have the timer of each of ``keys`` at another time."""
+        assert state.timers is not None
+        for start in range(0, len(keys), BATCH_ROWS):
+            some = keys[start : start + BATCH_ROWS]
+            slots, before = state.slots([pa.array(some, pa.int64())]), self._at[some]
+            state.timers.event_time.delete(slots[before >= 0], before[before >= 0])
+            self._at[some] = self._random.integers(0, HOUR_MS, len(some))
+            state.timers.event_time.register(slots, self._at[some])
+
+
+def measure(
+    state: StateConfig, keys: int, changed: float, checkpoints: int, values: Values, timers: Timers | None = None
+) -> dict[str, Any]:
     """Return bytes and times of a full checkpoint and of those after it, and their shares."""
+
+    def change(some: np.ndarray) -> None:
+        values.change(backend, some)
+        if timers is not None:
+            timers.move(backend, some)
+
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as directory:
         worker = worker_states(state, directory)
         try:
-            backend = worker.of(NODE, 0, GROUPS).by_column(KeyColumns(("id",), (pa.int64(),)), [values.descriptor])
-            values.change(backend, np.arange(keys))
+            key, states = KeyColumns(("id",), (pa.int64(),)), [values.descriptor]
+            backend = worker.of(NODE, 0, GROUPS).by_column(key, states, has_timers=timers is not None)
+            change(np.arange(keys))
             taken = Taken(Path(directory) / "checkpoints")
             full_bytes, full_s = taken.checkpoint(backend)
             found = []
             for _ in range(checkpoints):
-                values.change(backend, values.chosen(keys, changed))
+                change(values.chosen(keys, changed))
                 found.append(taken.checkpoint(backend))
         finally:
             worker.close()

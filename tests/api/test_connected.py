@@ -12,6 +12,13 @@ from headgate.errors import UsageError
 from headgate.model.graph import BROADCAST_INPUT, Partitioner
 
 
+class Same(Unkeyed):
+    schema = None
+
+    def process(self, row: Any, context: Any) -> list[Any]:
+        return [row]
+
+
 def streams(name: str = "p") -> tuple[hg.Pipeline, hg.Stream, hg.Stream]:
     pipeline = hg.Pipeline(name)
     events = pipeline.source(hg.FromRows([{"key": 1, "name": "a", "value": 1}]), name="events")
@@ -41,12 +48,6 @@ def test_names_are_derived_as_everywhere() -> None:
 
 
 def test_event_times_of_the_stream_go_on() -> None:  # BC8
-    class Same(Unkeyed):
-        schema = None
-
-        def process(self, row: Any, context: Any) -> list[Any]:
-            return [row]
-
     _, events, rules = streams()
     timed = events.with_timestamps("value").connect(rules.broadcast()).process(Same())
     timed.key_by("key").window(hg.Tumbling("1s"))
@@ -55,19 +56,30 @@ def test_event_times_of_the_stream_go_on() -> None:  # BC8
         plain.key_by("key").window(hg.Tumbling("1s"))
 
 
+def test_connect_in_loops_is_placed_where_its_records_are() -> None:  # BC13
+    pipeline, events, rules = streams()
+
+    class Timed(Limits):
+        def on_timer(self, timer: Any, context: Any) -> None: ...
+
+    def body(loop: hg.Stream) -> Any:
+        outside = loop.key_by("key").connect(rules.broadcast()).process(Same(), name="outside")
+        inside = outside.connect(outside.broadcast()).process(Same(), name="inside")
+        with pytest.raises(UsageError, match="operator 'timed' has on_timer, but is in loop 'loop'"):
+            loop.key_by("key").connect(rules.broadcast()).process(Timed(), name="timed")
+        return inside.filter(lambda row: False), inside
+
+    out = events.iterate(body, name="loop")
+    out.connect(rules.broadcast()).process(Same(), name="behind")
+    loops = {str(node.name): node.loops for node in pipeline._builder.nodes}
+    assert loops["outside"] == loops["inside"] == loops["inside-broadcast"] == ("loop",)
+    assert loops["outside-broadcast"] == loops["behind"] == loops["behind-broadcast"] == ()
+    assert not {"timed", "timed-broadcast"} & loops.keys(), "of what was refused nothing stays"
+
+
 def test_what_cannot_be_connected_is_refused() -> None:  # BC11
     _, events, rules = streams()
     _, others, _ = streams("q")
-    loop: list[str] = []
-
-    def body(stream: hg.Stream) -> Any:
-        with pytest.raises(UsageError, match="connect in the body of a loop is not there yet"):
-            stream.connect(rules.broadcast())
-        loop.append("tried")
-        return stream.filter(lambda row: False), stream
-
-    events.iterate(body)
-    assert loop == ["tried"]
     side: Any
     for main, side, problem in (
         (events, rules, r"connect takes a broadcast stream: stream\.connect\(rules\.broadcast\(\)\); functions of two"),

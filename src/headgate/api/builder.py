@@ -140,16 +140,23 @@ class GraphBuilder:
 
         Afterwards: the body must have called ``feed_back``.
         """
-        before = len(self.nodes)
         self.bodies.append(name)
         try:
-            self.add(name, Role.LOOP_HEAD, edges, spec, spec.schema, state_text=spec.state_text())
+            with self.together():
+                self.add(name, Role.LOOP_HEAD, edges, spec, spec.schema, state_text=spec.state_text())
+                yield
+        finally:
+            self.bodies.pop()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Add several nodes; if that fails, none of them remains."""
+        before = len(self.nodes)
+        try:
             yield
         except BaseException:
             self._forget({node.name for node in self.nodes[before:]})
             raise
-        finally:
-            self.bodies.pop()
 
     def feed_back(self, name: NodeName, edges: tuple[Edge, ...]) -> None:
         """Tie the body's ``edges`` to the head ``name``."""

@@ -1,7 +1,8 @@
 """A stream with a broadcast one beside it: ``stream.connect(rules.broadcast()).process(function)``.
 
 Adds two operators: one that brings the records of the broadcast side in one order, and the function, which has two
-inputs (docs/spec/broadcast.md). Nothing runs here.
+inputs (docs/spec/broadcast.md). In the body of a loop the first one is where its records are: in the loop, or in front
+of it (BC13). Nothing runs here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from headgate.api.not_yet import not_there_yet, refuse_methods_to_come
+from headgate.api.not_yet import refuse_methods_to_come
 from headgate.api.records import Records
 from headgate.api.state import StateChoice, operator_state
 from headgate.errors import UsageError
@@ -55,14 +56,14 @@ class ConnectedStreams(Generic[S]):
         node = builder.claim_name("process", name)
         refuse_methods_to_come(str(node), function)
         spec = catalog.broadcast_spec(str(node), main._keys, function, main._schema)
-        side = self._ordered(node, by_row=isinstance(function, BroadcastProcessFunction))
         inputs = {MAIN_INPUT: main._schema, BROADCAST_INPUT: self._side._schema}
-        schemas = catalog.output_schemas(spec, inputs, str(node))
+        made = catalog.output_schemas(spec, inputs, str(node))[MAIN]
         text, rules = catalog.state_text(spec, str(node)), catalog.state_rules(spec, str(node))
-        edges = (*main._edges, side)
-        builder.add(node, Role.OPERATOR, edges, spec, schemas[MAIN], state_text=text, state_rules=rules, refuses=True)
+        with builder.together():
+            edges = (*main._edges, self._ordered(node, by_row=isinstance(function, BroadcastProcessFunction)))
+            builder.add(node, Role.OPERATOR, edges, spec, made, state_text=text, state_rules=rules, refuses=True)
         builder.keep_state(node, where)
-        return self._stream(main._pipeline, (Edge(node),), schemas[MAIN], main._time_column_in(schemas[MAIN]))
+        return self._stream(main._pipeline, (Edge(node),), made, main._time_column_in(made))
 
     def _ordered(self, node: NodeName, *, by_row: bool) -> Edge:
         """Add the operator that has the broadcast side's records come in one order; return the way from there."""
@@ -78,7 +79,7 @@ def connected(main: Records, side: object, stream: type[S]) -> ConnectedStreams[
     """Return ``main`` with ``side`` beside it.
 
     Raises:
-        UsageError: ``side`` is no broadcast stream, is of another pipeline, or this is the body of a loop.
+        UsageError: ``side`` is no broadcast stream, or is of another pipeline.
     """
     if not isinstance(side, Records):
         raise UsageError(f"connect takes a broadcast stream, such as rules.broadcast(), not {type(side).__name__}")
@@ -95,7 +96,4 @@ def connected(main: Records, side: object, stream: type[S]) -> ConnectedStreams[
             "both sides of connect are broadcast, but a record of the other one must come to one subtask; take "
             ".broadcast() from it"
         )
-    builder = main._pipeline._builder
-    if builder.bodies or any(builder.loops_of(edge.upstream) for edge in main._edges + side._edges):
-        not_there_yet("connect in the body of a loop", "connect before the loop, or after it")
     return ConnectedStreams(main, side, stream)

@@ -60,7 +60,7 @@ class Stream(StatelessVerbs):
         times, if it has any, hold back those of the result; without any they are those of this stream.
 
         Raises:
-            UsageError: it is not broadcast, or this is the body of a loop.
+            UsageError: it is not broadcast.
         """
         return connected(self, broadcast, Stream)
 

@@ -14,12 +14,13 @@ import msgspec
 import xxhash
 
 from headgate.codec.malformed import MALFORMED, not_beginning_with
-from headgate.codec.snapshot import CHUNK_SUFFIX, FILES_PREFIX, IN_FLIGHT_PREFIX, TIMED_DESCRIPTION
+from headgate.codec.snapshot import CHUNK_SUFFIX, FILES_PREFIX, FORMER_CHUNK_SUFFIX, IN_FLIGHT_PREFIX, TIMED_DESCRIPTION
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import (
     CHUNKS_VERSION,
     FILES_VERSION,
+    FORMER_CHUNKS_VERSION,
     IN_FLIGHT_VERSION,
     LATER_LIFE_VERSION,
     LEFT_VERSION,
@@ -47,6 +48,7 @@ _KNOWN = (
     FILES_VERSION,
     ORDER_VERSION,
     LEFT_VERSION,
+    FORMER_CHUNKS_VERSION,
     CHUNKS_VERSION,
     TIMED_FILES_VERSION,
 )
@@ -69,13 +71,15 @@ def _version(entry: LogEntry) -> int:
     if isinstance(entry, Claim) and entry.order is not None:
         return ORDER_VERSION
     parts = entry.parts if isinstance(entry, Manifest) else ()
-    if any(part.section.startswith(FILES_PREFIX) and part.name == TIMED_DESCRIPTION for part in parts):
+    files = [part.name for part in parts if part.section.startswith(FILES_PREFIX)]
+    if TIMED_DESCRIPTION in files:
         return TIMED_FILES_VERSION
-    if any(part.section.startswith(FILES_PREFIX) and part.name.endswith(CHUNK_SUFFIX) for part in parts):
-        return CHUNKS_VERSION
+    for suffix, version in ((CHUNK_SUFFIX, CHUNKS_VERSION), (FORMER_CHUNK_SUFFIX, FORMER_CHUNKS_VERSION)):
+        if any(name.endswith(suffix) for name in files):
+            return version
     if isinstance(entry, Manifest) and entry.left:
         return LEFT_VERSION
-    if any(part.section.startswith(FILES_PREFIX) for part in parts):
+    if files:
         return FILES_VERSION
     if isinstance(entry, Manifest) and any(committable.pieces for committable in entry.committables):
         return PIECES_VERSION

@@ -35,8 +35,11 @@ IN_FLIGHT_PREFIX = "in-flight/"
 FILES_PREFIX = "files/"
 """What the section of a node holds: the prefix stands before the node's name."""
 
-CHUNK_SUFFIX = ".chunk"
+CHUNK_SUFFIX = ".chunk2"
 """How the names of files end that are chunks of state in memory; the other files of a backend are a database's."""
+
+FORMER_CHUNK_SUFFIX = ".chunk"
+"""How they ended while chunks had neither timers nor the records of windows (MC8)."""
 
 TIMED_DESCRIPTION = "timed-description"
 """Name of the part that describes the files of a database with timers, windows or expiries; any other one has none."""

@@ -31,8 +31,11 @@ ORDER_VERSION = 7
 """Of claims that order to start over: who does not know of them would leave the output that is to go (SO9)."""
 LEFT_VERSION = 8
 """Of manifests that say what was left: who does not know of that would take it for committed (SV26)."""
-CHUNKS_VERSION = 9
+FORMER_CHUNKS_VERSION = 9
 """Of manifests with chunks of state in memory: who does not know of them would take them for a database (MC8)."""
+CHUNKS_VERSION = 10
+"""Of manifests whose chunks may have all of a state: who does not know of that would add what is there no more (MC8).
+"""
 TIMED_FILES_VERSION = 11
 """Of manifests with files of a database that has timers, windows or expiries: who does not know what these are in it
 would take them for damage (SF16)."""

@@ -58,14 +58,14 @@ KeyedColumns: TypeAlias = tuple[Slots, list[pa.Array]]
 
 @dataclass(frozen=True, slots=True)
 class FrozenChanges:
-    """When each place of a state at a barrier last changed: a slot, or an entry of a map (MC2).
+    """Which places of a state had changed at a barrier: slots, entries of a map, what was done to timers (MC2).
 
     Attributes:
-        intervals: by place (``memory.changes``).
+        after: returns those that changed after a snapshot (``memory.changes``); None: nobody knows.
         gone: returns those of some places that have no row: the slots, and what else tells them behind the keys.
     """
 
-    intervals: Array
+    after: Callable[[int], Slots | None]
     gone: Callable[[Slots], KeyedColumns]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headgate.codec.snapshot import CHUNK_SUFFIX, TIMED_DESCRIPTION
+from headgate.codec.snapshot import CHUNK_SUFFIX, FORMER_CHUNK_SUFFIX, TIMED_DESCRIPTION
 from headgate.errors import CorruptionError
 from headgate.model.manifest import SnapshotPart
 
@@ -54,7 +54,7 @@ class StoredFiles:
     @property
     def are_chunks(self) -> bool:
         """Whether the files are chunks of state in memory, and no database."""
-        return any(part.name.endswith(CHUNK_SUFFIX) for part in self.parts)
+        return any(part.name.endswith((CHUNK_SUFFIX, FORMER_CHUNK_SUFFIX)) for part in self.parts)
 
     @property
     def files(self) -> Mapping[str, SnapshotPart]:

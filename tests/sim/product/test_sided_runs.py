@@ -21,9 +21,10 @@ from tests.sim.product.patching import around
 
 from headgate.model.graph import BROADCAST_INPUT
 from headgate.runtime.worker import deployment
-from headgate.sim.kinds.sided import SidedRun, run_seed
+from headgate.sim.kinds.sided import LOOPED_EACH, LoopedRun, SidedRun, run_seed
 
 SMOKE = (0, 1, 2, 5, 13, 23)
+LOOPED_SMOKE = (4, 9, 14, 19)
 
 
 def test_broadcast_sides_pass_every_smoke_seed() -> None:  # SM97, BC6
@@ -46,6 +47,12 @@ def test_broadcast_sides_pass_every_smoke_seed() -> None:  # SM97, BC6
     assert forms == {"row", "batch", "plain"}
 
 
+def test_broadcast_sides_in_loops_pass_every_smoke_seed() -> None:  # SM97, BC13
+    runs = {seed: LoopedRun(seed) for seed in LOOPED_SMOKE}
+    assert {seed: run.run() for seed, run in runs.items()} == dict.fromkeys(runs)
+    assert {run.settings.job.how for run in runs.values()} == {"outside", "inside"}  # type: ignore[attr-defined]
+
+
 MUTANTS: dict[Mutant, tuple[int, ...]] = {
     the_side_is_spread_over_all_subtasks: (0,),
     others_are_not_given_the_copy_of_the_first_one: (2,),
@@ -54,6 +61,20 @@ MUTANTS: dict[Mutant, tuple[int, ...]] = {
     everybody_replays_what_the_first_one_had_in_flight: (2,),
     copies_that_differ_are_not_written: (2,),
 }
+
+
+LOOPED_MUTANTS: dict[Mutant, tuple[int, ...]] = {
+    the_side_is_spread_over_all_subtasks: (14,),
+    others_are_not_given_the_copy_of_the_first_one: (14,),
+}
+
+
+@pytest.mark.parametrize(
+    ("mutant", "seeds"), LOOPED_MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None)
+)
+def test_a_planted_bug_of_broadcast_sides_in_loops_is_found(mutant: Mutant, seeds: tuple[int, ...]) -> None:  # BC13
+    others = range(LOOPED_EACH - 1, 200, LOOPED_EACH)
+    assert_found(mutant, lambda seed: run_seed(seed, events_max=100_000).violation, seeds, others)
 
 
 @pytest.mark.parametrize(("mutant", "seeds"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from tests.state.backends import GROUPS, rows_in, sections_of
 from tests.state.memory import test_memory_windows as windows
 from tests.state.rocksdb.increments import SUBTASK, manifest_of, restored_states
-from tests.state.test_backends import Model, Rows, change, counts, in_snapshot
+from tests.state.test_backends import ALL, Columns, Model, Rows, change, counts, in_snapshot
 
 from headgate.codec.snapshot import FILES_PREFIX, decode_sections
 from headgate.errors import StorageError
@@ -29,8 +30,9 @@ from headgate.state.backend import ContinuingBackend, Ownership
 from headgate.state.choice import worker_states
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
 from headgate.state.frozen import FrozenState, OwnedKeys
-from headgate.state.memory import by_column, changes, chunk_log, chunked, lists, maps
-from headgate.state.timers import TimeKind
+from headgate.state.memory import by_column, changes, chunk_log, chunked, column_timers, lists, maps
+from headgate.state.memory.rows import MemoryRowBackend
+from headgate.state.timers import TIMERS, TimeKind
 from headgate.state.ttl import TTL
 from headgate.storage.memory import MemoryStorage
 
@@ -39,6 +41,10 @@ Contents = dict[str, list[dict[str, Any]]]
 KEYS = KeyColumns(("id",), (pa.int64(),))
 VALUE = StateDescriptor("value", StateKind.VALUE, pa.large_string())
 RECORDS = Section("accumulators", pa.schema([("key", pa.int64()), ("text", pa.large_string())]), ("key",))
+
+EVENT, PROCESSING = (f"{TIMERS}.{kind.value}" for kind in TimeKind)
+TIMERS_OF = {EVENT: TimeKind.EVENT_TIME, PROCESSING: TimeKind.PROCESSING_TIME}
+TIMER_CHANGES = ["register", "register", "delete", "take"]
 
 OWNED = OwnedKeys(KeyGroups(0, GROUPS), GROUPS)
 
@@ -49,16 +55,18 @@ def small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked, "SIZE_BYTES_MIN", 1)
         patch.setattr(chunk_log, "CHUNKS_MAX", 3)
-        patch.setattr(changes, "KEYS_FREE", 4)
+        patch.setattr(changes, "KEYS_FREE", 10)
         patch.setattr(keyed, "RANGE_BYTES_MIN", 64)
         patch.setattr(by_column, "_RENUMBER_MIN", 4)
         patch.setattr(maps, "_DEAD_FREE", 4)
         patch.setattr(lists, "_POOL_FREE", 4)
+        patch.setattr(column_timers, "_TAIL_ROWS", 8)
+        patch.setattr(column_timers, "_RUNS_MERGED", 2)
         yield
 
 
 class Few:
-    """Values, lists and maps of five keys, in one of the forms of ``test_backends``."""
+    """Values, lists and maps of five keys, in one of the forms of ``test_backends``, and timers of both kinds."""
 
     now_ms = 0
 
@@ -66,10 +74,12 @@ class Few:
         self._form, self._key = form, key
 
     def make(self, worker: Any) -> Any:
-        return self._form(self._key).make(worker)
+        of = worker.of("node", 0, GROUPS)
+        make = of.by_column if self._form is Columns else of.by_row
+        return make(self._form(self._key).columns, ALL, has_timers=True)
 
     def nothing(self) -> Model:
-        return {"value": {}, "list": {}, "map": {}}
+        return {"value": {}, "list": {}, "map": {}} | {name: {} for name in TIMERS_OF}
 
     def _used(self, backend: Any) -> Any:
         used: Any = self._form(self._key)
@@ -77,8 +87,36 @@ class Few:
         return used
 
     def process(self, backend: Any, model: Model, what: str, numbers: list[int], n: int) -> None:
-        self._used(backend).change(what, numbers, n)
-        change(model, what, numbers, n)
+        if what in TIMER_CHANGES:
+            name = list(TIMERS_OF)[n % 2]
+            self._change_timers(backend, TIMERS_OF[name], model[name], what, numbers, n // 2)
+        else:
+            self._used(backend).change(what, numbers, n)
+            change(model, what, numbers, n)
+
+    def _change_timers(
+        self, backend: Any, kind: TimeKind, model: dict[Any, None], what: str, numbers: list[int], n: int
+    ) -> None:
+        timers, used = backend.timers.of(kind), self._used(backend)
+        pairs = [(number, (n + place) % 5) for place, number in enumerate(numbers)]
+        if what == "take":
+            due = {(used.key(number), time_ms): (number, time_ms) for number, time_ms in model if time_ms <= n % 5}
+            taken = take(backend, timers, n % 5, 1 + n % 3)
+            times = sorted(time_ms for _, time_ms in due)
+            assert [time_ms for _, time_ms in taken] == times[: len(taken)], "the first ones"
+            assert taken or not due
+            for pair in taken:
+                del model[due[pair]]
+            return
+        for pair in pairs:
+            model.pop(pair, None)
+            model |= {pair: None} if what == "register" else {}
+        if self._form is Columns:
+            slots, times_ms = used.slots(numbers), np.array([time_ms for _, time_ms in pairs])
+            getattr(timers, what)(slots, times_ms)
+        else:
+            for number, time_ms in pairs:
+                getattr(timers, what)(used.key(number), time_ms)
 
     def tidy(self, backend: Any) -> None:
         self._used(backend).tidy()
@@ -87,10 +125,28 @@ class Few:
         self._used(backend).check(model)
 
     def counts(self, model: Model) -> dict[str, int]:
-        return counts(model)
+        return counts(model) | {name: len(model[name]) for name in TIMERS_OF}
 
     def wanted(self, model: Model) -> Contents:
-        return in_snapshot(model, self._key)
+        found = in_snapshot(model, self._key)
+        for name in TIMERS_OF:
+            rows = [self._outer(n) | {"time_ms": time_ms} for n, time_ms in model[name]]
+            found[name] = ordered(rows)
+        return found
+
+    def _outer(self, number: int) -> dict[str, Any]:
+        (row,) = in_snapshot({"value": {number: 0}, "list": {}, "map": {}}, self._key)["value"]
+        return {name: found for name, found in row.items() if name != "value"}
+
+
+def take(backend: Any, timers: Any, until_ms: int, count_max: int) -> list[tuple[Any, int]]:
+    """Take timers that are due; return the key and the time of each."""
+    found = timers.take(until_ms, count_max)
+    if isinstance(backend, MemoryRowBackend):
+        return [] if found is None else [(key, found[0]) for key in found[1]]
+    slots, times_ms = found
+    keys = list(zip(*(column.to_pylist() for column in backend.key_columns(slots)), strict=True))
+    return [(key if len(key) > 1 else key[0], time_ms) for key, time_ms in zip(keys, times_ms.tolist(), strict=True)]
 
 
 class Many:
@@ -114,18 +170,6 @@ class Many:
             return of.records(RECORDS)
         make = of.by_row if self.form == "row" else of.by_column
         return make(KEYS, [self.value] if states is None else states, has_timers=has_timers)
-
-    def make_timed(self, worker: Any) -> Any:
-        return self.make(worker, has_timers=True)
-
-    def register(self, backend: Any, times_ms: dict[int, int]) -> None:
-        """Have timers of event time."""
-        timers = backend.timers.of(TimeKind.EVENT_TIME)
-        if self.form == "row":
-            for key, time_ms in times_ms.items():
-                timers.register(key, time_ms)
-        else:
-            timers.register(backend.slots([pa.array(times_ms, pa.int64())]), np.array(list(times_ms.values())))
 
     def nothing(self) -> dict[int, str]:
         return {}
@@ -169,6 +213,51 @@ class Many:
         return {self.state: sorted(rows, key=lambda row: row[names[0]])}
 
 
+class Timers:
+    """Values and timers of event time of thousands of keys."""
+
+    now_ms = 0
+
+    def __init__(self, form: str) -> None:
+        self.many = Many(form)
+
+    def make(self, worker: Any) -> Any:
+        return self.many.make(worker, has_timers=True)
+
+    def nothing(self) -> dict[str, Any]:
+        return {"values": {}, "timers": {}}
+
+    def process(self, backend: Any, model: dict[str, Any], what: str, found: Any, version: int | None = 0) -> None:
+        """Put values of keys, register or delete timers (pairs of key and time), or take what is due at a time."""
+        timers, known = backend.timers.of(TimeKind.EVENT_TIME), model["timers"]
+        if what == "put":
+            self.many.process(backend, model["values"], found, version)
+        elif what == "take":
+            while taken := take(backend, timers, found, 1_000):
+                for pair in taken:
+                    del known[pair]
+            assert not [pair for pair in known if pair[1] <= found]
+        else:
+            for pair in found:
+                known.pop(pair, None)
+                known |= {pair: None} if what == "register" else {}
+            if self.many.form == "row":
+                for key, time_ms in found:
+                    getattr(timers, what)(key, time_ms)
+            else:
+                slots = backend.slots([pa.array([key for key, _ in found], pa.int64())])
+                getattr(timers, what)(slots, np.array([time_ms for _, time_ms in found]))
+        if self.many.form == "row":
+            backend.absorb()
+
+    def counts(self, model: dict[str, Any]) -> dict[str, int]:
+        return {VALUE.name: len(model["values"]), EVENT: len(model["timers"])}
+
+    def wanted(self, model: dict[str, Any]) -> Contents:
+        rows = [{"key0": key, "time_ms": time_ms} for key, time_ms in sorted(model["timers"])]
+        return {**self.many.wanted(model["values"]), EVENT: rows, PROCESSING: []}
+
+
 class Windows:
     """Sums by key and window: a model is the sum of each window and key."""
 
@@ -177,30 +266,90 @@ class Windows:
     def make(self, worker: Any) -> Any:
         return worker.of("sum", 0, GROUPS).merged_by_window(windows.KEYS, windows.ROWS, windows.ADD_MAX)
 
-    def nothing(self) -> dict[tuple[int, int], int]:
+    def nothing(self) -> Any:
         return {}
 
-    def process(
-        self, backend: Any, model: dict[tuple[int, int], int], window: int, keys: Iterable[int] | None, value: int = 0
-    ) -> None:
+    def process(self, backend: Any, model: Any, window: int, keys: Iterable[int] | None, value: int = 0) -> None:
         """Add ``value`` to the sums of ``keys`` in a window, or take it (None)."""
         if keys is None:
-            taken = backend.take(window)
-            found = dict(zip(taken.keys[0].to_pylist(), taken.table.values[0].tolist(), strict=True))
-            assert found == {key: model.pop((window, key)) for at, key in list(model) if at == window}
+            self._take(backend, model, window)
             return
         rows = [(key, window, 1, value, value) for key in keys]
-        for key, *_ in rows:
-            model[window, key] = model.get((window, key), 0) + value
+        self._add(model, window, [key for key, *_ in rows], value)
         batch = windows.partials(*rows)
         backend.add(windows.window_of(batch), batch)
         backend.meta = b"%d" % value
 
-    def counts(self, model: dict[tuple[int, int], int]) -> dict[str, int]:
+    def _take(self, backend: Any, model: Any, window: int) -> None:
+        taken = backend.take(window)
+        found = dict(zip(taken.keys[0].to_pylist(), taken.table.values[0].tolist(), strict=True))
+        assert found == {key: model.pop((window, key)) for at, key in list(model) if at == window}
+
+    def _add(self, model: Any, window: int, keys: list[int], value: int) -> None:
+        for key in keys:
+            model[window, key] = model.get((window, key), 0) + value
+
+    def windows(self, model: Any) -> list[int]:
+        """Return those that have rows."""
+        return sorted({window for window, _ in model})
+
+    def counts(self, model: Any) -> dict[str, int]:
         return {"windows": len(model)}
 
-    def wanted(self, model: dict[tuple[int, int], int]) -> Contents:
+    def wanted(self, model: Any) -> Contents:
         return {"windows": [{"key": key, "window": window, "sum": n} for (window, key), n in sorted(model.items())]}
+
+
+class KeptWindows(Windows):
+    """The rows of windows as they came: a model has those of each window, in their order."""
+
+    def make(self, worker: Any) -> Any:
+        return worker.of("sum", 0, GROUPS).by_window(windows.KEYS, windows.ROWS)
+
+    def _take(self, backend: Any, model: Any, window: int) -> None:
+        table = pa.Table.from_batches(backend.take(window))
+        found = list(zip(table["key"].to_pylist(), table["sum"].to_pylist(), strict=True))
+        assert sorted(found, key=_first) == sorted(model.pop(window), key=_first), "those of a key in their order"
+
+    def _add(self, model: Any, window: int, keys: list[int], value: int) -> None:
+        model.setdefault(window, []).extend((key, value) for key in keys)
+
+    def windows(self, model: Any) -> list[int]:
+        """See ``Windows``."""
+        return sorted(model)
+
+    def counts(self, model: Any) -> dict[str, int]:
+        return {"windows": sum(map(len, model.values()))}
+
+    def wanted(self, model: Any) -> Contents:
+        rows = [(window, key, value) for window, found in sorted(model.items()) for key, value in found]
+        rows.sort(key=lambda row: row[:2])
+        return {"windows": [{"key": key, "window": window, "sum": value} for window, key, value in rows]}
+
+
+class FewWindows:
+    """Some of either, told what to do as ``Few``."""
+
+    now_ms = 0
+
+    def __init__(self, use: Windows) -> None:
+        self.use = use
+        self.make, self.nothing, self.counts, self.wanted = use.make, use.nothing, use.counts, use.wanted
+
+    def process(self, backend: Any, model: Any, what: str, numbers: list[int], n: int) -> None:
+        there = self.use.windows(model)
+        if what != "take":
+            self.use.process(backend, model, n % 4, numbers, n)
+        elif there:
+            self.use.process(backend, model, there[n % len(there)], None)
+
+    def tidy(self, backend: Any) -> None: ...
+
+    def check(self, backend: Any, model: Any) -> None:
+        assert backend.windows() == self.use.windows(model)
+
+
+_first = itemgetter(0)
 
 
 def _time_ms(found: str) -> int:

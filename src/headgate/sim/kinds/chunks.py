@@ -6,13 +6,16 @@ and little is remembered of what changed. Counterpart: ``state.memory.chunked``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from headgate.sim.kinds.expiring import ExpiringRun
 from headgate.sim.kinds.replacing import replaced
 from headgate.sim.kinds.timed import TimedRun
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.typed import TYPED
+from headgate.sim.product.workloads import WORKLOADS, Branches, Job
 from headgate.sim.world import Violation
 from headgate.state import keyed
 from headgate.state.memory import by_column, changes, chunk_log, chunked
@@ -38,14 +41,31 @@ class ChunksRun(Run):
 
 
 class TimedChunksRun(ChunksRun, TimedRun):
-    """A run with timers, which are beside the chunks."""
+    """A run with timers, in chunks."""
 
 
 class ExpiringChunksRun(ChunksRun, ExpiringRun):
     """A run with state that expires, in chunks."""
 
 
-KINDS: tuple[Callable[..., Run], ...] = (ChunksRun, ExpiringChunksRun, ChunksRun, TimedChunksRun)
+class WindowedChunksRun(ChunksRun, TimedRun):
+    """A run with windows of both kinds, in chunks."""
+
+    SUBJECT = "windows in chunks"
+
+    def _draw_job(self, rng: random.Random) -> Job:
+        kept = [workload for workload in TYPED if workload.name == "buffered"]
+        merged = [workload for workload in WORKLOADS if workload.name == "windowed"]
+        return Branches((*kept, *merged[: rng.choice((0, 1))]))
+
+    def _is_of_interest(self, rows: Mapping[str, int]) -> bool:
+        return bool(rows.get("records"))
+
+
+KINDS: tuple[Callable[..., Run], ...] = (
+    *(ChunksRun, ExpiringChunksRun, WindowedChunksRun, TimedChunksRun),
+    *(ChunksRun, ExpiringChunksRun, ChunksRun, TimedChunksRun),
+)
 """What a seed runs, by turns."""
 
 

@@ -31,6 +31,11 @@ ALIGNED_RATE = 0.4
 ROWS = 160
 RULES = 80
 
+SIDE_SINK = "side"
+TRIPS = 3
+LOOPED_EACH = 5
+"""Of so many seeds one has its function in a loop."""
+
 
 def folded(so_far: int, row: Row) -> int:
     """Return what a digest becomes by one more record."""
@@ -166,6 +171,73 @@ class Sided:
         return True
 
 
+class Going(Told):
+    """Takes one trip from every event, in a loop."""
+
+    schema = TOLD | {"left": pa.int64()}
+
+    def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
+        """Have it go on."""
+        yield {"k": row["k"], "n": row["n"], "v": 0, "left": row["left"] - 1}
+
+    def process_broadcast(self, row: Row, context: hg.BroadcastContext) -> Iterator[Row]:
+        """Tell what ``Told`` does; that leaves the loop."""
+        for told in super().process_broadcast(row, context):
+            yield {**told, "left": 0}
+
+
+@dataclass(frozen=True)
+class Looped(Sided):
+    """Events go round a loop, in which a function has a broadcast side (BC13).
+
+    Attributes:
+        how: where the side comes from: ``outside`` of the loop, or ``inside``, where some events of each trip are told.
+    """
+
+    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
+        """See ``Job``."""
+        events, side = sources[0], sources[1:]
+        outside = side[0].union(*side[1:]) if side else events.filter(lambda row: row["v"] % 3 == 0, name="rules")
+        going = events.select("k", "n", v=pl.lit(0, pl.Int64), left=pl.col("n") % TRIPS + 1, name="going")
+
+        def body(loop: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
+            broadcast = (_inside(loop) if self.how == "inside" else outside).broadcast()
+            told = loop.key_by("k", name="by").connect(broadcast).process(Going(), name="told")
+            slowed = told.filter(self._slowly, name="slowed")
+            return slowed.filter(pl.col("left") > 0).rebalance(), slowed.filter(pl.col("left") <= 0)
+
+        told = going.iterate(body, name="loop").select("k", "n", "v", name="behind")
+        copies = told.filter(lambda row: row["n"] < 0, name="copies")
+        once = copies.key_by("k", name="copies-by").process(FirstOfEqual(), name="once")
+        told.filter(lambda row: row["n"] >= 0, name="events").union(once).sink(sink_to(SINK), name=SINK)
+        if self.how == "inside":
+            outside.sink(sink_to(SIDE_SINK), name=SIDE_SINK)
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """See ``Job``."""
+        return super().columns | ({SIDE_SINK: ("k", "n")} if self.how == "inside" else {})
+
+    def expected(self, inputs: Sequence[Sequence[Row]]) -> dict[str, Counter[Values]]:
+        """See ``Job``."""
+        events, side = inputs[0], [row for rows in inputs[1:] for row in rows]
+        outside = side if len(inputs) > 1 else [row for row in events if row["v"] % 3 == 0]
+        found: Counter[Values] = Counter((row["k"], row["n"]) for row in events)
+        if self.how == "outside":
+            found.update((row["k"], -1 - row["n"]) for row in outside)
+            return {SINK: found}
+        for row in events:
+            if row["n"] % 3 == 0:
+                found.update((row["k"], -1 - (row["n"] * 10 + left)) for left in range(1, row["n"] % TRIPS + 2))
+        return {SINK: found, SIDE_SINK: Counter((row["k"], row["n"]) for row in outside)}
+
+
+def _inside(loop: hg.Stream) -> hg.Stream:
+    """Return what a loop tells itself: some events of each trip."""
+    some = loop.filter(pl.col("n") % 3 == 0)
+    return some.select("k", n=pl.col("n") * 10 + pl.col("left"), v=pl.col("left"), name="telling")
+
+
 class SidedRun(OvertakingRun):
     """The user of one such pipeline."""
 
@@ -184,7 +256,18 @@ class SidedRun(OvertakingRun):
             settings.checkpointing = replace(settings.checkpointing, alignment_timeout=None)
 
 
+class LoopedRun(SidedRun):
+    """The user of one with a loop, whose barriers never overtake (UA2)."""
+
+    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
+        super().__init__(seed, is_traced=is_traced, events_max=events_max)
+        rng = random.Random(f"looped sides of seed {seed}")
+        self.settings.job = Looped(rng.choice(("outside", "inside")), slow=self._take_time)
+        self.settings.checkpointing = replace(self.settings.checkpointing, alignment_timeout=None)
+
+
 def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
     """Run one seed whose pipeline has a broadcast side."""
-    run = SidedRun(seed, is_traced=is_traced, events_max=events_max)
+    kind = LoopedRun if seed % LOOPED_EACH == LOOPED_EACH - 1 else SidedRun
+    run = kind(seed, is_traced=is_traced, events_max=events_max)
     return result_of(run, seed, is_traced=is_traced)

@@ -7,23 +7,22 @@ majority; then the living ones are numbered anew (ST7).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from headgate.state.backend import ListColumns, MapColumns, Ownership, ValueColumns, restored_states, restored_timers
-from headgate.state.columns import FrozenRows, KeyedColumns
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
+from headgate.state.columns import FrozenChanges, FrozenRows, KeyedColumns
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of
 from headgate.state.files import StoredFiles
 from headgate.state.key_hash import Hashes, hash_columns
 from headgate.state.key_index import FrozenKeys, Slots, make_key_index
-from headgate.state.keyed import Rows
-from headgate.state.memory.changes import ChangedSlots, slots_after
-from headgate.state.memory.chunk_log import ChunkLog, Moment
+from headgate.state.memory.changes import ChangedSlots
+from headgate.state.memory.chunk_log import ChunkLog
 from headgate.state.memory.chunked import ChunkedState
-from headgate.state.memory.chunks import Change, Replaced
+from headgate.state.memory.chunks import Change, Replaced, replaced_timers
 from headgate.state.memory.column_timers import MemoryColumnTimers
 from headgate.state.memory.expiring import ExpiringLists, ExpiringMaps, ExpiringValues
 from headgate.state.memory.expiry import Sweep
@@ -31,7 +30,15 @@ from headgate.state.memory.lists import MemoryLists
 from headgate.state.memory.maps import MemoryMaps
 from headgate.state.memory.stored_chunks import gone_on_with
 from headgate.state.memory.values import MemoryValues
-from headgate.state.timers import TIMERS, ColumnTimers, TimersByKind, shown_timers, timer_section, timers_of_each_kind
+from headgate.state.timers import (
+    TIMERS,
+    ColumnTimers,
+    TimeKind,
+    TimersByKind,
+    TimersMeta,
+    shown_timers,
+    timers_of_each_kind,
+)
 from headgate.state.ttl import TTL, TTL_SECTION, StateTime, TtlMeta
 
 Expiring: TypeAlias = ExpiringValues | ExpiringLists | ExpiringMaps
@@ -47,58 +54,62 @@ class _Barrier:
 
     Attributes:
         keys: of all slots.
-        states: with when their slots, or entries, changed.
-        timers: of each kind.
-        about: what belongs to no key.
+        states: with which of their slots, or entries, changed; and the timers of each kind.
+        timers: what belongs to no key of them, if there may be any.
         now_ms: what time it was, if anything expires.
     """
 
     keys: FrozenKeys = list
     states: Sequence[tuple[Replaced, FrozenRows]] = ()
-    timers: Sequence[tuple[Section, FrozenRows]] = ()
-    about: Mapping[str, bytes] = field(default_factory=dict)
+    timers: TimersMeta | None = None
     now_ms: int | None = None
 
 
 class _Frozen(ChunkedState):
     """The slots of all states at a barrier."""
 
-    def __init__(self, log: ChunkLog, moment: Moment, barrier: _Barrier) -> None:
-        super().__init__(log, moment)
+    def __init__(self, log: ChunkLog, number: int, barrier: _Barrier) -> None:
+        super().__init__(log, number)
         self._at = barrier
 
     def _rows(self) -> Mapping[str, int]:
-        rows = {state.section.name: frozen.count() for state, frozen in self._at.states}
-        return rows | {section.name: frozen.count() for section, frozen in self._at.timers}
+        return {state.section.name: frozen.count() for state, frozen in self._at.states}
 
     def _meta(self) -> Mapping[str, bytes]:
-        return self._at.about
+        of_ttl = {} if self._at.now_ms is None else {TTL_SECTION: TtlMeta(self._at.now_ms).encode()}
+        return {**self._meta_of_rows(), **of_ttl}
+
+    def _meta_of_rows(self) -> Mapping[str, bytes]:
+        return {} if self._at.timers is None else {TIMERS: self._at.timers.encode()}
 
     def _now_ms(self) -> int | None:
         return self._at.now_ms
 
     def _changes(self, after: int | None) -> list[Change]:
-        keys, found = self._at.keys(), []
-        for state, frozen in self._at.states:
-            if after is None:
-                found.append(Change(state, _batches(state.section.schema, keys, frozen.rows())))
-                continue
-            assert frozen.changes is not None
-            places = slots_after(frozen.changes.intervals, after)
-            rows = _batches(state.section.schema, keys, frozen.of(places))
-            found.append(Change(state, rows, _batches(state.gone, keys, frozen.changes.gone(places))))
-        return found
-
-    def _changed_count(self, after: int) -> int:
-        changes = [frozen.changes for _, frozen in self._at.states if frozen.changes is not None]
-        return sum(int(np.count_nonzero(one.intervals > after)) for one in changes)
-
-    def _beside(self) -> Rows:
         keys = self._at.keys()
-        return [(section, _batches(section.schema, keys, frozen.rows())) for section, frozen in self._at.timers]
+        return [_change(state, frozen, keys, after) for state, frozen in self._at.states]
+
+    def _changed_counts(self, after: int) -> Mapping[str, int | None]:
+        places = {state.section.name: _changed(frozen).after(after) for state, frozen in self._at.states}
+        return {name: None if found is None else len(found) for name, found in places.items()}
 
     def _forget(self) -> None:
         self._at = _Barrier(now_ms=self._at.now_ms)
+
+
+def _changed(frozen: FrozenRows) -> FrozenChanges:
+    assert frozen.changes is not None
+    return frozen.changes
+
+
+def _change(state: Replaced, frozen: FrozenRows, keys: Sequence[pa.Array], after: int | None) -> Change:
+    """Return what changed of a state after a snapshot, or all of it (MC11)."""
+    schema = state.section.schema
+    places = None if after is None else _changed(frozen).after(after)
+    if places is None:
+        return Change(state, _batches(schema, keys, frozen.rows()), is_whole=True)
+    rows, gone = frozen.of(places), _changed(frozen).gone(places)
+    return Change(state, _batches(schema, keys, rows), _batches(state.gone, keys, gone))
 
 
 def _batches(schema: pa.Schema, keys: Sequence[pa.Array], rows: KeyedColumns) -> list[pa.RecordBatch]:
@@ -119,7 +130,7 @@ class MemoryColumnBackend:
         self._log = ChunkLog()
         self.time = StateTime()
         self._states: dict[StateDescriptor, State] = {d: self._made(d) for d in descriptors}
-        self._timers = timers_of_each_kind(lambda _: MemoryColumnTimers(self._hashes)) if has_timers else {}
+        self._timers = timers_of_each_kind(self._timers_of) if has_timers else {}
         self.timers = shown_timers(self._timers)
         self._expiring = [state for state in self._states.values() if isinstance(state, Expiring)]
         self._sweep = Sweep()
@@ -146,6 +157,9 @@ class MemoryColumnBackend:
                 return ExpiringLists(descriptor.type, self._keys_count, ttl, self.time, changed)
             case StateKind.MAP:
                 return ExpiringMaps(descriptor.key_type, descriptor.type, self._keys_count, ttl, self.time, changed)
+
+    def _timers_of(self, kind: TimeKind) -> MemoryColumnTimers:
+        return MemoryColumnTimers(self._hashes, self._log.interval)
 
     def _keys_count(self) -> int:
         return len(self._index)
@@ -225,12 +239,10 @@ class MemoryColumnBackend:
     def freeze(self) -> _Frozen:
         """See ``StateBackend``."""
         states = [(self._replaced(descriptor), state.freeze()) for descriptor, state in self._states.items()]
-        timers = [(timer_section(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
-        about = {} if self.timers is None else {TIMERS: self.timers.meta.encode()}
-        if self._expiring:
-            about[TTL_SECTION] = TtlMeta(self.time.now_ms).encode()
+        timers = [(replaced_timers(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
+        meta = None if self.timers is None else self.timers.meta
         now_ms = self.time.now_ms if self._expiring else None
-        barrier = _Barrier(self._index.freeze(), states, timers, about, now_ms)
+        barrier = _Barrier(self._index.freeze(), [*states, *timers], meta, now_ms)
         return _Frozen(self._log, self._log.end_interval(), barrier)
 
     def _replaced(self, descriptor: StateDescriptor) -> Replaced:
@@ -242,7 +254,12 @@ class MemoryColumnBackend:
     def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""
         states = [self._replaced(descriptor) for descriptor in self._states]
-        return gone_on_with(self, self._log, states, stored, owner)
+        timers = [replaced_timers(self._keys, kind) for kind in self._timers]
+        if not gone_on_with(self, self._log, [*states, *timers], stored, owner):
+            return False
+        for found in self._timers.values():
+            found.note_changes()
+        return True
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""

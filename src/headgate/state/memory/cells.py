@@ -15,7 +15,7 @@ _GONE = object()
 class FrozenCells:
     """The objects of one state at a barrier. ``objects`` is not changed by anybody until ``is_released``."""
 
-    def __init__(self, objects: dict[Any, Any], changes: KeyChanges = ()) -> None:
+    def __init__(self, objects: dict[Any, Any], changes: KeyChanges) -> None:
         """``changes``: the keys that changed before it."""
         self.objects = objects
         self.changes = changes
@@ -23,7 +23,7 @@ class FrozenCells:
 
     def release(self) -> None:
         """Nobody needs the snapshot any more: the objects may change again."""
-        self.objects, self.changes = {}, ()
+        self.objects, self.changes = {}, KeyChanges()
         self.is_released = True
 
 
@@ -116,7 +116,7 @@ class MemoryCells:
         if self._overlay is not None:
             self._base = dict(self._base)
             self._merge_into(self._base)
-        frozen = FrozenCells(self._base, () if self._changes is None else self._changes.freeze())
+        frozen = FrozenCells(self._base, KeyChanges() if self._changes is None else self._changes.freeze())
         self._changed = None if self._changes is None else self._changes.now
         self._overlay = {}
         self._frozen.append(weakref.ref(frozen))

@@ -28,25 +28,14 @@ class Chunk:
     Attributes:
         rows: how many rows it has, and keys that have gone.
         files: which hold it, each some key groups.
+        whole: the states of which it has all that there was: older chunks say nothing of them (MC11).
     """
 
     after: int
     until: int
     rows: int
     files: tuple[SnapshotPart, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """When a state was frozen.
-
-    Attributes:
-        number: of the interval that ended.
-        known_since: as it was then.
-    """
-
-    number: int
-    known_since: int
+    whole: frozenset[str] = frozenset()
 
 
 class ChunkLog:
@@ -57,29 +46,28 @@ class ChunkLog:
         self._known: tuple[Chunk, ...] = ()
         self._names_before = 0
 
-    def end_interval(self) -> Moment:
-        """Everything was frozen: what changes from now on belongs to the next snapshot."""
-        moment = Moment(self.interval.number, self.interval.known_since)
+    def end_interval(self) -> int:
+        """Everything was frozen: what changes from now on belongs to the next snapshot. Return the number of this."""
         self.interval.number += 1
-        return moment
+        return self.interval.number - 1
 
-    def go_on_with(self, chunks: Sequence[tuple[SnapshotPart, ...]], rows: Sequence[int]) -> None:
+    def go_on_with(self, chunks: Sequence[tuple[int, tuple[SnapshotPart, ...], frozenset[str]]]) -> None:
         """What these chunks say was restored, and nothing else: the next snapshot may go on from them.
 
         Args:
-            chunks: the files of each, in order.
-            rows: of each.
+            chunks: rows, files and whole states of each, in order.
         """
         ends = range(1 - len(chunks), 1)
         starts = [BEGINNING, *ends[:-1]]
-        self._known = tuple(Chunk(*place) for place in zip(starts, ends, rows, chunks, strict=True))
-        numbers = [int(file.name.partition("-")[0]) for files in chunks for file in files]
+        placed = zip(starts, ends, chunks, strict=True)
+        self._known = tuple(Chunk(after, until, *found) for after, until, found in placed)
+        numbers = [int(file.name.partition("-")[0]) for _, files, _ in chunks for file in files]
         self._names_before = max(numbers, default=0)
         self.interval.number = 1
 
-    def name(self, moment: Moment, place: int) -> str:
-        """Return what to call a file of the snapshot at ``moment``: no other one of its snapshot is called so."""
-        return f"{self._names_before + moment.number}-{place}{CHUNK_SUFFIX}"
+    def name(self, number: int, place: int) -> str:
+        """Return what to call a file of the snapshot ``number``: no other one of its snapshot is called so."""
+        return f"{self._names_before + number}-{place}{CHUNK_SUFFIX}"
 
     def chain(self, shareable: Mapping[str, SnapshotPart]) -> list[Chunk]:
         """Return the longest chain of which every file may be shared. They all are of one snapshot (SF15)."""
@@ -91,28 +79,27 @@ class ChunkLog:
             at = chunk.until
         return chain
 
-    def wrote(self, moment: Moment, chain: Sequence[Chunk], new: Chunk | None) -> None:
-        """The snapshot at ``moment`` was written, where ``chain`` could be shared.
+    def wrote(self, number: int, chain: Sequence[Chunk], new: Chunk | None) -> None:
+        """The snapshot ``number`` was written, where ``chain`` could be shared.
 
         What is in neither is in a snapshot no more that may be the newest one, and will never be shared again.
         """
         self._known = (*chain, *(() if new is None else (new,)))
         firsts = [chunk.until for chunk in self._known if chunk.after == BEGINNING]
-        self.interval.needed_since = min(firsts, default=moment.number)
+        self.interval.needed_since = min(firsts, default=number)
 
 
-def kept(chain: Sequence[Chunk], moment: Moment, live_rows: int, changed: Callable[[int], int]) -> Sequence[Chunk]:
+def kept(chain: Sequence[Chunk], live_rows: int, changed: Callable[[int], int | None]) -> Sequence[Chunk]:
     """Return the chunks that a snapshot refers to; none: it writes everything.
 
     Args:
         chain: what it may refer to.
-        moment: when it was frozen.
         live_rows: how many rows there are.
-        changed: returns how many keys changed after a snapshot.
+        changed: returns how many rows are to be written after a snapshot; None: of no state it is known which.
     """
     if len(chain) >= CHUNKS_MAX:
         chain = chain[:1]  # what changed since the first one is written together
-    if not chain or chain[-1].until < moment.known_since:
+    new_rows = changed(chain[-1].until) if chain else None
+    if new_rows is None:
         return ()
-    rows = sum(chunk.rows for chunk in chain) + changed(chain[-1].until)
-    return chain if rows < 2 * live_rows else ()
+    return chain if sum(chunk.rows for chunk in chain) + new_rows < 2 * live_rows else ()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from headgate.model.manifest import SnapshotPart
 from headgate.state.frozen import OwnedKeys, SnapshotTarget
 from headgate.state.keyed import KeyedState, Rows
-from headgate.state.memory.chunk_log import BEGINNING, Chunk, ChunkLog, Moment, kept
+from headgate.state.memory.chunk_log import BEGINNING, Chunk, ChunkLog, kept
 from headgate.state.memory.chunks import Change, ChunkFile, DescribedChunk, Description, encode_chunk, rows_of
 
 SIZE_BYTES_MIN = 256 << 10
@@ -22,22 +22,22 @@ SIZE_BYTES_MIN = 256 << 10
 class ChunkedState(KeyedState):
     """The states of one operator at a barrier, of which it is known what changed before it."""
 
-    def __init__(self, log: ChunkLog, moment: Moment) -> None:
+    def __init__(self, log: ChunkLog, number: int) -> None:
+        """``number``: of the interval that ended with the barrier."""
         super().__init__()
         self._log = log
-        self._moment = moment
+        self._number = number
 
     @abstractmethod
     def _changes(self, after: int | None) -> Sequence[Change]:
-        """Return what changed after a snapshot, of every state in chunks, in the same order each time; None: all."""
+        """Return what changed after a snapshot, of all states, in the same order each time; None: everything.
+
+        Of a state of which that is not known, return all that there is (MC11).
+        """
 
     @abstractmethod
-    def _changed_count(self, after: int) -> int:
-        """Return how many keys changed after a snapshot, in all states."""
-
-    def _beside(self) -> Rows:
-        """Return the rows of states that are written whole each time."""
-        return ()
+    def _changed_counts(self, after: int) -> Mapping[str, int | None]:
+        """Return how much of each state changed after a snapshot; None: nobody knows."""
 
     def _meta_of_rows(self) -> Mapping[str, bytes]:
         """Return what whoever restores the rows of chunks needs beside them, of what ``_meta`` returns."""
@@ -48,7 +48,7 @@ class ChunkedState(KeyedState):
         return None
 
     def _sections(self) -> Rows:
-        return [*_rows_of(self._changes(None)), *self._beside()]
+        return _rows_of(self._changes(None))
 
     def _write(self, target: SnapshotTarget) -> None:
         """Write the changes since what may be shared, or everything (MC1)."""
@@ -57,20 +57,24 @@ class ChunkedState(KeyedState):
             super()._write(target)
             return
         chain = self._log.chain(shareable)
-        live = sum(self._rows().values())
-        on = kept(chain, self._moment, live, self._changed_count)
+        on = kept(chain, sum(self._rows().values()), self._changed_count)
         changes = self._changes(on[-1].until if on else None)
-        beside = self._beside()
         if not on and _size_bytes(changes) < max(1, SIZE_BYTES_MIN):
-            self._write_rows(target, [*_rows_of(changes), *beside])
-            self._log.wrote(self._moment, (), None)
+            self._write_rows(target, _rows_of(changes))
+            self._log.wrote(self._number, (), None)
             return
         new = self._put_chunk(target, keys, changes, on)
         self._describe(target, keys, changes, [*on, *new])
-        if beside or self._meta():
-            nothing: Rows = [(change.state.section, ()) for change in changes]  # a part without a state is damage
-            self._write_rows(target, [*nothing, *beside])
-        self._log.wrote(self._moment, chain, new[0] if new else None)
+        if self._meta():
+            self._write_rows(target, [(change.state.section, ()) for change in changes])  # one without any is damage
+        self._log.wrote(self._number, chain, new[0] if new else None)
+
+    def _changed_count(self, after: int) -> int | None:
+        """Return how many rows a chunk has that begins after a snapshot; None: of no state it is known which."""
+        counts, live = self._changed_counts(after), self._rows()
+        if all(count is None for count in counts.values()):
+            return None
+        return sum(live[name] if count is None else count for name, count in counts.items())
 
     def _put_chunk(
         self, target: SnapshotTarget, keys: OwnedKeys, changes: Sequence[Change], on: Sequence[Chunk]
@@ -79,20 +83,21 @@ class ChunkedState(KeyedState):
         for chunk in on:
             for file in chunk.files:
                 target.share(file)
-        if not rows_of(changes):
+        whole = frozenset(change.state.section.name for change in changes if change.is_whole)
+        if not rows_of(changes) and not whole:
             return []
         files: list[SnapshotPart] = []
         for place, (groups, rows, data) in enumerate(encode_chunk(changes, keys)):
             if rows or not on:  # the files of the first chunk say how a restore takes the state apart
-                files.append(target.put_file(self._log.name(self._moment, place), data, groups))
+                files.append(target.put_file(self._log.name(self._number, place), data, groups))
         after = on[-1].until if on else BEGINNING
-        return [Chunk(after, self._moment.number, rows_of(changes), tuple(files))]
+        return [Chunk(after, self._number, rows_of(changes), tuple(files), whole)]
 
     def _describe(
         self, target: SnapshotTarget, keys: OwnedKeys, changes: Sequence[Change], chunks: Sequence[Chunk]
     ) -> None:
         states = [change.state for change in changes]
-        found = [DescribedChunk(chunk.rows, [_file(part, keys) for part in chunk.files]) for chunk in chunks]
+        found = [DescribedChunk(one.rows, [_file(part, keys) for part in one.files], one.whole) for one in chunks]
         rows = self._rows()
         of_states = {state.section.name: rows[state.section.name] for state in states}
         target.describe_files(
@@ -105,7 +110,7 @@ def _file(part: SnapshotPart, keys: OwnedKeys) -> ChunkFile:
 
 
 def _rows_of(changes: Sequence[Change]) -> Rows:
-    return [(change.state.section, change.rows) for change in changes]
+    return [(change.state.section, list(map(change.state.portable, change.rows))) for change in changes]
 
 
 def _size_bytes(changes: Sequence[Change]) -> int:

@@ -3,7 +3,7 @@
 Counterpart: ``operators.process.by_batch``. Registering and deleting append to a tail; a full tail becomes a run,
 sorted by time and slot; runs of like size are merged, and of what was done to one timer the latest counts. So each
 timer is sorted a few times in its life, and nobody looks at timers that are not due. Arrays are never written twice:
-what is frozen refers to them (ST5, TM12).
+what is frozen refers to them (ST5, TM12), and so does what is noted for the next checkpoints (MC9).
 """
 
 from __future__ import annotations
@@ -11,19 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
-from headgate.state.columns import FrozenRows, KeyedColumns
+from headgate.state.columns import FrozenChanges, FrozenRows, KeyedColumns
 from headgate.state.key_hash import Hashes, Words
 from headgate.state.key_index import Slots
+from headgate.state.memory.changes import Interval
+from headgate.state.memory.timer_changes import Changes, NotedTimers, columns_of, count_of, latest, living
 from headgate.state.slot_array import Mask
 from headgate.state.timers import stay_first
-
-Changes: TypeAlias = tuple[Words, Words]
-"""Times, and for each ``slot · 2``, or one more if the timer was deleted."""
 
 _TAIL_ROWS = 65_536
 _TAIL_PARTS = 64
@@ -56,9 +53,15 @@ class _Run:
 class MemoryColumnTimers:
     """See ``timers.ColumnTimers``."""
 
-    def __init__(self, hashes: Callable[[Slots], Hashes]) -> None:
-        """``hashes``: of the keys of slots."""
+    def __init__(self, hashes: Callable[[Slots], Hashes], interval: Interval | None = None) -> None:
+        """Make none.
+
+        Args:
+            hashes: of the keys of slots.
+            interval: what is done to timers is noted by it (MC9); None: nobody asks.
+        """
         self._hashes = hashes
+        self._noted = None if interval is None else NotedTimers(interval)
         self._due: Changes = _NONE, _NONE
         self._due_to_ms = 0
         self._runs: list[_Run] = []
@@ -66,6 +69,8 @@ class MemoryColumnTimers:
         self._tail_rows = 0
         self._tail_ms = 0
         self._window = 64
+        self._sorted: tuple[int, Changes] | None = None
+        """All timers at the end of an interval: set by the thread that writes snapshots."""
 
     def __len__(self) -> int:
         return len(self._due[0]) + sum(len(run.times) - run.start for run in self._runs) + self._tail_rows
@@ -106,6 +111,7 @@ class MemoryColumnTimers:
         count = int(order[1:][is_again].min()) if is_again.any() else len(slots)
         self._window = 64 + 2 * count
         self._due = times[count:], changes[count:]
+        self._note(times[:count], changes[:count] | 1)
         return slots[:count], times[:count]
 
     def _cut_ms(self, until_ms: int) -> int:
@@ -122,7 +128,7 @@ class MemoryColumnTimers:
             found.append((run.times[run.start : end], run.changes[run.start : end]))
             run.start = end
         self._runs = [run for run in self._runs if run.start < len(run.times)]
-        times, changes = _living(latest(found))
+        times, changes = living(latest(found))
         order = np.lexsort((self._hashes(changes >> 1), times))
         self._due, self._due_to_ms = (times[order], changes[order]), until_ms
 
@@ -133,17 +139,28 @@ class MemoryColumnTimers:
         self._tail_ms = min(self._tail_ms, first_ms) if self._tail else first_ms
         self._tail.append((times, changes))
         self._tail_rows += len(times)
+        self._note(times, changes)
         if self._tail_rows >= _TAIL_ROWS or len(self._tail) >= _TAIL_PARTS:
             self._close_tail()
+
+    def _note(self, times: Words, changes: Words) -> None:
+        """This was done to timers."""
+        if self._noted is not None:
+            self._noted.add(times, changes, len(self))
+
+    def note_changes(self) -> None:
+        """All timers were restored from a snapshot that the next one may refer to (MC7)."""
+        assert self._noted is not None
+        self._noted.start()
 
     def _close_tail(self) -> None:
         found = latest(self._tail)
         self._tail, self._tail_rows = [], 0
-        self._runs.append(_Run(*(found if self._runs or len(self._due[0]) else _living(found))))
+        self._runs.append(_Run(*(found if self._runs or len(self._due[0]) else living(found))))
         while (count := self._mergeable()) >= _RUNS_MERGED:
             merged = latest([run.rest() for run in self._runs[-count:]])
             is_oldest = count == len(self._runs) and not len(self._due[0])
-            self._runs[-count:] = [_Run(*(_living(merged) if is_oldest else merged))]
+            self._runs[-count:] = [_Run(*(living(merged) if is_oldest else merged))]
         self._runs = [run for run in self._runs if len(run.times)]
 
     def _mergeable(self) -> int:
@@ -157,7 +174,7 @@ class MemoryColumnTimers:
 
     def _whole(self) -> Changes:
         """Return all timers there are."""
-        return _living(latest([self._due, *(run.rest() for run in self._runs), *self._tail]))
+        return living(latest([self._due, *(run.rest() for run in self._runs), *self._tail]))
 
     def split(self, count: int) -> tuple[Slots, Words]:
         """Remove the last timers, so that about ``count`` stay (``stay_first``); return those that went."""
@@ -184,35 +201,53 @@ class MemoryColumnTimers:
         """Keep only the slots ``living``, which become 0, 1, 2 …; called after ``tidy``."""
         times, changes = self._whole()
         slots = np.searchsorted(living, changes >> 1)
+        if self._noted is not None:
+            self._noted.forget()
+            self._sorted = None
         self._runs = [_Run(*latest([(times, slots << 1)]))] if len(times) else []
 
     def freeze(self) -> FrozenRows:
         """Return the timers as they are now, to be read in any thread. Takes references only."""
+        self._go_on_from_sorted()
         held = [self._due, *(run.rest() for run in self._runs), *self._tail]
+        is_based = bool(self._runs) and not len(self._due[0])
+        done_to = None if self._noted is None else self._noted.number
 
         @cache
         def whole() -> Changes:
-            return _living(latest(held))
+            found = living(latest(held))
+            if done_to is not None:
+                self._sorted = done_to, found
+            return found
 
-        def of(places: Slots) -> KeyedColumns:
-            times, changes = whole()
-            return changes[places] >> 1, [pa.array(times[places], pa.int64())]
+        @cache
+        def count() -> int:
+            found = count_of(held[1], held[2:] or held[:1]) if is_based else None
+            return len(whole()[0]) if found is None else found
 
-        return FrozenRows(lambda: len(whole()[0]), lambda: of(np.arange(len(whole()[0]))), of)
+        def rows() -> KeyedColumns:
+            return columns_of(whole())
+
+        if self._noted is None:
+            return FrozenRows(count, rows, _no_places)
+        noted = self._noted.freeze()
+        return FrozenRows(count, rows, noted.living, FrozenChanges(noted.after, noted.gone))
+
+    def _go_on_from_sorted(self) -> None:
+        """Have one run of all timers of a former snapshot, if somebody has sorted them, and what was done since.
+
+        So that a later snapshot looks at that alone. Not while timers are due, which are in an order of their own.
+        """
+        found, self._sorted = self._sorted, None
+        if found is None or self._noted is None or len(self._due[0]):
+            return
+        number, (times, changes) = found
+        since = self._noted.since(number)
+        if since is not None:
+            self._runs = [_Run(times, changes)] if len(times) else []
+            self._tail, self._tail_rows = since, sum(len(part) for part, _ in since)
+            self._tail_ms = min((int(part.min()) for part, _ in since), default=0)
 
 
-def latest(found: list[Changes]) -> Changes:
-    """Return changes, given from the oldest to the latest, in the order of time and slot, the latest of each timer."""
-    times, changes = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    slots = changes >> 1
-    order = np.lexsort((slots, times))
-    times, changes, slots = times[order], changes[order], slots[order]
-    is_last = np.ones(len(times), np.bool_)
-    is_last[:-1] = (times[1:] != times[:-1]) | (slots[1:] != slots[:-1])
-    return times[is_last], changes[is_last]
-
-
-def _living(changes: Changes) -> Changes:
-    """Return the timers that were not deleted."""
-    is_there = changes[1] & 1 == 0
-    return changes[0][is_there], changes[1][is_there]
+def _no_places(places: Slots) -> KeyedColumns:
+    raise AssertionError("what was done to these timers was not noted")

@@ -162,7 +162,9 @@ class MemoryLists:
 
         changes = None
         if self._changed is not None:
-            changes = FrozenChanges(self._changed.freeze(self._size), lambda slots: (slots[counts[slots] == 0], []))
+            changes = FrozenChanges(
+                self._changed.freeze(self._size).after, lambda slots: (slots[counts[slots] == 0], [])
+            )
         return FrozenRows(lambda: int(counts.sum()), rows, of, changes)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:

@@ -184,8 +184,8 @@ class MemoryMaps:
 
         changes = None
         if self._changed is not None:
-            intervals = self._changed.freeze(count)
-            changes = FrozenChanges(intervals, lambda entries: identities(entries[~present[entries]]))
+            of_entries = self._changed.freeze(count)
+            changes = FrozenChanges(of_entries.after, lambda entries: identities(entries[~present[entries]]))
         return FrozenRows(lambda: int(np.count_nonzero(present)), lambda: of(np.flatnonzero(present)), of, changes)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:

@@ -14,8 +14,7 @@ from headgate.state.descriptors import Section
 from headgate.state.files import StoredFiles
 from headgate.state.frozen import FrozenState
 from headgate.state.memory.cells import FrozenCells, MemoryCells
-from headgate.state.memory.changes import keys_after
-from headgate.state.memory.chunk_log import ChunkLog, Moment
+from headgate.state.memory.chunk_log import ChunkLog
 from headgate.state.memory.chunked import ChunkedState
 from headgate.state.memory.chunks import Change, Replaced
 from headgate.state.memory.stored_chunks import gone_on_with
@@ -27,8 +26,8 @@ _ENCODE_ROWS = 16_384
 class _Frozen(ChunkedState):
     """The records at a barrier."""
 
-    def __init__(self, log: ChunkLog, moment: Moment, state: Replaced, cells: FrozenCells) -> None:
-        super().__init__(log, moment)
+    def __init__(self, log: ChunkLog, number: int, state: Replaced, cells: FrozenCells) -> None:
+        super().__init__(log, number)
         self._state = state
         self._cells = cells
 
@@ -38,11 +37,13 @@ class _Frozen(ChunkedState):
     def _changes(self, after: int | None) -> list[Change]:
         """A record never goes."""
         objects = self._cells.objects
-        found = objects.values() if after is None else [objects[key] for key in keys_after(self._cells.changes, after)]
-        return [Change(self._state, list(_batches(self._state.section.schema, found)))]
+        changed = None if after is None else self._cells.changes.after(after)
+        found = objects.values() if changed is None else [objects[key] for key in changed]
+        return [Change(self._state, list(_batches(self._state.section.schema, found)), is_whole=changed is None)]
 
-    def _changed_count(self, after: int) -> int:
-        return len(keys_after(self._cells.changes, after))
+    def _changed_counts(self, after: int) -> Mapping[str, int | None]:
+        changed = self._cells.changes.after(after)
+        return {self._state.section.name: None if changed is None else len(changed)}
 
     def _forget(self) -> None:
         self._cells.release()

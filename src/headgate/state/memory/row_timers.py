@@ -1,12 +1,14 @@
 """Timers by row in memory: the keys of each time, and a heap of the times.
 
 Counterpart: ``operators.process.by_row``. The keys of a time are a dict, or the key itself while there is only one,
-which is the usual case. They are kept in ``MemoryCells``, so that freezing takes microseconds (ST5).
+which is the usual case. They are kept in ``MemoryCells``, so that freezing takes microseconds (ST5). Which timers came
+and went is noted beside them, timer by timer: all timers of a time are too many where they are millions (MC9).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any
@@ -17,6 +19,7 @@ import pyarrow as pa
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Hashes, hash_columns, value_hash
 from headgate.state.memory.cells import FrozenCells, MemoryCells
+from headgate.state.memory.changes import ChangedKeys, Interval, KeyChanges
 from headgate.state.timers import stay_first
 
 _STALE_FREE = 1_024
@@ -26,10 +29,33 @@ _HASHED_ONE_BY_ONE = 32
 """Up to so many keys are hashed without making a column of them."""
 
 
+@dataclass(frozen=True, slots=True)
+class FrozenRowTimers:
+    """The timers of one kind at a barrier.
+
+    Attributes:
+        cells: the keys of each time.
+        changes: which timers came or went before it, as pairs of time and key.
+        count: how many there were.
+    """
+
+    cells: FrozenCells
+    changes: KeyChanges
+    count: int
+
+    def has(self, time_ms: int, key: Any) -> bool:
+        """Whether there was such a timer."""
+        found = self.cells.objects.get(time_ms)
+        return key in found if type(found) is dict else bool(found == key)
+
+
 class MemoryRowTimers:
     """See ``timers.RowTimers``."""
 
-    def __init__(self, keys: KeyColumns) -> None:
+    def __init__(self, keys: KeyColumns, interval: Interval | None = None) -> None:
+        """``interval``: which timers come and go is noted by it (MC9); None: nobody asks."""
+        self._changes = None if interval is None else ChangedKeys(interval)
+        self._changed: dict[Any, None] | None = None
         self._key_columns = keys
         self._hash = value_hash(keys.types[0]) if len(keys.types) == 1 else None
         self.cells = MemoryCells()
@@ -58,6 +84,8 @@ class MemoryRowTimers:
         else:
             self.cells.put(time_ms, {found: None, key: None})
         self._count += 1
+        if self._changed is not None:
+            self._changed[time_ms, key] = None
 
     def delete(self, key: Any, time_ms: int) -> None:
         """See ``RowTimers``."""
@@ -65,13 +93,15 @@ class MemoryRowTimers:
         if type(found) is dict:
             if key not in found:
                 return
-            if len(found) > 1:
-                del self.cells.writable(time_ms)[key]
-                self._count -= 1
-                return
         elif found is None or found != key:
             return
-        self._forget(time_ms, 1)
+        if type(found) is dict and len(found) > 1:
+            del self.cells.writable(time_ms)[key]
+            self._count -= 1
+        else:
+            self._forget(time_ms, 1)
+        if self._changed is not None:
+            self._changed[time_ms, key] = None
 
     def next_ms(self) -> int | None:
         """See ``RowTimers``."""
@@ -92,6 +122,8 @@ class MemoryRowTimers:
                 heappop(heap)
         if type(held) is not dict:
             self._forget(time_ms, 1)
+            if self._changed is not None:
+                self._changed[time_ms, held] = None
             return time_ms, [held]
         if self._due_ms != time_ms or not self._due:
             self._due_ms, self._due = time_ms, self._ordered(list(held))[::-1]
@@ -104,6 +136,8 @@ class MemoryRowTimers:
             for key in taken:
                 del keys[key]
             self._count -= len(taken)
+        if self._changed is not None:
+            self._changed.update(((time_ms, key), None) for key in taken)
         return time_ms, taken
 
     def all(self) -> Iterator[tuple[int, Any]]:
@@ -113,8 +147,28 @@ class MemoryRowTimers:
             for key in found if type(found) is dict else (found,):
                 yield time_ms, key
 
+    def absorb(self) -> None:
+        """Do what has to be done now and then: see ``MemoryCells``."""
+        self.cells.absorb()
+        if self._changes is not None:
+            self._changed = self._changes.bounded(self._count)
+
+    def note_changes(self) -> None:
+        """All timers were restored from a snapshot that the next one may refer to (MC7)."""
+        assert self._changes is not None
+        self._changes.start()
+        self._changed = self._changes.now
+
+    def freeze(self) -> FrozenRowTimers:
+        """Put the timers aside, with what came and went before."""
+        self.absorb()
+        changes = KeyChanges() if self._changes is None else self._changes.freeze()
+        self._changed = None if self._changes is None else self._changes.now
+        return FrozenRowTimers(self.cells.freeze(), changes, self._count)
+
     def split(self, count: int) -> dict[int, list[Any]]:
         """Remove the last timers, so that about ``count`` stay (``stay_first``); return the keys by time."""
+        assert self._changes is None, "what is removed so is not noted"
         found = list(self.all())
         times_ms, keys = np.array([time_ms for time_ms, _ in found], np.int64), [key for _, key in found]
         removed: dict[int, list[Any]] = {}
@@ -176,6 +230,17 @@ def timer_batches(section: Section, keys: KeyColumns, frozen: FrozenCells, times
     """Return the rows of a section of timers, those of ``times_max`` times at once."""
     items = iter(frozen.objects.items())
     while part := list(islice(items, times_max)):
-        rows = [(key, time) for time, found in part for key in (found if type(found) is dict else (found,))]
-        columns = [*key_arrays(keys, [key for key, _ in rows]), pa.array([time for _, time in rows], pa.int64())]
-        yield pa.RecordBatch.from_arrays(columns, schema=section.schema)
+        rows = [(time, key) for time, found in part for key in (found if type(found) is dict else (found,))]
+        yield _batch(section.schema, keys, rows)
+
+
+def some_timers(schema: pa.Schema, keys: KeyColumns, timers: Iterable[Any], rows_max: int) -> Iterator[pa.RecordBatch]:
+    """Return pairs of time and key as rows, ``rows_max`` at once."""
+    items = iter(timers)
+    while rows := list(islice(items, rows_max)):
+        yield _batch(schema, keys, rows)
+
+
+def _batch(schema: pa.Schema, keys: KeyColumns, rows: Sequence[tuple[int, Any]]) -> pa.RecordBatch:
+    columns = [*key_arrays(keys, [key for _, key in rows]), pa.array([time for time, _ in rows], pa.int64())]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -14,17 +14,21 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.state.backend import Ownership, restored_states, restored_timers
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of
 from headgate.state.expiring_rows import live_objects
 from headgate.state.files import StoredFiles
-from headgate.state.keyed import Rows
 from headgate.state.memory.cells import FrozenCells, MemoryCells
-from headgate.state.memory.changes import keys_after
-from headgate.state.memory.chunk_log import ChunkLog, Moment
+from headgate.state.memory.chunk_log import ChunkLog
 from headgate.state.memory.chunked import ChunkedState
-from headgate.state.memory.chunks import Change, Replaced
+from headgate.state.memory.chunks import Change, Replaced, replaced_timers
 from headgate.state.memory.expiring_cells import ExpiringCells
-from headgate.state.memory.row_timers import MemoryRowTimers, key_arrays, timer_batches, timers_count
+from headgate.state.memory.row_timers import (
+    FrozenRowTimers,
+    MemoryRowTimers,
+    key_arrays,
+    some_timers,
+    timer_batches,
+)
 from headgate.state.memory.stored_chunks import gone_on_with
 from headgate.state.row_values import conversion, python_values
 from headgate.state.timers import (
@@ -33,7 +37,6 @@ from headgate.state.timers import (
     TimersByKind,
     TimersMeta,
     shown_timers,
-    timer_section,
     timers_of_each_kind,
 )
 from headgate.state.ttl import EXPIRES_COLUMN, TTL_SECTION, StateTime, TtlMeta
@@ -54,54 +57,69 @@ class _Barrier:
 
     states: Sequence[tuple[StateDescriptor, FrozenCells]]
     time_ms: int
-    timers: Sequence[tuple[Section, FrozenCells]]
+    timers: Sequence[tuple[Replaced, FrozenRowTimers]]
     meta: TimersMeta | None
 
 
 class _Frozen(ChunkedState):
-    """The objects of all states at a barrier."""
+    """The objects of all states at a barrier, and the timers."""
 
-    def __init__(self, log: ChunkLog, moment: Moment, keys: KeyColumns, barrier: _Barrier) -> None:
-        super().__init__(log, moment)
+    def __init__(self, log: ChunkLog, number: int, keys: KeyColumns, barrier: _Barrier) -> None:
+        super().__init__(log, number)
         self._keys = keys
         self._at = barrier
 
     def _rows(self) -> Mapping[str, int]:
         rows = {d.name: _count(d, cells.objects, self._at.time_ms) for d, cells in self._at.states}
-        return rows | {section.name: timers_count(cells) for section, cells in self._at.timers}
+        return rows | {state.section.name: found.count for state, found in self._at.timers}
 
     def _meta(self) -> Mapping[str, bytes]:
-        found = {} if self._at.meta is None else {TIMERS: self._at.meta.encode()}
+        found = self._meta_of_rows()
         if self._now_ms() is not None:
             found[TTL_SECTION] = TtlMeta(self._at.time_ms).encode()
         return found
+
+    def _meta_of_rows(self) -> dict[str, bytes]:
+        return {} if self._at.meta is None else {TIMERS: self._at.meta.encode()}
 
     def _now_ms(self) -> int | None:
         return self._at.time_ms if any(descriptor.ttl is not None for descriptor, _ in self._at.states) else None
 
     def _changes(self, after: int | None) -> list[Change]:
-        return [self._change(descriptor, cells, after) for descriptor, cells in self._at.states]
+        states = [self._change(descriptor, cells, after) for descriptor, cells in self._at.states]
+        return [*states, *(self._change_of_timers(state, found, after) for state, found in self._at.timers)]
 
     def _change(self, descriptor: StateDescriptor, cells: FrozenCells, after: int | None) -> Change:
         state, objects = _replaced(self._keys, descriptor), cells.objects
         schema = state.section.schema
-        if after is None:
-            return Change(state, list(_batches(schema, descriptor, _living(descriptor, objects, self._at.time_ms))))
-        changed = keys_after(cells.changes, after)
+        changed = None if after is None else cells.changes.after(after)
+        if changed is None:
+            living = _living(descriptor, objects, self._at.time_ms)
+            return Change(state, list(_batches(schema, descriptor, living)), is_whole=True)
         rows = _batches(schema, descriptor, [(key, objects[key]) for key in changed if key in objects])
         gone = [key for key in changed if key not in objects]
         columns = [pa.RecordBatch.from_arrays(key_arrays(self._keys, gone), schema=state.gone)] if gone else []
         return Change(state, list(rows), columns)
 
-    def _changed_count(self, after: int) -> int:
-        return sum(len(keys_after(cells.changes, after)) for _, cells in self._at.states)
+    def _change_of_timers(self, state: Replaced, found: FrozenRowTimers, after: int | None) -> Change:
+        changed = None if after is None else found.changes.after(after)
+        if changed is None:
+            every = timer_batches(state.section, self._keys, found.cells, _ENCODE_KEYS)
+            return Change(state, list(every), is_whole=True)
+        there = [pair for pair in changed if found.has(*pair)]
+        gone = [pair for pair in changed if not found.has(*pair)]
+        rows, columns = (some_timers(state.gone, self._keys, pairs, _ENCODE_KEYS) for pairs in (there, gone))
+        return Change(state, list(rows), list(columns))
 
-    def _beside(self) -> Rows:
-        return [(one, list(timer_batches(one, self._keys, cells, _ENCODE_KEYS))) for one, cells in self._at.timers]
+    def _changed_counts(self, after: int) -> Mapping[str, int | None]:
+        noted = {descriptor.name: cells.changes for descriptor, cells in self._at.states}
+        noted |= {state.section.name: found.changes for state, found in self._at.timers}
+        return {name: None if (keys := found.after(after)) is None else len(keys) for name, found in noted.items()}
 
     def _forget(self) -> None:
-        for _, cells in (*self._at.states, *self._at.timers):
+        for cells in (*(cells for _, cells in self._at.states), *(found.cells for _, found in self._at.timers)):
             cells.release()
+        self._at = _Barrier((), self._at.time_ms, (), None)
 
 
 def _replaced(keys: KeyColumns, descriptor: StateDescriptor) -> Replaced:
@@ -121,7 +139,7 @@ class MemoryRowBackend:
         self.time = StateTime()
         self._cells = {descriptor: self._made(descriptor) for descriptor in descriptors}
         self._expiring = [cells for cells in self._cells.values() if isinstance(cells, ExpiringCells)]
-        self._timers = timers_of_each_kind(lambda _: MemoryRowTimers(keys)) if has_timers else {}
+        self._timers = timers_of_each_kind(lambda _: MemoryRowTimers(keys, self._log.interval)) if has_timers else {}
         self.timers = shown_timers(self._timers)
 
     def _made(self, descriptor: StateDescriptor) -> MemoryCells:
@@ -143,8 +161,10 @@ class MemoryRowBackend:
 
     def absorb(self) -> None:
         """See ``RowBackend``: gives up the overlays of snapshots that are released."""
-        for cells in (*self._cells.values(), *(timers.cells for timers in self._timers.values())):
+        for cells in self._cells.values():
             cells.absorb()
+        for timers in self._timers.values():
+            timers.absorb()
         for expiring in self._expiring:
             expiring.sweep()  # TL8
 
@@ -154,7 +174,7 @@ class MemoryRowBackend:
     def freeze(self) -> _Frozen:
         """See ``StateBackend``."""
         states = [(descriptor, cells.freeze()) for descriptor, cells in self._cells.items()]
-        timers = [(timer_section(self._keys, kind), found.cells.freeze()) for kind, found in self._timers.items()]
+        timers = [(replaced_timers(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
         meta = None if self.timers is None else self.timers.meta
         barrier = _Barrier(states, self.time.now_ms, timers, meta)
         return _Frozen(self._log, self._log.end_interval(), self._keys, barrier)
@@ -162,10 +182,13 @@ class MemoryRowBackend:
     def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""
         states = [_replaced(self._keys, descriptor) for descriptor in self._cells]
-        if not gone_on_with(self, self._log, states, stored, owner):
+        timers = [replaced_timers(self._keys, kind) for kind in self._timers]
+        if not gone_on_with(self, self._log, [*states, *timers], stored, owner):
             return False
         for cells in self._cells.values():
             cells.note_changes()
+        for found in self._timers.values():
+            found.note_changes()
         return True
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:

@@ -7,8 +7,9 @@ chunk, so that not everything is in memory at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,9 +26,20 @@ from headgate.state.ipc import encode_batches
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.key_index import KeyIndex, make_key_index
 from headgate.state.memory.chunk_log import ChunkLog
-from headgate.state.memory.chunks import Change, ChunkFile, Description, Replaced, decode_change, decode_description
+from headgate.state.memory.chunks import (
+    VERSION,
+    Change,
+    ChunkFile,
+    Description,
+    Replaced,
+    decode_change,
+    decode_description,
+)
 from headgate.state.slot_array import Mask, SlotArray
 from headgate.state.ttl import EXPIRES_COLUMN
+
+Told: TypeAlias = tuple[KeyGroups, Change]
+"""What a file says of one state, and the key groups that the keys of the file are in."""
 
 
 def describe(stored: StoredFiles) -> Description:
@@ -89,12 +101,14 @@ def gone_on_with(
     description = describe(stored)
     groups = key_groups_of_subtask(owner.subtask_index, owner.max_parallelism, owner.parallelism)
     keys = OwnedKeys(KeyGroups(groups.start, len(groups)), owner.max_parallelism)
-    if description.now_ms is not None or description.keys != keys or list(description.states) != list(states):
+    if description.version != VERSION or description.now_ms is not None:
+        return False
+    if description.keys != keys or list(description.states) != list(states):
         return False
     for read in PortableChunks(stored, description, keys.groups).parts:
         backend.restore(decode_sections(read(), stored.where), stored.where, owner)
-    files = [tuple(stored.files[file.name] for file in chunk.files) for chunk in description.chunks]
-    log.go_on_with(files, [chunk.rows for chunk in description.chunks])
+    parts = stored.files
+    log.go_on_with([(c.rows, tuple(parts[file.name] for file in c.files), c.whole) for c in description.chunks])
     return True
 
 
@@ -120,12 +134,13 @@ class PortableChunks:
             UnsoundFiles: it is as it was written, and holds something wrong.
             CorruptionError, StorageError
         """
-        files = [[file for file in chunk.files if file.groups.overlaps(groups)] for chunk in self._description.chunks]
-        sections = [(file.groups, self._decoded(file)) for chunk in files for file in chunk]
-        rows: dict[str, Sequence[Buffer]] = {name: [data] for name, data in self._description.meta.items()}
-        for state in self._description.states:
-            changes = [(of, decode_change(found, state, self._stored.where)) for of, found in sections]
-            batches = list(_latest(state, changes, groups, self._description))
+        description = self._description
+        rows: dict[str, Sequence[Buffer]] = {name: [data] for name, data in description.meta.items()}
+        needed = [file for chunk in description.chunks for file in chunk.files if file.groups.overlaps(groups)]
+        sections = {file.name: self._decoded(file) for file in needed}
+        for state in description.states:
+            latest = _latest(state, self._told(state, sections), groups, description)
+            batches = [state.portable(batch) for batch in latest]
             rows[state.section.name] = encode_batches(state.section.schema, batches)
             if groups in self._left:
                 self._counts[state.section.name] += sum(batch.num_rows for batch in batches)
@@ -133,6 +148,12 @@ class PortableChunks:
         if not self._left:
             self._end()
         return memoryview(b"".join(memoryview(one) for one in encode_sections(rows)))
+
+    def _told(self, state: Replaced, sections: Mapping[str, Mapping[str, memoryview]]) -> list[list[Told]]:
+        """Return what each chunk says of ``state``, as far as its files, of which these are the sections, are read."""
+        chunks, where = self._description.since(state.section.name), self._stored.where
+        read = [[file for file in chunk.files if file.name in sections] for chunk in chunks]
+        return [[(f.groups, decode_change(sections[f.name], state, where)) for f in files] for files in read]
 
     def _decoded(self, file: ChunkFile) -> dict[str, memoryview]:
         """Return the sections of a file; one of which several parts need something is read once."""
@@ -161,26 +182,40 @@ class PortableChunks:
 
 
 def _latest(
-    state: Replaced, changes: Sequence[tuple[KeyGroups, Change]], groups: KeyGroups, description: Description
+    state: Replaced, chunks: Sequence[Sequence[Told]], groups: KeyGroups, description: Description
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one state that are there, of changes from the oldest to the newest, with their key groups."""
+    """Yield the rows of one state that are there, of chunks from the oldest to the newest.
+
+    Args:
+        state: whose rows.
+        chunks: what the files of each say of it.
+        groups: whose rows are wanted.
+        description: of all that.
+    """
     seen = _Seen(state, state.identity)
     gone = _Seen(state, state.group) if state.group else seen
     found: list[list[pa.RecordBatch]] = []
-    for place, (of, change) in reversed(list(enumerate(changes))):
-        is_inside = of.common(groups) == of
-        rows = [b if is_inside else _within(b, state, groups, description.keys) for b in change.rows]
+    for place, files in reversed(list(enumerate(chunks))):
+        rows = [batch for of, change in files for batch in _of_groups(state, of, change, groups, description.keys)]
         found.append([seen.left(batch) if gone is seen else gone.left(seen.left(batch)) for batch in rows])
         if place:  # nothing is older than the first one
             for batch in rows:
                 seen.add(batch)
-            for batch in change.gone:
+            for batch in (batch for _, change in files for batch in change.gone):
                 gone.add(batch)
     for batches in reversed(found):
         for batch in batches:
             living = _living(batch, description.now_ms)
             if living.num_rows:
                 yield living
+
+
+def _of_groups(
+    state: Replaced, of: KeyGroups, change: Change, groups: KeyGroups, keys: OwnedKeys
+) -> Sequence[pa.RecordBatch]:
+    """Return the rows of a file, in which keys of ``of`` are, whose keys are in ``groups``."""
+    is_inside = of.common(groups) == of
+    return change.rows if is_inside else [_within(batch, state, groups, keys) for batch in change.rows]
 
 
 def _within(batch: pa.RecordBatch, state: Replaced, groups: KeyGroups, keys: OwnedKeys) -> pa.RecordBatch:
@@ -200,17 +235,18 @@ def _filtered(batch: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
 
 
 class _Seen:
-    """What newer chunks have, or say has gone, told by some columns."""
+    """What newer chunks have, or say has gone, told by some columns; nothing, if there are none."""
 
     def __init__(self, state: Replaced, columns: Sequence[str]) -> None:
         self._columns = columns
-        self._index: KeyIndex = make_key_index([state.section.schema.field(name).type for name in columns])
+        types = [state.columns.field(name).type for name in columns]
+        self._index: KeyIndex = make_key_index(types or [pa.bool_()])
         self._is_seen = SlotArray(np.bool_)
         self._is_empty = True
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Those of ``batch`` are there from now on."""
-        if batch.num_rows:
+        if batch.num_rows and self._columns:
             slots = self._index.slots([batch.column(name) for name in self._columns])
             self._is_seen.written(len(self._index))[slots] = True
             self._is_empty = False

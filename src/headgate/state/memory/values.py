@@ -141,7 +141,7 @@ class MemoryValues:
 
         changes = None
         if self._changed is not None:
-            changes = FrozenChanges(self._changed.freeze(self._size), lambda slots: (slots[~present[slots]], []))
+            changes = FrozenChanges(self._changed.freeze(self._size).after, lambda slots: (slots[~present[slots]], []))
         return FrozenRows(lambda: int(np.count_nonzero(present)), rows, of, changes)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:

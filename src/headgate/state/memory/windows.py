@@ -1,7 +1,8 @@
 """Rows by window and key in memory: see ``backend.WindowBackend``. Counterpart: ``operators.windows.window``.
 
 Two kinds: rows that are kept as they came, and partial results that are merged per key. What is frozen never changes:
-batches are immutable, and a table of accumulators is copied when it next changes (ST5).
+batches are immutable, and a table of accumulators is copied when it next changes (ST5). Of both it is known what came
+since a snapshot, and which windows have been taken (MC5, MC10).
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import pyarrow as pa
 
 from headgate.state.aggregate_table import Accumulator, AggTable, FrozenTable, Values
 from headgate.state.backend import META, Ownership, WindowRows, restored_batches
-from headgate.state.descriptors import KeyColumns, Section
+from headgate.state.descriptors import KeyColumns
 from headgate.state.key_hash import Words
 from headgate.state.key_index import FrozenKeys, KeyIndex, Slots, make_key_index
 from headgate.state.keyed import KeyedState, Rows
-from headgate.state.memory.changes import ChangedKeys, ChangedSlots, KeyChanges, keys_after, slots_after
-from headgate.state.memory.chunk_log import ChunkLog, Moment
+from headgate.state.memory.changes import ChangedKeys, ChangedSlots, KeyChanges, SlotChanges
+from headgate.state.memory.chunk_log import ChunkLog
 from headgate.state.memory.chunked import ChunkedState
 from headgate.state.memory.chunks import Change, Replaced
 from headgate.state.window_rows import (
@@ -38,11 +39,14 @@ Held = TypeVar("Held")
 
 
 class _Windows(ABC, Generic[Held]):
-    """What both kinds share: what each window holds, and the restore."""
+    """What both kinds share: what each window holds, which were taken, and the restore."""
 
-    def __init__(self, rows: WindowRows) -> None:
+    def __init__(self, rows: WindowRows, state: Replaced) -> None:
         self._rows = rows
+        self._state = state
         self._held: dict[int, Held] = {}
+        self._log = ChunkLog()
+        self._taken = ChangedKeys(self._log.interval)
         self.meta = b""
 
     @abstractmethod
@@ -57,54 +61,162 @@ class _Windows(ABC, Generic[Held]):
         """Return whether ``window`` has rows."""
         return window in self._held
 
+    def _removed(self, window: int) -> Held:
+        """Forget what ``window`` holds; return it."""
+        if self._taken.now is not None:
+            self._taken.now[window] = None
+            self._taken.bounded(0)
+        return self._held.pop(window)
+
+    def _barrier(self) -> _Barrier:
+        """End the interval."""
+        taken = self._taken.freeze()
+        return _Barrier(self._log, self._log.end_interval(), self._state, self.meta, taken)
+
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""
         for batch in restored_batches(sections, self._rows.section, path, owner):
             self.add(self._rows.window_of(batch), batch)
 
 
-class _FrozenRows(KeyedState):
-    """The batches of all windows at a barrier."""
+@dataclass(frozen=True, slots=True)
+class _Barrier:
+    """What both kinds have at a barrier.
 
-    def __init__(self, section: Section, meta: bytes, batches: tuple[pa.RecordBatch, ...]) -> None:
-        super().__init__()
-        self._section = section
-        self._bytes = meta
-        self._batches = batches
+    Attributes:
+        log: of the chunks that were written.
+        number: of the interval that ended.
+        state: in chunks.
+        meta: see ``WindowBackend``.
+        taken: the windows that were taken before.
+    """
+
+    log: ChunkLog
+    number: int
+    state: Replaced
+    meta: bytes
+    taken: KeyChanges
+
+
+class _FrozenWindows(ChunkedState):
+    """What the windows of one kind held at a barrier."""
+
+    def __init__(self, barrier: _Barrier) -> None:
+        super().__init__(barrier.log, barrier.number)
+        self._state = barrier.state
+        self._bytes = barrier.meta
+        self._taken = barrier.taken
+
+    @abstractmethod
+    def _count(self) -> int:
+        """Return how many rows there are."""
+
+    @abstractmethod
+    def _rows_after(self, after: int | None) -> list[pa.RecordBatch]:
+        """Return the rows of windows that changed after a snapshot; None: all."""
+
+    @abstractmethod
+    def _count_after(self, after: int) -> int:
+        """Return how many those are."""
 
     def _rows(self) -> Mapping[str, int]:
-        return {self._section.name: sum(batch.num_rows for batch in self._batches)}
+        return {self._state.section.name: self._count()}
 
-    def _sections(self) -> Rows:
-        return [(self._section, self._batches)]
+    def _changes(self, after: int | None) -> list[Change]:
+        taken = None if after is None else self._taken.after(after)
+        if taken is None:
+            return [Change(self._state, self._rows_after(None), is_whole=True)]
+        gone = pa.RecordBatch.from_arrays([pa.array(taken, pa.int64())], schema=self._state.gone)
+        return [Change(self._state, self._rows_after(after), [gone])]
+
+    def _changed_counts(self, after: int) -> Mapping[str, int | None]:
+        count = None if self._taken.after(after) is None else self._count_after(after)
+        return {self._state.section.name: count}
 
     def _meta(self) -> Mapping[str, bytes]:
         return {META: self._bytes}
 
+    def _meta_of_rows(self) -> Mapping[str, bytes]:
+        return self._meta()
+
     def _forget(self) -> None:
-        self._batches = ()
+        self._taken = KeyChanges()
 
 
-class MemoryWindowRows(_Windows[list[pa.RecordBatch]]):
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Rows of one window, as they came."""
+
+    interval: int
+    window: int
+    batch: pa.RecordBatch
+
+    def told(self, schema: pa.Schema) -> pa.RecordBatch:
+        """Return them with the number of the window, in the columns of chunks."""
+        window = pa.array(np.full(self.batch.num_rows, self.window))
+        return pa.RecordBatch.from_arrays([*self.batch.columns, window], schema=schema)
+
+
+class _FrozenRows(_FrozenWindows):
+    """The batches of all windows at a barrier."""
+
+    def __init__(self, barrier: _Barrier, kept: tuple[_Kept, ...]) -> None:
+        super().__init__(barrier)
+        self._kept = kept
+
+    def _count(self) -> int:
+        return sum(one.batch.num_rows for one in self._kept)
+
+    def _rows_after(self, after: int | None) -> list[pa.RecordBatch]:
+        columns = self._state.columns
+        return [one.told(columns) for one in self._kept if after is None or one.interval > after]
+
+    def _count_after(self, after: int) -> int:
+        return sum(one.batch.num_rows for one in self._kept if one.interval > after)
+
+    def _sections(self) -> Rows:
+        return [(self._state.section, [one.batch for one in self._kept])]
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._kept = ()
+
+
+class MemoryWindowRows(_Windows[list[_Kept]]):
     """Keeps every row."""
+
+    def __init__(self, rows: WindowRows) -> None:
+        window = _unused("window", rows.section.schema)
+        more = pa.schema([pa.field(window, pa.int64())])
+        super().__init__(rows, Replaced(rows.section, identity=(), group=(window,), more=more))
 
     def add(self, windows: Words, rows: pa.RecordBatch) -> None:
         """See ``WindowBackend``."""
         window = only_window(windows)
         if window is not None:
-            self._held.setdefault(window, []).append(rows)
+            self._keep(window, rows)
             return
         for window, chosen in split_by_window(windows):
-            self._held.setdefault(window, []).append(rows.take(pa.array(chosen)))
+            self._keep(window, rows.take(pa.array(chosen)))
+
+    def _keep(self, window: int, rows: pa.RecordBatch) -> None:
+        self._held.setdefault(window, []).append(_Kept(self._log.interval.number, window, rows))
 
     def take(self, window: int) -> list[pa.RecordBatch]:
         """See ``WindowBackend``."""
-        return self._held.pop(window)
+        return [one.batch for one in self._removed(window)]
 
     def freeze(self) -> KeyedState:
         """See ``StateBackend`` (WN11)."""
-        batches = tuple(batch for window in self.windows() for batch in self._held[window])
-        return _FrozenRows(self._rows.section, self.meta, batches)
+        kept = tuple(one for window in self.windows() for one in self._held[window])
+        return _FrozenRows(self._barrier(), kept)
+
+
+def _unused(name: str, schema: pa.Schema) -> str:
+    """Return a name for one more column of ``schema``."""
+    while name in schema.names:
+        name += "_"
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +226,7 @@ class _FrozenPartials:
     window: int
     keys: FrozenKeys
     table: FrozenTable
-    intervals: Slots
+    changes: SlotChanges
 
     def batch(self, schema: pa.Schema) -> pa.RecordBatch:
         """Return a row per key."""
@@ -122,56 +234,44 @@ class _FrozenPartials:
 
     def changed(self, schema: pa.Schema, after: int) -> pa.RecordBatch:
         """Return a row per key that changed after a snapshot."""
-        slots = slots_after(self.intervals, after)
+        slots = self._slots(after)
         rows, taken = self.table, pa.array(slots)
         values = tuple(one[slots] for one in rows.values)
         table = FrozenTable(rows.rows[slots], values, tuple(None if one is None else one[slots] for one in rows.seen))
         return partial_batch(schema, [key.take(taken) for key in self.keys()], self.window, table)
 
+    def count(self, after: int) -> int:
+        """Return how many those are."""
+        return len(self._slots(after))
 
-class _FrozenMerged(ChunkedState):
+    def _slots(self, after: int) -> Slots:
+        slots = self.changes.after(after)
+        assert slots is not None, "keys of a window are never numbered anew"
+        return slots
+
+
+class _FrozenMerged(_FrozenWindows):
     """The accumulators of all windows at a barrier."""
 
-    def __init__(
-        self,
-        log: ChunkLog,
-        moment: Moment,
-        state: Replaced,
-        meta: bytes,
-        windows: tuple[_FrozenPartials, ...],
-        taken: KeyChanges,
-    ) -> None:
-        """``taken``: the windows that were taken before."""
-        super().__init__(log, moment)
-        self._state = state
-        self._bytes = meta
+    def __init__(self, barrier: _Barrier, windows: tuple[_FrozenPartials, ...]) -> None:
+        super().__init__(barrier)
         self._windows = windows
-        self._taken = taken
 
-    def _rows(self) -> Mapping[str, int]:
-        return {self._state.section.name: sum(len(window.table.rows) for window in self._windows)}
+    def _count(self) -> int:
+        return sum(len(window.table.rows) for window in self._windows)
 
-    def _changes(self, after: int | None) -> list[Change]:
+    def _rows_after(self, after: int | None) -> list[pa.RecordBatch]:
         schema = self._state.section.schema
         if after is None:
-            return [Change(self._state, [window.batch(schema) for window in self._windows])]
-        rows = [window.changed(schema, after) for window in self._windows]
-        gone = pa.RecordBatch.from_arrays(
-            [pa.array(keys_after(self._taken, after), pa.int64())], schema=self._state.gone
-        )
-        return [Change(self._state, rows, [gone])]
+            return [window.batch(schema) for window in self._windows]
+        return [window.changed(schema, after) for window in self._windows]
 
-    def _changed_count(self, after: int) -> int:
-        return sum(int(np.count_nonzero(window.intervals > after)) for window in self._windows)
-
-    def _meta(self) -> Mapping[str, bytes]:
-        return {META: self._bytes}
-
-    def _meta_of_rows(self) -> Mapping[str, bytes]:
-        return self._meta()
+    def _count_after(self, after: int) -> int:
+        return sum(window.count(after) for window in self._windows)
 
     def _forget(self) -> None:
-        self._windows, self._taken = (), ()
+        super()._forget()
+        self._windows = ()
 
 
 @dataclass(slots=True)
@@ -187,14 +287,11 @@ class MemoryMergedRows(_Windows[_Partials]):
     """Merges partial results: one row per window and key."""
 
     def __init__(self, keys: KeyColumns, rows: WindowRows, accumulators: Sequence[Accumulator]) -> None:
-        super().__init__(rows)
-        self._accumulators = tuple(accumulators)
-        self._key_types = keys.types
-        self._log = ChunkLog()
-        self._taken = ChangedKeys(self._log.interval)
         width = len(keys.types)
         names = tuple(rows.section.schema.names[: width + 1])
-        self._state = Replaced(rows.section, names, names[width:])
+        super().__init__(rows, Replaced(rows.section, names, names[width:]))
+        self._accumulators = tuple(accumulators)
+        self._key_types = keys.types
 
     def add(self, windows: Words, rows: pa.RecordBatch) -> None:
         """See ``WindowBackend``."""
@@ -220,10 +317,7 @@ class MemoryMergedRows(_Windows[_Partials]):
 
     def take(self, window: int) -> MergedRows:
         """See ``WindowBackend``. Nothing is copied: only snapshots have these arrays afterwards, and read them."""
-        taken = _frozen(window, self._held.pop(window))
-        if self._taken.now is not None:
-            self._taken.now[window] = None
-            self._taken.bounded(0)
+        taken = _frozen(window, self._removed(window))
         return MergedRows(taken.keys(), taken.table)
 
     def counts(self) -> dict[int, int]:
@@ -233,8 +327,7 @@ class MemoryMergedRows(_Windows[_Partials]):
     def freeze(self) -> KeyedState:
         """See ``StateBackend``."""
         windows = tuple(_frozen(window, self._held[window]) for window in self.windows())
-        taken = self._taken.freeze()
-        return _FrozenMerged(self._log, self._log.end_interval(), self._state, self.meta, windows, taken)
+        return _FrozenMerged(self._barrier(), windows)
 
 
 def _frozen(window: int, held: _Partials) -> _FrozenPartials:

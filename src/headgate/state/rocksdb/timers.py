@@ -16,8 +16,9 @@ import pyarrow as pa
 from headgate.state.descriptors import KeyColumns
 from headgate.state.key_hash import Hashes, Words, hash_columns
 from headgate.state.key_index import Slots
-from headgate.state.memory.column_timers import Changes, MemoryColumnTimers, latest
+from headgate.state.memory.column_timers import MemoryColumnTimers
 from headgate.state.memory.row_timers import MemoryRowTimers, key_arrays
+from headgate.state.memory.timer_changes import Changes, latest
 from headgate.state.rocksdb.described import Continued
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.stored_timers import EVER, NEVER, Place, StoredTimers, Timers
