@@ -42,12 +42,12 @@ def run(options: Options) -> Result:
         spark = session(cores)
         try:
             hg.register_streams(spark)
-            stream = spark.read.format("headgate").option("store", store).option("stream", STREAM)
-            whole = stream.load()
+            stream = spark.read.format("headgate").option("store", store)
+            whole = stream.load(STREAM)
             whole.repartition(cores).write.json(f"{directory}/json")
             whole.repartition(cores).write.parquet(f"{directory}/parquet")
             frames: dict[str, Callable[[], DataFrame]] = {
-                "stream": stream.load,
+                "stream": lambda: stream.load(STREAM),
                 "json": lambda: spark.read.schema(whole.schema).json(f"{directory}/json"),
                 "parquet": lambda: spark.read.parquet(f"{directory}/parquet"),
             }

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.api import test_async_cancelling as cancelling
 from tests.api import test_async_store as tasks
+from tests.cli import test_streams_copy as copies
 from tests.cli import test_streams_write as commands
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.protocol.store import test_reading_order as order
@@ -25,6 +26,7 @@ from headgate.protocol.store.reading_order import ReadingOrder
 from headgate.store.following import StreamFollower
 from headgate.store.group_reader import CheckpointMarker, GroupReader
 from headgate.store.reader import SegmentReader
+from headgate.store.shared_transaction import SharedTransaction
 from headgate.store.store import Store
 
 
@@ -200,3 +202,16 @@ def blocks_are_numbered_instead_of_events() -> AbstractContextManager[None]:  # 
 def test_numbers_of_blocks_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADGATE_STORE", str(tmp_path / "store"))
     assert_caught(blocks_are_numbered_instead_of_events, commands.test_what_was_killed_goes_on, monkeypatch)
+
+
+def a_copy_that_failed_is_committed() -> AbstractContextManager[None]:  # CL5
+    return patched(SharedTransaction, "abort", lambda self: self.commit())
+
+
+def test_a_copy_in_parts_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "store"
+    monkeypatch.setenv("HEADGATE_STORE", str(root))
+    with Store.open() as store:
+        store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
+        copies.write(store, 0, 40)
+    assert_caught(a_copy_that_failed_is_committed, copies.test_a_copy_that_fails_leaves_nothing, root, monkeypatch)

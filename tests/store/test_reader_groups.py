@@ -183,7 +183,7 @@ def test_a_silent_reader_loses_its_share_and_is_told_at_each_call(store: Store, 
     assert lost
     assert numbers(found) == list(range(20))
     for call in (zombie.read, zombie.commit, zombie.heartbeat):
-        with pytest.raises(FencedError, match="taken for dead"):
+        with pytest.raises(FencedError, match="considered dead"):
             call()
     with pytest.raises(FencedError):
         zombie.leave()

@@ -16,6 +16,7 @@ from rich.table import Table
 from headgate.cli import streams_transactions
 from headgate.cli.bars import bar
 from headgate.cli.sinks import belongs_to
+from headgate.cli.streams_copy import add_copy
 from headgate.cli.streams_cut import MaxAge, MaxSize, add_cuts, retention_of
 from headgate.cli.streams_groups import add_groups
 from headgate.cli.streams_open import JsonOption, Name, StoreOption, YesOption, answer, confirm, opened
@@ -32,6 +33,7 @@ from headgate.store.store import Store, store_root
 from headgate.store.streams import StreamInfo
 
 app = typer.Typer(help="Streams of the embedded store.", no_args_is_help=True)
+add_copy(app)
 add_cuts(app)
 add_groups(app)
 add_read(app)

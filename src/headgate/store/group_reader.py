@@ -282,7 +282,7 @@ class GroupReader:
         member = found.group.readers.get(self._life.reader)
         if member is None or member.token != self._life.token:  # RG12
             raise FencedError(
-                f"reader '{self._life.reader}' is not in reader group '{self._name}' any more: it was taken for dead, "
+                f"reader '{self._life.reader}' is not in reader group '{self._name}' any more: it was considered dead, "
                 "has left, or the group was reset since it joined; join again"
             )
         self._group = found.group

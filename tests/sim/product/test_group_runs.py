@@ -49,7 +49,7 @@ def test_reader_groups_pass_every_smoke_seed() -> None:  # SM90
     for words in (
         "injected after its effect",
         "the power is cut",
-        "taken for dead",
+        "considered dead",
         "is in the group already",
         "joins",
     ):
