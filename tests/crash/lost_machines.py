@@ -1,8 +1,9 @@
 """A pipeline between streams that machines share, one of which disappears with its disk while the pipeline runs.
 
-``lost_machines.py SCENARIO DIRECTORY`` is a program of ``test_lost_machines``, in a network of its own (``networks``).
-On its machine, the hub, are a PostgreSQL server, a server of objects, Spark's master and a worker; another machine
-has a worker, too. Checkpoints and chunks are objects, so no disk of either machine has anything that counts.
+``lost_machines.py SCENARIO HOW DIRECTORY`` is a program of ``test_lost_machines``, in a network of its own
+(``networks``). On its machine, the hub, are a PostgreSQL server, a server of objects, and what runs workers; another
+machine runs workers, too: those of a standalone cluster, or plain processes (``placed``). Checkpoints and chunks are
+objects, so no disk of either machine has anything that counts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.launching import SERVERS
 from tests.servers.objects import BUCKET, object_server
 from tests.servers.postgres import postgres_server
 from tests.store.traffic import KEYS, SCHEMA, Traffic, flowing, rows_of
@@ -47,11 +49,11 @@ SILENCE_MS = 20_000
 
 
 class Place:
-    """The hub, the other machine, and what runs on both."""
+    """The hub, the other machine, and what runs on both. ``cluster`` None: workers are plain processes."""
 
-    def __init__(self, directory: Path, cluster: Cluster, machine: Machine, store: Store) -> None:
-        self.cluster, self.machine, self.store = cluster, machine, store
-        self._directory = directory
+    def __init__(self, directory: Path, cluster: Cluster | None, machine: Machine, store: Store, ports: str) -> None:
+        self.machine, self.store = machine, store
+        self._cluster, self._directory, self._ports = cluster, directory, ports
         self._children: list[Child] = []
 
     def start(self, *, on: Machine | None = None, cores: int) -> Life:
@@ -64,25 +66,33 @@ class Place:
         configuration.mkdir()
         lines = CONFIGURATION.replace(HUB, host) + f"spark.cores.max {cores}\n"
         (configuration / "spark-defaults.conf").write_text(lines)
-        around = {"SPARK_CONF_DIR": str(configuration), "SPARK_LOCAL_IP": host, **own_disk(disk)}
-        command = [*(() if on is None else on.at), sys.executable, "-u", str(PROGRAM), json.dumps(self._spec())]
+        around = {
+            "PYTHONPATH": os.environ["PYTHONPATH"],
+            "SPARK_CONF_DIR": str(configuration),
+            "SPARK_LOCAL_IP": host,
+            SERVERS: self._ports,
+            **own_disk(disk),
+        }
+        command = [*(() if on is None else on.at), sys.executable, "-u", str(PROGRAM), json.dumps(self._spec(host))]
         child = Child(command, self._directory / name, around)
         self._children.append(child)
         return Life(child, "shared")
 
-    def _spec(self) -> dict[str, Any]:
+    def _spec(self, host: str) -> dict[str, Any]:
+        what = {"pipeline": "between_shared_streams", "name": "shared", "heartbeat_timeout_ms": SILENCE_MS}
         where = {"store": self.store.root, "checkpoints": f"s3://{BUCKET}/checkpoints", "root": "/nowhere"}
-        return {
-            "pipeline": "between_shared_streams",
-            "name": "shared",
-            "master": self.cluster.url,
-            "heartbeat_timeout_ms": SILENCE_MS,
-            **where,
-        }
+        if self._cluster is not None:
+            return {**what, **where, "master": self._cluster.url}
+        return {**what, **where, "host": host, "machines": [(HUB, at_hub()), (self.machine.host, self.machine.at)]}
 
     def close(self) -> None:
         for child in self._children:
             child.close()
+
+
+def at_hub() -> list[str]:
+    """The command that starts others on the machine of this program."""
+    return ["nsenter", f"--net=/proc/{os.getpid()}/ns/net", "--"]
 
 
 def own_disk(disk: Path) -> dict[str, str]:
@@ -95,29 +105,30 @@ def own_disk(disk: Path) -> dict[str, str]:
 
 
 @contextmanager
-def place(directory: Path, cores_of_hub: int, cores_of_machine: int) -> Iterator[Place]:
+def place(how: str, directory: Path, cores_of_hub: int, cores_of_machine: int) -> Iterator[Place]:
     begin_network()
     with ExitStack() as opened:
         postgres = opened.enter_context(postgres_server(HUB))
         (directory / "objects").mkdir()
-        opened.enter_context(object_server(directory / "objects", HUB))
+        objects = opened.enter_context(object_server(directory / "objects", HUB))
         store = opened.enter_context(Store.open(postgres.url("lost"), chunks=f"s3://{BUCKET}/lost"))
         store.create_stream("in", SCHEMA, segments=2, routing_key="key")
-        machine = Machine(directory / "machine")
-        cluster = Cluster(directory, HUB, [cores_of_hub], MACHINE_LOST)
-        opened.callback(cluster.close)
-        disk = machine.disk / "worker"
-        disk.mkdir()
-        cluster.add_worker("machine", machine.host, cores_of_machine, disk, machine.at, **own_disk(disk))
-        made = Place(directory, cluster, machine, store)
+        machine, cluster = Machine(directory / "machine"), None
+        if how == "cluster":
+            cluster = Cluster(directory, HUB, [cores_of_hub], MACHINE_LOST)
+            opened.callback(cluster.close)
+            disk = machine.disk / "worker"
+            disk.mkdir()
+            cluster.add_worker("machine", machine.host, cores_of_machine, disk, machine.at, **own_disk(disk))
+        made = Place(directory, cluster, machine, store, f"{postgres.port},{objects.port}")
         opened.callback(made.close)
         yield made
 
 
-def machine_of_a_worker(directory: Path) -> None:
+def machine_of_a_worker(how: str, directory: Path) -> None:
     """The machine of a worker disappears. The worker comes back when others do its work, and changes nothing."""
     with ExitStack() as opened:
-        here = opened.enter_context(place(directory, CORES_OF_A_PIPELINE, CORES_OF_A_PIPELINE))
+        here = opened.enter_context(place(how, directory, CORES_OF_A_PIPELINE, CORES_OF_A_PIPELINE))
         life = here.start(cores=2 * CORES_OF_A_PIPELINE)
         running = life.running()
         flow, is_over = opened.enter_context(traffic(here.store))
@@ -140,10 +151,10 @@ def machine_of_a_worker(directory: Path) -> None:
         assert_each_event_went_through_once(here.store, flow)
 
 
-def machine_of_the_driver(directory: Path) -> None:
+def machine_of_the_driver(how: str, directory: Path) -> None:
     """The machine of the driver, and of a worker, disappears. The same program goes on on the hub; it comes back."""
     with ExitStack() as opened:
-        here = opened.enter_context(place(directory, 1 + CORES_OF_A_PIPELINE, 1))
+        here = opened.enter_context(place(how, directory, 1 + CORES_OF_A_PIPELINE, 1))
         zombie = here.start(on=here.machine, cores=CORES_OF_A_PIPELINE)
         running = zombie.running()
         flow, is_over = opened.enter_context(traffic(here.store))
@@ -187,9 +198,9 @@ SCENARIOS = {"worker": machine_of_a_worker, "driver": machine_of_the_driver}
 
 
 def main() -> None:
-    scenario, directory = sys.argv[1:]
+    scenario, how, directory = sys.argv[1:]
     try:
-        SCENARIOS[scenario](Path(directory))
+        SCENARIOS[scenario](how, Path(directory))
     except pytest.skip.Exception as missing:
         print(missing)
         os._exit(SKIPPED)

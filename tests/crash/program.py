@@ -62,7 +62,12 @@ def watch(run: str, handle: Any) -> None:
 
 def start(spec: dict[str, Any], spark: Any) -> Any:
     pipeline = BUILDERS[spec["pipeline"]](spec)
-    handle = pipeline.start(spec.get("master"), spark=spark, observer=Teller(spec["name"]))
+    if "machines" in spec:
+        from crash.placed import start_placed
+
+        handle = start_placed(spec, pipeline, Teller(spec["name"]))
+    else:
+        handle = pipeline.start(spec.get("master"), spark=spark, observer=Teller(spec["name"]))
     threading.Thread(target=watch, args=(spec["name"], handle), daemon=True).start()
     return handle
 

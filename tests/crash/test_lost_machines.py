@@ -8,15 +8,18 @@ import pytest
 
 from crash.networks import run_in_a_network_of_its_own
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 PROGRAM = Path(__file__).with_name("lost_machines.py")
 ALL_S = 1_200.0
+on_both = pytest.mark.parametrize("how", ["processes", pytest.param("cluster", marks=pytest.mark.spark)])
 
 
-def test_nothing_is_lost_with_the_machine_of_a_worker(tmp_path: Path) -> None:  # DB13
-    run_in_a_network_of_its_own(PROGRAM, "worker", str(tmp_path), log=tmp_path / "log", timeout_s=ALL_S)
+@on_both
+def test_nothing_is_lost_with_the_machine_of_a_worker(how: str, tmp_path: Path) -> None:  # DB13
+    run_in_a_network_of_its_own(PROGRAM, "worker", how, str(tmp_path), log=tmp_path / "log", timeout_s=ALL_S)
 
 
-def test_nothing_is_lost_with_the_machine_of_the_driver(tmp_path: Path) -> None:  # DB13
-    run_in_a_network_of_its_own(PROGRAM, "driver", str(tmp_path), log=tmp_path / "log", timeout_s=ALL_S)
+@on_both
+def test_nothing_is_lost_with_the_machine_of_the_driver(how: str, tmp_path: Path) -> None:  # DB13
+    run_in_a_network_of_its_own(PROGRAM, "driver", how, str(tmp_path), log=tmp_path / "log", timeout_s=ALL_S)

@@ -41,8 +41,9 @@ _LENGTH = struct.Struct("<I")
 class Zygote:
     """The test's end: asks for workers and hears of their ends."""
 
-    def __init__(self) -> None:
-        command = [sys.executable, __file__]
+    def __init__(self, at: Sequence[str] = ()) -> None:
+        """``at``: the command that starts others where its workers are to be."""
+        command = [*at, sys.executable, __file__]
         environment = {**os.environ, "POLARS_MAX_THREADS": "1"}
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
         self._lock = threading.Lock()
@@ -181,6 +182,7 @@ class ProcessLauncher:
         for index in range(parallelism):
             self._task_attempts += 1
             host, port = address
+            zygote, own_host = self._place(submission, index)
             task = WorkerTask(
                 self._definition,
                 WorkerIndex(index),
@@ -189,16 +191,26 @@ class ProcessLauncher:
                 host,
                 port,
                 secret,
-                "127.0.0.1",
+                own_host,
                 FINGERPRINT,
             )
-            self._fork(submission, WorkerCall(task, self._faults, self._prepare))
+            self._fork(submission, WorkerCall(task, self._faults, self._prepare), zygote)
 
-    def _fork(self, submission: int, call: WorkerCall) -> None:
+    def _place(self, submission: int, index: int) -> tuple[Zygote, str]:
+        """Return who forks a worker, and the address that it listens on."""
+        return self._zygote, "127.0.0.1"
+
+    def _is_out_of_reach(self, zygote: Zygote) -> bool:
+        """Whether nobody can kill whom it forks."""
+        return False
+
+    def _fork(self, submission: int, call: WorkerCall, zygote: Zygote) -> None:
         pids: list[int] = []
 
         def born(pid: int) -> None:
             pids.append(pid)
+            if self._is_out_of_reach(zygote):
+                self.spared.add(pid)
             with self._lock:
                 stage = self._stages[submission]
                 stage.unborn -= 1
@@ -206,7 +218,7 @@ class ProcessLauncher:
                 if stage.is_cancelled:
                     kill(pid)
 
-        self._zygote.fork(call, born, lambda code: self._exited(submission, pids[0], code))
+        zygote.fork(call, born, lambda code: self._exited(submission, pids[0], code))
 
     def _exited(self, submission: int, pid: int, code: int) -> None:
         with self._lock:
