@@ -12,7 +12,7 @@ from headgate.web import peers
 from headgate.web.peers import is_of_this_user
 
 TITLES = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"
-PAGE, BROWSER = ("127.0.0.1", 4050), ("127.0.0.1", 51_234)
+PAGE, BROWSER = ("127.0.0.1", 4050), ("127.0.0.1", 41_006)
 
 
 def row(local: str, remote: str, state: str = "01", uid: int = 1_000) -> str:
@@ -23,16 +23,16 @@ def row(local: str, remote: str, state: str = "01", uid: int = 1_000) -> str:
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="the rows are of such a machine")
 def test_the_browsers_end_says_whose_it_is() -> None:  # PG13
-    browser, page = "0100007F:C822", "0100007F:0FD2"
+    browser, page = "0100007F:A02E", "0100007F:0FD2"
     table = [TITLES, row(page, browser, uid=7), row(browser, page, uid=1_001)]
     assert peers.owner_in(table, BROWSER, PAGE) == 1_001
     assert peers.owner_in([TITLES, row(browser, page, "06", 0)], BROWSER, PAGE) is None, "closed long ago"
     assert peers.owner_in([TITLES, row(browser, "0100007F:0FD3")], BROWSER, PAGE) is None, "to another port"
     assert peers.owner_in(["nonsense", ""], BROWSER, PAGE) is None
     loopback_6 = "00000000000000000000000001000000"
-    assert peers.owner_in([row(f"{loopback_6}:C822", f"{loopback_6}:0FD2")], ("::1", 51_234), ("::1", 4_050)) == 1_000
+    assert peers.owner_in([row(f"{loopback_6}:A02E", f"{loopback_6}:0FD2")], ("::1", 41_006), ("::1", 4_050)) == 1_000
     mapped = "0000000000000000FFFF00000100007F"
-    assert peers.owner_in([row(f"{mapped}:C822", f"{mapped}:0FD2")], BROWSER, PAGE) == 1_000
+    assert peers.owner_in([row(f"{mapped}:A02E", f"{mapped}:0FD2")], BROWSER, PAGE) == 1_000
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="there is no such table here")

@@ -1,4 +1,4 @@
-"""Canonical Arrow types: one physical type for each meaning, so that batches flow without casts.
+"""Canonical Arrow types: one physical type for each meaning (OP10), so that batches flow without casts.
 
 They are what Polars exports at its oldest compatibility level. A map is a list of its entries: Polars has no maps.
 """
