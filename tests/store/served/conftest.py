@@ -20,7 +20,7 @@ from headgate.store.store import Store
 ESSENTIAL = ("test_served", "test_transactions")
 """What ``make check`` runs of this room; the rest takes minutes."""
 
-OF_THE_DIRECTORY: set[str] = set()
+OF_THE_DIRECTORY = {"test_locks_that_a_thread_of_the_parent_holds_do_not_stop_the_child"}
 """Tests about the directory or the file of the catalogue; those about servers have others for the same."""
 
 

@@ -6,11 +6,12 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from tests.store.served.serving import WAIT_S, ServerProcess, serving
@@ -18,36 +19,9 @@ from tests.store.storing import KEYED, STREAM, drained, keyed
 from typer.testing import CliRunner
 
 from headgate.cli.main import app
-from headgate.store.serving.server import StoreServer
-from headgate.store.store import Store
-
-WRITER = """
-import sys
-import pyarrow as pa
 from headgate.errors import StorageError
 from headgate.store.serving.server import StoreServer
 from headgate.store.store import Store
-url, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-while True:
-    try:
-        store = Store.open(url)
-        break
-    except StorageError as error:
-        if not error.is_transient:
-            raise
-schema = store.find("app/events").schema
-writer = store.writer("app/events", writer_id=name, linger=None)
-for n in range(writer.next_sequence, count + 1):
-    writer.append(pa.record_batch([[name], [n]], schema=schema), n)
-    while True:
-        try:
-            writer.flush()
-            break
-        except StorageError as error:
-            if not error.is_transient:
-                raise
-    print(n, flush=True)
-"""
 
 
 def test_a_server_ends_when_it_is_told_to(tmp_path: Path) -> None:  # SS14, SS15
@@ -110,53 +84,95 @@ def test_what_is_under_way_when_a_server_ends_is_finished(tmp_path: Path) -> Non
         assert found == [STREAM]
 
 
+T = TypeVar("T")
+COUNT = 60
+KILLS = 12
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Do ``work`` in a process of its own, which needs no imports; return its number."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
+
+
+def start_server(root: Path, port: int) -> tuple[int, int]:
+    """Start a server; return its process and port when it listens."""
+    reading, writing = os.pipe()
+
+    def serve() -> None:
+        with serving(root, port) as server:
+            os.write(writing, b"%d\n" % server.address.port)
+            signal.pause()
+
+    child = forked(serve)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        return child, int(told.readline())
+
+
+def write(url: str, name: str) -> None:
+    """Append ``COUNT`` numbers, each once, whatever goes away meanwhile."""
+    store = patiently(lambda: Store.open(url))
+    writer = patiently(lambda: store.writer(STREAM, writer_id=name, linger=None))
+    for number in range(writer.next_sequence, COUNT + 1):
+        writer.append(keyed((name, number)), number)
+        patiently(writer.flush)
+
+
+def patiently(work: Callable[[], T]) -> T:
+    while True:
+        try:
+            return work()
+        except StorageError as error:
+            if not error.is_transient:
+                raise
+
+
 @pytest.mark.crash
 def test_servers_and_clients_that_are_killed_lose_and_repeat_nothing(tmp_path: Path) -> None:  # SS8, SS9, SS10
-    process = ServerProcess(tmp_path / "served")
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
-    count = 60
-    clients: dict[str, subprocess.Popen[str]] = {}
+    root = tmp_path / "served"
+    with Store._open_directory(str(root), None, "owner") as own:
+        own.create_stream(STREAM, KEYED, segments=1)
+    server, port = start_server(root, 0)
+    url = f"headgate://127.0.0.1:{port}"
+    clients = {name: forked(partial(write, url, name)) for name in ("a", "b")}
     try:
-        with Store.open(process.url) as store:
-            store.create_stream(STREAM, KEYED, segments=1)
-        for name in ("a", "b"):
-            clients[name] = start(process.url, name, count)
-        kills = 0
-        deadline_s = time.monotonic() + 240
-        while any(client.poll() is None for client in clients.values()) and time.monotonic() < deadline_s:
-            time.sleep(chance.uniform(0.05, 0.4))
-            if chance.random() < 0.5 and kills < 4:
-                process.kill()
-                process.start()
-                kills += 1
-            elif kills < 4:
-                name = chance.choice(list(clients))
-                clients[name].send_signal(signal.SIGKILL)
-                clients[name].communicate()
-                clients[name] = start(process.url, name, count)
-                kills += 1
-        assert [client.wait(WAIT_S) for client in clients.values()] == [0, 0], f"seed {seed}"
-        with Store.open(process.url) as store:
-            assert drained(store) == sorted((name, n) for name in clients for n in range(1, count + 1)), f"seed {seed}"
-            assert [problem for problem in store.fsck() if not problem.is_harmless] == []
+        for _ in range(KILLS):
+            time.sleep(chance.uniform(0.02, 0.3))  # a pause, not a wait for anything
+            name = chance.choice(["server", *clients])
+            victim = server if name == "server" else clients[name]
+            os.kill(victim, signal.SIGKILL)
+            os.waitpid(victim, 0)
+            if name == "server":
+                server, _ = start_server(root, port)
+            else:
+                clients[name] = forked(partial(write, url, name))
+        codes = [os.waitstatus_to_exitcode(os.waitpid(clients.pop(name), 0)[1]) for name in ("a", "b")]
+        assert codes == [0, 0], f"seed {seed}"
     finally:
-        for client in clients.values():
-            client.kill()
-            client.communicate()
-        process.kill()
-
-
-def start(url: str, name: str, count: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", WRITER, url, name, str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
+        for child in (server, *clients.values()):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    with Store._open_directory(str(root), None, "owner") as own:
+        expected = sorted((name, number) for name in ("a", "b") for number in range(1, COUNT + 1))
+        assert drained(own) == expected, f"seed {seed}"
+        assert [problem for problem in own.fsck() if not problem.is_harmless] == [], f"seed {seed}"
 
 
 def test_the_command_line_uses_a_store_by_its_url(server: StoreServer) -> None:  # SS1
     url = server.address.url
     cli = CliRunner()
     listed = cli.invoke(app, ["streams", "list", "--store", url, "--json"])
-    assert [json.loads(line)["name"] for line in listed.output.splitlines()] == [STREAM]
+    assert [json.loads(line)["stream"] for line in listed.output.splitlines()] == [STREAM]
     with Store.open(url) as store, store.writer(STREAM) as writer:
         writer.append(keyed(("a", 1)))
     read = cli.invoke(app, ["streams", "read", STREAM, "--store", url])
