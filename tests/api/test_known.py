@@ -74,7 +74,7 @@ def test_what_a_pipeline_does_is_told_by_its_lock(root: Path) -> None:  # PG8
     assert seen().state is KnownState.ELSEWHERE
     (root / "p" / "lock").write_bytes(b"half")
     assert seen().state is KnownState.UNKNOWN
-    assert "does not say who runs it" in seen().detail
+    assert "does not say which process runs it" in seen().detail
 
 
 def test_what_is_gone_is_left_out_and_what_cannot_be_read_says_why(root: Path, tmp_path: Path) -> None:  # PG8

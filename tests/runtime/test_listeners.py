@@ -134,7 +134,7 @@ def test_a_listener_that_never_heard_of_the_end_is_told_by_the_next_start(start:
     again = start(definition_of(publishing(tmp_path, source, fails=1, restart=hg.NoRestart(), **options)))
     assert again.result().is_finished
     assert public(tmp_path) == ids(source)
-    assert any("told once more" in text for text in again.notes)
+    assert any("notified once more" in text for text in again.notes)
     assert read_committed(str(tmp_path / "out"))["id"].sort().to_list() == ids(source), "nothing was read again"
 
 

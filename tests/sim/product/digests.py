@@ -8,8 +8,8 @@ import sys
 
 
 def digests_of(module: str, seed: int) -> set[str]:
-    """Run a seed of ``headgate.sim.product.<module>`` under two hash seeds; return its digests."""
-    program = f"from headgate.sim.product.{module} import run_seed; print(run_seed({seed}).digest)"
+    """Run a seed of ``headgate.sim.<module>`` under two hash seeds; return its digests."""
+    program = f"from headgate.sim.{module} import run_seed; print(run_seed({seed}).digest)"
     found = set()
     for hash_seed in ("0", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

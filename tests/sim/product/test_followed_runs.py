@@ -45,7 +45,7 @@ def test_followed_files_are_read_once_whoever_renames_them() -> None:  # SM81
 
 
 def test_a_seed_that_follows_files_has_one_digest() -> None:  # SM81, N70
-    assert len(digests_of("followed", 11)) == 1
+    assert len(digests_of("kinds.followed", 11)) == 1
 
 
 @pytest.mark.parametrize(("mutant", "seed"), ALL.items(), ids=lambda value: getattr(value, "__name__", None))

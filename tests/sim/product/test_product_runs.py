@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from headgate.sim.product import __main__ as command
+from headgate.sim import __main__ as command
 from headgate.sim.product.graphs import Graph, Net, Placed
 from headgate.sim.product.kept import KEPT
 from headgate.sim.product.run import Run, run_seed
