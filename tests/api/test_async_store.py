@@ -297,9 +297,9 @@ def test_a_store_belongs_to_its_loop(tmp_path: Path) -> None:  # AC8
 OF_PIPELINES = """
 abort_prepared abort_transaction begin changes claimed_group claimed_reader contents exists fence find forget_outcomes
 forget_owner frontier is_untouched layout_and_extents look look_after mark own owner pass_segments passed reader recover
-shared start_over unmark unmark_others collect_orphans
+serve shared start_over unmark unmark_others collect_orphans
 """
-"""What is for pipelines, or for the offline check; and single segments, which ``follow`` reads."""
+"""What is for pipelines, servers, or the offline check; and single segments, which ``follow`` reads."""
 
 
 @pytest.mark.parametrize(
