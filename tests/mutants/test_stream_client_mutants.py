@@ -167,7 +167,6 @@ def it_looks_before_it_reads_the_number() -> AbstractContextManager[None]:  # AC
     ("mutant", "test"),
     [
         (calls_are_made_in_the_loop, tasks.test_no_call_is_made_in_the_thread_of_the_loop),
-        (calls_overlap, tasks.test_appends_are_in_the_order_in_which_tasks_made_them),
         (what_is_given_back_is_lost, cancelling.test_a_cancelled_read_loses_nothing),
         (a_group_reader_takes_nothing_back, cancelling.test_what_a_cancelled_read_had_found_is_not_committed),
         (markers_are_not_taken_back, cancelling.test_a_marker_that_nobody_was_told_of_is_not_passed),
@@ -180,6 +179,7 @@ def test_tasks_that_are_wronged_are_caught(tmp_path: Path, mutant: Mutant, test:
 @pytest.mark.parametrize(
     ("mutant", "test"),
     [
+        (calls_overlap, tasks.test_calls_of_one_reader_do_not_overlap),
         (nothing_is_taken_back, cancelling.test_what_a_cancelled_call_has_made_is_taken_back),
         (it_looks_before_it_reads_the_number, tasks.test_what_comes_between_a_look_and_the_wait_is_not_missed),
     ],

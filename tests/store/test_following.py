@@ -213,8 +213,12 @@ def test_one_key_is_read_from_its_segments_only(store: Store, monkeypatch: pytes
     opened: set[int] = set()
     real = store._catalogue.parts
     monkeypatch.setattr(store._catalogue, "parts", lambda stream, n, *rest: opened.add(n) or real(stream, n, *rest))
+    asked: list[object] = []
+    real_extents = store._catalogue.extents
+    monkeypatch.setattr(store._catalogue, "extents", lambda stream: asked.append(stream) or real_extents(stream))
     follower = store.follow(STREAM, key="k3")
     assert all_of(follower, rows_max=2) == [("k3", number) for number in mine]
+    assert asked == [], "for a long history that would take long"
     assert len(opened) == 4, "one in each layout"
     bounded = store.follow(STREAM, key="k3", end="latest")
     assert all_of(bounded) == [("k3", number) for number in mine]

@@ -237,8 +237,11 @@ class StreamFollower:
         return number in self._readers and self._readers[number].has_ended()
 
     def _end_of(self, number: int) -> int:
+        """Return where a segment ends for good that is not read; what is known of a closed one is final."""
         end = self._places[number].end
-        return self._catalogue.extents(self.stream)[number].end if end is None else end
+        if end is None and self._layout.segments[number].closed_epoch is None:
+            self._extents = self._catalogue.extents(self.stream)  # of a sealed stream
+        return self._extents[number].end if end is None else end
 
     def _take(self) -> None:
         self._places.update(self._order.ready())
