@@ -104,8 +104,9 @@ def insistently(act: Callable[[], Result]) -> Result:
 def appends(me: Client) -> None:
     """Append numbered batches; what a former life was not told the numbers of this one tell."""
     writer = insistently(lambda: me.store.writer(STREAM, writer_id=me.name, epoch=me.life, linger=None))
+    me.recorder.opens(writer.next_sequence)
     for process, number, begin in me.recorder.unanswered():
-        is_there = begin["sequence"] < writer.next_sequence
+        is_there = begin["sequence"] < me.recorder.next_began_with(process)
         me.recorder.resolve(process, number, Outcome.OK if is_there else Outcome.FAILED)
     while me.goes_on:
         begun = []

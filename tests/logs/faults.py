@@ -19,8 +19,9 @@ from tests.logs.clients import DATE, ENOUGH, FULL, GROUP, SCHEMA, STREAM, Orders
 from tests.logs.history import Operation, Outcome
 from tests.logs.recording import Recorder, history, lines
 
-from headgate.errors import HeadgateError
+from headgate.errors import FencedError, HeadgateError
 from headgate.protocol.store.transactions import Status
+from headgate.store.shared_transaction import SharedTransaction
 from headgate.store.store import Store
 
 CLIENTS = ("append1", "append2", "transact1", "share1", "participate1", "observe1", "member1", "member2")
@@ -249,12 +250,16 @@ def _decided(store: Store, recorder: Recorder, chance: random.Random) -> dict[st
     for left in store.list_transactions(stream=STREAM):
         if left.status.is_terminal:
             continue
-        transaction = store.transaction(STREAM, left.name)
-        if chance.random() < 0.5:
-            recorder.of_transaction(left.name, "asked")
-            insistently(transaction.commit)
-            recorder.of_transaction(left.name, "committed")
-        else:
-            insistently(transaction.abort)
+        with suppress(FencedError):  # its lease ended just now
+            _decide(store.transaction(STREAM, left.name), recorder, does_commit=chance.random() < 0.5)
     found = store.list_transactions(stream=STREAM)
     return {x.name: Outcome.OK if x.status is Status.COMMITTED else Outcome.FAILED for x in found}
+
+
+def _decide(transaction: SharedTransaction, recorder: Recorder, *, does_commit: bool) -> None:
+    if not does_commit:
+        insistently(transaction.abort)
+        return
+    recorder.of_transaction(transaction.id, "asked")
+    insistently(transaction.commit)
+    recorder.of_transaction(transaction.id, "committed")

@@ -59,6 +59,23 @@ class Recorder:
         """Say that a transaction of several processes is about to be committed, or was ("asked", "committed")."""
         self._write(transaction=transaction, what=what, at=time.monotonic_ns())
 
+    def opens(self, sequence: int) -> None:
+        """Say with which number this life begins to append."""
+        self._write(opened=sequence)
+
+    def next_began_with(self, process: str) -> int:
+        """Return the number with which the next life behind ``process`` began: what that had not reached is refused.
+
+        Numbers that came later are those of that life.
+        """
+        life = int(process.rpartition(".")[2])
+        while True:
+            life += 1
+            file = self._logs / f"{self._client}.{life}.jsonl"
+            found = [line["opened"] for line in lines(file) if "opened" in line] if file.exists() else []
+            if found:
+                return int(found[0])
+
     def unanswered(self) -> list[tuple[str, int, Line]]:
         """Return (process, number, first line) of what former lives of this client were not told."""
         own = [x for x in records(self._logs).values() if x.client == self._client and x.process != self.process]

@@ -65,3 +65,16 @@ def test_what_several_wrote_in_one_transaction_is_one_operation(tmp_path: Path) 
     (_, aborted) = history(tmp_path, {"t": Outcome.FAILED})
     assert len(aborted.sends) == 4
     assert aborted.outcome is Outcome.FAILED
+
+
+def test_numbers_that_a_later_life_gave_anew_do_not_count_for_the_former_one(tmp_path: Path) -> None:  # LH11
+    """It was stopped, and went on beside its next life: what it began then was refused."""
+    zombie = Recorder(tmp_path, "append1", 1)
+    zombie.opens(1)
+    Recorder(tmp_path, "append1", 2)  # died before it had opened anything
+    Recorder(tmp_path, "append1", 3).opens(7)
+    zombie.begin([Send("k", "late")], sequence=7)
+    last = Recorder(tmp_path, "append1", 4)
+    last.opens(20)
+    assert [process for process, _, _ in last.unanswered()] == ["append1.1"]
+    assert last.next_began_with("append1.1") == 7
