@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.syntax import parsed
 
+from headgate.sim import __main__ as program
 from headgate.sim import coverage_table
 from headgate.sim.coverage_table import Covered, table
 from headgate.sim.machine.faults import Fault
-from headgate.sim.product import __main__ as program
 from headgate.sim.product.graphs import Drawing, Graph, Loop, Net, Placed, PlainNet
 from headgate.sim.product.records import Record, Records
 from headgate.sim.product.run import Run
