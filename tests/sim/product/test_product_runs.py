@@ -35,7 +35,7 @@ def test_every_workload_ends_right_without_faults(workload: Workload) -> None:
 
 
 def test_the_end_of_one_input_does_not_close_the_windows_of_an_idle_one() -> None:  # W19
-    run = Run(1)
+    run = Run(1, events_max=20_000)  # it needs a fiftieth
     run.faults.heal()
     early, behind = (
         Placed("early", Window(is_early=True), (0,)),
