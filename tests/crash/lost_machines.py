@@ -83,7 +83,8 @@ class Place:
         where = {"store": self.store.root, "checkpoints": f"s3://{BUCKET}/checkpoints", "root": "/nowhere"}
         if self._cluster is not None:
             return {**what, **where, "master": self._cluster.url}
-        return {**what, **where, "host": host, "machines": [(HUB, at_hub()), (self.machine.host, self.machine.at)]}
+        hub, other = (HUB, at_hub()), (self.machine.host, self.machine.at)
+        return {**what, **where, "host": host, "machines": [hub, other] if self.machine.is_there else [hub]}
 
     def close(self) -> None:
         for child in self._children:
