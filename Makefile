@@ -61,8 +61,8 @@ kill-drivers: setup-java ## kill drivers under --supervised and --standby for MI
 	HEADGATE_TEST_MINUTES=$(MINUTES) HEADGATE_TEST_PATIENCE=$(PATIENCE) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_kept_drivers.py \
 		tests/crash/test_standbys.py -k "random and spark"
 
-lost-machines: setup-test ## cut machines off and delete their disks TIMES times, on a cluster in network namespaces
-	for n in $$(seq $(TIMES)); do $(PYTHON_ENV) -m pytest -q tests/crash/test_lost_machines.py || exit 1; done
+lost-machines: setup-test ## cut machines off and delete their disks TIMES times, on a cluster in network namespaces, too
+	for n in $$(seq $(TIMES)); do HEADGATE_TEST_CLUSTERS=1 $(PYTHON_ENV) -m pytest -q tests/crash/test_lost_machines.py || exit 1; done
 
 kill-chain: setup-java ## kill workers and drivers of two pipelines in a row for MINUTES minutes, on Spark
 	HEADGATE_TEST_MINUTES=$(MINUTES) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_chains.py -k spark

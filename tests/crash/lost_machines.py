@@ -41,7 +41,7 @@ MACHINE_LOST = "-Dspark.worker.timeout=30"
 """Seconds of silence after which Spark's master counts a machine as lost, and four times as often workers say that they
 live; by itself it waits for a minute or two."""
 
-PAUSE_S = 0.05
+PAUSE_S = 0.3
 """Between two rounds of events: there are to be some at every moment, and not many in all."""
 
 SILENCE_MS = 20_000
@@ -83,7 +83,8 @@ class Place:
         where = {"store": self.store.root, "checkpoints": f"s3://{BUCKET}/checkpoints", "root": "/nowhere"}
         if self._cluster is not None:
             return {**what, **where, "master": self._cluster.url}
-        return {**what, **where, "host": host, "machines": [(HUB, at_hub()), (self.machine.host, self.machine.at)]}
+        hub, other = (HUB, at_hub()), (self.machine.host, self.machine.at)
+        return {**what, **where, "host": host, "machines": [hub, other] if self.machine.is_there else [hub]}
 
     def close(self) -> None:
         for child in self._children:
@@ -147,7 +148,7 @@ def machine_of_a_worker(how: str, directory: Path) -> None:
         until(lambda: all(process.pid != lost[0] for process in here.machine.processes()), "the end of the worker")
         life.checkpoint(2)
         is_over.set()
-        assert life.result()["is_finished"]
+        assert life.result(STARTED_S)["is_finished"]
         assert_each_event_went_through_once(here.store, flow)
 
 
@@ -171,7 +172,7 @@ def machine_of_the_driver(how: str, directory: Path) -> None:
         assert zombie.child.exit_code() == 4
         heir.checkpoint(2)
         is_over.set()
-        result = heir.result()
+        result = heir.result(STARTED_S)
         assert result["is_finished"]
         assert result["restarts"] == 0  # the one that comes back takes nothing back
         assert_each_event_went_through_once(here.store, flow)

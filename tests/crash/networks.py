@@ -83,6 +83,7 @@ class Machine:
 
     def __init__(self, disk: Path, number: int = 1) -> None:
         self.disk = disk
+        self.is_there = True
         self.host = f"192.0.2.{1 + number}"
         self._holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE)
         until(lambda: self._is_own(), "a machine")
@@ -102,6 +103,7 @@ class Machine:
 
     def vanish(self) -> None:
         """Nobody hears of it any more, and its disk is gone; what runs there is not told."""
+        self.is_there = False
         self._run("ip", "link", "set", "wire", "down")
         shutil.rmtree(self.disk, ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,13 @@ pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 PROGRAM = Path(__file__).with_name("lost_machines.py")
 ALL_S = 1_200.0
-on_both = pytest.mark.parametrize("how", ["processes", pytest.param("cluster", marks=pytest.mark.spark)])
+ON_A_CLUSTER = [
+    pytest.mark.spark,
+    pytest.mark.skipif(
+        "HEADGATE_TEST_CLUSTERS" not in os.environ, reason="starts six JVMs or more: make lost-machines"
+    ),
+]
+on_both = pytest.mark.parametrize("how", ["processes", pytest.param("cluster", marks=ON_A_CLUSTER)])
 
 
 @on_both

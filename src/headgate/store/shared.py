@@ -1,8 +1,8 @@
 """A store that machines share: its catalogue on a database server, its chunks where all of them reach them.
 
 Counterparts: ``store.Store`` opens it by its URL; ``catalogue.postgres`` keeps the catalogue. Or all of it behind
-another process, ``served``. Source: DB1 and DB2 of docs/spec/shared-store.md, SS1 of docs/spec/served-store.md. Never
-lets two stores have one place: one would take the chunks of the other for its own.
+another process, ``served``. Source: DB1, DB2 and DB13 of docs/spec/shared-store.md, SS1 of docs/spec/served-store.md.
+Never lets two stores have one place: one would take the chunks of the other for its own.
 """
 
 from __future__ import annotations
