@@ -20,7 +20,10 @@ from headgate.store.store import Store
 ESSENTIAL = ("test_served", "test_transactions")
 """What ``make check`` runs of this room; the rest takes minutes."""
 
-OF_THE_DIRECTORY = {"test_locks_that_a_thread_of_the_parent_holds_do_not_stop_the_child"}
+OF_THE_DIRECTORY = {
+    "test_locks_that_a_thread_of_the_parent_holds_do_not_stop_the_child",
+    "test_what_is_written_while_the_tail_is_asked_for_is_not_overlooked",
+}
 """Tests about the directory or the file of the catalogue; those about servers have others for the same."""
 
 
