@@ -89,12 +89,10 @@ class Store(TransactionalStore):
         new_name: Callable[[], str] = random_name,
         threads: Threads = SYSTEM_THREADS,
         clock: Clock = SYSTEM_CLOCK,
-        check: Callable[[bool], list[Problem]] | None = None,
     ) -> None:
-        """Use ``Store.open``. ``new_name`` gives names that nothing has; ``check`` checks it where its files are."""
+        """Use ``Store.open``. ``new_name`` gives names that nothing has."""
         super().__init__(catalogue, storage, clock)
         self.root = root
-        self._check = check
         self._threads = threads
         self._new_name = new_name
         self._transactions = TransactionLog(catalogue, storage, clock.wall_ms, new_name, threads)
@@ -139,7 +137,7 @@ class Store(TransactionalStore):
 
         served = open_served(url)
         place = storage if storage is not None else served.storage
-        return cls(url, served.catalogue, place, clock=served.clock, check=served.check)
+        return cls(url, served.catalogue, place, clock=served.clock)
 
     @classmethod
     def _open_directory(cls, directory: str, storage: Storage | None, access: str) -> Store:
@@ -479,8 +477,6 @@ class Store(TransactionalStore):
 
         ``on_bytes`` hears how many more were read, about twice the store's size in all; not when a server checks.
         """
-        if self._check is not None:
-            return self._check(verify_events)
         return check_store(self._catalogue, self._storage, verify_events=verify_events, on_bytes=on_bytes)
 
     def repair(self) -> list[str]:

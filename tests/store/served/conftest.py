@@ -20,7 +20,15 @@ from headgate.store.store import Store
 ESSENTIAL = ("test_served", "test_transactions")
 """What ``make check`` runs of this room; the rest takes minutes."""
 
-OF_THE_DIRECTORY = {"test_locks_that_a_thread_of_the_parent_holds_do_not_stop_the_child"}
+OF_THE_DIRECTORY = {
+    "test_a_damaged_catalogue_is_named",
+    "test_a_newer_catalogue_is_refused",
+    "test_a_root_that_cannot_be_is_refused",
+    "test_a_stream_of_many_layouts_is_quick_to_append_to",
+    "test_what_the_catalogue_has_lost_at_the_end_of_a_segment_is_an_error",
+    "test_locks_that_a_thread_of_the_parent_holds_do_not_stop_the_child",
+    "test_what_is_written_while_the_tail_is_asked_for_is_not_overlooked",
+}
 """Tests about the directory or the file of the catalogue; those about servers have others for the same."""
 
 

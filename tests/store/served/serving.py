@@ -36,7 +36,7 @@ def over(wire: Wire) -> Iterator[Store]:
     """Open a store over a wire that can be cut."""
     url = f"headgate://127.0.0.1:{wire.port}"
     served = open_served(url)
-    with Store(url, served.catalogue, served.storage, clock=served.clock, check=served.check) as opened:
+    with Store(url, served.catalogue, served.storage, clock=served.clock) as opened:
         yield opened
 
 

@@ -69,6 +69,30 @@ def test_a_reader_that_hears_nothing_looks_for_itself(
         assert client.facts().store
 
 
+def test_what_comes_while_a_reader_asks_is_not_overlooked(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:  # SS12
+    carrying = server._answers._carrying
+    signature, parts = carrying._verbs["catalogue", "parts"]
+    with Store.open(server.address.url) as store, Store.open(server.address.url) as other:
+        reader = store.reader(STREAM, 0)
+        assert reader.read() is None  # and now it hears
+        waits = [1]
+
+        def write_behind(**arguments: object) -> object:
+            found = parts(**arguments)
+            if waits:
+                waits.clear()
+                with other.writer(STREAM) as writer:
+                    writer.append(keyed(("a", 1)))
+            return found
+
+        monkeypatch.setitem(carrying._verbs, ("catalogue", "parts"), (signature, write_behind))
+        store._catalogue._hearing.changed_here()  # type: ignore[attr-defined]
+        assert reader.read() is None
+        assert soon(reader) == [1]
+
+
 def test_who_closes_a_store_waits_for_nobody(server: StoreServer) -> None:  # SS12
     store = Store.open(server.address.url)
     store.changes()

@@ -49,7 +49,7 @@ def test_a_pipeline_copies_each_event_once_whatever_is_lost_on_the_way(
 
     def disturb() -> None:
         turn = 0
-        while not is_over.wait(0.02):  # a pause between faults, not a wait for anything
+        while not is_over.wait(0.02):  # a pause, not a wait for anything
             wire.lose_answer(lost[turn % len(lost)])
             turn += 1
             if turn % 4 == 0:

@@ -13,10 +13,8 @@ from headgate.errors import StorageError, UsageError
 from headgate.storage.base import Storage
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.date import ServerDate
-from headgate.store.fsck import Problem
 from headgate.store.served import client as clients
 from headgate.store.served.address import parse_address
-from headgate.store.served.checked import check_served
 from headgate.store.served.client import Client
 from headgate.store.served.served_catalogue import ServedCatalogue
 from headgate.store.served.served_storage import ServedStorage
@@ -29,11 +27,6 @@ class Served:
     catalogue: Catalogue
     storage: Storage
     clock: Clock
-    client: Client
-
-    def check(self, verify_events: bool) -> list[Problem]:
-        """Have the server check it (SS16)."""
-        return check_served(self.client, verify_events)
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -56,4 +49,4 @@ def open_served(url: str) -> Served:
         raise UsageError(f"stream store at {url} cannot be opened: {error.cause}") from error
     client.patience_s = clients.PATIENCE_S
     catalogue = ServedCatalogue(client)
-    return Served(cast(Catalogue, catalogue), ServedStorage(client), ServerDate(catalogue.date_ms), client)
+    return Served(cast(Catalogue, catalogue), ServedStorage(client), ServerDate(catalogue.date_ms))

@@ -13,6 +13,8 @@ from typing import Any, cast
 from headgate.errors import UsageError
 from headgate.model.life import Mine
 from headgate.store.catalogue.base import Audit, Contents
+from headgate.store.fsck import Problem
+from headgate.store.served.checked import check_served
 from headgate.store.served.client import Client, question_of
 from headgate.store.served.failures import UnjudgedError
 from headgate.store.served.hearing import Hearing
@@ -64,6 +66,10 @@ class ServedCatalogue:
             UsageError
         """
         raise UsageError(f"the store at {self.path} is checked by its server: headgate streams check, or Store.fsck")
+
+    def check(self, *, verify_events: bool) -> list[Problem]:
+        """Have the server check its store, and wait for what it finds (SS16)."""
+        return check_served(self._client, verify_events)
 
     def contents(self, stream: str, of: str, mine: Mine) -> Contents:
         """See ``Catalogue``."""
