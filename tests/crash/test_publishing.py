@@ -59,7 +59,7 @@ def test_a_driver_killed_behind_the_final_manifest_has_everything_published_by_t
     first.child.assert_gone()
     assert list((tmp_path / "public").iterdir()) == [], "nobody was told"
     life = launch(what)
-    life.note("told once more")
+    life.note("notified once more")
     result = life.result(2 * STEP_S)
     assert result["is_finished"]
     assert life.child.exit_code() == 0

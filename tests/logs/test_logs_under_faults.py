@@ -32,7 +32,7 @@ FOUND: dict[str, tuple[Kind, tuple[str, ...], tuple[Strike, ...]]] = {
     "lost_answers_are_not_looked_up": (Kind.TWO_PLACES, ("append1",), (scales,)),
     "transactions_become_visible_one_by_one": (Kind.TORN_READ, ("transact1", "observe1"), (scales, scales)),
     "a_reader_passes_over_some": (Kind.SKIPPED, ("append1", "observe1"), (scales,)),
-    "members_say_that_they_commit": (Kind.PROCESSED_TWICE, ("append1", "member1"), (kills, kills)),
+    "members_say_that_they_commit": (Kind.PROCESSED_TWICE, ("append1", "member1"), (kills, kills, kills, kills)),
 }
 """Which anomaly shows, with which clients and strikes."""
 

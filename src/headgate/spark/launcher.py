@@ -92,6 +92,7 @@ def wake_workers(spark: Any, parallelism: int) -> None:
     takes for its imports. A plain RDD needs no planning. A failure is ignored: the pipeline's own job says why.
     """
     context = spark.sparkContext
+    _quiet_accumulators(context)
     with _worker_environment(context, context.master.startswith("local")):
         woken = context.parallelize(range(parallelism), parallelism).mapPartitions(nothing)
         _ = woken._jrdd  # takes the environment as it is now
@@ -101,6 +102,16 @@ def wake_workers(spark: Any, parallelism: int) -> None:
             woken.collect()
 
     threading.Thread(target=run, name="headgate-wake", daemon=True).start()
+
+
+def _quiet_accumulators(context: Any) -> None:
+    """Have PySpark print no traceback when the JVM ends: the first job leaves it a connection that breaks then.
+
+    What its end means is said in one sentence elsewhere (``session``).
+    """
+    server = getattr(context, "_accumulatorServer", None)
+    if server is not None:
+        server.handle_error = lambda request, client_address: None
 
 
 def warm_up(spark: Any, parallelism: int) -> None:
