@@ -53,7 +53,7 @@ def serve(
         str | None,
         typer.Option(
             help="File with the token that clients must know; one in each line, if there are several. "
-            "Default: $HEADGATE_STORE_TOKEN_FILE, else $HEADGATE_STORE_TOKEN."
+            "Default: from the environment."
         ),
     ] = None,
     tls: Annotated[bool | None, typer.Option("--tls/--no-tls", help="Encrypt. Default: unless it is loopback.")] = None,
@@ -66,7 +66,8 @@ def serve(
 ) -> None:
     """Serve the store in a directory to other machines, until SIGTERM or Ctrl-C.
 
-    It is made if there is none. Others open it as headgate://HOST:PORT.
+    It is made if there is none. Others open it as headgate://HOST:PORT. Without --token-file the token is in the file that
+    HEADGATE_STORE_TOKEN_FILE names, or else in HEADGATE_STORE_TOKEN.
     """
     if "://" in store_root(store):
         raise UsageError(f"{store_root(store)} is no directory: a store that is shared already is not served once more")

@@ -7,7 +7,6 @@ its failures are reported as one line each, because the workers have told the dr
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -83,35 +82,6 @@ class SparkLauncher:
             ended(job_error(str(error)) or type(error).__name__)
         else:
             ended(None)
-
-
-def wake_workers(spark: Any, parallelism: int) -> None:
-    """Have Spark start its Python workers now, beside what else there is to do; returns at once (OM10).
-
-    Spark starts the process that forks them at the first task, and planning a query takes Spark as long as that process
-    takes for its imports. A plain RDD needs no planning. A failure is ignored: the pipeline's own job says why.
-    """
-    context = spark.sparkContext
-    _quiet_accumulators(context)
-    with _worker_environment(context, context.master.startswith("local")):
-        woken = context.parallelize(range(parallelism), parallelism).mapPartitions(nothing)
-        _ = woken._jrdd  # takes the environment as it is now
-
-    def run() -> None:
-        with suppress(Exception):
-            woken.collect()
-
-    threading.Thread(target=run, name="headgate-wake", daemon=True).start()
-
-
-def _quiet_accumulators(context: Any) -> None:
-    """Have PySpark print no traceback when the JVM ends: the first job leaves it a connection that breaks then.
-
-    What its end means is said in one sentence elsewhere (``session``).
-    """
-    server = getattr(context, "_accumulatorServer", None)
-    if server is not None:
-        server.handle_error = lambda request, client_address: None
 
 
 def warm_up(spark: Any, parallelism: int) -> None:

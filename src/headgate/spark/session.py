@@ -20,7 +20,7 @@ from headgate.model.progress import LogPlace, Observer, SilentObserver
 from headgate.runtime.driver.driver import Driver, lock_for
 from headgate.runtime.driver.handle import DriverHandle
 from headgate.spark.jvm import ensure_jvm, forget_dead_jvm, starting_up
-from headgate.spark.launcher import SparkLauncher, wake_workers, warm_up
+from headgate.spark.launcher import SparkLauncher, warm_up
 from headgate.spark.masters import read_master, same_master
 from headgate.spark.own_jvm import leave_sigterm_to_the_driver, options_of, temporary_directory
 from headgate.spark.prerequisites import SUBMITTED, check_prerequisites
@@ -88,8 +88,6 @@ def start_pipeline(
             _check_slots(session, parallelism)
             ship(session, submission)
             is_local = session.sparkContext.master.startswith("local")
-            if owns_session and is_local:
-                wake_workers(session, parallelism)
             host = "127.0.0.1" if is_local else session.conf.get("spark.driver.host")
         fingerprint = plan_fingerprint(definition)
         logs = log_directory(is_local=is_local)
