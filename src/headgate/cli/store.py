@@ -66,8 +66,8 @@ def serve(
 ) -> None:
     """Serve the store in a directory to other machines, until SIGTERM or Ctrl-C.
 
-    It is made if there is none. Others open it as headgate://HOST:PORT. Without --token-file the token is in the file that
-    HEADGATE_STORE_TOKEN_FILE names, or else in HEADGATE_STORE_TOKEN.
+    It is made if there is none. Others open it as headgate://HOST:PORT. Without --token-file the token is in
+    the file that HEADGATE_STORE_TOKEN_FILE names, or else in HEADGATE_STORE_TOKEN.
     """
     if "://" in store_root(store):
         raise UsageError(f"{store_root(store)} is no directory: a store that is shared already is not served once more")
