@@ -107,7 +107,7 @@ class PostgresServer:
         return ["--locale=C", "--locale-provider=icu", "--icu-locale=en-US"]
 
     def _is_ready(self) -> bool:
-        command = [self._programs / "pg_isready", "-q", "-h", self.host, "-p", str(self.port)]
+        command = [str(self._programs / "pg_isready"), "-q", "-h", self.host, "-p", str(self.port)]
         return subprocess.run(command, check=False).returncode == 0
 
     def _run(self, program: str, *arguments: str) -> None:
