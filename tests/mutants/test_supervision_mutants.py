@@ -24,6 +24,7 @@ from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.recovery import ObservedLog
 from headgate.protocol.supervision import lives
 from headgate.protocol.supervision.blame import Blames, loss_of
+from headgate.protocol.supervision.events import CancelJob
 from headgate.protocol.supervision.lives import Objection
 from headgate.protocol.supervision.restart import RestartAfter, RestartPolicy
 from headgate.protocol.supervision.roster import Roster
@@ -81,6 +82,24 @@ def a_blame_outlives_its_generation() -> AbstractContextManager[None]:  # G15
 
 def a_worker_names_no_peer() -> AbstractContextManager[None]:  # G15
     return around(messages, "failed", lambda call, generation, failure, peer=None: call(generation, failure))
+
+
+def workers_that_do_not_come_back_end_the_run() -> AbstractContextManager[None]:  # G12, as it was
+    def on_register_timer(call: Any, self: Any, event: Any, timer: Any) -> Any:
+        has_run, self._has_run = self._has_run, False
+        try:
+            return call(self, event, timer)
+        finally:
+            self._has_run = has_run
+
+    return around(Supervisor, "_on_register_timer", on_register_timer)
+
+
+def a_job_with_too_few_workers_goes_on() -> AbstractContextManager[None]:  # G12
+    def on_register_timer(call: Any, self: Any, event: Any, timer: Any) -> Any:
+        return [effect for effect in call(self, event, timer) if not isinstance(effect, CancelJob)]
+
+    return around(Supervisor, "_on_register_timer", on_register_timer)
 
 
 # -- recovery -------------------------------------------------------------------------------------------------------
@@ -160,6 +179,16 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
         (),
     ),
     (a_blame_outlives_its_generation, supervisor_tests.test_nobody_waits_for_ever_for_who_is_blamed, ()),
+    (
+        workers_that_do_not_come_back_end_the_run,
+        supervisor_tests.test_workers_that_do_not_come_back_are_a_failure_that_the_restart_strategy_decides_about,
+        (),
+    ),
+    (
+        a_job_with_too_few_workers_goes_on,
+        supervisor_tests.test_workers_that_do_not_come_back_are_a_failure_that_the_restart_strategy_decides_about,
+        (),
+    ),
     (a_worker_names_no_peer, worker_tests.test_a_worker_says_which_peer_it_cannot_go_on_without, ()),
     (the_limit_of_restarts_is_ignored, restart_tests.test_fixed_delay_restarts_as_often_as_allowed, ()),
     (a_new_driver_takes_the_generation_of_the_last, recovery_tests.test_a_claim_follows_the_newest_entry, ()),

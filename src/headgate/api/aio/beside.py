@@ -35,6 +35,27 @@ class Beside(Generic[_B]):
             return await self._calls.run(call, undo)
 
 
+class _Block(Protocol):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+_C = TypeVar("_C", bound=_Block)
+
+
+class BesideBlock(Beside[_C]):
+    """One that is a context manager, for tasks too: what the end of the block does is the blocking one's."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._run(functools.partial(self._blocking.__exit__, kind, error, trace))
+
+
 def passed_on(method: Callable[Concatenate[_B, _P], _R]) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _R]]:
     """Return the method of the same name and meaning for tasks (AC9)."""
 

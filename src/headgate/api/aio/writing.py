@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from types import TracebackType
-from typing import Self
 
 import pyarrow as pa
 
-from headgate.api.aio.beside import Beside, Opening, passed_on
+from headgate.api.aio.beside import Beside, BesideBlock, Opening, passed_on
 from headgate.api.aio.calls import Calls, outcome
 from headgate.store.appends import Appended
 from headgate.store.shared_transaction import SharedTransaction
@@ -21,7 +19,7 @@ from headgate.store.transaction_writer import TransactionWriter
 from headgate.store.writer import StreamWriter
 
 
-class AsyncStreamWriter(Beside[StreamWriter]):
+class AsyncStreamWriter(BesideBlock[StreamWriter]):
     """A ``StreamWriter`` for tasks: appends are in the order in which tasks made them, and share flushes.
 
     As a context manager it closes at the end. If an error or a cancellation ended the block, what is not durable by
@@ -69,16 +67,8 @@ class AsyncStreamWriter(Beside[StreamWriter]):
 
     close = passed_on(StreamWriter.close)
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._run(partial(self._blocking.__exit__, kind, error, trace))
-
-
-class AsyncTransactionWriter(Beside[TransactionWriter]):
+class AsyncTransactionWriter(BesideBlock[TransactionWriter]):
     """A ``TransactionWriter`` for tasks. As a context manager it closes at the end, unless an error or a cancellation
     ended the block.
     """
@@ -101,14 +91,6 @@ class AsyncTransactionWriter(Beside[TransactionWriter]):
     flush = passed_on(TransactionWriter.flush)
     ping = passed_on(TransactionWriter.ping)
     close = passed_on(TransactionWriter.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._run(partial(self._blocking.__exit__, kind, error, trace))
 
 
 class AsyncSharedTransaction(Beside[SharedTransaction]):

@@ -1,0 +1,101 @@
+"""Hears that a store on a server has changed, so that nobody has to ask again and again.
+
+Counterparts: ``catalogue.postgres.watch`` and ``served.hearing`` say how each server is listened to. Source: DB9 of
+docs/spec/shared-store.md, SS12 of docs/spec/served-store.md. Never says that nothing has changed while it cannot hear.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+
+LOOK_S = 0.05
+"""While nothing can be heard, readers look for themselves, so often."""
+
+PAUSES_S = (0.05, 2.0)
+"""Between tries to hear again: the first one, and the longest."""
+
+START_S = 5.0
+"""How long the first who asks waits until it hears."""
+
+
+class Listening(ABC):
+    """A thread that listens on a connection of its own, from the first question on."""
+
+    def __init__(self, thread_name: str, first: int = 0) -> None:
+        """No number is as low as ``first``."""
+        self._thread_name = thread_name
+        self._lock = threading.Lock()
+        self._number = first + 1
+        self._hears = False
+        self._looked_s = 0.0
+        self._tried = threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def number(self) -> int:
+        """What ``changes`` would say, as far as known now."""
+        return self._number
+
+    def changes(self) -> int:
+        """Return a number that rises with every change that was heard of, and now and then while nothing is heard."""
+        if self._thread is None:
+            self._start()
+            self._tried.wait(START_S)
+        if not self._hears:
+            with self._lock:
+                now_s = time.monotonic()
+                if now_s - self._looked_s >= LOOK_S:
+                    self._looked_s = now_s
+                    self._number += 1
+        return self._number
+
+    def changed(self) -> None:
+        """Something has changed, or may have."""
+        with self._lock:
+            self._number += 1
+
+    def close(self) -> None:
+        """End the thread; the next question begins another one."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._closing.set()
+            self._interrupt()
+            thread.join()
+            self._closing.clear()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._tried.clear()
+                self._thread = threading.Thread(target=self._run, name=self._thread_name, daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        pause_s = PAUSES_S[0]
+        while not self._closing.is_set():
+            if self._listen():
+                pause_s = PAUSES_S[0]
+            self._hears_from_now_on(False)
+            self._closing.wait(pause_s)
+            pause_s = min(2 * pause_s, PAUSES_S[1])
+
+    def _hears_from_now_on(self, hears: bool) -> None:
+        """Readers look once more: what came in between was not heard."""
+        self._hears = hears
+        self.changed()
+        self._tried.set()
+
+    @abstractmethod
+    def _listen(self) -> bool:
+        """Connect and listen until the connection is lost, or it is interrupted; return whether it was connected.
+
+        Says ``_hears_from_now_on(True)`` when it hears. Raises nothing: the next verb says what is wrong.
+        """
+
+    @abstractmethod
+    def _interrupt(self) -> None:
+        """End ``_listen``, also one that only begins: ``_closing`` is set."""
