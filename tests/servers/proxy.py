@@ -16,14 +16,19 @@ class Wire:
         self.port = int(self._listener.getsockname()[1])
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._lose = b""
+        self._loses_given = False
+        self._unheard: set[socket.socket] = set()
         self.lost_count = 0
         self.asked_bytes = 0
         """What clients have sent so far, whoever of them for whatever reason."""
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def lose_answer(self, question: bytes) -> None:
-        """The next question with these bytes gets through; its answer does not, and the connection is gone."""
-        self._lose = question
+    def lose_answer(self, question: bytes, *, is_given: bool = False) -> None:
+        """The next question with these bytes gets through; its answer does not, and the connection is gone.
+
+        ``is_given``: not before the server has answered, so that it has been carried out by then.
+        """
+        self._lose, self._loses_given = question, is_given
 
     def cut(self) -> None:
         """Every connection is gone; new ones are taken."""
@@ -56,7 +61,10 @@ class Wire:
                 self.asked_bytes += len(data)
                 if self._lose and self._lose in data:
                     self._lose, self.lost_count = b"", self.lost_count + 1
-                    client.shutdown(socket.SHUT_WR)  # whatever the server says now is not heard
+                    if self._loses_given:
+                        self._unheard.add(server)
+                    else:
+                        client.shutdown(socket.SHUT_WR)  # whatever the server says now is not heard
                     server.sendall(data)
                     break
                 server.sendall(data)
@@ -65,7 +73,7 @@ class Wire:
 
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := server.recv(65_536):
+            while (data := server.recv(65_536)) and server not in self._unheard:
                 client.sendall(data)
         self._close(server, client)
 

@@ -37,14 +37,14 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_verb_whose_answer_was_lost_is_done_once(wire: Wire) -> None:  # SS9
     with over(wire) as store, store.writer(STREAM, linger=None) as writer:
         done = writer.append(keyed(("a", 0)))
-        wire.lose_answer(APPEND)
+        wire.lose_answer(APPEND, is_given=True)
         writer.flush()  # and nobody notices
         assert [found.start for found in done.result(0).ranges] == [0]
         transaction = store.begin(STREAM, owner="p", epoch=1, name="t")
         transaction.write(keyed(("b", 1)))
-        wire.lose_answer(b"/verb/catalogue/prepare ")
+        wire.lose_answer(b"/verb/catalogue/prepare ", is_given=True)
         transaction.prepare()
-        wire.lose_answer(b"/verb/catalogue/commit ")
+        wire.lose_answer(b"/verb/catalogue/commit ", is_given=True)
         store.commit_transactions([(STREAM, "t")], owner="p", epoch=1)
         assert wire.lost_count == 3
         assert drained(store) == [("a", 0), ("b", 1)]
