@@ -57,18 +57,17 @@ class Wire:
 
     def _ask(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
+            is_lost = False
             while data := client.recv(65_536):
                 self.asked_bytes += len(data)
                 if self._lose and self._lose in data:
-                    self._lose, self.lost_count = b"", self.lost_count + 1
+                    self._lose, self.lost_count, is_lost = b"", self.lost_count + 1, True
                     if self._loses_given:
                         self._unheard.add(server)
                     else:
                         client.shutdown(socket.SHUT_WR)  # whatever the server says now is not heard
-                    server.sendall(data)
-                    break
-                server.sendall(data)
-            else:
+                server.sendall(data)  # what follows, too: a question comes in several parts
+            if not is_lost:
                 server.shutdown(socket.SHUT_WR)
 
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
