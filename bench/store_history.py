@@ -12,6 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -72,10 +73,8 @@ def measured(root: Path) -> Iterator[tuple[str, float]]:
 
 
 def last_of(cut: Any) -> Any:
-    """Return the cut one event before the end of the newest segments."""
-    from dataclasses import replace
-
-    newest = sorted(cut.positions)[-PRESENT:]
+    """Return the cut one event before the end of the newest segments that have events."""
+    newest = sorted(number for number, position in cut.positions.items() if position)[-PRESENT:]
     return replace(cut, positions={**cut.positions, **{n: cut.positions[n] - 1 for n in newest}})
 
 

@@ -62,7 +62,7 @@ def test_a_history_is_one_that_the_store_takes(tmp_path: Path) -> None:
         info = store.describe(stream_events.STREAM)
         assert (info.chunks_count, len(info.ends), info.events_count) == (400, 40, 400)
         assert len(store.layout(stream_events.STREAM).present) in (4, 5)
-    result = store_history.run(tiny(segments=40, chunks=400, turns=1))
+    result = store_history.run(tiny(segments=40, chunks=400, turns=3))
     positive(result, *result.targets)
 
 
