@@ -120,6 +120,11 @@ class Process(Child):
     def has(self, event: str, start: int = 0) -> bool:
         return any(e["event"] == event for e in self.events[start:])
 
+    def stands_by(self) -> bool:
+        """Whether it waits for the end of another driver, with a session that is ready."""
+        notices = [event["notice"] for event in self.events if event["event"] == "standby"]
+        return bool(notices) and notices[-1] == "watching"
+
     def driver(self) -> psutil.Process:
         """Return the process of the driver: the keeper's child, or the command itself."""
 

@@ -18,7 +18,7 @@ import pytest
 from crash.processes import STARTED_S, environment, kill
 from crash.results import assert_clean
 from crash.standing import PATIENT, PROGRAM, Place, Process, freeze_workers, tale, thaw, whoever_completes
-from crash.takeovers import problem, told
+from crash.takeovers import Takeover, problem, told
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 
@@ -238,9 +238,9 @@ def test_drivers_killed_and_frozen_at_random_among_standbys_lose_and_double_noth
     for process in kept:
         process.notice("watching")
     here.processes[0].kill()
-    begun_s, takeovers_ms = time.monotonic(), list[int]()
+    begun_s, takeovers = time.monotonic(), list[Takeover]()
     frozen: list[int] = []
-    while not here.until_time_is_up(begun_s, len(takeovers_ms)):
+    while not here.until_time_is_up(begun_s, len(takeovers)):
         active = whoever_completes(kept)
         threading.Event().wait(dice.uniform(0.0, 1.0))  # the fault's time: not a wait for anything
         driver = active.driver()
@@ -252,13 +252,13 @@ def test_drivers_killed_and_frozen_at_random_among_standbys_lose_and_double_noth
             frozen.append(driver.pid)
         else:
             kill(driver.pid)
-        since_s = time.monotonic()
+        since_s, was_awaited = time.monotonic(), other.stands_by()
         heir = whoever_completes([other] if driver.pid in frozen else kept)
-        takeovers_ms.append(round((time.monotonic() - since_s) * 1000))
+        takeovers.append(Takeover(round((time.monotonic() - since_s) * 1000), was_awaited))
         by = "the other" if heir is other else "the same"
-        print(f"takeover {len(takeovers_ms)} by {by}: {takeovers_ms[-1] / 1000:.1f} s")
-    print(told(takeovers_ms))
-    record_property("takeovers", told(takeovers_ms))
+        print(f"takeover {len(takeovers)} by {by}: {takeovers[-1].took_ms / 1000:.1f} s, awaited: {was_awaited}")
+    print(told(takeovers))
+    record_property("takeovers", told(takeovers))
     for pid in frozen:
         kill(pid, signal.SIGCONT)
     whoever_completes(kept)
@@ -269,4 +269,4 @@ def test_drivers_killed_and_frozen_at_random_among_standbys_lose_and_double_noth
     here.assert_exactly_once()
     assert_clean(tmp_path)
     assert not [p for p in psutil.process_iter() if p.pid in frozen]
-    assert problem(takeovers_ms) is None, problem(takeovers_ms)
+    assert problem(takeovers) is None, problem(takeovers)
