@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from crash.processes import STARTED_S, environment, kill
+from crash.processes import STARTED_S, environment, kill, until
 from crash.results import assert_clean
 from crash.standing import PATIENT, PROGRAM, Place, Process, freeze_workers, tale, thaw, whoever_completes
 from crash.takeovers import Takeover, problem, told
@@ -231,7 +231,7 @@ def test_drivers_killed_and_frozen_at_random_among_standbys_lose_and_double_noth
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:  # SB8, SB9, SB12, KR3
-    """Each is kept: whoever is killed or replaced stands by again."""
+    """Each is kept: whoever is killed or replaced stands by again. Half of the faults wait until one does."""
     here = place(with_spark, is_object_store=dice.random() < 0.5)
     here.run().checkpoint()
     kept = [here.run("--supervised", "--standby", "--restart", "fixed-delay:delay=50ms") for _ in range(2)]
@@ -245,6 +245,8 @@ def test_drivers_killed_and_frozen_at_random_among_standbys_lose_and_double_noth
         threading.Event().wait(dice.uniform(0.0, 1.0))  # the fault's time: not a wait for anything
         driver = active.driver()
         (other,) = [process for process in kept if process is not active]
+        if not frozen and dice.random() < 0.5:
+            until(other.stands_by, "a standby that waits", STARTED_S)
         if frozen and dice.random() < 0.7:
             kill(frozen.pop(), signal.SIGCONT)
         if dice.random() < 0.4 and not frozen:
