@@ -17,7 +17,7 @@ from pyspark.sql.types import NullType, StructField, StructType
 
 from headgate.errors import FencedError, StorageError, TruncatedError, UsageError
 from headgate.protocol.store.transactions import Status
-from headgate.spark import columns, stream_writing
+from headgate.spark import columns, stream_reading, stream_writing
 from headgate.spark.stream_format import StreamDataSource, register_streams
 from headgate.spark.stream_reading import MicroBatchReader, Pieces, StreamReader
 from headgate.spark.stream_writing import MicroBatchWriter, Prepared, StreamWriter
@@ -183,6 +183,19 @@ def test_large_segments_are_read_by_several_tasks(stream: Store, monkeypatch: py
     assert values_by_key(rows_of(reader, partitions)) == rounds(10)
     assert all(batch.num_rows <= 7 for partition in partitions for batch in reader.read(partition))
     assert list(reader.read(InputPartition(None))) == []
+
+
+def test_a_task_reads_so_many_bytes_unless_it_is_told(stream: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # SP3
+    assert len(list(reader_of(stream).partitions())) == 2, "one for each segment"
+    info = stream.describe("in")
+    monkeypatch.setattr(stream_reading, "PARTITION_BYTES", info.size_bytes // 8)
+    partitions = list(reader_of(stream).partitions())
+    assert all(sum(piece.end - piece.begin for piece in one.pieces) <= info.events_count // 8 for one in partitions)
+    assert 8 <= len(partitions) <= 10
+    assert values_by_key(rows_of(reader_of(stream), partitions)) == rounds(10)
+    assert len(list(reader_of(stream, rows_per_partition="1000").partitions())) == 2
+    monkeypatch.setattr(stream_reading, "PARTITION_BYTES", 1)
+    assert len(list(reader_of(stream).partitions())) == info.events_count, "at least one event each"
 
 
 def test_the_place_of_each_event_can_be_read(stream: Store) -> None:  # SP3

@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from headgate.errors import UsageError
 from headgate.spark.columns import schema_of_spark
 from headgate.spark.stream_options import EARLIEST, READING, STREAMING, WRITING, Options
-from headgate.spark.stream_reading import ROWS_PER_PARTITION, MicroBatchReader, Selected, Span, StreamReader
+from headgate.spark.stream_reading import MicroBatchReader, Selected, Span, StreamReader
 from headgate.spark.stream_writing import MicroBatchWriter, StreamWriter, Written
 
 
@@ -33,7 +33,7 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
             (``readStream`` has no end).
         columns: names, with commas between them; default: all.
         place: true: the columns ``_segment`` and ``_position`` follow.
-        rows_per_partition: of ``read``, at most.
+        rows_per_partition: of ``read``, at most; default: as many as there are in 128 MiB.
         rows_per_batch: of a micro-batch of ``readStream``, at most.
         holder: in whose name nothing is truncated that a ``readStream`` still needs.
         routing_key, segments: of a stream that ``write`` or ``writeStream`` creates.
@@ -54,8 +54,7 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
 
     def reader(self, schema: Any) -> DataSourceReader:
         """Return what ``spark.read`` reads with."""
-        rows = self._options(READING).number("rows_per_partition") or ROWS_PER_PARTITION
-        return StreamReader(self._loaded(), schema, rows)
+        return StreamReader(self._loaded(), schema, self._options(READING).number("rows_per_partition"))
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
         """Return what ``spark.readStream`` reads with."""

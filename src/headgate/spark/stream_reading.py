@@ -35,7 +35,8 @@ from headgate.store.cuts import StreamCut
 from headgate.store.routing import places_of
 from headgate.store.streams import StreamInfo
 
-ROWS_PER_PARTITION = 1_000_000
+PARTITION_BYTES = 128 << 20
+"""What one task reads, about: as much as Spark gives it of files. PySpark's start of a task costs 50 ms and more."""
 
 Offset = dict[str, str]
 """``{"cut": text}``: as JSON in the checkpoint of a streaming query."""
@@ -108,6 +109,11 @@ class Selected:
             raise TruncatedError(info.name, gone, begin.positions.get(gone, 0), extents[gone].head)
         return info, layout, extents
 
+    def rows_per_partition(self) -> int:
+        """Return about how many events a task should read: by the mean size of those that are there."""
+        info = self.place.store.describe(self.find().name)
+        return max(1, PARTITION_BYTES * info.events_count // info.size_bytes) if info.size_bytes else 1
+
     def read(self, partition: InputPartition, schema: Any) -> Iterator[pa.RecordBatch]:
         """Yield the events of one partition; of none if there was nothing to be read."""
         target = to_arrow_schema(schema, timezone="UTC")
@@ -179,7 +185,8 @@ class Span:
 class StreamReader(DataSourceReader):  # type: ignore[misc]
     """Reads the events between two cuts; filters choose segments."""
 
-    def __init__(self, span: Span, schema: Any, rows_per_partition: int) -> None:
+    def __init__(self, span: Span, schema: Any, rows_per_partition: int | None) -> None:
+        """``rows_per_partition``: at most; None: as many as there are in so many bytes."""
         self._span = span
         self._schema = schema
         self._rows_max = rows_per_partition
@@ -191,13 +198,14 @@ class StreamReader(DataSourceReader):  # type: ignore[misc]
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return a partition for so many events of a segment that can have what is wanted."""
+        """Return a partition for each piece of a segment that can have what is wanted."""
         info, layout, extents = self._span.selected.look(self._span.begin)
         wanted = functools.reduce(
             lambda found, one: found & _segments_with(info, layout, *one), self._filters, set(extents)
         )
         pieces = pieces_between(extents, self._span.begin.positions, self._span.end.positions)
-        return [Pieces([one]) for one in cut_up((x for x in pieces if x.segment in wanted), self._rows_max)]
+        rows_max = self._rows_max or self._span.selected.rows_per_partition()
+        return [Pieces([one]) for one in cut_up((x for x in pieces if x.segment in wanted), rows_max)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the events of one partition."""
