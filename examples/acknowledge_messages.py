@@ -3,8 +3,9 @@
     mkdir -p /tmp/inbox && for i in 1 2 3; do echo "{\\"id\\": $i}" > /tmp/inbox/$i.json; done
     headgate run examples/acknowledge_messages.py -- /tmp/inbox /tmp/received
 
-The broker is a directory: a message is a file, and acknowledging it removes the file. Like real ones it delivers
-again what was not acknowledged, also to a source that has it in its checkpoint: the position says what that is.
+The broker is a directory: a message is a file, and acknowledging it removes the file. Like a real broker, it delivers
+unacknowledged messages again, even to a source that already has them in its checkpoint. The position of the source says
+which messages these are.
 """
 
 import sys

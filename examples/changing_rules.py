@@ -3,8 +3,8 @@
     headgate run examples/changing_rules.py
     headgate state show changing-rules check limits     # what every subtask knew at the last checkpoint
 
-Every second another limit comes, and holds from then on in every subtask. What exceeds the limit of its kind is in
-``out/exceeded``. Stop it with Ctrl-C and run it again: limits are part of every checkpoint.
+Every second another limit arrives, and applies from then on in every subtask. Readings that exceed the limit of their
+kind are in ``out/exceeded``. Stop it with Ctrl-C and run it again: limits are part of every checkpoint.
 """
 
 from collections.abc import Iterator

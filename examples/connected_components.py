@@ -3,9 +3,9 @@
     headgate run examples/connected_components.py
 
 ``python examples/connected_components.py`` also checks the result. Each vertex keeps its neighbours and the smallest
-label it has heard of. When an edge arrives, or a label becomes smaller, the neighbours are told: what one vertex tells
-another is fed back and goes through the loop again, until nobody learns anything new. ``out/components`` gets every
-change of a label; the smallest one of a vertex is its component.
+label that it has received. When an edge arrives, or a label becomes smaller, the vertex sends its label to its
+neighbours. These messages are fed back and go through the loop again, until no vertex learns a smaller label.
+``out/components`` gets every change of a label; the smallest label of a vertex is its component.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""Payments that their sender repeats count once: what was seen is remembered for ten seconds, and then forgotten.
+"""Count repeated payments once: the state remembers each payment for ten seconds, and then forgets it.
 
     headgate run examples/first_payments.py
     headgate state show first-payments first --columns payment,_expires   # what is remembered, and until when
 
-The payments are generated, and one of them is repeated now and then. Stop it with Ctrl-C and run it again: what was
-seen is in every checkpoint with its expiry, and takes no room when it has expired.
+The payments are generated, and some of them are repeated. Stop it with Ctrl-C and run it again: every checkpoint
+contains the payments that were seen, with their expiry. Expired payments take no space.
 """
 
 import polars as pl

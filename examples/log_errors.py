@@ -7,8 +7,8 @@ or directly, with all options:
 
     python examples/log_errors.py --window 5m --levels ERROR
 
-Lines are those of Spark, Hadoop, ZooKeeper and other log4j programs. What is not a log line goes to the stream
-``app/unparsed``, counted exactly once too. ``make demo`` runs this very program and kills it while it works.
+It reads lines of Spark, Hadoop, ZooKeeper and other log4j programs. All other lines go to the stream ``app/unparsed``,
+also exactly once. ``make demo`` runs this program and kills it while it works.
 """
 
 from __future__ import annotations

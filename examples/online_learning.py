@@ -2,9 +2,10 @@
 
     headgate run examples/online_learning.py
 
-``python examples/online_learning.py`` also checks the result. Examples are dealt to ``WORKERS`` keys. A worker predicts
-the examples that wait with the model that it has, sends the gradient of its errors to the one keeper of the weights,
-and waits for the new model, which comes back through the loop; so no model is older than one step of each worker.
+``python examples/online_learning.py`` also checks the result. Examples are distributed to ``WORKERS`` keys. A worker
+predicts the waiting examples with its current model, sends the gradient of its errors to the single keeper of the
+weights, and waits for the new model, which comes back through the loop. So no model is older than one step of each
+worker.
 ``out/predictions`` gets one prediction for each example, ``out/models`` every version of the weights.
 """
 

@@ -2,9 +2,9 @@
 
     headgate run examples/publish_files.py -- /tmp/published
 
-Each subtask writes JSON lines to a hidden file. A checkpoint finishes the file, and makes it ready; when the checkpoint
-is completed, the file gets its name. Ids of checkpoints never come again, so neither do the names. Hidden files of
-killed workers are removed with the first checkpoint behind the restart. (``FileSink`` does all this, and more.)
+Each subtask writes JSON lines to a hidden file. A checkpoint finishes the file and makes it ready; when the checkpoint
+has completed, the file gets its name. Ids of checkpoints are never used again, so the names are unique. The first
+checkpoint after a restart removes hidden files of killed workers. (``FileSink`` does all this, and more.)
 """
 
 import json

@@ -4,10 +4,10 @@
 
 ``python examples/reachability.py`` also checks the result. Each vertex keeps its outgoing links and every path that
 reaches it. A new path joins the links, a new link the paths; a longer path is sent to its end, through the loop, unless
-it has been there already. Every link has a version. When it is deleted, that version is made known along the links; who
-hears of it drops all paths with it, and remembers it, because such a path may still be under way. A mark that makes a
-vertex a source is a link too: the first one of all paths that begin there. ``out/reachability`` gets +1 when a source
-begins to reach a vertex, and -1 when it no longer does.
+it has been there already. Every link has a version. When a link is deleted, its version is announced along the links. A
+vertex that receives the announcement drops all paths with that version, and remembers it, because such a path may still
+be under way. A mark that makes a vertex a source is also a link: the first link of all paths that begin there.
+``out/reachability`` gets +1 when a source begins to reach a vertex, and -1 when it no longer does.
 """
 
 import random

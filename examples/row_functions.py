@@ -3,8 +3,8 @@
     printf '%s\\n' '{"user": "ann", "amount": 3}' 'not json' '{"user": "ann", "amount": 4}' > /tmp/payments.txt
     headgate run examples/row_functions.py -- /tmp/payments.txt
 
-What is not JSON makes no record; totals are printed as they grow. Each call sees one record as a dict; for speed
-prefer Polars expressions (``filter``, ``select``, ``with_columns``, ``agg``) wherever they can say it.
+Lines that are not JSON make no record, and totals are printed as they grow. Each call receives one record as a dict.
+For speed, prefer Polars expressions (``filter``, ``select``, ``with_columns``, ``agg``) wherever they are sufficient.
 """
 
 import json

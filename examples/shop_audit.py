@@ -1,13 +1,13 @@
-"""A shop and a pipeline take stock at the same moment: a snapshot of the one fits a checkpoint of the other exactly.
+"""A shop and a pipeline take stock at the same moment: each snapshot of the shop matches a checkpoint exactly.
 
     python examples/shop_audit.py sell /tmp/shop.db &
     headgate run examples/shop_audit.py -- /tmp/shop.db
     python examples/shop_audit.py audit /tmp/shop.db
 
-The shop is a SQLite file: sales by till, and what is left in stock. With every checkpoint a hook has it take stock and
-puts a marker into the sales of each till, in one transaction. The source reads a till up to the marker, and there the
-barrier of the checkpoint goes out. So what the pipeline had counted at a checkpoint, and what the shop had left when it
-took stock for it, add up to what there was at the beginning, whatever is being sold meanwhile and whatever dies.
+The shop is a SQLite file with the sales of each till and the remaining stock. With every checkpoint, a hook takes stock
+and puts a marker into the sales of each till, in one transaction. The source reads a till up to the marker, and sends
+the barrier of the checkpoint there. So the sales that the pipeline had counted at a checkpoint and the stock that the
+shop recorded for it add up to the initial stock, whatever is sold in the meantime and whichever process dies.
 """
 
 import json

@@ -1,11 +1,12 @@
-"""Shortest paths from one vertex of a growing graph: every vertex learns its distance, and learns again when a new
-edge makes a shorter way.
+"""Shortest paths from one vertex of a growing graph: every vertex learns its distance, and updates it when a new edge
+makes a shorter path.
 
     headgate run examples/shortest_paths.py
 
 ``python examples/shortest_paths.py`` also checks the result. Each vertex keeps its shortest distance so far and its
-outgoing edges. When the distance shrinks, or a new edge arrives, the neighbours are told how far they are on this way;
-that goes through the loop again, until nobody finds a shorter way. ``out/distances`` gets every improvement.
+outgoing edges. When the distance shrinks, or a new edge arrives, the vertex sends its neighbours their distance on this
+path. These messages go through the loop again, until no vertex finds a shorter path. ``out/distances`` gets every
+improvement.
 """
 
 import heapq

@@ -1,11 +1,11 @@
-"""Alerts for machines that were silent: a timer for each machine, moved on with each of its readings.
+"""Alerts for silent machines: each machine has a timer, which every reading moves forward.
 
     headgate run examples/silence_alerts.py
     headgate state show silence-alerts silence                              # the last reading of each machine
     headgate state show silence-alerts silence headgate.timers.event_time   # when each would count as silent
 
 The readings are generated. Stop it with Ctrl-C and run it again: timers are part of every checkpoint, and each silence
-is told exactly once, in ``out/silence``.
+is reported exactly once, in ``out/silence``.
 """
 
 from collections.abc import Iterator

@@ -2,8 +2,8 @@
 
     headgate run examples/sqlite_sink.py -- /tmp/numbers.db
 
-Both write records of ``number`` and ``text`` into the table ``numbers``, each record once, whatever dies when. The
-conformance kit runs on both of them (``tests/connectors/custom/test_own_sinks.py``).
+Both write records of ``number`` and ``text`` into the table ``numbers``, each record once, whichever process dies. The
+conformance kit tests both of them (``tests/connectors/custom/test_own_sinks.py``).
 """
 
 import os

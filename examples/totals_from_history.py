@@ -1,11 +1,11 @@
-"""Totals of customers begin with years of payments that no stream holds any more: their state is made of a frame.
+"""Totals per customer that include years of payments that no stream holds any more: their state comes from a frame.
 
     python examples/totals_from_history.py                 # writes a savepoint, and runs from it
     headgate state show totals-from-history totals -n 5    # totals, history included
 
-A batch job knows what the pipeline would know if it had processed the history: the sum of each customer. That becomes
-the state of the operator "totals"; the pipeline goes on from there with new payments. Run again, it goes on from its
-own checkpoints, and the savepoint is not needed any more.
+A batch job computes the state that the pipeline would have if it had processed the history: the sum of each customer.
+This becomes the state of the operator "totals", and the pipeline continues from there with new payments. If you run it
+again, it continues from its own checkpoints, and the savepoint is no longer needed.
 """
 
 import os

@@ -26,11 +26,13 @@ from headgate.remedies import BringOutputBack, Remedy
 
 
 class HeadgateError(Exception):
-    """Base of every error that Headgate raises on purpose.
+    """Base class of every error that Headgate raises on purpose.
 
     Attributes:
-        is_output_gone: a target says that promised output is not there any more, or other output is in its place (K26).
-        remedy: what the message says that the user can do, for programs; None if no program is told.
+        is_output_gone: whether a target reports that promised output no longer exists, or that other output is in its
+            place (K26).
+        remedy: what the user can do, as a value for programs; the message says the same in words. None if there is no
+            such value.
     """
 
     is_output_gone: bool = False
@@ -64,9 +66,9 @@ class PipelineFailed(HeadgateError):
     """The pipeline failed and its restart strategy gave up.
 
     Attributes:
-        reason: one sentence.
+        reason: why it failed, in one sentence.
         detail: a short Python traceback of the user's own frames, or "".
-        is_for_good: whether starting it again fails in the same way until somebody changes something.
+        is_for_good: whether another start would fail in the same way until you change something.
     """
 
     def __init__(self, reason: str, detail: str = "", is_for_good: bool = False) -> None:
@@ -80,13 +82,13 @@ class PipelineFailed(HeadgateError):
 
 
 class BadRecord(HeadgateError):
-    """A record broke a rule and the policy is to fail.
+    """A record broke a rule, and the pipeline's policy for bad records is to fail.
 
     Attributes:
-        node: name of the operator that refused it.
-        problem: what is wrong with it, in one clause.
-        position: where it came from (for example ``app.log byte 1234``), or "".
-        record: its shortened repr.
+        node: the name of the operator that refused the record.
+        problem: what is wrong with the record, in one clause.
+        position: where the record came from (for example ``app.log byte 1234``), or "".
+        record: the shortened repr of the record.
     """
 
     def __init__(self, node: str, problem: str, position: str, record: str) -> None:
@@ -105,12 +107,12 @@ class BadRecord(HeadgateError):
 
 
 class ProtocolViolation(HeadgateError):
-    """A rule of a protocol was broken; the machine that saw it is dead.
+    """A peer or Headgate itself broke a rule of a protocol. The state machine that noticed it cannot continue.
 
     Attributes:
-        machine: name of the machine's class.
-        problem: the broken rule.
-        story: the machine's last events, oldest first, as text.
+        machine: the name of the state machine's class.
+        problem: the rule that was broken.
+        story: the last events of the state machine, oldest first, as text.
     """
 
     def __init__(self, machine: str, problem: str, story: tuple[str, ...] = ()) -> None:
@@ -125,12 +127,12 @@ class ProtocolViolation(HeadgateError):
 
 
 class CorruptionError(HeadgateError):
-    """Bytes contradict themselves.
+    """A file or object is damaged: its bytes contradict themselves.
 
     Attributes:
         path: the file or object.
-        offset: byte offset of the contradiction (0 when the whole file is meant).
-        expected, found: what should be there and what is.
+        offset: the byte offset of the contradiction (0 if it concerns the whole file).
+        expected, found: what should be there, and what is there.
     """
 
     def __init__(self, path: str, offset: int, expected: str, found: str) -> None:
@@ -187,8 +189,8 @@ class FencedError(HeadgateError):
     """A newer generation or epoch owns what this caller tried to change: stop, do not retry.
 
     Attributes:
-        what: what is owned; without generations the whole sentence.
-        mine, newest: the two generations; 0 is none.
+        what: what the newer generation owns; if the error has no generations, the whole message.
+        mine, newest: the caller's generation and the newest one; 0 if the error has none.
     """
 
     def __init__(self, what: str, mine: int = 0, newest: int = 0) -> None:
@@ -204,12 +206,12 @@ class FencedError(HeadgateError):
 
 
 class TruncatedError(HeadgateError):
-    """Events that were to be read, or to be held, were truncated: their stream begins behind them now.
+    """Events that a reader wants to read, or a holder to keep, were truncated: the stream now begins behind them.
 
     Attributes:
-        stream, segment: where.
-        position: of the first event that was wanted.
-        head: position of the first event that is still there.
+        stream, segment: the stream and the segment of these events.
+        position: the position of the first event that was wanted.
+        head: the position of the first event that still exists.
     """
 
     def __init__(self, stream: str, segment: int, position: int, head: int) -> None:
@@ -227,13 +229,13 @@ class TruncatedError(HeadgateError):
 
 
 class StorageError(HeadgateError):
-    """An operation on storage failed after its retries. A write may have been done all the same (O3).
+    """An operation on storage failed after its retries. A failed write may still have taken effect (O3).
 
     Attributes:
-        operation: for example ``put``.
-        path: what it was about.
+        operation: the operation, for example ``put``.
+        path: the file or object that it concerned.
         cause: the underlying problem.
-        is_transient: True when waiting may help (no space, time-out, connection lost).
+        is_transient: True if waiting may help (no space, time-out, connection lost).
     """
 
     def __init__(self, operation: str, path: str, cause: str, is_transient: bool = True) -> None:

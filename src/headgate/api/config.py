@@ -197,12 +197,12 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Policy for bad records: divert them to ``sink``, within the same checkpoint, so exactly once too.
+    """Policy for bad records: divert them to ``sink``, within the same checkpoint and therefore also exactly once.
 
     The sink gets the columns ``node``, ``problem``, ``position`` and ``record``, all text.
 
     Attributes:
-        sink: where they go.
+        sink: the sink that receives the bad records.
         exceptions: a record for which the Python function of a ``map``, ``flat_map`` or ``filter`` raises is a bad
             record, too; its ``problem`` has the traceback. Without it, and in all other functions, an exception fails
             the pipeline.

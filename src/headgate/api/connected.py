@@ -24,7 +24,7 @@ S = TypeVar("S", bound=Records)
 
 
 class ConnectedStreams(Generic[S]):
-    """A stream, keyed or not, and a broadcast one, whose records come to every subtask."""
+    """A stream, keyed or not, connected with a broadcast stream whose records reach every subtask."""
 
     def __init__(self, main: Records, side: Records, stream: type[S]) -> None:
         """For ``connect`` only."""
@@ -42,14 +42,18 @@ class ConnectedStreams(Generic[S]):
         name: str | None = None,
         state: StateChoice | None = None,
     ) -> S:
-        """Process the records of both sides, one by one or many a call.
+        """Process the records of both sides.
 
-        The ``schema`` of the function (an instance) describes the results (default: as the stream, not the broadcast
-        one). ``state`` says where keyed state and timers are, if not where the pipeline has its state; broadcast state
-        is in memory.
+        Args:
+            function: an instance of ``BroadcastProcessFunction``, which is called per record, or of
+                ``BatchBroadcastProcessFunction``, which is called per batch. Its ``schema`` describes the results
+                (default: the schema of the stream that is not broadcast).
+            name: name of the operator.
+            state: where keyed state and timers are kept, if not in the state backend of the pipeline. Broadcast state
+                is always in memory.
 
         Raises:
-            UsageError: no such instance, or a wrong declaration of state.
+            UsageError: ``function`` is not such an instance, or declares its state wrongly.
         """
         builder, main = self._main._pipeline._builder, self._main
         where = operator_state(state)

@@ -22,19 +22,20 @@ Changed: TypeAlias = Literal["refuse", "keep"]
 
 
 class DataFrameSource:
-    """The rows of a Spark DataFrame, in no particular order; the source ends with them."""
+    """A bounded source of the rows of a Spark DataFrame, in no particular order."""
 
     def __init__(self, dataframe: Any, *, changed: Changed = "refuse") -> None:
         """Configure.
 
         Args:
-            dataframe: a (not streaming) ``pyspark.sql.DataFrame``.
-            changed: what a later start of the pipeline does if the DataFrame has other rows than when it was
-                captured. "refuse": it is computed once more, compared, and the start refused. "keep": what was
-                captured is what is read, whatever the DataFrame would be now; for one that differs each time.
+            dataframe: a ``pyspark.sql.DataFrame`` that is not a streaming one.
+            changed: what a later start of the pipeline does if the DataFrame no longer has the rows that were captured.
+                "refuse": the start computes the DataFrame once more, compares it, and is refused if it differs. "keep":
+                the start reads the captured rows, whatever the DataFrame contains now; use it for a DataFrame that
+                differs each time.
 
         Raises:
-            UsageError: it is something else.
+            UsageError: ``dataframe`` is not such a DataFrame.
         """
         if changed not in get_args(Changed):
             raise UsageError(f"DataFrameSource(changed={changed!r}) must be 'refuse' or 'keep'")

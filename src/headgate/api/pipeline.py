@@ -152,10 +152,10 @@ class Pipeline:
 
         Args:
             source: what to read, for example ``StreamSource("app/logs")`` or ``DataFrameSource(df)``.
-            name: of the operator; default "source".
+            name: name of the operator; default "source".
 
         Raises:
-            UsageError: it is not a source, or cannot be read.
+            UsageError: ``source`` is not a source, or cannot be read.
         """
         if not (callable(getattr(source, "open", None)) and callable(getattr(source, "schema", None))):
             raise UsageError(
@@ -175,15 +175,16 @@ class Pipeline:
         return Stream(self, (Edge(node),), schema)
 
     def add_hook(self, name: str, hook: CoordinatorHook, *, timeout: Duration = HOOK_TIMEOUT) -> None:
-        """Have an external system take part in checkpoints: it takes a snapshot of its own, and goes back with it.
+        """Let an external system take part in checkpoints: it takes its own snapshots and goes back to them.
 
         Args:
-            name: of the hook; a checkpoint holds what the hook returned under this name.
-            hook: called in the driver.
-            timeout: of each call; a checkpoint whose ``trigger`` takes longer is aborted, which counts as a failure.
+            name: the name of the hook, under which a checkpoint stores the data that the hook returns.
+            hook: the hook, which is called in the driver.
+            timeout: the time limit of each call. A checkpoint whose ``trigger`` takes longer is aborted, which counts
+                as a failure.
 
         Raises:
-            UsageError: it is not a hook, the name is taken, or the timeout is not positive.
+            UsageError: ``hook`` is not a hook, the name is taken, or the timeout is not positive.
         """
         spec = hook_spec(name, hook, timeout)
         if name in self._hooks:
@@ -191,11 +192,11 @@ class Pipeline:
         self._hooks[name] = spec
 
     def forget_hook(self, name: str) -> None:
-        """Say that what old checkpoints hold of a hook that is no longer there does not matter."""
+        """Ignore the data that old checkpoints hold of a hook that the program no longer has."""
         self._forgotten_hooks.add(check_name(name, "a hook"))
 
     def definition(self, parallelism: int | None = None) -> PipelineDefinition:
-        """Return what runs; ``parallelism`` counts where the pipeline leaves it open.
+        """Return the definition that runs. ``parallelism`` applies if the pipeline does not set its own.
 
         Raises:
             UsageError: there is no sink, a stream leads nowhere, parallelism is out of range.
@@ -233,7 +234,7 @@ class Pipeline:
         return PipelineDefinition(config, graph, plan, outputs, sink is not None, hooks, forgotten, derived)
 
     def definition_on(self, master: str | None, *, spark: Any = None) -> PipelineDefinition:
-        """Return what ``start`` would run there.
+        """Return the definition that ``start`` would run with these arguments.
 
         Raises:
             UsageError: see ``definition``; or ``master`` is malformed, or is not where the session is.
@@ -242,7 +243,7 @@ class Pipeline:
         return self.definition(self._parallelism or slots_of(master, spark))
 
     def override(self, *, parallelism: int | None = None, checkpoint_dir: str | None = None) -> None:
-        """Replace what the program says (the command line's options); None keeps it.
+        """Replace settings of the program with options of the command line; None keeps a setting.
 
         Raises:
             UsageError: parallelism is out of range.
@@ -259,14 +260,14 @@ class Pipeline:
         allow_unclaimed_state: Sequence[str],
         leave: Sequence[str] = (),
     ) -> None:
-        """Say what starts begin with that say nothing themselves (the command line's options).
+        """Set how ``start`` begins if its caller does not say (options of the command line).
 
         ``leave``: sinks that a start over leaves as they are (SO10).
         """
         self._begins, self._leave = (restore, go_back_behind, allow_unclaimed_state), tuple(leave)
 
     def submit_with(self, submission: Submission) -> None:
-        """Say what starts tell Spark beside the pipeline (the command line's options)."""
+        """Set what ``start`` passes to Spark beside the pipeline (options of the command line)."""
         self._submission = submission
 
     def describe(self) -> str:

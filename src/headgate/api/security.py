@@ -17,14 +17,15 @@ class Security:
     """Who may read what a pipeline writes, and how its processes talk to each other.
 
     Attributes:
-        access: of the checkpoint directory, when it is made: "owner", only the user that runs the pipeline; "group",
-            also the directory's group, for drivers and executors that run as different users. A directory that
-            exists decides by itself: it is shared if its group may write to it and its setgid bit is set.
-        tls: None, the default: connections are encrypted unless they go to a loopback address; True: all of them;
+        access: who may read a checkpoint directory that the pipeline creates. "owner": only the user that runs the
+            pipeline. "group": also the directory's group, for drivers and executors that run as different users. For an
+            existing directory, its permissions decide: it is shared if its group may write to it and its setgid bit is
+            set.
+        tls: which connections are encrypted. None (default): all that do not go to a loopback address; True: all;
             False: none. Every connection is authenticated, encrypted or not.
         certificate_file, key_file, ca_file: the certificate of every process, its key, and the authority that signed
-            it, PEM files under the same path on every machine. By default each process makes a certificate for
-            itself; the job's secret proves that it is the right one.
+            it, as PEM files under the same path on every machine. By default each process makes its own certificate,
+            and the job's secret proves that it is the right one.
     """
 
     access: str = Access.OWNER.value

@@ -17,7 +17,7 @@ MEMORY_MIN = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Keyed state is in the memory of the workers: the fastest, as long as it fits. The default."""
+    """Keeps keyed state in the memory of the workers. The default, and the fastest as long as the state fits."""
 
     def to_config(self) -> model.StateConfig:
         """Return it as plain data."""
@@ -26,14 +26,14 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class RocksDB:
-    """Keyed state is in RocksDB on the workers' local disks, with what is used lately in memory.
+    """Keeps keyed state in RocksDB on the workers' local disks, and recently used state in memory.
 
     Needs the package rocksdict: ``pip install 'headgate[rocksdb]'``.
 
     Attributes:
-        memory: what the state of one worker may use of its memory, in all operators together.
-        dir: a directory on a local disk of each worker's machine, as an absolute path; default is where Spark puts its
-            own temporary files. Only this user can read what is in it, and nothing in it needs to be kept.
+        memory: how much memory the state of one worker may use, in all operators together.
+        dir: a directory on a local disk of each worker's machine, as an absolute path. The default is the directory of
+            Spark's own temporary files. Only this user can read its content, and none of it has to be kept.
     """
 
     memory: str | int = "512MB"

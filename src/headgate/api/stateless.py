@@ -46,7 +46,7 @@ class StatelessVerbs(Records):
         return self._then("filter", name, spec, refuses=True)
 
     def select(self, *expressions: pl.Expr | str, name: str | None = None, **named: Any) -> Self:
-        """Make records of exactly these columns; ``total=pl.col("a") + 1`` names one."""
+        """Keep exactly these columns; a keyword such as ``total=pl.col("a") + 1`` names the result."""
         return self._then("select", name, catalog.select_spec(*expressions_of("select", name, expressions, named)))
 
     def with_columns(self, *expressions: pl.Expr | str, name: str | None = None, **named: Any) -> Self:
@@ -55,9 +55,10 @@ class StatelessVerbs(Records):
         return self._then("with-columns", name, catalog.with_columns_spec(*found))
 
     def map(self, function: Callable[[Row], Row], schema: SchemaLike | None = None, *, name: str | None = None) -> Self:
-        """Turn each record (a dict) into another one; ``schema`` describes it when it differs from the input's.
+        """Turn each record (a dict) into another one.
 
-        A result that does not fit the schema is a bad record.
+        ``schema`` describes the results if their schema is not that of the input. A result that does not fit it is a
+        bad record.
         """
         spec = catalog.RowFunctionSpec(catalog.RowVerb.MAP, function_of("map", function), schema)
         return self._then("map", name, spec, refuses=True)
@@ -65,7 +66,7 @@ class StatelessVerbs(Records):
     def flat_map(
         self, function: Callable[[Row], Iterable[Row]], schema: SchemaLike | None = None, *, name: str | None = None
     ) -> Self:
-        """Turn each record (a dict) into any number of records, as ``map`` does into one."""
+        """Turn each record (a dict) into any number of records; otherwise like ``map``."""
         spec = catalog.RowFunctionSpec(catalog.RowVerb.FLAT_MAP, function_of("flat_map", function), schema)
         return self._then("flat-map", name, spec, refuses=True)
 
@@ -77,10 +78,17 @@ class StatelessVerbs(Records):
         as_arrow: bool | None = None,
         name: str | None = None,
     ) -> Self:
-        """Turn each batch into another one: a Polars frame, or a ``pyarrow.RecordBatch`` if ``as_arrow``.
+        """Turn each batch into another one.
 
-        Where batches begin and end may differ from run to run; the result must not depend on it. Without ``schema``
-        the function is called once with an empty batch when the pipeline is built.
+        Batches may begin and end at other records in each run, so the result must not depend on the division into
+        batches.
+
+        Args:
+            function: takes and returns a Polars frame, or a ``pyarrow.RecordBatch`` with ``as_arrow=True``.
+            schema: the schema of the results. Without it, the function is called once with an empty batch when the
+                pipeline is built.
+            as_arrow: whether ``function`` works on ``pyarrow.RecordBatch``.
+            name: name of the operator.
         """
         spec = catalog.MapBatchesSpec(function_of("map_batches", function), schema, as_arrow)
         return self._then("map-batches", name, spec)
@@ -96,11 +104,12 @@ class StatelessVerbs(Records):
         """Take event times from ``column`` (a timestamp, a date or integer milliseconds).
 
         Args:
-            column: where the time is; null and absurd times are bad records.
-            out_of_orderness: how much earlier than the latest record of its split a record may arrive; windows wait
-                for it.
-            idle_timeout: a split that delivers nothing for so long does not hold windows back (None: it does).
-            name: of the operator.
+            column: the column with the time. A record with a null or an impossible time is a bad record.
+            out_of_orderness: how much older than the latest record of its split a record may be without being late.
+                Windows wait this long.
+            idle_timeout: a split that delivers nothing for this long no longer holds windows back. None: it always
+                does.
+            name: name of the operator.
         """
         spec = catalog.WithTimestampsSpec(
             column,
@@ -112,7 +121,7 @@ class StatelessVerbs(Records):
         return stream
 
     def union(self, *others: Self) -> Self:
-        """Merge with streams of the same schema, in no particular order."""
+        """Merge this stream with others of the same schema, in no particular order."""
         edges = self._edges
         for other in others:
             if not isinstance(other, StatelessVerbs):
@@ -131,7 +140,7 @@ class StatelessVerbs(Records):
         return self._like(edges, self._schema, times.pop() if len(times) == 1 else None)
 
     def rebalance(self) -> Self:
-        """Spread the records evenly over all subtasks of the next operator."""
+        """Distribute the records evenly over all subtasks of the next operator."""
         return self._routed(Partitioner.REBALANCE)
 
     def broadcast(self) -> Self:

@@ -34,19 +34,21 @@ _CATALOG = pl.Schema(
 
 
 def state_catalog(path: Location, *, id: int | None = None) -> pl.DataFrame:
-    """Return what states a checkpoint or savepoint has: a row each.
+    """List the states in a checkpoint or savepoint, one per row.
 
-    Columns: ``operator``, ``state``, ``kind``, ``keys`` (names of the key's columns), ``columns`` (names and types),
-    ``rows`` (null where nobody counted them), ``size_bytes``, ``subtasks`` (how many have some of it).
+    The columns are ``operator``, ``state``, ``kind``, ``keys`` (names of the key columns), ``columns`` (names and
+    types), ``rows`` (null if they were not counted), ``size_bytes``, and ``subtasks`` (how many of them have part of
+    the state).
 
     Args:
-        path: of a savepoint, ``DIRECTORY/PIPELINE`` for its newest checkpoint, or ``DIRECTORY/PIPELINE/chk-ID``.
-        id: of a checkpoint that is not the newest one.
+        path: a savepoint, ``DIRECTORY/PIPELINE`` for the newest checkpoint of a pipeline, or
+            ``DIRECTORY/PIPELINE/chk-ID``.
+        id: the id of a checkpoint of the pipeline that is not the newest one.
 
     Raises:
-        UsageError: there is no such thing.
-        CorruptionError: something is damaged.
-        StorageError: it was removed meanwhile, or cannot be read.
+        UsageError: there is no such checkpoint or savepoint.
+        CorruptionError: part of it is damaged.
+        StorageError: it was removed in the meantime, or cannot be read.
     """
     checkpoint = _found(path, id)
     rows = [catalog_row(state) for state in states_of(checkpoint, checkpoint.storage())]
@@ -63,27 +65,29 @@ def read_state(
     keys: Iterable[Any] | None = None,
     key_groups: Iterable[int] | None = None,
 ) -> pl.DataFrame:
-    """Return the rows of one state: a row for each value, list element, map entry, accumulator or record.
+    """Return the rows of one state: one row per value, list element, map entry, accumulator or record.
 
-    Its columns are those of the key under their own names, ``map_key`` for maps, and ``value``; of ``reduce`` and of
-    windows those of their records or partial results. ``_subtask``, of what has keys ``_key_group``, and of a
-    state with a TTL ``_expires`` can be asked for; what had expired at the checkpoint is not there. The page
-    docs/how-to/look-at-state.md lists the columns of each kind.
+    The columns are the key columns under their own names, ``map_key`` for maps, and ``value``. For ``reduce`` and
+    windows, they are the columns of their records or partial results. State without a key also has the column
+    ``_subtask``. For keyed state, ``_subtask``, ``_key_group`` and (with a TTL) ``_expires`` are returned only if you
+    name them in ``columns``. Rows that had expired at the checkpoint are left out. The page
+    docs/how-to/look-at-state.md lists the columns of each kind of state.
 
     Args:
-        path: of a savepoint, ``DIRECTORY/PIPELINE`` for its newest checkpoint, or ``DIRECTORY/PIPELINE/chk-ID``.
-        operator: its name.
-        state: its name; not needed if the operator has one.
-        id: of a checkpoint that is not the newest one.
-        columns: only these.
-        keys: only the rows of these keys: values, or tuples if the key has several columns. Only the parts of snapshots
-            that can hold them are read.
-        key_groups: only keys of these key groups, likewise.
+        path: a savepoint, ``DIRECTORY/PIPELINE`` for the newest checkpoint of a pipeline, or
+            ``DIRECTORY/PIPELINE/chk-ID``.
+        operator: the name of the operator.
+        state: the name of the state; not needed if the operator has only one.
+        id: the id of a checkpoint of the pipeline that is not the newest one.
+        columns: return only these columns.
+        keys: return only the rows of these keys: values, or tuples if the key has several columns. Only the parts of
+            snapshots that may contain these keys are read.
+        key_groups: return only the rows of these key groups, and read only the parts that may contain them.
 
     Raises:
         UsageError: there is no such checkpoint, operator, state, column or key.
-        CorruptionError: something that is read is damaged.
-        StorageError: it was removed meanwhile, or cannot be read.
+        CorruptionError: part of the data that is read is damaged.
+        StorageError: the checkpoint was removed in the meantime, or cannot be read.
     """
     found = _Reading(path, operator, state, id, columns, keys, key_groups)
     frame = pl.from_arrow(pa.Table.from_batches(found.batches(), found.wanted.schema))
@@ -101,9 +105,9 @@ def read_state_batches(
     keys: Iterable[Any] | None = None,
     key_groups: Iterable[int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what ``read_state`` returns as Arrow batches: one part of a snapshot is in memory at a time.
+    """Yield the rows that ``read_state`` returns as Arrow batches, with one part of a snapshot in memory at a time.
 
-    What is asked for is checked at once; the batches may still raise CorruptionError and StorageError.
+    The arguments are checked immediately. Iterating over the batches may still raise CorruptionError and StorageError.
     """
     return _Reading(path, operator, state, id, columns, keys, key_groups).batches()
 

@@ -40,13 +40,16 @@ from headgate.state.evolution import NO_EVOLUTION, Evolution, checked
 
 
 class Stream(StatelessVerbs):
-    """Records of one schema on their way through a pipeline."""
+    """A stream of records of one schema, without a key. Each method adds an operator and returns the next stream."""
 
     def __repr__(self) -> str:
         return f"Stream({schema_text(self._schema)})"
 
     def key_by(self, *columns: str, name: str | None = None) -> KeyedStream:
-        """Bring records with equal values in ``columns`` together. A null or NaN key is a bad record."""
+        """Send all records with equal values in ``columns`` to the same subtask.
+
+        A record with a null or NaN in one of these columns is a bad record.
+        """
         if any(not isinstance(column, str) for column in columns):
             raise UsageError("key_by takes names of columns; compute a key with with_columns(...) before")
         checked = self._then("key-by", name, catalog.KeyCheckSpec(columns), refuses=True)
@@ -54,21 +57,22 @@ class Stream(StatelessVerbs):
         return KeyedStream(checked._pipeline, edges, checked._schema, checked._time_column, columns)
 
     def connect(self, broadcast: Stream) -> ConnectedStreams[Stream]:
-        """Have a broadcast stream beside this one: ``stream.connect(rules.broadcast()).process(function)``.
+        """Connect this stream with a broadcast stream: ``stream.connect(rules.broadcast()).process(function)``.
 
-        Every subtask gets all its records, and keeps the same of them; see ``BroadcastProcessFunction``. Its event
-        times, if it has any, hold back those of the result; without any they are those of this stream.
+        Every subtask receives all records of the broadcast stream and keeps the same state of them; see
+        ``BroadcastProcessFunction``. If the broadcast stream has event time, its watermark holds back the watermark of
+        the result. If it has none, the result has the event time of this stream.
 
         Raises:
-            UsageError: it is not broadcast.
+            UsageError: ``broadcast`` is not a broadcast stream.
         """
         return connected(self, broadcast, Stream)
 
     def sink(self, sink: Sink, *, name: str | None = None) -> None:
-        """End the stream in ``sink``. A stream may have several sinks.
+        """Write the records to ``sink``. A stream may have several sinks.
 
         Raises:
-            UsageError: the sink cannot take records of this schema.
+            UsageError: the sink cannot write records of this schema.
         """
         if not callable(getattr(sink, "open_committer", None)):
             raise UsageError(f"a sink such as headgate.StreamSink('scope/stream') is needed, not {sink!r}")
@@ -82,16 +86,16 @@ class Stream(StatelessVerbs):
         builder.add(node, Role.SINK, self._edges, sink, self._schema)
 
     def collect(self, *, limit: int | None = None, seconds: float | None = None) -> pl.DataFrame:
-        """Run what this stream needs and return its records as a Polars frame. For a look: nothing is kept.
+        """Run the part of the pipeline that this stream needs, and return its records as a Polars frame.
 
-        Every call reads its input from the beginning and gives the records of this program, whatever ran before under
-        the same name; what the pipeline's sinks have is not touched. Bad records that the pipeline would divert are
-        left out.
+        Use it to explore data. Every call reads the input from the beginning, whatever ran before under the same name,
+        and keeps nothing. It does not touch the output of the pipeline's sinks. Bad records that the pipeline would
+        divert are left out.
 
         Args:
-            limit: end when there are so many records, and return no more than these.
-            seconds: end so long after it began to run, with what had been committed until then; windows that are open
-                then are not in it.
+            limit: end the run after this many records, and return no more than these.
+            seconds: end the run after this many seconds, and return the records that were committed by then. Windows
+                that are still open are not among them.
 
         Raises:
             UsageError: a source never ends, and neither ``limit`` nor ``seconds`` is given.
@@ -99,17 +103,17 @@ class Stream(StatelessVerbs):
         return run_and_collect(self, Bound(limit, seconds))
 
     def take(self, count: int) -> list[Row]:
-        """Return ``count`` records, fewer if there are not so many. Which ones is not defined. See ``collect``."""
+        """Return ``count`` records, or all if there are fewer. It is not defined which records; see ``collect``."""
         return run_and_collect(self, Bound(limit=count), "take").to_dicts()
 
     def show(self, count: int = ROWS_SHOWN) -> None:
-        """Print some records as a table. See ``take``."""
+        """Print up to ``count`` records as a table; see ``take``."""
         show(self, count)
 
     def to_dataframe(self, spark: Any = None, *, limit: int | None = None, seconds: float | None = None) -> Any:
-        """Run what this stream needs and return its records as a Spark DataFrame; see ``collect``.
+        """Run the part of the pipeline that this stream needs, and return its records as a Spark DataFrame.
 
-        The DataFrame reads files that are there until this process ends.
+        See ``collect``. The DataFrame reads files that exist until this process ends.
 
         Raises:
             UsageError: a source never ends, and neither ``limit`` nor ``seconds`` is given; or there is no
@@ -126,21 +130,22 @@ class Stream(StatelessVerbs):
         on_round: Callable[[int], object] | None = None,
         name: str | None = None,
     ) -> Output:
-        """Build a loop: records go through ``body``, and what it feeds back goes through it again.
+        """Build a loop: records go through ``body``, and the feedback that it returns goes through it again.
 
-        ``body(loop)`` is called once, now, with the stream of all records in the loop, and returns
+        ``iterate`` calls ``body(loop)`` once, immediately, with the stream of all records in the loop. The body returns
         ``(feedback, output)``. The loop ends by itself when bounded input has ended and nothing circulates any more.
-        Loops nest. Neither ``loop`` nor the output has event time; ``with_timestamps`` gives it to them.
+        Loops can be nested. Neither ``loop`` nor the output has event time; assign it with ``with_timestamps``.
 
         Args:
-            body: returns the feedback, a stream or a sequence of streams with the columns of ``loop``, and the
-                output, a stream or a tuple of streams.
-            max_rounds: a record that comes back so many times is dropped.
-            round_column: ``loop`` gets this int64 column: 0 when a record enters, one more each time it comes back;
-                the body passes it on unchanged. Default: "round" if rounds are needed, else none.
-            on_round: called in the driver with the number of each round that is finished everywhere: at least once
-                (unless the driver's process dies), one call after another, in an outermost loop only.
-            name: of the loop.
+            body: returns the feedback (a stream or a sequence of streams with the columns of ``loop``) and the
+                output (a stream or a tuple of streams).
+            max_rounds: a record that comes back this many times is dropped.
+            round_column: the name of an int64 column that ``loop`` gets. It is 0 when a record enters, and grows by one
+                each time the record comes back. The body must pass it on unchanged. Default: "round" if rounds are
+                needed, else no column.
+            on_round: called in the driver with the number of each round that is finished in all subtasks: at least once
+                (unless the driver's process dies), one call after another, and only in an outermost loop.
+            name: name of the loop.
 
         Raises:
             UsageError: the body's result does not fit the loop.
@@ -148,7 +153,7 @@ class Stream(StatelessVerbs):
         return iterate(self, body, LoopOptions(max_rounds, round_column, on_round, name))
 
     def process(self, *args: object, **options: object) -> NoReturn:
-        """State belongs to keys: ``key_by(...).process(...)``.
+        """Not available without a key, because state belongs to keys: use ``key_by(...).process(...)``.
 
         Raises:
             UsageError: always.
@@ -156,7 +161,7 @@ class Stream(StatelessVerbs):
         raise UsageError("process needs a key, because its state belongs to one; call key_by(...) first")
 
     def transform_with_state(self, *args: object, **options: object) -> NoReturn:
-        """State belongs to keys: ``key_by(...).transform_with_state(...)``.
+        """Not available without a key, because state belongs to keys: use ``key_by(...).transform_with_state(...)``.
 
         Raises:
             UsageError: always.
@@ -177,7 +182,7 @@ class Stream(StatelessVerbs):
             no_attribute("Stream", name, STREAM)
 
     def group_by(self, *args: object, **options: object) -> NoReturn:
-        """It is called ``key_by``.
+        """Use ``key_by`` instead.
 
         Raises:
             UsageError: always.
@@ -185,7 +190,7 @@ class Stream(StatelessVerbs):
         raise UsageError("group_by is called key_by: stream.key_by('column')")
 
     def reduce(self, *args: object, **options: object) -> NoReturn:
-        """It needs a key: ``key_by(...).reduce(...)``.
+        """Not available without a key: use ``key_by(...).reduce(...)``.
 
         Raises:
             UsageError: always.
@@ -193,7 +198,7 @@ class Stream(StatelessVerbs):
         raise UsageError("reduce needs a key, because it keeps one result for each; call key_by(...) first")
 
     def window(self, *args: object, **options: object) -> NoReturn:
-        """It needs a key: ``key_by(...).window(...)``.
+        """Not available without a key: use ``key_by(...).window(...)``.
 
         Raises:
             UsageError: always.
@@ -203,7 +208,7 @@ class Stream(StatelessVerbs):
         )
 
     def agg(self, *args: object, **options: object) -> NoReturn:
-        """It needs a window: ``key_by(...).window(...).agg(...)``.
+        """Not available without a window: use ``key_by(...).window(...).agg(...)``.
 
         Raises:
             UsageError: always.
@@ -223,7 +228,10 @@ _AGG = (
 
 
 class KeyedStream(Records):
-    """Records with equal keys come to the same subtask, in the order in which each upstream subtask sent them."""
+    """A stream whose records are grouped by key.
+
+    Records with equal keys reach the same subtask, in the order in which each upstream subtask sent them.
+    """
 
     if not TYPE_CHECKING:
 
@@ -235,7 +243,7 @@ class KeyedStream(Records):
             )
 
     def agg(self, *args: object, **options: object) -> NoReturn:
-        """It needs a window: ``window(...).agg(...)``.
+        """Not available without a window: use ``window(...).agg(...)``.
 
         Raises:
             UsageError: always.
@@ -244,14 +252,14 @@ class KeyedStream(Records):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The columns of the key."""
+        """The names of the key columns."""
         return self._keys
 
     def __repr__(self) -> str:
         return f"KeyedStream(by {', '.join(self._keys)}: {schema_text(self._schema)})"
 
     def connect(self, broadcast: Stream) -> ConnectedStreams[Stream]:
-        """Have a broadcast stream beside this one, with state for each key. See ``Stream.connect``."""
+        """Connect this stream with a broadcast stream. The function has state per key. See ``Stream.connect``."""
         return connected(self, broadcast, Stream)
 
     def reduce(
@@ -263,12 +271,17 @@ class KeyedStream(Records):
         evolution: Evolution = NO_EVOLUTION,
         ttl: object = None,
     ) -> Stream:
-        """Combine the records of each key one by one: ``function(so far, record)`` returns the new "so far".
+        """Combine the records of each key one by one: ``function(total, record)`` returns the new total.
 
-        Both are dicts with the columns of this stream, and so is the result. Emits it for every record; the first
-        record of a key is its first value. A result that does not fit the schema is a bad record. ``state`` says where
-        the results are, if not where the pipeline has its state; ``evolution`` what becomes of results that were kept
-        when this stream had other columns. Results do not expire: ``ttl`` is not there yet.
+        Both arguments are dicts with the columns of this stream, and so is the result. The first record of a key is its
+        first total. The new total is emitted after every record.
+
+        Args:
+            function: combines the total so far with a record. A result that does not fit the schema is a bad record.
+            name: name of the operator.
+            state: where the totals are kept, if not in the state backend of the pipeline.
+            evolution: how to convert totals that were stored when this stream had other columns.
+            ttl: not there yet; totals do not expire.
         """
         if ttl is not None:
             not_there_yet("ttl= of reduce", TTL_OF_REDUCE)
@@ -283,9 +296,12 @@ class KeyedStream(Records):
     def window(
         self, window: Tumbling, *, allowed_lateness: Duration | None = None, state: StateChoice | None = None
     ) -> WindowedStream:
-        """Group the records of each key by event time.
+        """Group the records of each key into windows by event time.
 
-        ``state`` says where the windows are, if not where the pipeline has its state.
+        Args:
+            window: the kind and size of the windows, such as ``Tumbling("5m")``.
+            allowed_lateness: not there yet.
+            state: where the windows are kept, if not in the state backend of the pipeline.
 
         Raises:
             UsageError: the stream has no event time yet.
@@ -315,14 +331,17 @@ class KeyedStream(Records):
         name: str | None = None,
         state: StateChoice | None = None,
     ) -> Stream:
-        """Process records with state for each key: one by one (``ProcessFunction``) or many keys a call.
+        """Process records with a function that has state per key.
 
-        The ``schema`` of the function (an instance) describes the results (default: as the input). A result of a
-        ``ProcessFunction`` that does not fit is a bad record. ``state`` says where the function's state and timers are,
-        if not where the pipeline has its state.
+        Args:
+            function: an instance of ``ProcessFunction``, which is called per record, or of ``BatchProcessFunction``,
+                which is called with many keys at a time. Its ``schema`` describes the results (default: the schema of
+                the input). A result of a ``ProcessFunction`` that does not fit the schema is a bad record.
+            name: name of the operator.
+            state: where the function's state and timers are kept, if not in the state backend of the pipeline.
 
         Raises:
-            UsageError: no such instance, or a wrong declaration of state.
+            UsageError: ``function`` is not such an instance, or declares its state wrongly.
         """
         where = operator_state(state)
         node = self._pipeline._builder.claim_name("process", name)
@@ -342,18 +361,19 @@ class KeyedStream(Records):
         event_time_column: str | None = None,
         name: str | None = None,
     ) -> Stream:
-        """Process records with a ``StatefulProcessor`` of PySpark's that takes and yields Rows.
+        """Process records with a PySpark ``StatefulProcessor`` that takes and yields Rows.
 
         Args:
-            processor: an instance; every subtask works on a copy.
-            output_schema: of the results: a ``StructType``, DDL text, or a schema as elsewhere.
-            time_mode: "none", "processingTime" or "eventTime": what timers go by. A TTL needs "processingTime".
-            initial_state: rows that keys begin with, once: a DataFrame or table with the columns of the key.
-            event_time_column: where the event time of the results is.
-            name: of the operator.
+            processor: an instance of the processor; every subtask works on a copy.
+            output_schema: the schema of the results: a ``StructType``, DDL text, or a schema as for other operators.
+            time_mode: the time of the processor's timers: "none", "processingTime" or "eventTime". A TTL needs
+                "processingTime".
+            initial_state: a DataFrame or table with the columns of the key. Each key begins with its rows, once.
+            event_time_column: the column of the results that has their event time.
+            name: name of the operator.
 
         Raises:
-            UsageError: something is wrong, or not supported.
+            UsageError: an argument is wrong, or the processor needs something that is not supported.
         """
         options = ProcessorOptions(processor, output_schema, time_mode, initial_state, event_time_column, False)
         return self._transformed("transform-with-state", name, options)
@@ -368,9 +388,9 @@ class KeyedStream(Records):
         event_time_column: str | None = None,
         name: str | None = None,
     ) -> Stream:
-        """Process records with a ``StatefulProcessor`` that takes and yields pandas frames.
+        """Process records with a PySpark ``StatefulProcessor`` that takes and yields pandas frames.
 
-        Everything else is as with ``transform_with_state``.
+        The arguments are those of ``transform_with_state``.
         """
         options = ProcessorOptions(processor, output_schema, time_mode, initial_state, event_time_column, True)
         return self._transformed("transform-with-state-in-pandas", name, options)
@@ -391,10 +411,11 @@ class KeyedStream(Records):
         on_round: Callable[[int], object] | None = None,
         name: str | None = None,
     ) -> Output:
-        """Build a loop whose records are always where their key belongs; else as ``Stream.iterate``.
+        """Build a loop in which every record is in the subtask of its key; see ``Stream.iterate``.
 
-        ``loop`` has the key of this stream, so that the body can begin with ``loop.process(...)``. Feedback is a stream
-        (or several) with the columns of ``loop`` and without a key: the loop brings each record to its own.
+        ``loop`` has the key of this stream, so the body can begin with ``loop.process(...)``. The feedback is a stream
+        (or several) with the columns of ``loop`` and without a key; the loop sends each record to the subtask of its
+        key.
 
         Raises:
             UsageError: the body's result does not fit the loop.
@@ -407,7 +428,7 @@ class KeyedStream(Records):
 
 
 class WindowedStream:
-    """The windows of each key."""
+    """A keyed stream that is divided into windows; ``agg`` computes a result for each window of each key."""
 
     def __init__(self, keyed: KeyedStream, window: Tumbling, time_column: str, state: StateConfig | None) -> None:
         """For ``KeyedStream.window`` only."""
@@ -419,11 +440,11 @@ class WindowedStream:
     def agg(self, *expressions: pl.Expr, name: str | None = None, **named: Any) -> Stream:
         """Aggregate each window with Polars expressions: ``agg(errors=pl.len(), last=pl.col("ts").max())``.
 
-        One record a key and window, when the window ends: the key columns, ``window_start``, ``window_end`` (not
-        included), then the aggregates. Records that come after that are dropped and counted as late.
+        Emits one record per key and window when the window ends. Its columns are the key columns, ``window_start``,
+        ``window_end`` (exclusive), and the aggregates. Records that arrive later are dropped and counted as late.
 
         Raises:
-            UsageError: unknown column, wrong type, or two results of one name.
+            UsageError: a column is unknown or has the wrong type, or two results have the same name.
         """
         keyed = self._keyed
         builder = keyed._pipeline._builder

@@ -11,7 +11,7 @@ from headgate.model.config import Duration, duration_ms
 
 @dataclass(frozen=True, slots=True)
 class Tumbling:
-    """Windows of ``size`` that follow one another, aligned to 1970-01-01 00:00 UTC. A record falls into one."""
+    """Consecutive windows of ``size``, aligned to 1970-01-01 00:00 UTC. Each record falls into exactly one of them."""
 
     size: Duration
 

@@ -28,10 +28,11 @@ class WrittenSavepoint:
     """A savepoint that was written from frames.
 
     Attributes:
-        path: where it is.
-        rows: how many rows each state has that was given, by operator and state.
-        empty: operators of a new savepoint that have state, and begin without any.
-        from_the_beginning: sources that begin at the beginning of their input, because no positions are there.
+        path: the path of the savepoint.
+        rows: the number of rows of each state that you passed, by operator and state.
+        empty: operators with state that begin without any, because you passed no rows for them.
+        from_the_beginning: sources that read from the beginning of their input, because the savepoint has no positions
+            for them.
     """
 
     path: str
@@ -48,7 +49,7 @@ class WrittenSavepoint:
 
 
 class NewSavepoint:
-    """A savepoint to be written. Nothing is written before ``write``."""
+    """A savepoint that is being prepared. Only ``write`` writes it."""
 
     def __init__(self, draft: Draft, path: str) -> None:
         """Use ``new_savepoint``."""
@@ -56,28 +57,30 @@ class NewSavepoint:
         self._path = path
 
     def with_state(self, operator: str, state: str, rows: Frame) -> Self:
-        """Have ``rows`` be all of one state.
+        """Make ``rows`` the whole content of one state.
 
-        The rows of a list come in the order of the frame. Where the source has positions to begin at, they are the
-        state ``"positions"`` of its name: the columns ``split`` and ``position``, as ``read_state`` shows them.
+        The elements of a list keep the order of the frame. To set the positions at which a source begins, pass them as
+        the state ``"positions"`` of the source, with the columns ``split`` and ``position``, as ``read_state`` returns
+        them.
 
         Args:
-            operator: its name.
-            state: its name; of ``reduce`` ``"accumulators"``.
-            rows: a frame of Polars, pandas, Arrow or Spark, with the columns that ``read_state`` shows, in any order.
+            operator: the name of the operator.
+            state: the name of the state; for ``reduce`` it is ``"accumulators"``.
+            rows: a Polars, pandas, Arrow or Spark frame with the columns that ``read_state`` returns, in any order.
 
         Raises:
-            UsageError: there is no such operator, or it is no frame.
+            UsageError: there is no such operator, or ``rows`` is not a frame.
         """
         return self._put(operator, state, rows, must_be_there=False)
 
     def write(self) -> WrittenSavepoint:
-        """Write it. It is complete when this returns, and not there before.
+        """Write the savepoint. It exists, complete, only when this call returns.
 
         Raises:
-            UsageError: there is something at the path, or a state or its rows do not fit; nothing is left there.
-            CorruptionError: what it is made of is damaged.
-            StorageError: it could not be read or written; try again.
+            UsageError: there is already something at the path, or a state or its rows do not fit. Nothing is left at
+                the path then.
+            CorruptionError: the checkpoint or savepoint that it starts from is damaged.
+            StorageError: reading or writing failed; try again.
         """
         return _said(self._path, write_savepoint(self._draft, self._path, SYSTEM_CLOCK.wall_ms()), self._draft)
 
@@ -91,20 +94,20 @@ class NewSavepoint:
 
 
 class EditedSavepoint(NewSavepoint):
-    """A savepoint that will be another one, but for what is changed. That one stays as it is."""
+    """A changed copy of a savepoint or checkpoint that is being prepared. The original stays as it is."""
 
     def replace(self, operator: str, state: str, rows: Frame) -> Self:
-        """Have ``rows`` be all of one state, in place of those that it has; see ``with_state``.
+        """Replace the whole content of one state with ``rows``; see ``with_state``.
 
         Raises:
-            UsageError: there is no such operator, or it is no frame.
+            UsageError: there is no such operator, or ``rows`` is not a frame.
         """
         return self._put(operator, state, rows, must_be_there=True)
 
     def drop(self, operator: str, state: str | None = None) -> Self:
-        """Give up one state, or an operator with everything that is of it.
+        """Remove one state of an operator, or, without ``state``, everything that the savepoint has of the operator.
 
-        The positions of a source are its state ``"positions"``: without them it begins at the beginning.
+        The positions of a source are its state ``"positions"``. Without them the source reads from the beginning.
 
         Raises:
             UsageError: there is no such operator.
@@ -114,23 +117,24 @@ class EditedSavepoint(NewSavepoint):
 
 
 def new_savepoint(pipeline: Pipeline, path: Location, *, parallelism: int | None = None) -> NewSavepoint:
-    """Begin a savepoint for a pipeline that has not run: its state is made of frames.
+    """Prepare a savepoint for a pipeline that has not run yet, with state that you provide as frames.
 
     ::
 
         hg.new_savepoint(p, "/backup/bootstrap").with_state("totals", "sum", frame).write()
         p.run(restore="/backup/bootstrap")
 
-    Operators that get no rows begin empty, and sources without positions at the beginning of their input; what
-    ``write`` returns names them.
+    Operators for which you pass no rows begin empty, and sources without positions read from the beginning of their
+    input. The result of ``write`` names both.
 
     Args:
-        pipeline: declares the state.
-        path: of the savepoint: a directory that is empty or not there yet, or a URL.
-        parallelism: into how many parts its state is cut; default that of the pipeline. Any other can restore it.
+        pipeline: the pipeline that declares the state.
+        path: the path of the savepoint: a directory that is empty or does not exist, or a URL.
+        parallelism: into how many parts the state is divided; default is the parallelism of the pipeline. The savepoint
+            can be restored at any other parallelism.
 
     Raises:
-        UsageError: the pipeline is wrong, or parallelism is out of range.
+        UsageError: the pipeline is wrong, or the parallelism is out of range.
     """
     if not isinstance(pipeline, Pipeline):
         raise UsageError(f"new_savepoint needs a headgate.Pipeline, not {type(pipeline).__name__}")
@@ -144,7 +148,7 @@ def new_savepoint(pipeline: Pipeline, path: Location, *, parallelism: int | None
 def edit_savepoint(
     source: Location, path: Location, *, id: int | None = None, pipeline: Pipeline | None = None
 ) -> EditedSavepoint:
-    """Begin a savepoint that is another one, or a checkpoint, with some of its state changed.
+    """Prepare a copy of a savepoint or checkpoint in which some of the state is changed.
 
     ::
 
@@ -153,16 +157,17 @@ def edit_savepoint(
         hg.edit_savepoint("/backup/monday", "/backup/mended").replace("totals", "sum", right).write()
 
     Args:
-        source: of a savepoint, ``DIRECTORY/PIPELINE`` for its newest checkpoint, or ``DIRECTORY/PIPELINE/chk-ID``.
-        path: of the new savepoint: a directory that is empty or not there yet, or a URL.
-        id: of a checkpoint that is not the newest one.
-        pipeline: declares the state as it shall be, where that is other than it was: another key, another type, an
-            operator that is new. Without it states keep their columns.
+        source: a savepoint, ``DIRECTORY/PIPELINE`` for the newest checkpoint of a pipeline, or
+            ``DIRECTORY/PIPELINE/chk-ID``.
+        path: the path of the new savepoint: a directory that is empty or does not exist, or a URL.
+        id: the id of a checkpoint of the pipeline that is not the newest one.
+        pipeline: a pipeline that declares the new state, if its declaration changes: another key, another type, or a
+            new operator. Without it, all states keep their columns.
 
     Raises:
-        UsageError: there is no such thing, or the pipeline has another number of key groups.
-        CorruptionError: it is damaged.
-        StorageError: it was removed meanwhile, or cannot be read.
+        UsageError: there is no such checkpoint or savepoint, or the pipeline has another number of key groups.
+        CorruptionError: the source is damaged.
+        StorageError: the source was removed in the meantime, or cannot be read.
     """
     if pipeline is not None and not isinstance(pipeline, Pipeline):
         raise UsageError(f"edit_savepoint(pipeline=...) needs a headgate.Pipeline, not {type(pipeline).__name__}")

@@ -112,7 +112,7 @@ def show(
         ),
     ] = None,
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: of rows, one object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; for rows, one object per line.")] = False,
 ) -> None:
     """List the states of a checkpoint or savepoint with their rows and bytes, or show the rows of one.
 

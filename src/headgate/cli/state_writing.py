@@ -42,9 +42,7 @@ ToOption = Annotated[str, typer.Option("--to", help="Where the new savepoint goe
 IdOption = Annotated[int | None, typer.Option("--id", help="Id of the checkpoint, if it is not the newest one.")]
 PipelineOption = Annotated[
     str | None,
-    typer.Option(
-        "--pipeline", help="The program that declares the state as it shall be, if its columns are not what they were."
-    ),
+    typer.Option("--pipeline", help="The program that declares the new form of the state, if its columns change."),
 ]
 
 EXAMPLES = """\
@@ -60,17 +58,15 @@ def write(
     source: SourceArgument,
     operator: OperatorArgument,
     state: Annotated[str, typer.Argument(help="One of its states.")],
-    rows: Annotated[
-        Path, typer.Argument(help=f"All rows that it shall have, in a file that ends in {', '.join(READERS)}.")
-    ],
+    rows: Annotated[Path, typer.Argument(help=f"All rows of the state, in a file that ends in {', '.join(READERS)}.")],
     to: ToOption,
     checkpoint: IdOption = None,
     program: PipelineOption = None,
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
-    """Write a savepoint that is another one, or a checkpoint, with other rows in one state.
+    """Write a copy of a savepoint or checkpoint with other rows in one state.
 
-    The columns are those that 'headgate state show' prints. What is named stays as it is.
+    The columns are those that 'headgate state show' prints. The original stays as it is.
     """
     draft = _draft(source, to, checkpoint, program, directory)
     typer.echo(draft.with_state(operator, state, read_rows(rows)).write())
@@ -80,12 +76,12 @@ def drop(
     source: SourceArgument,
     operator: OperatorArgument,
     to: ToOption,
-    state: Annotated[str | None, typer.Argument(help="One of its states; without it, everything of it goes.")] = None,
+    state: Annotated[str | None, typer.Argument(help="One of its states; without it, all of its state.")] = None,
     checkpoint: IdOption = None,
     program: PipelineOption = None,
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
-    """Write a savepoint that is another one, or a checkpoint, without a state or an operator."""
+    """Write a copy of a savepoint or checkpoint without one state, or without an operator."""
     typer.echo(_draft(source, to, checkpoint, program, directory).drop(operator, state).write())
 
 

@@ -52,22 +52,24 @@ def serve(
     token_file: Annotated[
         str | None,
         typer.Option(
-            help="File with the token that clients must know; one in each line, if there are several. "
+            help="File with the token that clients must know; if there are several, one per line. "
             "Default: from the environment."
         ),
     ] = None,
-    tls: Annotated[bool | None, typer.Option("--tls/--no-tls", help="Encrypt. Default: unless it is loopback.")] = None,
+    tls: Annotated[
+        bool | None, typer.Option("--tls/--no-tls", help="Encrypt connections. Default: not on loopback.")
+    ] = None,
     certificate_file: Annotated[
         str | None,
-        typer.Option(help="Certificate of the server, PEM; by default it makes one, which the token proves."),
+        typer.Option(help="Certificate of the server, PEM; by default the server makes one."),
     ] = None,
     key_file: Annotated[str | None, typer.Option(help="Key of the certificate, PEM.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve the store in a directory to other machines, until SIGTERM or Ctrl-C.
 
-    It is made if there is none. Others open it as headgate://HOST:PORT. Without --token-file the token is in
-    the file that HEADGATE_STORE_TOKEN_FILE names, or else in HEADGATE_STORE_TOKEN.
+    The store is created if it does not exist. Clients open it as headgate://HOST:PORT. Without --token-file, the
+    token is in the file that HEADGATE_STORE_TOKEN_FILE names, or else in HEADGATE_STORE_TOKEN.
     """
     if "://" in store_root(store):
         raise UsageError(f"{store_root(store)} is no directory: a store that is shared already is not served once more")

@@ -53,7 +53,9 @@ def create(
     segments: Annotated[int, typer.Option(help="How many readers can share the stream.")] = 4,
     columns: Annotated[str, typer.Option(help="Columns as name:type,…; default is one text column 'line'.")] = "",
     key: Annotated[str | None, typer.Option(help="Routing key: equal values stay in order.")] = None,
-    if_not_exists: Annotated[bool, typer.Option(help="No error when it fits the stream there is.")] = False,
+    if_not_exists: Annotated[
+        bool, typer.Option(help="No error if a stream with the same columns and key exists.")
+    ] = False,
     max_age: MaxAge = None,
     max_size: MaxSize = None,
     chunks: Annotated[
@@ -151,7 +153,7 @@ def describe(
 
 @app.command("seal")
 def seal(name: Name, as_json: JsonOption = False, store: StoreOption = None) -> None:
-    """End a stream: no more events; readers that follow it finish."""
+    """End a stream: it takes no more events, and readers that follow it finish."""
     with opened(store) as opened_store:
         opened_store.seal(name)
         answer(f"stream {name} is sealed", {"stream": name, "is_sealed": True}, as_json=as_json)
@@ -160,7 +162,7 @@ def seal(name: Name, as_json: JsonOption = False, store: StoreOption = None) -> 
 @app.command("delete")
 def delete(
     name: Name,
-    force: Annotated[bool, typer.Option(help="Also when it is not sealed.")] = False,
+    force: Annotated[bool, typer.Option(help="Delete it even if it is not sealed.")] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
     store: StoreOption = None,
@@ -177,7 +179,7 @@ def delete(
 def forget(
     owner: Annotated[str, typer.Argument(help="PIPELINE/SINK, as in the error message.")],
     abort_prepared: Annotated[
-        bool, typer.Option("--abort-prepared", help="Abort what it has prepared and not committed, at once.")
+        bool, typer.Option("--abort-prepared", help="Abort at once what it has prepared and not committed.")
     ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -204,9 +206,11 @@ def forget(
 def check(
     quick: Annotated[bool, typer.Option(help="Do not read the events.")] = False,
     remove_orphans: Annotated[
-        bool, typer.Option(help="Remove files that crashes left. Only while nothing writes to the store.")
+        bool, typer.Option(help="Remove files that crashes left. Only while no process writes to the store.")
     ] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Hold what reader groups need, and nothing else.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Restore the holds of reader groups; change nothing else.")
+    ] = False,
     as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:

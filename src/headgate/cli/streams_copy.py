@@ -19,7 +19,7 @@ from headgate.store.followed_store import EARLIEST, LATEST
 from headgate.store.following import StreamFollower
 from headgate.store.shared_transaction import SharedTransaction
 
-Target = Annotated[str, typer.Argument(metavar="TARGET", help="The stream that gets them; made if it is missing.")]
+Target = Annotated[str, typer.Argument(metavar="TARGET", help="The stream to copy to; created if it does not exist.")]
 
 
 def add_copy(app: typer.Typer) -> None:
@@ -31,19 +31,20 @@ def copy(
     name: Name,
     target: Target,
     to_store: Annotated[
-        str | None, typer.Option("--to-store", help="The store of TARGET, if it is another one; made if it is missing.")
+        str | None, typer.Option("--to-store", help="The store of TARGET, if it is another one; created if missing.")
     ] = None,
     cut: Annotated[
-        str | None, typer.Option("--cut", help="Begin at this cut, such as that of an earlier copy.")
+        str | None, typer.Option("--cut", help="Begin at this cut, for example the one of an earlier copy.")
     ] = None,
-    until: Annotated[str | None, typer.Option("--until", help="End at this cut, instead of the end of now.")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="End at this cut, instead of the present end.")] = None,
     key: Annotated[str | None, typer.Option("--key", help="Only events with this value of the routing key.")] = None,
     as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
     """Copy the events of a stream into another one. All of them become visible at once, or none.
 
-    Those of a routing key stay in order. It prints the cut at which it ended: with --cut the next copy begins there.
+    Events of a routing key stay in order. The command prints the cut at which it ended; with --cut the next copy begins
+    there.
     """
     with opened(store) as source, opened(store if to_store is None else to_store, makes=True) as other:
         if (source.root, name) == (other.root, target):

@@ -15,8 +15,10 @@ from headgate.errors import UsageError
 from headgate.store.cuts import StreamCut
 from headgate.store.retention import Retention
 
-MaxAge = Annotated[str | None, typer.Option("--max-age", help="Older events go, such as '7 days'.")]
-MaxSize = Annotated[str | None, typer.Option("--max-size", help="The oldest events go beyond this, such as 10GB.")]
+MaxAge = Annotated[str | None, typer.Option("--max-age", help="Remove events that are older, such as '7 days'.")]
+MaxSize = Annotated[
+    str | None, typer.Option("--max-size", help="Remove the oldest events beyond this size, such as 10GB.")
+]
 
 
 def add_cuts(app: typer.Typer) -> None:
@@ -38,7 +40,7 @@ def retention(
     as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Show or set how long the events of a stream are kept. Older ones, or those beyond a size, go once a minute.
+    """Show or set how many events of a stream are kept, by age and size. Others are removed once a minute.
 
     Events that a pipeline or another holder still needs are kept.
     """
@@ -56,9 +58,9 @@ def retention(
 def cut(
     name: Name,
     at: Annotated[
-        datetime | None, typer.Option("--at", help="In front of what became visible then, local time.")
+        datetime | None, typer.Option("--at", help="The cut in front of events that became visible then, local time.")
     ] = None,
-    head: Annotated[bool, typer.Option("--head", help="Where the stream begins.")] = False,
+    head: Annotated[bool, typer.Option("--head", help="The cut where the stream begins.")] = False,
     as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
@@ -76,10 +78,10 @@ def truncate(
     name: Name,
     cut: Annotated[str | None, typer.Option("--cut", help="Up to this cut, from 'headgate streams cut'.")] = None,
     before: Annotated[
-        datetime | None, typer.Option("--before", help="What became visible before then, local time.")
+        datetime | None, typer.Option("--before", help="Events that became visible before then, local time.")
     ] = None,
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Even if a pipeline or another holder still needs them.")
+        bool, typer.Option("--anyway", help="Remove them even if a pipeline or another holder needs them.")
     ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -105,7 +107,7 @@ def release(
     as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Release the events that a pipeline holds which will not start again, so that they can be truncated."""
+    """Release the events held by a pipeline that will not start again, so that they can be truncated."""
     with opened(store) as opened_store:
         if holder not in opened_store.holds(name):
             raise UsageError(f"'{holder}' holds nothing of stream '{name}'")

@@ -100,11 +100,13 @@ def create(
     begin: From = Begin.EARLIEST,
     cuts: Cuts = None,
     keep: Annotated[int, typer.Option(help="How many completed checkpoints are kept to go back to.")] = 1,
-    if_not_exists: Annotated[bool, typer.Option(help="No error when it reads the same streams.")] = False,
+    if_not_exists: Annotated[
+        bool, typer.Option(help="No error if a group that reads the same streams exists.")
+    ] = False,
     as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Make a reader group. From now on nothing that it has to read is truncated."""
+    """Create a reader group. From now on, events that it still has to read are not truncated."""
     with opened(store) as opened_store:
         if not if_not_exists and name in opened_store.reader_groups():
             raise UsageError(f"there is a reader group '{name}' already; --if-not-exists accepts it")
@@ -115,8 +117,10 @@ def create(
 @groups.command("checkpoint")
 def checkpoint(
     name: GroupName,
-    checkpoint_name: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Its name, for --checkpoint of reset.")],
-    timeout: Annotated[str, typer.Option(help="Wait so long for all readers to pass it.")] = "60s",
+    checkpoint_name: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="Name of the checkpoint, for --checkpoint of reset.")
+    ],
+    timeout: Annotated[str, typer.Option(help="How long to wait until all readers have passed it.")] = "60s",
     as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
@@ -164,8 +168,10 @@ def forget(
 @groups.command("reset")
 def reset(
     name: GroupName,
-    to_checkpoint: Annotated[str | None, typer.Option("--checkpoint", help="Back to a completed one.")] = None,
-    begin: Annotated[Begin | None, typer.Option("--from", help="To an end of streams without a cut.")] = None,
+    to_checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", help="Go back to this completed checkpoint.")
+    ] = None,
+    begin: Annotated[Begin | None, typer.Option("--from", help="Where to begin in streams without a cut.")] = None,
     cuts: Cuts = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -188,7 +194,7 @@ def reset(
 
 @groups.command("delete")
 def delete(name: GroupName, yes: YesOption = False, as_json: JsonOption = False, store: StoreOption = None) -> None:
-    """Forget a group, its checkpoints, and what is kept for it. Its readers get errors. The streams stay."""
+    """Delete a group, its checkpoints, and the holds on events for it. Its readers fail. The streams stay."""
     with opened(store) as opened_store:
         if name not in opened_store.reader_groups():
             opened_store.reader_group(name)  # which says what there is

@@ -20,7 +20,7 @@ StoreOption = Annotated[
     str | None,
     typer.Option("--store", help="Directory, or URL, of the store. Default: $HEADGATE_STORE, else .headgate/store."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="As JSON, one object on a line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 Name = Annotated[str, typer.Argument(help="Name of the stream, such as app/logs.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 

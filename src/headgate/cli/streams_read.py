@@ -26,10 +26,12 @@ from headgate.store.store import Store
 
 LINES_AT_A_TIME = 8_192
 
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for new events until it is sealed; Ctrl-C ends it.")]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Wait for new events until the stream is sealed; Ctrl-C ends it.")
+]
 Key = Annotated[str | None, typer.Option("--key", help="Only events with this value of the routing key.")]
 FormatOption = Annotated[Format, typer.Option("--format", help="How to print events.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object an event, whatever the columns are.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per event, whatever the columns are.")]
 
 
 class Start(StrEnum):
@@ -48,10 +50,10 @@ def add_read(app: typer.Typer) -> None:
 def read(
     name: Name,
     follow: Follow = False,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", help="Stop after so many events.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", help="Stop after this many events.")] = None,
     start: Annotated[Start, typer.Option("--from", help="Where to begin.")] = Start.EARLIEST,
     at: Annotated[
-        datetime | None, typer.Option("--at", help="Begin with what became visible then, local time.")
+        datetime | None, typer.Option("--at", help="Begin with events that became visible at this local time or later.")
     ] = None,
     cut: Annotated[str | None, typer.Option("--cut", help="Begin at this cut, from 'headgate streams cut'.")] = None,
     until: Annotated[str | None, typer.Option("--until", help="End at this cut.")] = None,
@@ -60,7 +62,7 @@ def read(
     as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Print the events of a stream. Those of a routing key come in order, also while the stream is scaled."""
+    """Print the events of a stream. Events of a routing key stay in order, even while the stream is scaled."""
     with opened(store) as opened_store:
         if (at is not None) + (cut is not None) + (start is not Start.EARLIEST) > 1:
             raise UsageError("say where to begin once: --from, --at or --cut")
@@ -75,13 +77,13 @@ def read(
 def tail(
     name: Name,
     follow: Follow = False,
-    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="So many of each segment.")] = 10,
+    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many events of each segment.")] = 10,
     key: Key = None,
     format_: FormatOption = Format.AUTO,
     as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Print the last events of each segment of a stream, and with -f what comes then."""
+    """Print the last events of each segment of a stream, and with -f all new events."""
     with opened(store) as opened_store:
         begin = _last(opened_store, name, count)
         follower = opened_store.follow(name, start=begin, end=None if follow else LATEST, key=key)

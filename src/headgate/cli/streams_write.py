@@ -42,11 +42,11 @@ def write(
     as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Append lines of files or of standard input; they are durable when the command says so.
+    """Append the lines of files or of standard input. They are durable when the command says so.
 
-    Equal routing keys stay in order. Without a routing key only streams of one segment keep the order of lines. With
-    --writer-id a command that was interrupted is given again, with its input from the beginning, which may have grown
-    by whole lines: it goes on behind what is there. Every input needs a writer id of its own.
+    Equal routing keys stay in order. Without a routing key, only streams with one segment keep the order of lines. If a
+    command with --writer-id was interrupted, repeat it with the whole input, which may have grown by whole lines: it
+    writes only what is missing. Each input needs its own writer id.
     """
     with opened(store, makes=create_) as opened_store:
         if create_:

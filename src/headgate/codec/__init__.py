@@ -1,1 +1,1 @@
-"""Bytes of everything that is sent or kept, with versions and checksums. No I/O."""
+"""Encodes and decodes everything that is sent or stored, with versions and checksums. No I/O."""

@@ -43,7 +43,7 @@ class Column(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Integers with ``low`` ≤ value < ``high``, equally likely."""
+    """A column of random integers, each equally likely, with ``low`` ≤ value < ``high``."""
 
     low: int
     high: int
@@ -58,7 +58,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of ``values`` (all of one type), equally likely."""
+    """A column that takes one of ``values`` (all of one type) at random, each equally likely."""
 
     values: tuple[Any, ...]
 
@@ -74,7 +74,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class RowNumber:
-    """The record's number, from 0; unique over all splits."""
+    """A column with the number of the record, from 0; unique over all splits."""
 
     def pool(self, rows: int, seed: int) -> pa.Array:
         """Return the type only: row numbers do not repeat, so there is no pool."""
@@ -87,24 +87,25 @@ def _two_columns() -> dict[str, Column]:
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """Records made of ``columns`` and a time.
+    """A source of generated records with the given ``columns`` and a time column.
 
-    Record n is the same in every run; over s splits, split i delivers the records i, i + s, i + 2s, …
+    Record n is the same in every run. With s splits, split i delivers the records i, i + s, i + 2s, …
 
     Attributes:
-        columns: name to ``Uniform``, ``Choice`` or ``RowNumber``.
-        rows_per_second: over all subtasks; None is as fast as possible.
-        rows: over all subtasks, then the source ends; None is without end.
-        timestamp: name of the time column (``timestamp[us]``), or None for none.
-        time: ``"processing"`` is when the record was made, in whole milliseconds, and so differs after a replay (the
-            date is looked at once, at the start: setting it later changes nothing); ``"deterministic"`` is
+        columns: maps the name of each column to ``Uniform``, ``Choice`` or ``RowNumber``.
+        rows_per_second: the rate of all subtasks together. None: as fast as possible.
+        rows: the number of records of all subtasks together, after which the source ends. None: it never ends.
+        timestamp: the name of the time column (``timestamp[us]``). None: no time column.
+        time: ``"processing"`` or ``"deterministic"``. With ``"processing"``, the time of a record is the moment at
+            which it was made, in whole milliseconds, so it differs after a replay. The generator reads the date once,
+            at the start; setting the date later changes nothing. With ``"deterministic"``, the time is
             ``start_ms`` + record number · ``step_us``.
-        start_ms: the time of the first record where ``time="deterministic"``, in milliseconds since 1970.
-        step_us: microseconds from one record's time to the next one's, likewise.
-        seed: another seed makes other values.
-        splits: fixed number of splits; None is one for each subtask of the first start.
-        batch_rows: records returned at a time.
-        pool_rows: values made beforehand for each column; records take them in turn.
+        start_ms: with ``time="deterministic"``, the time of the first record in milliseconds since 1970.
+        step_us: with ``time="deterministic"``, the microseconds between the times of two successive records.
+        seed: determines the values; another seed makes other values.
+        splits: a fixed number of splits. None: as many as the first start has subtasks.
+        batch_rows: the number of records in a batch.
+        pool_rows: the number of values that are made in advance for each column. Records take them in turn.
     """
 
     columns: Mapping[str, Column] = field(default_factory=_two_columns)

@@ -17,27 +17,27 @@ HOOK_TIMEOUT: Duration = "10s"
 
 
 class AskAgain(Enum):
-    """What ``trigger`` returns whose snapshot is not complete yet; see ``ASK_AGAIN``."""
+    """The type of ``ASK_AGAIN``, which ``trigger`` returns while its snapshot is not complete yet."""
 
     ASK_AGAIN = "ask again"
 
 
 ASK_AGAIN = AskAgain.ASK_AGAIN
-"""The answer of a hook that has begun a snapshot which others complete: ``trigger`` is called again, a few milliseconds
-later, while the checkpoint goes on and its time is not over (EI40)."""
+"""Returned by the ``trigger`` of a hook that has begun a snapshot which other processes complete. Headgate calls
+``trigger`` again a few milliseconds later, until the checkpoint ends or its timeout has passed (EI40)."""
 
 
 @dataclass(frozen=True, slots=True)
 class HookContext:
-    """Who calls a hook.
+    """The run of a pipeline that calls a hook.
 
     Attributes:
-        pipeline: its name.
+        pipeline: the name of the pipeline.
         hook: the name under which the hook was added.
-        generation: rises with every start and restart of the pipeline. Give it to the external system, which then
-            refuses what a driver of an older one, that is still alive somewhere, wants of it.
-        life: which life of the pipeline it is: one that starts over has another one.
-        home: the directory of its checkpoints, as a URL.
+        generation: a number that rises with every start and restart of the pipeline. Pass it to the external system, so
+            that the system can refuse calls of a replaced driver that is still alive somewhere.
+        life: identifies the life of the pipeline; a pipeline that starts over has another life.
+        home: the checkpoint directory of the pipeline, as a URL.
     """
 
     pipeline: str
@@ -48,47 +48,53 @@ class HookContext:
 
 
 class CoordinatorHook(ABC):
-    """Derive from it to have an external system take a snapshot of its own with every checkpoint, and go back with it.
+    """Base class for an external system that takes its own snapshot with every checkpoint, and goes back to it.
 
-    One object for the whole run, in the driver. All calls come from one thread of its own, one after another; each must
-    end within the hook's timeout. A hook that is a ``CheckpointListener`` too hears how checkpoints end.
+    The driver has one object for the whole run. A thread of the hook's own makes all calls, one after another; each
+    must end within the hook's timeout. If the hook is also a ``CheckpointListener``, it is told how checkpoints end.
 
     Attributes:
-        timeout: of a hook that a source brings along; the one of ``add_hook`` counts for others.
+        timeout: the timeout of each call, for a hook that a source brings along. For other hooks, the timeout of
+            ``add_hook`` counts.
     """
 
     timeout: Duration = HOOK_TIMEOUT
 
     def open(self, context: HookContext) -> None:  # noqa: B027 - a default
-        """A generation begins; ``restore`` or ``reset`` follows. Called again with every restart. Default: nothing."""
+        """Called when a generation begins, so again with every restart. ``restore`` or ``reset`` follows.
+
+        Default: does nothing.
+        """
 
     @abstractmethod
     def trigger(self, checkpoint_id: int) -> bytes | AskAgain | None:
-        """Take part in a checkpoint; return what ``restore`` will need, at most 1 MiB. It goes into the manifest.
+        """Take part in a checkpoint, and return the data that ``restore`` will need, at most 1 MiB.
 
-        Called before any source is triggered. One that raises, or is not in time, aborts the checkpoint; what it did
-        outside must not matter then, and ``trigger`` comes again with a higher number. Nothing says that the
-        checkpoint completes. One whose snapshot takes its time returns ``ASK_AGAIN``, and is asked again.
+        Headgate stores the data in the manifest. It calls ``trigger`` before it triggers any source. If ``trigger``
+        raises or exceeds its timeout, the checkpoint is aborted, and ``trigger`` is called again later with a higher
+        number; what the aborted call did in the external system must not matter then. A checkpoint whose ``trigger``
+        succeeds may still be aborted. If the snapshot takes a while, return ``ASK_AGAIN`` to be called again.
         """
 
     @abstractmethod
     def restore(self, checkpoint_id: int, data: bytes | None) -> None:
-        """Go back to what was when ``trigger(checkpoint_id)`` returned ``data``: a generation begins there.
+        """Go back to the moment at which ``trigger(checkpoint_id)`` returned ``data``: a generation begins there.
 
-        ``data`` is None if it returned nothing, or if the checkpoint is older than the hook. May be repeated. A start
-        that names a savepoint or a checkpoint gives what that one holds, though it has another number here (EI38).
-        Numbers that follow may have been used by the pipeline that it is of: no reader may meet its markers (EI39).
+        ``data`` is None if ``trigger`` returned nothing, or if the checkpoint is older than the hook. The call may be
+        repeated. A start that names a savepoint or a checkpoint passes the data that this one holds, although it has
+        another number in this pipeline (EI38). The pipeline that took it may already have used the numbers that
+        follow, so make sure that no reader meets markers of that pipeline (EI39).
         """
 
     @abstractmethod
     def reset(self) -> None:
-        """Go back to the very beginning: a generation begins without any checkpoint, perhaps not the first one.
+        """Go back to the very beginning: a generation begins without any checkpoint.
 
-        May be repeated.
+        It need not be the first generation. The call may be repeated.
         """
 
     def close(self) -> None:  # noqa: B027 - a default
-        """The run has ended. Default: nothing."""
+        """Called when the run has ended. Default: does nothing."""
 
 
 @runtime_checkable

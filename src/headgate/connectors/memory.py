@@ -41,7 +41,7 @@ _POSITION = struct.Struct("<Q")
 
 
 class FromRows:
-    """A bounded source of rows that travel with the pipeline."""
+    """A bounded source of rows that are part of the program."""
 
     def __init__(
         self,
@@ -55,12 +55,13 @@ class FromRows:
 
         Args:
             rows: dicts, or an Arrow, Polars or pandas table; the index of a pandas table is left out.
-            schema: types of the dicts' values, in Python, Polars or pyarrow; by default they are inferred.
-            splits: pieces of equal size that subtasks can read side by side; order is kept within each.
-            batch_rows: records returned at a time.
+            schema: the types of the dicts' values, as Python, Polars or pyarrow types. They are inferred by default.
+            splits: into how many pieces of equal size to divide the rows. Subtasks can read pieces in parallel; each
+                piece keeps its order.
+            batch_rows: the number of records in a batch.
 
         Raises:
-            UsageError: the rows do not make a table, or a number is not positive.
+            UsageError: the rows do not form a table, or a number is not positive.
         """
         if splits < 1 or batch_rows < 1:
             raise UsageError(f"FromRows(splits={splits}, batch_rows={batch_rows}): both must be positive")
@@ -173,7 +174,7 @@ class _Nothing:
 
 
 class Discard:
-    """A sink that drops everything; the runtime counts what reaches it."""
+    """A sink that drops all records; the runtime still counts them."""
 
     is_transactional = False
     """Nothing is ever visible twice, so going back to an older checkpoint does no harm (R52)."""
@@ -204,12 +205,12 @@ class _DiscardWriter:
 class Print(Discard):
     """A sink that prints records as JSON lines on the worker's standard output.
 
-    At least once, not exactly once: records are printed as they come, before their checkpoint completes, and those
-    after the last completed checkpoint again after a failure.
+    It is at least once, not exactly once: it prints records as they arrive, before their checkpoint completes. After a
+    failure it prints the records since the last completed checkpoint again.
     """
 
     def __init__(self, prefix: str = "") -> None:
-        """Configure; ``prefix`` is what each line begins with."""
+        """Configure; each line begins with ``prefix``."""
         self._prefix = prefix
 
     def check(self, schema: pa.Schema) -> None:

@@ -1,4 +1,4 @@
-"""What people look at: graphs, streams and progress as text, HTML and SVG, and how notebooks show them.
+"""Shows graphs, streams and progress as text, HTML and SVG, in terminals and notebooks.
 
-Above ``model`` and nothing else. Whatever users name is escaped here; nothing is run, written or asked for.
+Imports ``model`` and nothing else. Escapes all names that users choose. Never runs, writes or requests anything.
 """

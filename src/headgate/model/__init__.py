@@ -1,1 +1,1 @@
-"""Plain values of the whole system: identifiers, graphs, plans, manifests, configuration. The standard library only."""
+"""Plain values of the whole system: ids, graphs, plans, manifests, configuration. Uses only the standard library."""

@@ -29,7 +29,7 @@ Location: TypeAlias = str | _Path
 
 
 class PipelineState(Enum):
-    """Where a pipeline is in its life."""
+    """The phases of a pipeline's run."""
 
     STARTING = "starting"
     """Waiting for its workers to register and restore."""
@@ -47,7 +47,7 @@ class PipelineState(Enum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing comes any more."""
+        """Whether the run has ended."""
         return self in (PipelineState.FINISHED, PipelineState.FAILED)
 
 
@@ -215,14 +215,15 @@ class Progress:
     """A snapshot of a pipeline's life, taken about once a second.
 
     Attributes:
-        restarts: generations that followed the first one of this process.
-        failures: how often something failed in this process, whether or not the pipeline was started again.
-        watermark_ms: the lowest watermark of all subtasks, milliseconds since 1970, or None before the first.
-        busy: share of the time in which the busiest worker was not idle, 0 to 1.
-        late_records: records dropped because their window was closed already; counted as in ``NodeProgress``.
-        bad_records: records diverted; counted as in ``NodeProgress``.
-        lost_outputs: pieces of output that a target denied and the pipeline went on without, in all its runs (K26).
-        workers: those that are registered, by number.
+        restarts: the number of generations after the first one in this process.
+        failures: the number of failures in this process, whether or not the pipeline was started again.
+        watermark_ms: the lowest watermark of all subtasks in milliseconds since 1970, or None before the first one.
+        busy: the share of the time, 0 to 1, in which the busiest worker was not idle.
+        late_records: records that were dropped because their window had already fired; counted as in ``NodeProgress``.
+        bad_records: records that were diverted; counted as in ``NodeProgress``.
+        lost_outputs: pieces of output that a target denied and without which the pipeline continued, in all its runs
+            (K26).
+        workers: the registered workers, by number.
     """
 
     state: PipelineState
@@ -304,16 +305,17 @@ class RunResult:
     """How a run ended without failing.
 
     Attributes:
-        is_finished: all input ended and everything is committed; False when it was stopped before.
+        is_finished: whether all input has ended and everything is committed. False if the run was stopped before.
         records_in: records that sources delivered since the pipeline began, in all its runs, each counted once (OM1).
         records_out: records that reached sinks, counted in the same way.
         last_checkpoint: the newest completed checkpoint, or None.
         restarts: how often this run was restarted after a failure.
-        is_drained: its sources were told to end; it is finished, too.
-        savepoint: what came of the one that the run was to end with; None if none was asked for.
-        has_removed_checkpoints: it was cancelled, and does not continue: ``Checkpointing(retain_on_cancel=False)``.
-        is_removal_in_doubt: it was to remove them, and nobody can tell whether it did: the next start continues or
-            begins anew.
+        is_drained: whether the sources were told to end. A drained run is finished, too.
+        savepoint: the outcome of the savepoint with which the run was to end; None if none was requested.
+        has_removed_checkpoints: whether the run was cancelled with ``Checkpointing(retain_on_cancel=False)`` and
+            removed its checkpoints. The pipeline then does not continue.
+        is_removal_in_doubt: whether the run was to remove its checkpoints, but it is unknown whether it did. The next
+            start either continues or begins anew.
     """
 
     is_finished: bool
@@ -330,13 +332,13 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOutcome:
-    """What came of a checkpoint that somebody asked for.
+    """The outcome of a requested checkpoint.
 
     Attributes:
-        checkpoint: completed, and begun after it was asked for; None if there is none.
+        checkpoint: the completed checkpoint, which began after the request; None if there is none.
         reason: why there is none, as a clause.
-        savepoint: where the savepoint is that was asked for.
-        is_refused: nothing was begun.
+        savepoint: the place of the requested savepoint.
+        is_refused: whether the request was refused, so that nothing was begun.
     """
 
     checkpoint: CheckpointId | None
@@ -346,14 +348,14 @@ class CheckpointOutcome:
 
 
 class PipelineHandle(Protocol):
-    """A started pipeline."""
+    """A started pipeline: shows its progress, and stops it or takes checkpoints on request."""
 
     @property
     def progress(self) -> Progress:
         """The latest snapshot."""
 
     def wait(self, timeout_s: float | None = None) -> RunResult | None:
-        """Wait until the pipeline ended; None when ``timeout_s`` passed before.
+        """Wait until the pipeline has ended. Return None if ``timeout_s`` passes first.
 
         Raises:
             PipelineFailed: the restart strategy gave up.
@@ -363,42 +365,40 @@ class PipelineHandle(Protocol):
     def stop(
         self, timeout_s: float | None = None, *, drain: bool = False, savepoint: Location | None = None
     ) -> RunResult | None:
-        """Take a last checkpoint, then stop; a later run of the same pipeline continues from it.
-
-        With ``drain`` the sources end as if their input had ended: windows fire, everything in flight is processed,
-        and the last checkpoint is final. A drained pipeline has finished: it does not continue.
+        """Take a last checkpoint, then stop. A later run of the same pipeline continues from it.
 
         Args:
-            timeout_s: how long to wait; None: until the end.
-            drain: see above.
-            savepoint: a place at which a savepoint of the last checkpoint is written; ``RunResult.savepoint`` says what
-                came of it.
+            timeout_s: how long to wait for the end of the run. None: without limit.
+            drain: end the sources as if their input had ended: everything in flight is processed, windows fire, and the
+                last checkpoint is final. A drained pipeline has finished and does not continue.
+            savepoint: a directory or URL at which to write a savepoint of the last checkpoint.
+                ``RunResult.savepoint`` has the outcome.
 
         Raises:
-            UsageError: the savepoint cannot be there; the pipeline goes on.
+            UsageError: the savepoint cannot be written there. The pipeline continues.
         """
 
     def take_checkpoint(self, timeout_s: float | None = None) -> CheckpointOutcome | None:
-        """Take a checkpoint now, without waiting for the interval or the pause, and wait for what comes of it.
+        """Take a checkpoint now, without waiting for the interval or the pause, and wait for its outcome.
 
         Returns:
-            None when ``timeout_s`` passed before. The checkpoint may still complete.
+            The outcome, or None if ``timeout_s`` passes first. The checkpoint may then still complete.
         """
 
     def take_savepoint(self, path: Location, timeout_s: float | None = None) -> CheckpointOutcome | None:
-        """Write a savepoint at ``path``, an empty directory or a URL, and wait for what comes of it.
+        """Write a savepoint at ``path``, an empty directory or a URL, and wait for its outcome.
 
-        It holds the state of a checkpoint that is taken now. Nobody but its owner ever removes it.
+        The savepoint holds the state of a checkpoint that is taken now. Headgate never removes it.
 
         Returns:
-            What came of it; ``savepoint`` is set if there is one. None when ``timeout_s`` passed before.
+            The outcome, whose ``savepoint`` is set if the savepoint was written. None if ``timeout_s`` passes first.
 
         Raises:
-            UsageError: it cannot be there.
+            UsageError: the savepoint cannot be written there.
         """
 
     def answer_requests(self) -> None:
-        """Take a checkpoint for whoever asks from another process, and tell them what came of it."""
+        """Take a checkpoint for requests from other processes, and answer them."""
 
     def cancel(self, *, retain: bool = False) -> None:
         """Stop at once, without a last checkpoint; a later run continues from the latest completed one.
@@ -407,16 +407,16 @@ class PipelineHandle(Protocol):
         """
 
     def when_ended(self, call: Callable[[], None]) -> None:
-        """Make ``call`` once, as soon as the run has ended, however; before ``wait`` returns."""
+        """Call ``call`` once, as soon as the run has ended for any reason, and before ``wait`` returns."""
 
     def checkpoints(self) -> tuple[CheckpointProgress, ...]:
-        """Return the completed checkpoints of this run, oldest first (bounded)."""
+        """Return the completed checkpoints of this run, oldest first. Only the latest ones are kept."""
 
     def alignments(self) -> dict[CheckpointId, tuple[SubtaskAlignment, ...]]:
-        """Return how long the latest checkpoints held up each subtask, by checkpoint (bounded).
+        """Return, by checkpoint, how long the latest checkpoints delayed each subtask. Only the latest ones are kept.
 
-        Workers report twice a second, so the newest may be missing or not whole yet.
+        Workers report twice a second, so the newest checkpoint may be missing or incomplete.
         """
 
     def metrics(self) -> dict[str, dict[str, int | float]]:
-        """Return ``node → metric → number`` of the latest snapshot: what ``NodeProgress`` has, but for what is None."""
+        """Return ``node → metric → number`` of the latest snapshot: all numbers of ``NodeProgress`` but None."""

@@ -1,4 +1,4 @@
-"""Machines without I/O, grouped by what they are about; each has its vocabulary of events and effects beside it.
+"""State machines without I/O, grouped by topic, each with its vocabulary of events and effects beside it.
 
-Events go in, effects come out; there is no clock, no thread, no randomness. ``machine`` is what all of them share.
+A machine takes events and returns effects. It uses no clock, no threads and no randomness. ``machine`` is their base.
 """

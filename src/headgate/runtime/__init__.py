@@ -1,7 +1,7 @@
-"""Carries out what the protocol decides: six rooms, and what they are given from outside.
+"""Carries out what the protocol decides.
 
-``driver`` hosts the machines of a whole pipeline, ``worker`` those of one process's subtasks; both read and write
-through ``checkpoints`` and talk over ``wire``. ``stored_state``, beside ``worker``, looks at checkpoints from outside;
-``written_state``, above both, writes savepoints without a run. Arrows go that way only. Clocks, threads, sockets and
-chance come from ``surroundings``; ``process`` is the operating system's.
+``driver`` hosts the machines of a whole pipeline, and ``worker`` those of one process's subtasks. Both read and write
+through ``checkpoints`` and communicate over ``wire``. ``stored_state``, beside ``worker``, reads checkpoints from
+outside; ``written_state``, above both, writes savepoints without a run. Imports go only in that direction. Clocks,
+threads, sockets and random numbers come from ``surroundings``; ``process`` provides those of the operating system.
 """

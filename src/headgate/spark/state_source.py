@@ -136,10 +136,10 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
 
 
 def register_state_source(spark: Any) -> None:
-    """Make ``spark.read.format("headgate-state")`` known to a session, and let it hand filters to Python sources.
+    """Register ``spark.read.format("headgate-state")`` in a session, and let it push filters to Python sources.
 
     Raises:
-        UsageError: it is no session.
+        UsageError: the argument is not a SparkSession.
     """
     if not hasattr(spark, "dataSource"):
         raise UsageError(f"register_state_source needs the SparkSession that shall read, not {spark!r}")

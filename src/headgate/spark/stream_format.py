@@ -31,12 +31,14 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
         store: directory of the store; default as for ``StreamSource``.
         start, end: where reading begins and ends: ``earliest``, ``latest``, a stream cut, or a date and time
             (``readStream`` has no end).
-        columns: names, with commas between them; default: all.
-        place: true: the columns ``_segment`` and ``_position`` follow.
-        rows_per_partition: of ``read``, at most; default: as many as there are in 128 MiB.
-        rows_per_batch: of a micro-batch of ``readStream``, at most.
-        holder: in whose name nothing is truncated that a ``readStream`` still needs.
-        routing_key, segments: of a stream that ``write`` or ``writeStream`` creates.
+        columns: names of columns, separated by commas; default: all.
+        place: true adds the columns ``_segment`` and ``_position``.
+        rows_per_partition: the maximum number of rows of a partition of ``read``; default: as many as there are in
+            128 MiB.
+        rows_per_batch: the maximum number of rows of a micro-batch of ``readStream``.
+        holder: the name under which the store keeps the events that a ``readStream`` still needs.
+        routing_key, segments: the routing key and the number of segments of a stream that ``write`` or ``writeStream``
+            creates.
     """
 
     _span: Span | None = None
@@ -95,10 +97,10 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
 
 
 def register_streams(spark: Any) -> None:
-    """Make ``format("headgate")`` known to a session, and let it hand filters to Python sources.
+    """Register ``format("headgate")`` in a session, and let the session push filters to Python sources.
 
     Raises:
-        UsageError: it is no session.
+        UsageError: the argument is not a SparkSession.
     """
     if not hasattr(spark, "dataSource"):
         raise UsageError(f"register_streams needs the SparkSession that shall read or write, not {spark!r}")

@@ -1,1 +1,1 @@
-"""Keyed state: descriptors, keys and their hash, and the backends, each in a room of its own."""
+"""Keyed state: descriptors, keys and their hash, and the backends, each in its own package."""

@@ -18,17 +18,17 @@ from headgate.model.value_types import ListOf, Plain, StructOf, ValueType, inner
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """What becomes of state that an older version of the program wrote: ``evolution=hg.Evolution(...)``.
+    """Describes how to convert state that an older version of the program wrote: ``evolution=hg.Evolution(...)``.
 
-    Wider numbers and removed fields need no word. Fields are named by path: ``"address.zip"`` is the field ``zip`` of
-    the struct ``address``; elements of lists add nothing to it. State that is as declared stays as it is, so an
-    evolution can stay in the program.
+    Wider number types and removed fields need no description. Name a field by its path: ``"address.zip"`` is the field
+    ``zip`` of the struct ``address``. Elements of lists add nothing to the path. State that already has the declared
+    type stays as it is, so you can leave an evolution in the program.
 
     Attributes:
-        defaults: what fields that were added hold in old state: ``{"address.zip": None}``.
-        renamed: fields under other names: ``{"old": "new"}``.
-        renamed_from: the name that the state itself had.
-        starts_empty: older checkpoints need not have this state; no key has anything in it then.
+        defaults: the values that added fields get in old state: ``{"address.zip": None}``.
+        renamed: fields that have another name now: ``{"old": "new"}``.
+        renamed_from: the former name of the state itself.
+        starts_empty: whether older checkpoints may lack this state. It is then empty for every key.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -32,13 +32,13 @@ _META = MetaSection(TTL_SECTION, "expiry")
 
 @dataclass(frozen=True, slots=True)
 class TTL:
-    """How long a value, a list's element or a map's entry lives: ``state.value("seen", pa.int64(), ttl=hg.TTL("7d"))``.
+    """How long a value, a list element or a map entry lives: ``state.value("seen", pa.int64(), ttl=hg.TTL("7d"))``.
 
-    Time is processing time. What has expired is not there any more, in any operation.
+    The time is processing time. No operation returns state that has expired.
 
     Attributes:
         duration: ``"30s"``, ``"7d"`` or a ``timedelta``.
-        update: from when on it counts: ``"write"``: since it was written last; ``"read_and_write"``: or read.
+        update: what begins the duration anew. ``"write"``: each write; ``"read_and_write"``: each read as well.
     """
 
     duration: Duration
@@ -58,7 +58,7 @@ class TTL:
 
     @property
     def is_renewed_by_reads(self) -> bool:
-        """Whether what is read lives for the whole duration again."""
+        """Whether a read begins the duration anew."""
         return self.update == "read_and_write"
 
 

@@ -1,1 +1,1 @@
-"""Objects by path, with create-if-absent: local files, memory, and object stores. No stream store in it."""
+"""Objects by path, with create-if-absent: local files, memory and object stores. Knows nothing of the stream store."""

@@ -19,18 +19,18 @@ _log = logging.getLogger("headgate")
 
 
 class AutoscaledStore(ScaledStore):
-    """The scaling policies of its streams."""
+    """The part of a store that scales streams by their policies."""
 
     def set_scaling(self, name: str, scaling: Scaling | None) -> StreamInfo:
-        """Let ``scaling`` be how a stream is scaled by itself, from the next look on (S79); None: by hand only.
+        """Set how a stream is scaled automatically, from the next look on (S79). None: only by hand.
 
         Raises:
-            UsageError: there is no such stream, or the policy cannot be.
+            UsageError: there is no such stream, or the policy is impossible.
         """
         return self._catalogue.set_scaling(name, scaling_policy_of(scaling))
 
     def autoscale(self, name: str) -> bool:
-        """Scale a stream as its policy says, at once; return whether it has other segments now.
+        """Scale a stream now as its policy says. Return whether its segments have changed.
 
         Writers and sinks do this by themselves, once a minute (S81).
 

@@ -30,7 +30,7 @@ _log = logging.getLogger("headgate")
 
 
 class CutStore:
-    """What of its streams a store keeps, and for whom."""
+    """The part of a store that decides which events to keep: stream cuts, truncation, holds and retention."""
 
     def __init__(self, catalogue: Catalogue, storage: Storage, clock: Clock) -> None:
         """Use ``Store.open``."""
@@ -54,15 +54,15 @@ class CutStore:
         """Return the cut in front of all events that became visible at ``date`` or later (S66).
 
         Args:
-            name: the stream.
-            date: with a time zone, or in that of the machine.
+            name: the name of the stream.
+            date: a date with a time zone, or in the time zone of the machine.
         """
         stream = self._catalogue.find_stream(name)
         positions = self._catalogue.cut_at(stream, round(date.timestamp() * 1_000))
         return StreamCut(stream.name, stream.stream_id, positions)
 
     def events_between(self, begin: StreamCut, end: StreamCut | None = None) -> int:
-        """Return how many events are there between two cuts of a stream, up to its end without the second one."""
+        """Return the number of events between two cuts of a stream. Without a second cut: up to its end."""
         extents = self._catalogue.extents(self._stream_of(begin))
         last = {segment: extent.end for segment, extent in extents.items()} if end is None else end.positions
         return sum(_between(begin.positions, last, segment, extent) for segment, extent in extents.items())
@@ -70,16 +70,17 @@ class CutStore:
     # -- truncation --------------------------------------------------------------------------------------------------
 
     def truncate(self, cut: StreamCut, *, anyway: bool = False) -> StreamCut:
-        """Remove the events before ``cut`` for good; return where the stream begins now (S65).
+        """Remove the events before ``cut`` for good, and return where the stream begins now (S65).
 
-        Repeating it, or a cut that lies before the head, changes nothing.
+        Repeating the call, or passing a cut before the head, changes nothing.
 
         Args:
-            cut: up to where, as ``tail`` or ``cut_at`` gave it.
-            anyway: also what somebody holds.
+            cut: where to truncate: a cut such as ``tail`` or ``cut_at`` returns.
+            anyway: also remove events that a holder still needs.
 
         Raises:
-            UsageError: it is no cut of a stream that is there, or somebody holds what would go; names who.
+            UsageError: it is not a cut of an existing stream, or a holder still needs events before it; the message
+                names the holder.
         """
         stream = self._stream_of(cut)
         self._catalogue.truncate(stream, cut.positions, anyway=anyway)
@@ -87,31 +88,31 @@ class CutStore:
         return self.head(stream.name)
 
     def hold(self, cut: StreamCut, *, holder: str, life: str = "", epoch: int = 0) -> None:
-        """Let nothing behind ``cut`` be truncated, until ``holder`` holds another cut of the stream or releases it.
+        """Keep all events behind ``cut``, until ``holder`` holds another cut of the stream or releases it.
 
         Args:
-            cut: nothing before it is needed.
-            holder: who needs it; one cut per stream.
-            life, epoch: of one that may be replaced by another process: a later epoch of the same life fences it.
+            cut: the holder needs no events before it.
+            holder: the name of the holder, which holds one cut per stream.
+            life, epoch: for a holder that another process may replace: a later epoch of the same life fences it.
 
         Raises:
-            TruncatedError: something behind it has been truncated already.
-            FencedError: a later epoch of the same life holds already.
-            UsageError: it is no cut of a stream that is there.
+            TruncatedError: events behind the cut have already been truncated.
+            FencedError: a later epoch of the same life already holds a cut.
+            UsageError: it is not a cut of an existing stream.
         """
         self._catalogue.hold(self._stream_of(cut), Hold(holder, cut.positions, life, epoch))
 
     @property
     def is_untouched(self) -> bool:
-        """Whether the store stays as it is until somebody writes: an older one, or not to be written to (CT8)."""
+        """Whether reading leaves the store unchanged: it is of an older release, or cannot be written to (CT8)."""
         return self._catalogue.is_untouched
 
     def release(self, name: str, *, holder: str) -> None:
-        """Let go of what ``holder`` holds of a stream. Repeating is fine."""
+        """Release the cut that ``holder`` holds of a stream. The call can be repeated."""
         self._catalogue.release(self._catalogue.find_stream(name), holder)
 
     def holds(self, name: str) -> dict[str, StreamCut]:
-        """Return the cuts of a stream that are held, by holder."""
+        """Return the held cuts of a stream, by holder."""
         stream = self._catalogue.find_stream(name)
         found = self._catalogue.holds(stream)
         return {hold.holder: StreamCut(stream.name, stream.stream_id, hold.positions) for hold in found}
@@ -119,15 +120,15 @@ class CutStore:
     # -- retention ---------------------------------------------------------------------------------------------------
 
     def set_retention(self, name: str, retention: Retention | None) -> StreamInfo:
-        """Let ``retention`` be how long events of a stream stay, from the next look on (S71); None: for ever.
+        """Set how long events of a stream stay, from the next look on (S71). None: for ever.
 
         Raises:
-            UsageError: there is no such stream, or the retention cannot be.
+            UsageError: there is no such stream, or the retention is impossible.
         """
         return self._catalogue.set_retention(name, policy_of(retention))
 
     def retain(self, name: str) -> StreamCut:
-        """Truncate a stream as far as its retention says, at once; return where it begins now.
+        """Truncate a stream now as far as its retention says, and return where it begins.
 
         Writers and sinks do this by themselves, once a minute (S71).
         """
@@ -137,9 +138,9 @@ class CutStore:
         return self.head(name)
 
     def look_after(self, name: str) -> None:
-        """Do what ``retain`` and ``autoscale`` do, unless this process did so a moment ago; never for long at a time.
+        """Do what ``retain`` and ``autoscale`` do, unless this process has just done so. It never takes long.
 
-        It never fails: what could not be removed now, a later look removes.
+        It never fails: what cannot be removed now is removed by a later look.
         """
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._look_due_ms.get(name, now_ms):

@@ -20,14 +20,14 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StreamCut:
-    """A position in every segment of a stream: the events before it, and those from it on.
+    """A position in every segment of a stream, which divides its events into those before the cut and those behind it.
 
-    ``str`` gives text such as ``app/logs#3@0:120,1:96``, which ``parse`` reads in any process.
+    ``str`` returns text such as ``app/logs#3@0:120,1:96``, which ``parse`` reads in any process.
 
     Attributes:
         stream: the name of the stream.
-        stream_id: its number, which a stream of the same name that is created later does not get.
-        positions: segment → position of the first event behind the cut.
+        stream_id: the number of the stream. A stream that is created later under the same name has another number.
+        positions: maps each segment to the position of the first event behind the cut.
     """
 
     stream: str
@@ -40,10 +40,10 @@ class StreamCut:
 
     @classmethod
     def parse(cls, text: str) -> StreamCut:
-        """Return the cut that ``str`` made ``text`` of.
+        """Return the cut that ``text`` represents.
 
         Raises:
-            UsageError: it is none.
+            UsageError: ``text`` is not a cut.
         """
         match = _TEXT.fullmatch(text)
         pairs = [pair.partition(":") for pair in match["positions"].split(",")] if match else []
@@ -53,10 +53,10 @@ class StreamCut:
         return cls(match["stream"], int(match["id"]), positions)
 
     def check(self, stream: StreamInfo) -> None:
-        """Check that it is a cut of ``stream``.
+        """Check that this is a cut of ``stream``.
 
         Raises:
-            UsageError: it belongs to another one.
+            UsageError: it is a cut of another stream.
         """
         if self.stream != stream.name:
             raise UsageError(f"the cut {self} is of another stream than '{stream.name}'")

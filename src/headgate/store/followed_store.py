@@ -24,7 +24,7 @@ EARLIEST, LATEST = "earliest", "latest"
 
 
 class FollowedStore(AutoscaledStore):
-    """The whole streams that programs read without a group."""
+    """The part of a store that reads whole streams without a reader group."""
 
     _threads: Threads
 
@@ -36,18 +36,18 @@ class FollowedStore(AutoscaledStore):
         end: str | StreamCut | None = None,
         key: object = None,
     ) -> StreamFollower:
-        """Return a reader of all segments of a stream, also of those that it gets when it is scaled (FW2).
+        """Return a reader of all segments of a stream, including those that it gets when it is scaled (FW2).
 
         Args:
-            name: the stream.
-            start: ``"earliest"``, ``"latest"`` for what comes from now on, a cut, or a date: what became visible then
-                or later.
-            end: where it ends: a cut, or ``"latest"`` for what is there now; None: where the stream is sealed.
-            key: only events with this value of the routing key; None: all.
+            name: the name of the stream.
+            start: ``"earliest"``, ``"latest"`` (only events from now on), a cut, or a date (only events that became
+                visible then or later).
+            end: where to end: a cut, or ``"latest"`` for the present end. None: where the stream is sealed.
+            key: return only events with this value of the routing key. None: all events.
 
         Raises:
-            UsageError: there is no such stream, the cut is of another one, or it has no routing key.
-            TruncatedError: what it would begin with is gone.
+            UsageError: there is no such stream, the cut is of another stream, or the stream has no routing key.
+            TruncatedError: the events at ``start`` no longer exist.
         """
         stream = self._catalogue.find_stream(name)
         _, extents = self._catalogue.layout_and_extents(stream)

@@ -33,7 +33,7 @@ FOR_EVER = "365 days"
 
 @dataclass(frozen=True, slots=True)
 class StreamEvents:
-    """Events of one segment, from ``position`` on, in the schema that their stream had when they were read."""
+    """Events of one segment, from ``position`` on, in the schema that the stream had when they were read."""
 
     segment: int
     position: int
@@ -61,10 +61,9 @@ class OnlyKey:
 
 
 class StreamFollower:
-    """Reads a stream from somewhere on, up to its end of now or for ever. One thread at a time.
+    """Reads a whole stream, either up to a given end or without end. Use it in one thread at a time.
 
-    An iterator: it waits for new events until the stream is sealed and read to its end, or the end that it was given
-    is reached.
+    It is an iterator that waits for new events, until it reaches the given end, or the end of a sealed stream.
     """
 
     def __init__(
@@ -99,16 +98,16 @@ class StreamFollower:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is left: it has come to its end, or the stream is sealed and all of it was returned."""
+        """Whether nothing is left to read: it has reached its end, or it has returned all events of a sealed stream."""
         is_complete = self._is_sealed or self._order.start.is_bounded
         return is_complete and not self._places and not self._order.waiting
 
     def read(self, rows_max: int = READ_ROWS, *, timeout: Duration = 0) -> StreamEvents | None:
-        """Return the next events of one segment, or None if there is nothing.
+        """Return the next events of one segment, or None if there are none.
 
         Args:
-            rows_max: so many events at most.
-            timeout: so long it waits for something to come, unless ``has_ended`` says that nothing can.
+            rows_max: the maximum number of events.
+            timeout: how long to wait for new events. It does not wait if ``has_ended`` is True.
 
         Raises:
             TruncatedError: events were truncated before they were read.
@@ -122,10 +121,10 @@ class StreamFollower:
         return found
 
     def unread(self, found: StreamEvents) -> None:
-        """Take back what the latest ``read`` returned: nobody got it, and the next one returns it again (FW5).
+        """Undo the latest ``read``, whose events were not used: the next ``read`` returns them again (FW5).
 
         Raises:
-            UsageError: it is not what the latest one returned.
+            UsageError: these are not the events that the latest ``read`` returned.
         """
         if found is not self._returned:
             raise UsageError(f"only what the latest read of stream '{self.stream.name}' returned can be taken back")
@@ -134,7 +133,7 @@ class StreamFollower:
         self._places[found.segment] = Place(found.position, self._places[found.segment].end)
 
     def cut(self) -> StreamCut:
-        """Return where it is: everything that was returned lies before, everything that was not behind (FW4)."""
+        """Return the current cut: all events that were returned lie before it, all others behind it (FW4)."""
         passed = {number: self._extents[number].end for number in self._order.passed}
         waiting = {number: place.position for number, place in self._order.waiting.items() if place.position > 0}
         here = {number: self._position(number) for number in self._places}

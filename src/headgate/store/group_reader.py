@@ -30,7 +30,7 @@ LOOK_PAUSE_MS = 10
 
 @dataclass(frozen=True, slots=True)
 class GroupEvents:
-    """Events of one segment, from ``position`` on."""
+    """Events of one segment, from ``position`` on, as ``GroupReader.read`` returns them."""
 
     stream: str
     segment: int
@@ -40,7 +40,10 @@ class GroupEvents:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMarker:
-    """All that this reader returned so far lies before ``checkpoint``; the next call says that its caller knows."""
+    """Marks ``checkpoint`` in a reader's input: all events that the reader has returned so far lie before it.
+
+    The next call of the reader confirms that its caller has received the marker.
+    """
 
     checkpoint: str
 
@@ -62,11 +65,11 @@ class Life:
 
 
 class GroupReader:
-    """Reads its share of a group's streams (RG20). One thread at a time.
+    """Reads its share of a group's streams (RG20). Use it in one thread at a time.
 
-    What a call of ``read`` returned counts as processed when the next one is made, unless the group was joined with
-    ``commit_every=None``: then when ``commit`` is called, or a marker has been passed. A context manager: it leaves at
-    the end, and commits before that unless an error ended the block.
+    The events that ``read`` returns count as processed when ``read`` is called again. With ``commit_every=None``, they
+    count as processed when ``commit`` is called, or when a marker has been passed. As a context manager, the reader
+    leaves the group at the end of the block, and commits before that unless an error ended the block.
     """
 
     def __init__(
@@ -98,28 +101,29 @@ class GroupReader:
 
     @property
     def reader_id(self) -> str:
-        """Its name in the group."""
+        """The name of this reader in the group."""
         return self._life.reader
 
     @property
     def segments(self) -> tuple[tuple[str, int], ...]:
-        """What it reads, as (stream, segment), as it saw the group last."""
+        """The segments that it reads, as (stream, segment), when it last looked at the group."""
         return self._group.shares.of(self._life.reader)
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is left: all streams are sealed, and all of them lies before durable positions (RG5)."""
+        """Whether nothing is left: all streams are sealed, and all events lie before durable positions (RG5)."""
         return not self._group.readable
 
     def read(self, rows_max: int = READ_ROWS, *, timeout: Duration = 0) -> GroupEvents | CheckpointMarker | None:
-        """Return the next events of one segment, or the marker of a checkpoint, or None if there is nothing.
+        """Return the next events of one segment, or the marker of a checkpoint, or None if there is nothing to read.
 
         Args:
-            rows_max: so many events at most.
-            timeout: so long it waits for something to come, unless ``has_ended`` says that nothing can.
+            rows_max: the maximum number of events.
+            timeout: how long to wait for something to read. It does not wait if ``has_ended`` is True.
 
         Raises:
-            FencedError: it is not in the group any more: join again. What it had not committed is read by others.
+            FencedError: this reader is no longer in the group: join again. Other readers read what it had not
+                committed.
             TruncatedError, CorruptionError, UsageError: see ``SegmentReader.read``.
         """
         until_ms = self._clock.monotonic_ms() + duration_ms(timeout, "timeout")
@@ -130,12 +134,13 @@ class GroupReader:
         return found
 
     def unread(self, found: GroupEvents | CheckpointMarker) -> None:
-        """Take back what the latest ``read`` returned: nobody got it.
+        """Undo the latest ``read``, whose events were not used.
 
-        The next ``read`` returns it again, unless the segment was given up meanwhile, and no commit counts it (AC4).
+        The next ``read`` returns them again, unless the reader has given up the segment in the meantime. No commit
+        counts them (AC4).
 
         Raises:
-            UsageError: it is not what the latest one returned.
+            UsageError: these are not the events that the latest ``read`` returned.
         """
         if found is not self._returned:
             raise UsageError(f"only what the latest read of reader '{self._life.reader}' returned can be taken back")
@@ -149,7 +154,7 @@ class GroupReader:
 
     @property
     def due_in_ms(self) -> int:
-        """How long it may be left alone: then a ``read`` has something to say to the group, whatever comes."""
+        """After how many ms ``read`` has to be called again to report to the group, even without new events."""
         if self._is_commit_due():
             return 0
         due_in_ms = self._heart.due_in_ms
@@ -166,10 +171,10 @@ class GroupReader:
         return self._returned
 
     def commit(self) -> None:
-        """Say that all that was returned is processed: it is not read again (RG2).
+        """Confirm that all returned events have been processed, so that they are not read again (RG2).
 
         Raises:
-            FencedError: it is not in the group any more, and what it had not committed is read by others.
+            FencedError: this reader is no longer in the group. Other readers read what it had not committed.
         """
         self._heart.caller_is_here()
         if not self._pass_marker():
@@ -177,13 +182,12 @@ class GroupReader:
         self._committed_ms = self._clock.monotonic_ms()
 
     def heartbeat(self) -> None:
-        """Say that it lives, if that is due, and look at the group. ``read`` does both.
+        """Report that this reader is alive, if that is due, and look at the group. ``read`` does both, too.
 
-        A caller that is busy for long between two reads calls it meanwhile, several times in a lease, or joins with
-        ``busy_at_most``.
+        If you work for a long time between two reads, call it several times per lease, or join with ``busy_at_most``.
 
         Raises:
-            FencedError: it is not in the group any more.
+            FencedError: this reader is no longer in the group.
         """
         self._heart.caller_is_here()
         if self._heart.is_due:
@@ -198,10 +202,12 @@ class GroupReader:
                 self._change(silent)
 
     def leave(self, *, commits: bool = True) -> None:
-        """Give up all segments; with ``commits`` what was returned is processed. Repeating is fine.
+        """Leave the group and give up all segments. With ``commits``, all returned events count as processed.
+
+        The call can be repeated.
 
         Raises:
-            FencedError: with ``commits``, it is not in the group any more.
+            FencedError: with ``commits``, this reader is no longer in the group.
         """
         self._heart.close()
         if commits and self._told != _GONE:

@@ -21,7 +21,7 @@ from headgate.threads import Threads
 
 
 class GroupedStore(FollowedStore):
-    """The reader groups on its streams."""
+    """The part of a store that makes, finds and deletes reader groups."""
 
     _new_name: Callable[[], str]
     _threads: Threads
@@ -35,20 +35,21 @@ class GroupedStore(FollowedStore):
         cuts: Sequence[StreamCut] = (),
         checkpoints_kept: int = 1,
     ) -> ReaderGroup:
-        """Return a reader group, making it when there is none and ``streams`` are named.
+        """Return a reader group; create it if it does not exist and ``streams`` are given.
 
-        What a group still needs is not truncated (RG17), until the group is deleted.
+        The events that a group still needs are not truncated (RG17), until the group is deleted.
 
         Args:
-            name: of the group.
-            streams: what it reads; may be left out for a group that is there.
-            start: where a new group begins: "earliest" or "latest", in streams without
-            cuts: where they begin.
-            checkpoints_kept: of a new group, how many completed checkpoints it can go back to.
+            name: the name of the group.
+            streams: the streams that it reads; may be left out for an existing group.
+            start: where a new group begins, "earliest" or "latest", in the streams that have no cut in ``cuts``.
+            cuts: the cuts at which a new group begins in its streams.
+            checkpoints_kept: how many completed checkpoints a new group can go back to.
 
         Raises:
-            UsageError: there is none and no stream is named, a stream is missing, or it reads other streams.
-            TruncatedError: what it would begin with is gone.
+            UsageError: the group does not exist and no stream is given, a stream is missing, or the group reads other
+                streams.
+            TruncatedError: the events at which it would begin no longer exist.
         """
         wanted = (streams,) if isinstance(streams, str) else tuple(dict.fromkeys(streams))
         begin = group_start(start, cuts)
@@ -68,7 +69,7 @@ class GroupedStore(FollowedStore):
         return self._catalogue.groups()
 
     def delete_reader_group(self, name: str) -> bool:
-        """Forget a reader group and let go of what it holds; return whether there was one. Its readers get errors."""
+        """Delete a reader group and release the events that it holds; return whether it existed. Its readers fail."""
         return self._catalogue.delete_group(name)
 
     def claimed_group(self, name: str, stream: str, claim: Claim) -> ClaimedGroup:

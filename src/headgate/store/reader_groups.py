@@ -49,7 +49,7 @@ class GroupInfo:
 
 
 class ReaderGroup:
-    """Readers in any number of processes that share streams: each event goes to one of them."""
+    """A group of readers, in any number of processes, that share streams: each event goes to one of the readers."""
 
     def __init__(
         self,
@@ -83,18 +83,19 @@ class ReaderGroup:
         """Return a new reader of the group.
 
         Args:
-            reader_id: its name in the group.
-            lease: others take it for dead when they have heard nothing of it for so long.
-            commit_every: with ``read``, so often, what earlier reads returned counts as processed; None: only with
-                ``commit``, ``leave`` and markers.
-            busy_at_most: between two calls of the reader so much time may pass, whatever the lease: a thread says
-                meanwhile that it lives. None: whoever is busy for longer than the lease calls ``heartbeat``.
-            takes_over: whoever is in the group under this name is dead.
-            timeout: if the name is in the group, so long it waits whether that one says that it lives; a dead one is
-                gone after its lease.
+            reader_id: the name of the reader in the group.
+            lease: if the reader does not report for this long, the other readers consider it dead.
+            commit_every: how often ``read`` commits the events of earlier reads as processed. None: only ``commit``,
+                ``leave`` and markers do.
+            busy_at_most: how much time may pass between two calls of the reader, whatever the lease is. Meanwhile a
+                thread reports that the reader is alive. None: call ``heartbeat`` if you are busy for longer than the
+                lease.
+            takes_over: states that a reader of this name that is still in the group is dead.
+            timeout: if a reader of this name is in the group, how long to wait for it to disappear. A dead reader
+                disappears after its lease.
 
         Raises:
-            UsageError: the name is in the group already, or there is no such group any more.
+            UsageError: a reader of this name is in the group, or the group no longer exists.
         """
         until_ms = self._clock.monotonic_ms() + duration_ms(timeout, "timeout")
         commit_every_ms = None if commit_every is None else duration_ms(commit_every, "commit_every")
@@ -115,7 +116,7 @@ class ReaderGroup:
             pause.wait(min(pause_ms, left_ms) / 1_000)
 
     def look_for(self, reader_id: str) -> int:
-        """Watch the readers once (RG13); return in how many ms to look again whether a name is free; 0: it is."""
+        """Watch the readers once (RG13). Return after how many ms to check again whether a name is free; 0: it is."""
         readers = self._catalogue.find_group(self.name).group.readers
         self._look_at(readers)
         return max(1, readers[reader_id].lease_ms // LOOKS_PER_LEASE) if reader_id in readers else 0
@@ -128,36 +129,38 @@ class ReaderGroup:
             self._catalogue.change_group(self.name, silent)
 
     def checkpoint(self, name: str) -> bool:
-        """Ask for a checkpoint, and return whether it is complete; asking again tells how far it is (RG8).
+        """Request a checkpoint, and return whether it is complete. Call it again to see whether it has completed (RG8).
 
-        Each reader gets a marker; its next call after that says that it has passed. Whoever asks again and again
-        watches as readers do: one that is silent for its lease is taken for dead, and has passed.
+        Each reader receives a marker, and confirms it with its next call. While you call this repeatedly, it also
+        watches the readers: a reader that is silent for its lease counts as dead, and as having passed the marker.
 
         Raises:
-            UsageError: three are open already.
+            UsageError: three checkpoints are already open.
         """
         self._look_at(self._catalogue.find_group(self.name).group.readers)
         found = self._catalogue.change_group(self.name, CheckpointAsked(name)).group.checkpoint(name)
         return found is not None and found.is_complete
 
     def checkpoints(self) -> dict[str, bool]:
-        """Return the checkpoints that are open or kept, the oldest first, and whether each is complete."""
+        """Return the open and the kept checkpoints, oldest first, and whether each is complete."""
         return {x.name: x.is_complete for x in self._catalogue.find_group(self.name).group.checkpoints}
 
     def forget_checkpoint(self, name: str) -> None:
-        """Give up a checkpoint, open or complete, and what it holds. Repeating is fine."""
+        """Forget an open or complete checkpoint, and release the events that it holds. The call can be repeated."""
         self._catalogue.change_group(self.name, CheckpointForgotten(name))
 
     def reset(self, *, checkpoint: str | None = None, start: str = "earliest", cuts: Sequence[StreamCut] = ()) -> None:
-        """Read anew from somewhere on. All readers are fenced at once, and have to join again (RG15).
+        """Make the group continue from another place. All readers are fenced at once and have to join again (RG15).
+
+        Pass either ``checkpoint``, or ``start`` and ``cuts``.
 
         Args:
-            checkpoint: the name of a completed one that is kept; or
-            start: "earliest" or "latest", for streams without
-            cuts: where they begin.
+            checkpoint: the name of a completed checkpoint that is kept.
+            start: "earliest" or "latest", for the streams that have no cut in ``cuts``.
+            cuts: the cuts at which streams begin.
 
         Raises:
-            TruncatedError: what it would begin with is gone.
+            TruncatedError: the events at the new place no longer exist.
             UsageError: there is no such checkpoint, or a cut is of another stream.
         """
         found = group_start(start, cuts)
@@ -173,15 +176,15 @@ class ReaderGroup:
         return {name: StreamCut(name, streams[name], positions) for name, positions in found.items()}
 
     def unread_bytes(self) -> int:
-        """Return the size of what lies behind the durable positions, as it is stored. It reads the whole catalogue."""
+        """Return the stored size of all events behind the durable positions. This reads the whole catalogue."""
         return sum(self.unread().values())
 
     def unread(self) -> dict[tuple[str, int], int]:
-        """Return the same by (stream, segment), of those where there is anything."""
+        """Return the stored size of unread events by (stream, segment), for all segments that have any."""
         return {(segment.stream, segment.segment): x for segment, x in self._catalogue.group_unread(self.name).items()}
 
     def describe(self) -> GroupInfo:
-        """Return how the group is now."""
+        """Return the current state of the group."""
         group = self._catalogue.find_group(self.name).group
         return GroupInfo(
             self.name,
@@ -194,11 +197,11 @@ class ReaderGroup:
         )
 
     def readers(self) -> dict[str, tuple[tuple[str, int], ...]]:
-        """Return who is in the group, and what each reads, as (stream, segment)."""
+        """Return the readers in the group, and the segments that each reads, as (stream, segment)."""
         return dict(self.describe().readers)
 
     def streams(self) -> list[str]:
-        """Return the names of its streams."""
+        """Return the names of the streams that the group reads."""
         return sorted(self._catalogue.find_group(self.name).group.streams)
 
 

@@ -37,12 +37,12 @@ class RetentionPolicy:
 class Retention:
     """How long the events of a stream stay.
 
-    Events that are older than ``age`` go, and the oldest ones while more than ``size`` is there. Nothing goes that a
-    pipeline or anybody else holds (``Store.hold``).
+    Events that are older than ``age`` are removed. While the stream is larger than ``size``, its oldest events are
+    removed. Events that a pipeline or another holder holds (``Store.hold``) are never removed.
 
     Attributes:
-        age: such as ``"7 days"``; None: age does not count.
-        size: such as ``"10GB"``, of the events as they are stored; None: size does not count.
+        age: a duration such as ``"7 days"``. None: no limit.
+        size: a stored size such as ``"10GB"``. None: no limit.
     """
 
     age: Duration | None = None
@@ -52,7 +52,7 @@ class Retention:
         """Return it in milliseconds and bytes.
 
         Raises:
-            UsageError: neither is given, or one is no duration or size.
+            UsageError: neither is given, or one is not a duration or not a size.
         """
         if self.age is None and self.size is None:
             raise UsageError("Retention needs age=, size= or both, such as Retention(age='7 days', size='10GB')")

@@ -19,52 +19,52 @@ from headgate.store.streams import OtherLayoutError, StreamInfo
 
 
 class ScaledStore(SchemaStore):
-    """The segments of its streams."""
+    """The part of a store that manages the segments of streams."""
 
     def layout(self, name: str) -> Layout:
-        """Return the segments of a stream, and which keys each takes (CT6).
+        """Return the segments of a stream, and the keys that each of them takes (CT6).
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is no such stream.
         """
         return self._catalogue.layout(name)
 
     def split(self, name: str, segment: int, into: int = 2) -> Layout:
-        """Scale a stream: ``into`` segments take the keys of one from now on (S72). No event moves.
+        """Scale a stream: from now on, ``into`` segments take the keys of one segment (S72). No event moves.
 
-        Writers and transactions go on, and so do pipelines that read it; the events of each key stay in order.
+        Writers, transactions and pipelines that read the stream continue. The events of each key stay in order.
 
         Raises:
-            UsageError: there is no such stream, or the segment takes no events.
+            UsageError: there is no such stream, or the segment takes no events any more.
         """
         return self._scale(name, lambda layout: layouts.split(layout, segment, into))
 
     def merge(self, name: str, segments: Collection[int]) -> Layout:
-        """Scale a stream: one segment takes the keys of several neighbours from now on; see ``split``.
+        """Scale a stream: from now on, one segment takes the keys of several neighbouring segments; see ``split``.
 
         Raises:
-            UsageError: there is no such stream, or the segments are no neighbours that take events.
+            UsageError: there is no such stream, or the segments are not neighbours that take events.
         """
         return self._scale(name, lambda layout: layouts.merge(layout, segments))
 
     def resize(self, name: str, segments: int) -> Layout:
-        """Scale a stream: so many segments share the keys equally from now on; see ``split``.
+        """Scale a stream: from now on, this number of segments share the keys equally; see ``split``.
 
         Raises:
-            UsageError: there is no such stream, or it has these segments already.
+            UsageError: there is no such stream, or it already has these segments.
         """
         return self._scale(name, lambda layout: layouts.resize(layout, segments))
 
     def layout_and_extents(self, stream: StreamInfo) -> tuple[Layout, dict[int, Extent]]:
-        """Return the segments of a stream, with head and end of each, of one moment."""
+        """Return the segments of a stream, with the head and the end of each, as of one moment."""
         return self._catalogue.layout_and_extents(stream)
 
     def look(self, stream: StreamInfo) -> tuple[int, bool]:
-        """Return the number of a stream's present layout, and whether it is sealed (some µs)."""
+        """Return the number of a stream's present layout, and whether the stream is sealed. Takes some µs."""
         return self._catalogue.look(stream)
 
     def pass_segments(self, stream: StreamInfo, reader: Reading, segments: Collection[int]) -> None:
-        """Record that everything in these closed segments has gone through a pipeline (SC40)."""
+        """Record that a pipeline has processed everything in these closed segments (SC40)."""
         self._catalogue.pass_segments(stream, reader, segments)
 
     def passed(self, stream: StreamInfo, reader: Reading) -> set[int]:

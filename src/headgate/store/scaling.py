@@ -18,16 +18,16 @@ from headgate.protocol.store.layouts import SEGMENTS_MAX
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How many segments a stream gets by itself: as many as what is written to it needs.
+    """Adjusts the number of segments of a stream automatically to the rate at which it is written.
 
-    One of both targets is given. A segment that gets much more than it, or more for ten minutes, is split; neighbours
-    that get less than half of it together for twenty minutes are merged.
+    Give one of the two targets. A segment is split if its rate is far above the target, or above it for ten minutes.
+    Neighbouring segments are merged if their rates together are below half of the target for twenty minutes.
 
     Attributes:
-        events_per_second: so many events a second one segment should get.
-        bytes_per_second: such as ``"1MB"``, of the events as they are stored.
-        min_segments, max_segments: it never makes fewer, or more.
-        cool_down: so long after a step, also one by hand, there is no other.
+        events_per_second: the target rate of one segment, in events per second.
+        bytes_per_second: the target rate of one segment in stored bytes, such as ``"1MB"``.
+        min_segments, max_segments: the smallest and the largest number of segments.
+        cool_down: the minimum time between two steps; steps by hand count, too.
     """
 
     events_per_second: int | None = None
@@ -40,7 +40,7 @@ class Scaling:
         """Return it in numbers.
 
         Raises:
-            UsageError: it has no target or two, or one that is none, or its bounds cannot be.
+            UsageError: it has no target, two targets or an invalid one, or its bounds are impossible.
         """
         events, data = self.events_per_second, self.bytes_per_second
         if (events is None) == (data is None):

@@ -14,24 +14,24 @@ from headgate.store.streams import StreamInfo
 
 
 class SchemaStore(CutStore):
-    """The schemas of its streams."""
+    """The part of a store that manages the schemas of streams."""
 
     def update_stream(
         self, name: str, *, schema: pa.Schema | None = None, columns: pa.Schema | None = None
     ) -> StreamInfo:
-        """Give a stream other columns: new ones at the end, and numbers that become wider ones (S76).
+        """Change the columns of a stream: add new ones at the end, or give columns wider number types (S76).
 
-        No event is written anew: those that are there have null in new columns. Whoever reads or writes in the
-        schema of before goes on with it. Repeating changes nothing.
+        No event is rewritten; existing events have null in new columns. Readers and writers that use an earlier schema
+        continue with it. Repeating the call changes nothing.
 
         Args:
-            name: the stream.
-            schema: all columns from now on, those that it has first.
-            columns: instead, only those that are added, or get a wider type; the others stay.
+            name: the name of the stream.
+            schema: all columns from now on, the existing ones first.
+            columns: instead of ``schema``, only the columns that are added or get a wider type. The others stay.
 
         Raises:
-            UsageError: there is no such stream, it is sealed, or it cannot have these columns; names the first of
-                them, with its old and new type.
+            UsageError: there is no such stream, it is sealed, or it cannot have these columns. The message names the
+                first such column, with its old and its new type.
         """
         wanted = columns if schema is None else schema
         if wanted is None or (schema is not None and columns is not None):
@@ -39,7 +39,7 @@ class SchemaStore(CutStore):
         return self._catalogue.update_schema(name, wanted, is_whole=schema is not None)
 
     def schemas(self, name: str) -> tuple[pa.Schema, ...]:
-        """Return the schemas that a stream has had, by version; the last one is that of now (S76).
+        """Return all schemas of a stream by version; the last one is the current schema (S76).
 
         Raises:
             UsageError: there is no such stream.

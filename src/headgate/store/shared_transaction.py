@@ -28,7 +28,7 @@ def sweep(around: Around, stream_id: int, owner: str, name: str) -> None:
 class SharedTransaction:
     """A transaction of a stream that several processes write, and that is committed or aborted as a whole.
 
-    Any process that has the store open gets at it with its stream and its ``id`` (``Store.transaction``). Every method
+    Any process that has opened the store can find it by its stream and its ``id`` (``Store.transaction``). Every method
     may be repeated after a ``StorageError``.
     """
 
@@ -39,77 +39,78 @@ class SharedTransaction:
 
     @property
     def id(self) -> str:
-        """What another process asks for."""
+        """The id by which other processes find this transaction."""
         return self._shared.name
 
     @property
     def stream(self) -> str:
-        """The name of its stream."""
+        """The name of the stream."""
         return self._shared.stream.name
 
     @property
     def lease_ms(self) -> int:
-        """How long it may go without a sign of life while it is open."""
+        """The lease in ms: an open transaction is aborted if it is not renewed for this long."""
         return self._shared.lease_ms
 
     def writer(self, participant: str = "") -> TransactionWriter:
-        """Return a writer of this transaction; any number of them, in any processes, write at the same time.
+        """Return a writer of this transaction. Any number of writers, in any processes, can write at the same time.
 
         Args:
-            participant: a name that stays the same when the process is started again: then numbered writes that were
-                durable are not there twice, and the former writer of that name is refused from now on. Default: a new
-                name.
+            participant: a name that stays the same when the process is started again. Numbered writes that are already
+                durable are then not written twice, and the former writer of that name is refused from now on. Default:
+                a new name.
 
         Raises:
             FencedError: the transaction takes no more events, or its owner was replaced.
-            UsageError: its stream was deleted, or it is not known any more.
+            UsageError: the stream was deleted, or the transaction is no longer known.
         """
         return TransactionWriter(self._around, self._shared, participant or self._around.new_name())
 
     def ping(self) -> None:
-        """Renew the lease, as writing does. Call it several times in a lease while work on a batch takes long.
+        """Renew the lease, as a write does. If you work on a batch for long, call it several times per lease.
 
         Raises:
-            FencedError: it was aborted, perhaps because its lease was over; begin another one.
+            FencedError: the transaction was aborted, perhaps because its lease was over. Begin another one.
         """
         self._around.catalogue.ping_shared(self._shared, self._around.clock.wall_ms())
 
     def prepare(self) -> None:
-        """Take no more events, and wait for ``commit`` or ``abort`` however long that takes: no lease any more.
+        """Take no more events, and wait without any limit for ``commit`` or ``abort``: the lease no longer applies.
 
-        What participants have flushed is in it. What they have not is not, and they are told so.
+        The transaction contains what its participants have flushed. It does not contain what they have not flushed;
+        they get an error.
 
         Raises:
-            FencedError: it was aborted, perhaps because its lease was over; begin another one.
+            FencedError: the transaction was aborted, perhaps because its lease was over. Begin another one.
         """
         self._decide(Prepare())
 
     def commit(self) -> None:
-        """Make all its events visible in one step; those of each participant in the order in which it wrote them.
+        """Make all events visible in one step. Each participant's events are in the order in which it wrote them.
 
         Raises:
-            FencedError: it was aborted, perhaps because its lease was over, so its events are gone.
-            UsageError: it is not known any more: nobody can say how it ended.
+            FencedError: the transaction was aborted, perhaps because its lease was over. Its events are gone.
+            UsageError: the transaction is no longer known, so it is unknown how it ended.
         """
         self._decide(Commit())
         self._sweep()
         self._around.look_after(self.stream)
 
     def abort(self) -> None:
-        """Drop its events. It may be open or prepared.
+        """Drop the events of the transaction, which may be open or prepared.
 
         Raises:
-            FencedError: it was committed, and readers may have seen it.
-            UsageError: it is not known any more: nobody can say how it ended.
+            FencedError: the transaction was committed, and readers may have seen its events.
+            UsageError: the transaction is no longer known, so it is unknown how it ended.
         """
         self._decide(Abort())
         self._sweep()
 
     def status(self) -> TransactionInfo:
-        """Return what is recorded of it now.
+        """Return the recorded status of the transaction.
 
         Raises:
-            UsageError: it is not known any more.
+            UsageError: the transaction is no longer known.
         """
         around, shared = self._around, self._shared
         found = around.catalogue.transactions(shared.owner, shared.name, shared.stream.name)

@@ -75,9 +75,9 @@ def store_root(root: str | Path | None = None) -> str:
 class Store(TransactionalStore):
     """An open stream store.
 
-    Where streams begin is in ``CutStore``, their columns in ``SchemaStore``, their segments in
-    ``ScaledStore`` and ``AutoscaledStore``, their readers that share them in ``GroupedStore``, transactions that
-    several processes write in ``TransactionalStore``.
+    Some of its methods are in base classes: ``CutStore`` (where streams begin), ``SchemaStore`` (columns),
+    ``ScaledStore`` and ``AutoscaledStore`` (segments), ``FollowedStore`` (readers of whole streams), ``GroupedStore``
+    (reader groups), and ``TransactionalStore`` (transactions that several processes write).
     """
 
     def __init__(
@@ -106,18 +106,20 @@ class Store(TransactionalStore):
         access: str = Access.OWNER.value,
         chunks: str | Path | None = None,
     ) -> Store:
-        """Open the store at ``root`` (see ``store_root``), creating it when there is none.
+        """Open the store at ``root`` (see ``store_root``); create it if it does not exist.
 
         Args:
-            root: its directory, or for one that several machines share ``postgresql://user@host/database``, or
-                ``headgate://host:port``, where ``headgate store serve`` serves it.
-            storage: where chunks go instead of ``<root>/chunks`` (tests).
-            access: of a store that does not exist yet: "owner", or "group" to share it with the directory's group.
-            chunks: where a store on PostgreSQL that does not exist yet keeps its events: ``s3://bucket/prefix`` and the
-                like, or a directory that all machines share. It remembers that.
+            root: the directory of the store. For a store that several machines share:
+                ``postgresql://user@host/database``, or ``headgate://host:port`` where ``headgate store serve`` offers
+                it.
+            storage: where to keep chunks instead of ``<root>/chunks`` (for tests).
+            access: who may use a new store: "owner", or "group" to share it with the directory's group.
+            chunks: where a new store on PostgreSQL keeps its events: a URL such as ``s3://bucket/prefix``, or a
+                directory that all machines share. The store remembers it.
 
         Raises:
-            UsageError: it cannot be created, is not shared although it should be, or a newer release wrote it.
+            UsageError: the store cannot be created, is not shared although ``access`` asks for it, or was written by a
+                newer release.
         """
         directory = store_root(root)
         if is_served(directory):
@@ -156,17 +158,17 @@ class Store(TransactionalStore):
 
     @staticmethod
     def shared(root: str | Path | None = None) -> Store:
-        """Return this process's one store at ``root``; it is never closed."""
+        """Return the store at ``root`` that this process shares. It is never closed."""
         directory = store_root(root)
         scheme, separator, name = directory.partition("://")
         return OPENERS[scheme](name) if scheme in OPENERS and separator else _shared(directory)
 
     @staticmethod
     def exists(root: str | Path | None = None) -> bool:
-        """Return whether there is a store at ``root``. Never creates one, as ``open`` does.
+        """Return whether there is a store at ``root``. Unlike ``open``, this never creates one.
 
         Raises:
-            UsageError, StorageError: its server cannot be asked.
+            UsageError, StorageError: the server of the store does not answer.
         """
         directory = store_root(root)
         if is_shared(directory):
@@ -198,13 +200,13 @@ class Store(TransactionalStore):
 
         Args:
             name: ``scope/stream`` or ``stream``.
-            schema: columns of its events; metadata is dropped, every column may be null.
-            segments: how many readers can share it.
-            routing_key: column whose equal values stay in one segment, and so in order; None: no order between
-                appends.
-            if_not_exists: return the stream there is, when schema and routing key fit.
-            retention: how long events stay; None: until somebody truncates or deletes the stream.
-            scaling: how many segments it gets by itself; None: it is scaled by hand only.
+            schema: the columns of its events. Metadata is dropped, and every column may be null.
+            segments: the number of segments, which is also how many readers can share the stream.
+            routing_key: the column whose equal values go to the same segment and so stay in order. None: appends have
+                no order among each other.
+            if_not_exists: return an existing stream if its schema and routing key fit.
+            retention: how long events stay. None: until the stream is truncated or deleted.
+            scaling: how to adjust the number of segments automatically. None: only by hand.
 
         Raises:
             UsageError
@@ -214,15 +216,15 @@ class Store(TransactionalStore):
         return self._catalogue.create_stream(wanted, self._now_ms(), if_not_exists=if_not_exists)
 
     def list_streams(self, scope: str = "") -> list[StreamInfo]:
-        """Return the streams by name, with their counts; ``scope`` limits to names below ``scope/``."""
+        """Return all streams by name, with their counts. ``scope`` limits them to names below ``scope/``."""
         return self._catalogue.list_streams(scope)
 
     def find(self, name: str, *, schema_version: int | None = None) -> StreamInfo:
-        """Return a stream without its counts, which take time when it has many chunks.
+        """Return a stream without its counts, which take time to compute if it has many chunks.
 
         Args:
-            name: the stream.
-            schema_version: as whoever reads it in this one of ``schemas`` sees it; default: in that of now.
+            name: the name of the stream.
+            schema_version: show the stream with this version of ``schemas``; default: the current one.
 
         Raises:
             UsageError: there is no such stream or schema.
@@ -239,23 +241,24 @@ class Store(TransactionalStore):
         """Return a stream with its counts.
 
         Raises:
-            UsageError: there is none.
+            UsageError: there is no such stream.
         """
         return self._catalogue.describe_stream(name)
 
     def seal(self, name: str) -> None:
-        """End a stream: it takes no more events, and readers reach its end. Repeating is fine.
+        """End a stream: it takes no more events, and readers reach its end. The call can be repeated.
 
         Raises:
-            UsageError: there is none, prepared transactions wait for a verdict, or several processes write one.
+            UsageError: there is no such stream, prepared transactions wait for a decision, or a transaction that
+                several processes write is open.
         """
         self._catalogue.seal_stream(name)
 
     def delete(self, name: str, *, force: bool = False) -> None:
-        """Delete a sealed stream with its events; ``force`` also one that is in use.
+        """Delete a sealed stream with its events. ``force`` also deletes a stream that is in use.
 
         Raises:
-            UsageError: there is none, or it is not sealed.
+            UsageError: there is no such stream, or it is not sealed.
         """
         info = self._catalogue.delete_stream(name, force=force)
         delete_quietly(self._storage, self._storage.list(str(info.stream_id)))
@@ -266,15 +269,15 @@ class Store(TransactionalStore):
         """Return a writer whose appends are durable when acknowledged.
 
         Args:
-            name: the stream.
-            writer_id: a stable id makes appends idempotent across restarts by sequence number (S7).
-            epoch: a newer one fences the writer id's older ones (S9).
-            linger: an append waits so long for others that share its flush; None: it waits for ``flush``, ``close``
+            name: the name of the stream.
+            writer_id: a stable id. It makes appends idempotent across restarts, by their sequence number (S7).
+            epoch: a newer epoch fences older ones of the same writer id (S9).
+            linger: how long an append waits for others with which it shares a flush. None: until ``flush``, ``close``,
                 or a full buffer.
 
         Raises:
             UsageError: there is no such stream, it is sealed, or ``linger`` is not a duration.
-            FencedError: a newer epoch of this id exists.
+            FencedError: a newer epoch of this writer id exists.
         """
         linger_ms = None if linger is None else duration_ms(linger, "linger")
         info = self._catalogue.find_stream(name)
@@ -295,16 +298,16 @@ class Store(TransactionalStore):
     def reader(
         self, name: str, segment: int, position: int | None = None, *, schema_version: int | None = None
     ) -> SegmentReader:
-        """Return a reader of one segment, beginning at ``position``, or with the first event that is there.
+        """Return a reader of one segment that begins at ``position``, or at the first event that still exists.
 
-        It ends where the segment was closed, or the stream sealed. All events come in one schema, whatever they were
-        written in (S77).
+        The reader ends where the segment was closed or the stream was sealed. It returns all events in one schema,
+        whatever schema they were written in (S77).
 
         Args:
-            name: the stream.
-            segment: its number.
+            name: the name of the stream.
+            segment: the number of the segment.
             position: where to begin.
-            schema_version: in which of ``schemas`` events are read; default: in that of now.
+            schema_version: the version of ``schemas`` in which to return events; default: the current one.
 
         Raises:
             UsageError: there is no such stream, segment, position or schema.
@@ -326,16 +329,16 @@ class Store(TransactionalStore):
         return SegmentReader(self._catalogue, self._storage, info, segment, position)
 
     def changes(self) -> int:
-        """Return a number that changes when another connection changed anything in the store (some µs).
+        """Return a number that changes when another connection changes anything in the store. Takes some µs.
 
-        Compare it with one taken before looking at the streams.
+        Compare it with a number that you took before you looked at the streams.
         """
         return self._catalogue.changes()
 
     def mark(self, stream: str, *, owner: str, generation: int, checkpoint: int) -> dict[int, int]:
-        """Record, for the checkpoint of ``owner``, where every segment ends now; return it (S60).
+        """Record where every segment ends now, as a marker for a checkpoint of ``owner``, and return it (S60).
 
-        No reader but the owner's sees it; it takes no position.
+        Only readers of the owner see the marker. It takes no position in the stream.
 
         Raises:
             UsageError: there is no such stream.
@@ -343,7 +346,7 @@ class Store(TransactionalStore):
         return self._catalogue.mark(stream, owner, generation, checkpoint)
 
     def frontier(self, stream: str, *, owner: str, generation: int) -> Frontier:
-        """Return how far a reader that looks for markers of ``owner`` may read, and which lie in between (S62)."""
+        """Return how far a reader that looks for markers of ``owner`` may read, and the markers before that (S62)."""
         return self._catalogue.frontier(stream, owner, generation)
 
     def unmark(self, *, owner: str, generation: int, first: int, last: int) -> None:
@@ -355,13 +358,13 @@ class Store(TransactionalStore):
         self._catalogue.unmark_others(owner, generation)
 
     def begin(self, stream: str, *, owner: str, epoch: int, name: str = "") -> Transaction:
-        """Begin a transaction of this process; ``begin_shared`` begins one that others write, too.
+        """Begin a transaction that only this process writes; see ``begin_shared`` for one that others write, too.
 
-        ``name`` may follow with ``Transaction.seal``. It leaves no trace until it is prepared.
+        You can also pass ``name`` later, to ``Transaction.seal``. The transaction leaves no trace until it is prepared.
 
         Raises:
             FencedError: a newer epoch of ``owner`` exists.
-            UsageError: no such stream, it is sealed, or the name is taken.
+            UsageError: there is no such stream, it is sealed, or the name is taken.
         """
         return self._transactions.begin(stream, name, owner, epoch)
 
@@ -374,11 +377,11 @@ class Store(TransactionalStore):
         self._transactions.commit(names, owner, epoch)
 
     def abort_transaction(self, stream: str, name: str, *, owner: str, epoch: int) -> None:
-        """Abort a prepared transaction, or refuse the name to one not yet prepared (S13)."""
+        """Abort a prepared transaction, or make sure that none can be prepared under this name (S13)."""
         self._transactions.abort(stream, name, owner, epoch)
 
     def forget_outcomes(self, names: Sequence[str], *, owner: str, epoch: int) -> None:
-        """Forget how these transactions of ``owner`` were decided: it will never ask again (S17).
+        """Forget how these transactions of ``owner`` were decided, because it will never ask again (S17).
 
         Raises:
             FencedError: a newer epoch of ``owner`` exists.
@@ -388,7 +391,7 @@ class Store(TransactionalStore):
     def list_transactions(
         self, *, owner: str | None = None, prefix: str = "", stream: str | None = None
     ) -> list[TransactionInfo]:
-        """Return recorded transactions by name: prepared, decided, and open ones that several processes write."""
+        """Return all recorded transactions by name: prepared and decided ones, and open ones of several processes."""
         return self._catalogue.transactions(owner, prefix, stream)
 
     def fence(self, owner: str, epoch: int) -> None:
@@ -408,45 +411,46 @@ class Store(TransactionalStore):
         keep: Collection[str] = (),
         leave: Callable[[StorageError], None] = lambda error: None,
     ) -> list[str]:
-        """Fence, abort what is prepared and not in ``keep``, and sweep leftovers; return the names aborted.
+        """Fence older epochs, abort prepared transactions that are not in ``keep``, and remove leftovers.
 
-        ``stream`` is the one written to from now on; what ``owner`` left in other streams is aborted as well (S43).
-        Leftovers that cannot be swept now stay, harmless, for the next epoch; ``leave`` hears why.
+        ``stream`` is the stream that ``owner`` writes from now on; its transactions in other streams are aborted as
+        well (S43). Leftovers that cannot be removed now are harmless and stay for the next epoch; ``leave`` is called
+        with the reason. Returns the names of the aborted transactions.
         """
         return self._transactions.recover(stream, owner, epoch, keep, leave)
 
     def owner(self, owner: str, stream: str = "", of: str = "") -> Owner:
-        """Return which life of a pipeline ``owner`` is, as far as this store was told (docs/spec/lives.md).
+        """Return the life of a pipeline that this store has recorded for ``owner`` (docs/spec/lives.md).
 
-        ``others``: who else begins with ``of`` and has written to ``stream``.
+        ``others``: the other owners whose names begin with ``of`` and that have written to ``stream``.
         """
         return self._catalogue.owner(owner, stream, of)
 
     def own(self, owner: str, life: Life) -> Owner:
-        """Let ``life`` be ``owner``, unless another one is; return which one is then."""
+        """Record ``life`` for ``owner``, unless another life is recorded. Return the life that is recorded now."""
         return self._catalogue.own(owner, life)
 
     def forget_owner(self, owner: str) -> Owner:
-        """Let the next life that comes be ``owner``; return which one was. Removes nothing.
+        """Forget the life of ``owner``, so that the next life can claim it. Return the former life. Removes nothing.
 
-        What was prepared stays until the next life aborts it, and older epochs stay fenced.
+        Prepared transactions stay until the next life aborts them, and older epochs stay fenced.
         """
         return self._catalogue.forget_owner(owner)
 
     def contents(self, stream: str, of: str, mine: Mine) -> Contents:
-        """Return what is in ``stream`` by whom: owners that begin with ``of`` and are ``mine``, or others.
+        """Return how many events ``stream`` has, and whether they are by owners that count as ``mine``, or by others.
 
-        A missing one is empty.
+        Own owners have names that begin with ``of``. A missing stream is empty.
         """
         return self._catalogue.contents(stream, of, mine)
 
     def start_over(self, reset: StreamReset) -> str | None:
-        """Fence the owner, empty its streams and let another life be the owner, in one step (SO5).
+        """Fence the owner, empty its streams and record another life as the owner, in one step (SO5).
 
-        A stream in which the pipeline has written nothing is left alone, unless it is empty.
+        A stream to which the pipeline has written nothing stays as it is, unless it is empty.
 
         Returns:
-            None when it is done, else a stream that others have written to, too: then nothing has changed.
+            None if it is done. Otherwise a stream that others have written to as well; nothing has changed then.
 
         Raises:
             FencedError: a newer epoch exists.
@@ -460,9 +464,9 @@ class Store(TransactionalStore):
         return None
 
     def abort_prepared(self, owner: str) -> int:
-        """Abort what ``owner`` has prepared, or open, and nobody will decide any more; return how many transactions.
+        """Abort the prepared and open transactions of ``owner`` that no process will decide any more.
 
-        Never while one of its processes is alive.
+        Never call it while a process of the owner is alive. Returns the number of aborted transactions.
         """
         epoch = self.owner(owner).generation
         waiting = [x for x in self.list_transactions(owner=owner) if not x.status.is_terminal]
@@ -475,19 +479,24 @@ class Store(TransactionalStore):
     ) -> list[Problem]:
         """Check every invariant (S40); with ``verify_events`` also every byte of every visible chunk.
 
-        ``on_bytes`` hears how many more were read, about twice the store's size in all; not when a server checks.
+        ``on_bytes`` is called with the number of further bytes read, in total about twice the size of the store. It is
+        not called if a server makes the check.
         """
         return check_store(self._catalogue, self._storage, verify_events=verify_events, on_bytes=on_bytes)
 
     def repair(self) -> list[str]:
-        """Mend what ``fsck`` finds and nothing can be lost by: what reader groups hold; return what was mended."""
+        """Repair findings of ``fsck`` that can be repaired without loss: the holds of reader groups.
+
+        Returns what was repaired.
+        """
         return self._catalogue.mend_groups()
 
     def serve(self, options: ServerOptions) -> AbstractContextManager[StoreServer]:
-        """Offer this store to other processes for the time of the block (docs/spec/served-store.md).
+        """Offer this store to other processes while a ``with`` block runs (docs/spec/served-store.md).
 
         Raises:
-            UsageError: it is not in a directory of this machine, or cannot be offered so; see ``serving_store``.
+            UsageError: the store is not in a directory of this machine, or cannot be offered with these arguments; see
+                ``serving_store``.
         """
         from headgate.store.serving.server import serving_store
 
@@ -498,7 +507,7 @@ class Store(TransactionalStore):
         return serving_store(Path(self.root), self._catalogue, _chunks_in(self.root), options)
 
     def collect_orphans(self) -> int:
-        """Remove files that nothing refers to and return how many. Only while nobody writes."""
+        """Remove files that nothing refers to, and return their number. Only call it while no process writes."""
         known = self._catalogue.chunk_paths()
         orphans = [path for path in self._storage.list("") if path not in known]
         delete_quietly(self._storage, orphans)

@@ -60,10 +60,11 @@ class _Flush:
 
 
 class TransactionWriter:
-    """Writes events of one participant into a shared transaction. One thread at a time, in one process.
+    """Writes events of one participant into a shared transaction. Use it in one process, one thread at a time.
 
-    Writes are numbered from 1. They are in the transaction when ``flush`` or ``close`` has returned; before that they
-    are lost with the process. A context manager: it closes at the end, unless an error ended the block.
+    Writes are numbered from 1. They are part of the transaction when ``flush`` or ``close`` has returned; before that
+    they are lost with the process. As a context manager, the writer closes at the end of the block, unless an error
+    ended it.
     """
 
     def __init__(self, around: Around, shared: Shared, participant: str) -> None:
@@ -88,16 +89,18 @@ class TransactionWriter:
         """Number of the next write: the first that the transaction does not have."""
 
     def write(self, batch: pa.RecordBatch, sequence: int | None = None) -> None:
-        """Add events, behind those that this participant wrote before. They are durable with ``flush`` or ``close``.
+        """Add events behind those that this participant wrote before. ``flush`` and ``close`` make them durable.
 
         Args:
             batch: events with the schema that the stream had when the transaction began.
-            sequence: number of this write, from 1. One that was written before is dropped. Default: the next one.
+            sequence: the number of this write, from 1. A write whose number was used before is dropped. Default: the
+                next number.
 
         Raises:
-            UsageError: other schema, too large an event, a gap in the numbers, or the writer is closed.
+            UsageError: the batch has another schema, an event is too large, there is a gap in the numbers, or the
+                writer is closed.
             FencedError: the transaction takes no more events, or this participant was opened elsewhere.
-            StorageError: what was written before cannot be made durable now, and nothing of ``batch`` was taken.
+            StorageError: earlier writes cannot be made durable now. Nothing of ``batch`` was added.
         """
         self._check_open()
         what = f"transaction '{self._shared.name}'"
@@ -119,12 +122,13 @@ class TransactionWriter:
         self._ping_in_time()
 
     def flush(self) -> None:
-        """Make everything written so far durable, still invisible; it renews the lease, too.
+        """Make everything written so far durable, but not yet visible. This also renews the lease.
 
         Raises:
-            StorageError: it is not known whether it is durable; calling again continues, and nothing is there twice.
-            FencedError: the transaction takes no more events, or this participant was opened elsewhere; what was not
-                flushed before is not in it.
+            StorageError: it is unknown whether the events are durable. Call it again to continue; no event is written
+                twice.
+            FencedError: the transaction takes no more events, or this participant was opened elsewhere. The transaction
+                does not contain what was not flushed before.
         """
         self._check_open()
         self._finish()
@@ -138,7 +142,7 @@ class TransactionWriter:
         """Renew the lease of the transaction.
 
         Raises:
-            FencedError: it was aborted.
+            FencedError: the transaction was aborted.
         """
         self._check_open()
         try:
@@ -149,7 +153,7 @@ class TransactionWriter:
         self._heard_ms = self._around.clock.monotonic_ms()
 
     def close(self) -> None:
-        """Flush, and take no more. Repeating is fine."""
+        """Flush, and take no more events. The call can be repeated."""
         if not self._is_closed:
             self.flush()
             self._is_closed = True

@@ -27,7 +27,7 @@ _log = logging.getLogger("headgate")
 
 
 class TransactionalStore(GroupedStore):
-    """The transactions of its streams that several processes write."""
+    """The part of a store that begins, finds and expires transactions that several processes write."""
 
     _threads: Threads
     _new_name: Callable[[], str]
@@ -35,18 +35,18 @@ class TransactionalStore(GroupedStore):
     def begin_shared(
         self, stream: str, *, lease: Duration = LEASE, owner: str = OWNER, epoch: int = 0
     ) -> SharedTransaction:
-        """Begin a transaction that several processes write; they get at it with ``transaction`` and its ``id``.
+        """Begin a transaction that several processes write. They find it by its ``id`` with ``transaction``.
 
         Args:
-            stream: where its events will be.
-            lease: it is aborted when nobody has written to it or pinged it for so long; 0.1 seconds to one day. Once it
-                is prepared it has none.
-            owner: who begins it; outcomes are remembered, and transactions listed, by owner.
-            epoch: a newer one, with ``fence``, refuses everybody who writes transactions of the owner's older ones.
+            stream: the stream that receives the events.
+            lease: the transaction is aborted if no process writes to it or pings it for this long; 0.1 seconds to one
+                day. A prepared transaction has no lease.
+            owner: who begins it. The store remembers outcomes, and lists transactions, by owner.
+            epoch: with ``fence``, a newer epoch refuses all writers of transactions of the owner's older epochs.
 
         Raises:
             FencedError: a newer epoch of ``owner`` exists.
-            UsageError: there is no such stream, it is sealed, or the lease cannot be.
+            UsageError: there is no such stream, it is sealed, or the lease is out of range.
         """
         lease_ms = duration_ms(lease, "lease")
         if not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
@@ -59,19 +59,20 @@ class TransactionalStore(GroupedStore):
         return self._opened(shared)
 
     def transaction(self, stream: str, id: str) -> SharedTransaction:
-        """Return a transaction that any process began with ``begin_shared``, whatever has become of it since.
+        """Return a transaction that any process began with ``begin_shared``, whether or not it has been decided since.
 
         Raises:
-            UsageError: there is no such stream, or it knows no such transaction: it was never begun there, or it was
-                decided so long ago that its outcome is forgotten.
+            UsageError: there is no such stream, or no such transaction: it was never begun there, or was decided so
+                long ago that its outcome is forgotten.
         """
         return self._opened(self._catalogue.find_shared(stream, id))
 
     def expire_transactions(self, stream: str) -> list[str]:
-        """Look at the leases of a stream's open transactions; return the ids of those that were aborted just now.
+        """Check the leases of a stream's open transactions, and return the ids of those that this call aborted.
 
-        Whoever writes to the stream, commits, or begins or finds a transaction does this by itself. It takes two looks:
-        the first one that finds a lease over only notes that, and another one, half a lease later, aborts.
+        Writing to the stream, committing, and beginning or finding a transaction do this automatically. It takes two
+        checks to abort a transaction: the first one only notes that the lease is over, and another one, half a lease
+        later, aborts.
 
         Raises:
             UsageError: there is no such stream.

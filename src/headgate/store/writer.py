@@ -33,7 +33,7 @@ _log = logging.getLogger("headgate")
 
 
 class StreamWriter:
-    """Appends to one stream; several threads may share it and then share its flushes (group commit)."""
+    """Appends events to one stream. Several threads may share a writer, and then share its flushes (group commit)."""
 
     def __init__(
         self,
@@ -84,20 +84,22 @@ class StreamWriter:
         return Linger(linger_ms, self._flush_in_time, self._threads, self._clock)
 
     def append(self, batch: pa.RecordBatch, sequence: int | None = None) -> Future[Appended]:
-        """Take events; they are durable when the future completes: soon (see ``Store.writer``), or with ``flush``.
+        """Append events. They are durable when the returned future completes: with ``flush``, or soon after the call.
 
-        A future that fails says what ended the writer: its events may or may not be in the store. It cannot be
-        cancelled.
+        ``Store.writer`` says how soon. If the future fails, its error is what ended the writer, and the events may or
+        may not be in the store. The future cannot be cancelled.
 
         Args:
             batch: events with the stream's schema.
-            sequence: number of this append, from 1, for writers with a stable id. One that the store has already is
-                dropped (S7); one that waits to be durable gets the future of the first. Default: the next one.
+            sequence: the number of this append, from 1, for writers with a stable id. An append that the store already
+                has is dropped (S7); an append that is still waiting to become durable returns the future of the first.
+                Default: the next number.
 
         Raises:
-            UsageError: other schema, an event that is too large, a gap in the numbers, or the writer is closed.
-            StorageError: the buffer is full and cannot be written now; nothing was taken.
-            HeadgateError: what ended the writer before, such as FencedError; nothing was taken.
+            UsageError: the batch has another schema, an event is too large, there is a gap in the numbers, or the
+                writer is closed.
+            StorageError: the buffer is full and cannot be written now. Nothing was appended.
+            HeadgateError: what ended the writer before, such as FencedError. Nothing was appended.
         """
         self._take_schema(batch.schema)
         check_event_sizes(self.stream.name, batch)
@@ -134,13 +136,13 @@ class StreamWriter:
         return future
 
     def flush(self) -> None:
-        """Make everything appended so far durable and visible; complete the futures.
+        """Make everything appended so far durable and visible, and complete the futures.
 
         Raises:
-            StorageError: nothing more was acknowledged; when it is transient, the events are kept, and calling again
-                continues (S38).
+            StorageError: nothing more was acknowledged. If the error is transient, the events are kept, and calling
+                again continues (S38).
             FencedError: a newer epoch of this writer id exists.
-            HeadgateError: what ended the writer before; what it had not acknowledged was dropped.
+            HeadgateError: what ended the writer before. Events that it had not acknowledged were dropped.
         """
         self._notice_fork()
         with self._flush_lock:
@@ -161,7 +163,7 @@ class StreamWriter:
         self._look_after(self.stream.name)  # S71
 
     def close(self) -> None:
-        """Flush, and take no more. When it raises, nothing goes on by itself: close again to continue."""
+        """Flush, and take no more events. If it raises, call it again to continue; nothing happens by itself."""
         self._notice_fork()
         with self._buffer_lock:
             self._is_closed = True

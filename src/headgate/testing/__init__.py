@@ -1,6 +1,6 @@
-"""For tests of pipelines, sources and sinks: a runner without Spark, a scripted source, a sink to read, kits.
+"""Tests pipelines, sources and sinks: a runner without Spark, a scripted source, a readable sink, conformance kits.
 
-Names are imported when they are first used: pytest imports this package for its plugin, also where no test needs it.
+Names are imported when they are first used, because pytest imports this package for its plugin in every project.
 """
 
 from __future__ import annotations

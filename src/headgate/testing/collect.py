@@ -13,12 +13,12 @@ from headgate.connectors.files.sink import FileSink
 
 
 class Collect(FileSink):
-    """Keeps committed records as Parquet files in a directory, so that types survive."""
+    """A sink for tests that keeps committed records in a directory. They are Parquet files, so types are preserved."""
 
     def __init__(self, path: str | Path) -> None:
-        """Configure; ``path`` is a directory that every worker reaches."""
+        """Configure; ``path`` is a directory that every worker can reach."""
         super().__init__(path, "parquet", prefix="collected", roll_interval=0)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the records of completed checkpoints, in order of checkpoint and subtask."""
+        """Return the records of completed checkpoints, in the order of checkpoints and subtasks."""
         return read_committed(self.url).to_dicts()

@@ -71,26 +71,26 @@ def run(
     kill_worker_after_checkpoint: Kills = None,
     **begins: Any,
 ) -> RunResult:
-    """Run a pipeline in this process until its bounded input ends. Neither Java nor Spark is needed.
+    """Run a pipeline in this process until its bounded input ends. You need neither Java nor Spark.
 
-    Each worker is a thread that works on a copy of the pipeline, as on Spark. Checkpoints are in a temporary directory
-    unless the pipeline or ``checkpoint_dir`` says where; then a later run goes on from them. Fixed and exponential
-    delays of restarts are 10 ms at most.
+    Each worker is a thread that works on a copy of the pipeline, as on Spark. Checkpoints are in a temporary directory,
+    unless the pipeline or ``checkpoint_dir`` names one; a later run then continues from them. Fixed and exponential
+    delays of restarts are shortened to at most 10 ms.
 
     Args:
         pipeline: a ``headgate.Pipeline``.
-        timeout_s: how long it may take. A function that never returns cannot be stopped: its thread stays behind.
-        parallelism: subtasks of every operator, instead of what the pipeline says.
+        timeout_s: how long the run may take. A function that never returns cannot be stopped; its thread remains.
+        parallelism: subtasks of every operator, instead of the parallelism of the pipeline.
         checkpoint_dir: where checkpoints are kept if the pipeline does not say.
-        observer: gets progress; default logs restarts and notes to the logger ``headgate``.
-        kill_worker_after_checkpoint: a worker is lost when so many checkpoints of this run have completed; several
-            numbers lose several.
+        observer: receives progress; default logs restarts and notes to the logger ``headgate``.
+        kill_worker_after_checkpoint: kills a worker when this many checkpoints of this run have completed. Several
+            numbers kill several workers.
         begins: ``restore``, ``go_back_behind``, ``allow_unclaimed_state``, ``fresh``: as for ``Pipeline.start``.
 
     Raises:
         PipelineFailed: the restart strategy gave up.
-        TimeoutError: it had not ended in time.
-        UsageError: the pipeline is wrong, or it ended before a worker could be lost.
+        TimeoutError: the run did not end in time.
+        UsageError: the pipeline is wrong, or the run ended before a worker could be killed.
     """
     if not timeout_s > 0:
         raise UsageError(f"timeout_s must be more than zero, but is {timeout_s}")
@@ -113,10 +113,10 @@ def running(
     kill_worker_after_checkpoint: Kills = None,
     **begins: Any,
 ) -> Iterator[PipelineHandle]:
-    """Run a pipeline in this process for the length of a ``with`` block, which gets its handle.
+    """Run a pipeline in this process while a ``with`` block runs, which receives the handle.
 
-    For input that does not end, and for checkpoints and savepoints on demand. What still runs at the end of the block
-    is cancelled; its checkpoints stay (TR8). The arguments are those of ``run``.
+    Use it for input that does not end, and for checkpoints and savepoints on demand. A pipeline that still runs at the
+    end of the block is cancelled; its checkpoints stay (TR8). The arguments are those of ``run``.
 
     Raises:
         UsageError: the pipeline is wrong.

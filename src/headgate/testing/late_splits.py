@@ -27,14 +27,15 @@ LATE = 3
 
 @dataclass(frozen=True, slots=True)
 class Growing:
-    """One fresh source that can grow.
+    """A fresh source whose number of splits can grow.
 
     Attributes:
-        source: has one split or more from the beginning, or none. It may have an end; then late splits are read by the
-            next start.
-        records: what is there from the beginning, as the source delivers it.
-        add: adds one more split, of at least two records that no other split has; returns them as they are delivered.
-        wait: lets so many milliseconds pass for the readers, so that they look around. By default they do pass.
+        source: the source. It may have any number of splits at the beginning, or none. If its input ends, the next
+            start reads late splits.
+        records: the records that exist at the beginning, as the source delivers them.
+        add: adds another split of at least two records that no other split has. Returns the records as the source
+            delivers them.
+        wait: lets this many milliseconds pass for the readers, so that they discover splits. The default really waits.
     """
 
     source: Source
@@ -44,14 +45,16 @@ class Growing:
 
 
 def check_late_splits(fresh: Callable[[], Growing], parallelisms: Sequence[int] = (1, 2, 3)) -> None:
-    """Add splits at every moment, at every pair of parallelisms; each record comes once.
+    """Check that a source delivers each record once when splits are added at any moment.
+
+    The check adds splits at every moment, at every pair of parallelisms.
 
     Args:
-        fresh: makes another source, whose splits are its own.
-        parallelisms: numbers of subtasks to begin with, and to go on with.
+        fresh: makes a new source with splits of its own.
+        parallelisms: numbers of subtasks to begin with, and to continue with.
 
     Raises:
-        AssertionError: records are lost or come twice, or a split has two owners; the message tells the story.
+        AssertionError: records are lost or delivered twice, or a split has two owners. The message says what happened.
     """
     for before, after in itertools.product(parallelisms, repeat=2):
         for check in CHECKS:

@@ -31,15 +31,15 @@ class Mark(Enum):
 
 
 EOF = Mark.EOF
-"""The source ends here. A script without it never ends."""
+"""An item of a script: the source ends here. A source whose script does not end with it never ends."""
 
 PAUSE = Mark.PAUSE
-"""The source delivers nothing for a while, so that checkpoints complete."""
+"""An item of a script: the source delivers nothing for a while, so that checkpoints can complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailOnce:
-    """The reader raises here, unless the file ``marker`` says that it did before (in an earlier generation)."""
+    """An item of a script: the reader raises here, unless the file ``marker`` shows that it has raised before."""
 
     marker: Path | str
 
@@ -52,7 +52,10 @@ class ScriptedFailure(Exception):  # noqa: N818 - reads as what happened
 
 
 class ScriptedSource:
-    """Delivers the items of a script, one a poll; subtask i follows script i, further subtasks end at once."""
+    """A source for tests that delivers the items of a script, one per poll.
+
+    Subtask i follows script i. Subtasks without a script end at once.
+    """
 
     def __init__(
         self,
@@ -63,13 +66,13 @@ class ScriptedSource:
         """Configure.
 
         Args:
-            scripts: one for each split. An item is a row, a list of rows (one batch), ``PAUSE``, ``FailOnce`` or
+            scripts: one script for each split. An item is a row, a list of rows (one batch), ``PAUSE``, ``FailOnce`` or
                 ``EOF``.
-            schema: types of the rows.
-            pause_ms: length of a ``PAUSE``.
+            schema: the types of the rows.
+            pause_ms: the length of a ``PAUSE`` in milliseconds.
 
         Raises:
-            UsageError: something follows ``EOF``.
+            UsageError: an item follows ``EOF``.
         """
         for script in scripts:
             if EOF in script[:-1]:

@@ -63,19 +63,20 @@ def check_sink(
     overlaps: Sequence[int] = (1, 3),
     rows: Sequence[int] = (0, 1, 40),
 ) -> list[str]:
-    """Run every scenario, each on a target that ``fresh`` makes.
+    """Check a sink in every scenario: kills, lost answers, other parallelism. Each scenario gets its own target.
 
     Returns:
-        what was left out, and why, in one sentence each (KT3). They are printed, too: pytest shows them with ``-rP``.
+        the checks that were left out, and why, in one sentence each (KT3). The function also prints them; pytest shows
+        them with ``-rP``.
 
     Args:
         fresh: makes a new, empty target.
-        rescales: parallelism before and after the kill.
-        overlaps: checkpoints prepared and not completed when the kill comes.
-        rows: records in each checkpoint, over all subtasks.
+        rescales: pairs of parallelism, before and after the kill.
+        overlaps: numbers of checkpoints that are prepared and not completed at the kill.
+        rows: numbers of records in each checkpoint, in all subtasks together.
 
     Raises:
-        AssertionError: the sink lost, duplicated or leaked something; the message tells the story.
+        AssertionError: the sink lost, duplicated or leaked something. The message says what happened.
     """
     for point, (before, after), overlap, count in itertools.product(KillPoint, rescales, overlaps, rows):
         story = f"killed {point.value}, parallelism {before} to {after}, {overlap} pending, {count} rows"

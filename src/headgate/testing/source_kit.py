@@ -40,20 +40,21 @@ RESTARTS_MAX = 40
 def check_source(
     source: AnySource | Callable[[], AnySource], parallelisms: Sequence[int] = (1, 2, 3)
 ) -> list[dict[str, Any]]:
-    """Read a bounded source with and without restarts; return its records.
+    """Check that a bounded source delivers the same records with and without restarts; return the records.
 
-    Afterwards: the records are the same multiset for every parallelism and every restart. If the source brings a hook
-    along, which puts markers into it, each restart begins behind the marker of a checkpoint, the newest or an older
-    one, and the hook stays reset; else that is left out, and it prints so. Whoever listens is told how checkpoints end.
+    The records must be the same multiset for every parallelism and every restart. If the source brings a hook along
+    that puts markers into it, each restart begins behind the marker of a checkpoint, the newest or an older one, and
+    the hook stays reset. If it brings none, this check is left out, and the function prints so. Sources and readers
+    that are listeners are told how checkpoints end.
 
     Args:
-        source: has an end. If reading changes something outside, such as a broker that forgets what was acknowledged:
-            a function that makes it, each time with the same records outside.
-        parallelisms: numbers of subtasks. Checkpoints of each are gone on with at each.
+        source: a source whose input ends. If reading changes something outside, such as a broker that forgets
+            acknowledged messages, pass a function that makes the source, each time with the same records outside.
+        parallelisms: numbers of subtasks. The check continues checkpoints of each number at every number.
 
     Raises:
-        AssertionError: they are not, or a rule of ``SourceReader`` is broken.
-        UsageError: a source that listens was given itself, not a function that makes it.
+        AssertionError: the records differ, or the source breaks a rule of ``SourceReader``.
+        UsageError: the source is a listener and was passed itself; pass a function that makes it.
     """
     fresh = _maker(source)
     first = fresh()

@@ -1,5 +1,5 @@
 """A web page that shows one running pipeline, live: ``headgate run --ui PORT``.
 
-``story`` keeps what there is to show; ``asking`` passes on what browsers ask for; ``app`` answers them; ``serving`` has
-the port and the thread; ``page/`` is what browsers load, all of it from here. ``cli.page`` hears it from the run.
+``story`` keeps what the page shows, ``asking`` passes on requests of browsers, ``app`` answers them, and ``serving``
+has the port and the thread. ``page/`` holds everything that browsers load. ``cli.page`` feeds the page from the run.
 """

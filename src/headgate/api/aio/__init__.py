@@ -1,1 +1,1 @@
-"""The stream store for programs of asyncio: the same calls, carried out beside the event loop."""
+"""The stream store for asyncio programs: the same calls, made in threads beside the event loop."""

@@ -19,7 +19,7 @@ from headgate.store.reader_groups import COMMIT_EVERY, LEASE, ReaderGroup
 
 
 class AsyncReaderGroup(Beside[ReaderGroup]):
-    """A ``ReaderGroup`` for tasks."""
+    """A ``ReaderGroup`` for asyncio tasks. It has the same methods, to be awaited."""
 
     def __init__(self, calls: Calls, group: ReaderGroup, changes: Callable[[], int], bell: Bell) -> None:
         """Use ``AsyncStore.reader_group``."""
@@ -29,7 +29,7 @@ class AsyncReaderGroup(Beside[ReaderGroup]):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the group."""
         return self._blocking.name
 
     def join(
@@ -42,7 +42,7 @@ class AsyncReaderGroup(Beside[ReaderGroup]):
         takes_over: bool = False,
         timeout: Duration = 0,
     ) -> Opening[AsyncGroupReader]:
-        """Join the group; see ``ReaderGroup.join``. Whoever is cancelled while it joins is not in the group."""
+        """Join the group; see ``ReaderGroup.join``. A task that is cancelled while it joins does not join the group."""
         join = partial(
             self._blocking.join,
             reader_id,

@@ -42,7 +42,7 @@ async def _next(
 
 
 class AsyncStreamFollower(Beside[StreamFollower], Unclosed):
-    """A ``StreamFollower`` for tasks: ``async for`` waits for new events until the stream is sealed and read."""
+    """A ``StreamFollower`` for asyncio tasks. ``async for`` waits for new events until a sealed stream is read."""
 
     def __init__(self, calls: Calls, follower: StreamFollower, changes: Callable[[], int], bell: Bell) -> None:
         """Use ``AsyncStore.follow``."""
@@ -85,11 +85,11 @@ class AsyncStreamFollower(Beside[StreamFollower], Unclosed):
 
 
 class AsyncGroupReader(Beside[GroupReader]):
-    """A ``GroupReader`` for tasks.
+    """A ``GroupReader`` for asyncio tasks.
 
-    What a call of ``read`` returned counts as processed when the next one is made, or with ``commit_every=None`` when
-    ``commit`` is called. As a context manager it leaves at the end, and commits before that unless an error, or a
-    cancellation, ended the block.
+    The events that ``read`` returns count as processed when ``read`` is called again, or, with ``commit_every=None``,
+    when ``commit`` is called. As a context manager, the reader leaves the group at the end of the block, and commits
+    before that unless an error or a cancellation ended the block.
     """
 
     def __init__(self, calls: Calls, reader: GroupReader, changes: Callable[[], int], bell: Bell) -> None:
@@ -100,12 +100,12 @@ class AsyncGroupReader(Beside[GroupReader]):
 
     @property
     def reader_id(self) -> str:
-        """Its name in the group."""
+        """The name of this reader in the group."""
         return self._blocking.reader_id
 
     @property
     def segments(self) -> tuple[tuple[str, int], ...]:
-        """What it reads, as (stream, segment), as it saw the group last."""
+        """The segments that it reads, as (stream, segment), when it last looked at the group."""
         return self._blocking.segments
 
     @property

@@ -30,10 +30,10 @@ from headgate.store.transactional_store import LEASE, OWNER
 
 
 class AsyncStore(Beside[Store]):
-    """A ``Store`` for tasks of one event loop: ``async with hg.AsyncStore.open() as store``.
+    """A ``Store`` for the tasks of one event loop: ``async with hg.AsyncStore.open() as store``.
 
-    It has the methods of ``Store``, with their arguments and meaning, to be awaited. Each is carried out in one of a
-    few threads; the loop waits for none of them. A task that is cancelled in a call ends when the call has ended.
+    It has the methods of ``Store`` with the same arguments and meaning, to be awaited. A few threads make the calls, so
+    the event loop never waits for them. A task that is cancelled during a call ends when the call has ended.
     """
 
     @classmethod
@@ -49,9 +49,9 @@ class AsyncStore(Beside[Store]):
 
         Args:
             root: see ``Store.open``.
-            access: see there.
-            chunks: see there.
-            threads: so many calls run at the same time.
+            access: see ``Store.open``.
+            chunks: see ``Store.open``.
+            threads: how many calls can run at the same time.
         """
 
         async def opened() -> AsyncStore:
@@ -72,7 +72,7 @@ class AsyncStore(Beside[Store]):
 
     @property
     def root(self) -> str:
-        """Its directory, or URL."""
+        """The directory or URL of the store."""
         return self._blocking.root
 
     async def close(self) -> None:
@@ -92,7 +92,7 @@ class AsyncStore(Beside[Store]):
     def writer(
         self, name: str, *, writer_id: str = "", epoch: int = 0, linger: Duration = LINGER
     ) -> Opening[AsyncStreamWriter]:
-        """Open a writer; see ``Store.writer``. It has a ``linger``, since tasks wait until appends are durable."""
+        """Open a writer; see ``Store.writer``. ``linger`` has a default, because tasks wait for their appends."""
         open_it = partial(self._blocking.writer, name, writer_id=writer_id, epoch=epoch, linger=linger)
 
         async def opened() -> AsyncStreamWriter:
@@ -108,7 +108,7 @@ class AsyncStore(Beside[Store]):
         end: str | StreamCut | None = None,
         key: object = None,
     ) -> Opening[AsyncStreamFollower]:
-        """Read a whole stream from somewhere on; see ``Store.follow``."""
+        """Return a reader of a whole stream; see ``Store.follow``."""
         open_it = partial(self._blocking.follow, name, start=start, end=end, key=key)
 
         async def opened() -> AsyncStreamFollower:

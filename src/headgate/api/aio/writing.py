@@ -20,10 +20,10 @@ from headgate.store.writer import StreamWriter
 
 
 class AsyncStreamWriter(BesideBlock[StreamWriter]):
-    """A ``StreamWriter`` for tasks: appends are in the order in which tasks made them, and share flushes.
+    """A ``StreamWriter`` for asyncio tasks. Appends keep the order in which tasks made them, and share flushes.
 
-    As a context manager it closes at the end. If an error or a cancellation ended the block, what is not durable by
-    then is dropped, and whoever waits for it is told so.
+    As a context manager, the writer closes at the end of the block. If an error or a cancellation ended the block,
+    appends that are not durable by then are dropped, and tasks that wait for them get an error.
     """
 
     def __init__(self, calls: Calls, writer: StreamWriter) -> None:
@@ -32,7 +32,7 @@ class AsyncStreamWriter(BesideBlock[StreamWriter]):
 
     @property
     def next_sequence(self) -> int:
-        """Number of the next append; with ``writer_id=``, after a restart, the first that the store does not have."""
+        """The number of the next append. With ``writer_id=``, after a restart: the first that the store lacks."""
         return self._blocking.next_sequence
 
     async def append(self, batch: pa.RecordBatch, sequence: int | None = None) -> Appended:
@@ -69,8 +69,9 @@ class AsyncStreamWriter(BesideBlock[StreamWriter]):
 
 
 class AsyncTransactionWriter(BesideBlock[TransactionWriter]):
-    """A ``TransactionWriter`` for tasks. As a context manager it closes at the end, unless an error or a cancellation
-    ended the block.
+    """A ``TransactionWriter`` for asyncio tasks.
+
+    As a context manager, it closes at the end of the block, unless an error or a cancellation ended the block.
     """
 
     def __init__(self, calls: Calls, writer: TransactionWriter) -> None:
@@ -79,12 +80,12 @@ class AsyncTransactionWriter(BesideBlock[TransactionWriter]):
 
     @property
     def participant(self) -> str:
-        """Its name in the transaction."""
+        """The name of this participant in the transaction."""
         return self._blocking.participant
 
     @property
     def next_sequence(self) -> int:
-        """Number of the next write: the first that the transaction does not have."""
+        """The number of the next write: the first that the transaction lacks."""
         return self._blocking.next_sequence
 
     write = passed_on(TransactionWriter.write)
@@ -94,21 +95,21 @@ class AsyncTransactionWriter(BesideBlock[TransactionWriter]):
 
 
 class AsyncSharedTransaction(Beside[SharedTransaction]):
-    """A ``SharedTransaction`` for tasks."""
+    """A ``SharedTransaction`` for asyncio tasks. It has the same methods, to be awaited."""
 
     @property
     def id(self) -> str:
-        """What another process asks for."""
+        """The id by which other processes find this transaction."""
         return self._blocking.id
 
     @property
     def stream(self) -> str:
-        """The name of its stream."""
+        """The name of the stream."""
         return self._blocking.stream
 
     @property
     def lease_ms(self) -> int:
-        """How long it may go without a sign of life while it is open."""
+        """The lease in ms: an open transaction is aborted if it is not renewed for this long."""
         return self._blocking.lease_ms
 
     def writer(self, participant: str = "") -> Opening[AsyncTransactionWriter]:

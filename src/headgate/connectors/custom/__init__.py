@@ -1,1 +1,1 @@
-"""Sinks that users write: two small classes to derive from, and what they share."""
+"""Sinks that users write: two small base classes, and their common parts."""

@@ -22,13 +22,13 @@ _NAME = re.compile(r"(?P<owner>.+)-(?P<number>\d{10,})-(?P<subtask>\d{5,})-(?P<g
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """One generation of one sink. A target remembers the newest one, and refuses those before it.
+    """Identifies one generation of one sink. A target stores the newest fence and refuses older ones.
 
     Attributes:
-        owner: the sink, as its target knows it: the pipeline's name and the sink's.
-        generation: rises with every start and restart of the pipeline.
-        life: which pipeline of that name it is, as a text of some hundred characters that the target keeps beside
-            the generation. In the workers it is empty: there generations alone count.
+        owner: the name by which the target knows the sink: the pipeline's name and the sink's name.
+        generation: a number that rises with every start and restart of the pipeline.
+        life: identifies the life of the pipeline, as a text of some hundred characters. The target stores it beside the
+            generation. In the workers it is empty, because only generations are compared there.
     """
 
     owner: str
@@ -36,7 +36,9 @@ class Fence:
     life: str = ""
 
     def refuse_if_replaced_by(self, remembered: Fence | None) -> None:
-        """Raise when the target remembers a newer generation, or another pipeline of the same name; None: nothing.
+        """Raise if the fence that the target has stored is newer, or belongs to another pipeline of the same name.
+
+        Pass None if the target has stored none.
 
         Raises:
             FencedError
@@ -49,9 +51,10 @@ class Fence:
             raise FencedError(f"sink '{self.owner}' belongs to the pipeline with its checkpoints in {theirs.home}")
 
     def refuse_if_older_than(self, newest: int | None) -> None:
-        """Raise when the target knows a newer generation; ``newest`` is what it remembers, None for nothing.
+        """Raise if the target knows a newer generation.
 
-        ``claim`` compares more than that: see ``refuse_if_replaced_by``.
+        ``newest`` is the generation that the target has stored, or None. ``claim`` has to compare more than the
+        generation: see ``refuse_if_replaced_by``.
 
         Raises:
             FencedError

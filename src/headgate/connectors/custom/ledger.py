@@ -27,15 +27,15 @@ INLINE_BYTES_MAX = 64 << 10
 
 
 class LedgerSink(RememberingSink):
-    """Derive from it for a target with ordinary transactions, such as a SQL database.
+    """Base class of sinks for a target with ordinary transactions, such as a SQL database.
 
-    ``publish`` writes the records of a checkpoint and their names into the target, all or nothing. All methods are
-    called in the driver, each perhaps again after it raised or after its answer was lost. However large the output of
-    a checkpoint is, about ``piece_bytes`` of it are in the memory of a worker, and of the driver, at a time.
+    ``publish`` writes the records of a checkpoint and their names into the target, all or nothing. The driver calls all
+    methods, and may repeat each call after it raised or after its answer was lost. However large the output of a
+    checkpoint is, a worker and the driver each hold only about ``piece_bytes`` of it in memory at a time.
 
     Attributes:
-        transient_errors: what the target raises when another try may help; all else stops the pipeline.
-        piece_bytes: records beyond so many bytes begin another piece.
+        transient_errors: exceptions of the target after which another try may help. All others stop the pipeline.
+        piece_bytes: after this many bytes of records, a new piece begins.
     """
 
     transient_errors: tuple[type[Exception], ...] = (OSError,)
@@ -45,24 +45,26 @@ class LedgerSink(RememberingSink):
 
     @abstractmethod
     def publish(self, outputs: Sequence[LedgerOutput], fence: Fence) -> None:
-        """In one transaction: refuse who was replaced, then write the records and the name of each of ``outputs``.
+        """In one transaction, compare ``fence``, then write the records and the name of each of ``outputs``.
 
-        An output whose name the ledger has already, looked up in the same transaction, is passed over. To iterate over
-        an output reads its records, a batch at a time; what that raises must end the transaction without effect.
+        Skip an output if the ledger already has its name; look this up in the same transaction. Iterating over an
+        output reads its records, a batch at a time. If the iteration raises, roll the transaction back.
 
         Raises:
-            FencedError: a newer generation, or another life, claimed the target (``fence.refuse_if_replaced_by``);
-                nothing is written then.
+            FencedError: a newer generation or another life has claimed the target (``fence.refuse_if_replaced_by``).
+                Nothing must be written then.
         """
 
     def forget(self, owner: str, before: int) -> None:
-        """Remove names of ``owner`` and checkpoints below ``before`` from the ledger: nobody asks for them any more.
+        """Remove the names of ``owner`` that belong to checkpoints below ``before``: they are not needed any more.
 
-        ``output_checkpoint(name)`` tells the checkpoint of a name. Default: nothing, so that a ledger grows.
+        ``output_checkpoint(name)`` returns the checkpoint of a name. The default does nothing, so the ledger grows.
         """
 
     def check(self, schema: pa.Schema) -> None:
-        """Check, while the pipeline is being built, that such records can be written. Default: all can.
+        """Check, while the pipeline is being built, that records of this schema can be written.
+
+        The default accepts every schema.
 
         Raises:
             UsageError
@@ -82,10 +84,10 @@ class LedgerSink(RememberingSink):
 
 
 def output_checkpoint(name: str) -> int:
-    """Return the checkpoint of a name that ``LedgerSink.publish`` was given.
+    """Return the checkpoint that an output belongs to, by the name that ``LedgerSink.publish`` received.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is not such a name.
     """
     return checkpoint_of(name)
 

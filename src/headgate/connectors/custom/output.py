@@ -22,10 +22,11 @@ PieceReader: TypeAlias = Callable[[SnapshotPart], memoryview]
 
 
 class LedgerOutput:
-    """Records of one subtask and checkpoint. Iterating reads them from the checkpoint, a batch at a time.
+    """The records of one subtask and checkpoint. Iterating reads them from the checkpoint, a batch at a time.
 
     Attributes:
-        name: no other output ever has it; it goes into the ledger together with the records.
+        name: identifies the output; no other output ever has this name. Write it into the ledger together with the
+            records.
     """
 
     def __init__(self, committable: Committable, read: PieceReader) -> None:

@@ -28,10 +28,10 @@ _CANNOT_REMOVE = (
 
 
 class RememberingSink(ABC):
-    """A sink whose target remembers who claimed it.
+    """A sink whose target remembers who has claimed it.
 
     Attributes:
-        transient_errors: what the target raises when another try may help.
+        transient_errors: exceptions of the target after which another try may help.
     """
 
     transient_errors: tuple[type[Exception], ...] = (OSError,)
@@ -40,14 +40,14 @@ class RememberingSink(ABC):
 
     @abstractmethod
     def claim(self, fence: Fence) -> None:
-        """Have the target remember ``fence`` for ``fence.owner``, all of it, in one step.
+        """Store the whole ``fence`` in the target for ``fence.owner``, in one step.
 
         Raises:
-            FencedError: it remembers a newer one, or another life (``fence.refuse_if_replaced_by``).
+            FencedError: the target has stored a newer fence, or another life (``fence.refuse_if_replaced_by``).
         """
 
     def claimed(self, owner: str) -> Fence | None:
-        """Return what ``claim`` had the target remember for ``owner``; None when it knows nothing. Changes nothing.
+        """Return the fence that ``claim`` stored for ``owner``, or None if there is none. Changes nothing.
 
         Raises:
             UsageError: the class has no such method of its own.
@@ -59,10 +59,11 @@ class RememberingSink(ABC):
         )
 
     def all_claimed(self) -> Iterable[Fence]:
-        """Return what ``claim`` had the target remember for all owners whose output is in the same place.
+        """Return the fences that ``claim`` stored for all owners whose output is in the same place. Changes nothing.
 
-        Others' too: what counts is the newest fence of each, of equal ones the last. Changes nothing. () if the target
-        cannot list them: a pipeline that starts over with another name for the sink is not noticed then.
+        This includes owners other than this sink. Headgate uses the newest fence of each owner, and of equal ones the
+        last. Return () if the target cannot list them; Headgate then does not notice a pipeline that starts over with
+        another name for the sink.
 
         Raises:
             UsageError: the class has no such method of its own.
@@ -74,13 +75,13 @@ class RememberingSink(ABC):
         )
 
     def remove_output(self, fence: Fence) -> None:
-        """Remove all that ``fence.owner`` ever committed, ledger included: its pipeline starts over.
+        """Remove everything that ``fence.owner`` ever committed, including the ledger: its pipeline starts over.
 
-        In one step with the refusal of a fence that was replaced. ``claim(fence)`` was called before, and what was
-        prepared is aborted. May be called again after it raised, and after it succeeded.
+        Compare the fence in the same step. Before this call, Headgate has called ``claim(fence)`` and aborted all
+        prepared output. The call may be repeated after it raised, and after it succeeded.
 
         Raises:
-            FencedError: a newer generation claimed the target; nothing is removed then.
+            FencedError: a newer generation has claimed the target. Nothing must be removed then.
             UsageError: the class has no such method of its own.
         """
         raise UsageError(_CANNOT_REMOVE.format(kind=type(self).__name__))

@@ -29,19 +29,19 @@ Open = TypeVar("Open")
 
 
 class TwoPhaseSink(RememberingSink, Generic[Open]):
-    """Derive from it for a target in which output can be durable and invisible at once.
+    """Base class of sinks for a target that can keep output durable and invisible at the same time.
 
-    ``begin``, ``write``, ``prepare`` and ``close`` are called in the workers, ``claim``, ``claimed``, ``prepared``,
-    ``commit``, ``abort``, ``committed`` and ``forget`` in the driver. Each may be called again after it raised, and
-    after it succeeded and the process died before that was known. Instances travel to the workers: what cannot, such as
-    a connection, belongs into ``begin``.
+    Workers call ``begin``, ``write``, ``prepare`` and ``close``. The driver calls ``claim``, ``claimed``, ``prepared``,
+    ``commit``, ``abort``, ``committed`` and ``forget``. A call may be repeated after it raised, and also after it
+    succeeded if the process died before that was recorded. Instances travel to the workers: open a connection, or
+    anything else that cannot travel, in ``begin``.
 
     Attributes:
-        transient_errors: what ``prepare`` and the calls in the driver raise when another try may help. All else, and
-            whatever ``begin`` and ``write`` raise, fails the pipeline's generation.
-        transaction_timeout: the target ends by itself what is open or prepared for longer, such as ``"15m"``. None: it
-            never does. A pipeline whose checkpoints may take as long is refused; one that was away for longer stops,
-            because ``commit`` says that output is gone (CS9).
+        transient_errors: exceptions of ``prepare`` and of the calls in the driver after which another try may help.
+            All other exceptions, and every exception of ``begin`` and ``write``, fail the pipeline's generation.
+        transaction_timeout: the time after which the target itself ends an open or prepared transaction, such as
+            ``"15m"``. None: it never does. A pipeline is refused if its checkpoints may take that long. A pipeline that
+            was down for longer stops, because ``commit`` reports that output is gone (CS9).
     """
 
     transient_errors: tuple[type[Exception], ...] = (OSError,)
@@ -51,55 +51,65 @@ class TwoPhaseSink(RememberingSink, Generic[Open]):
 
     @abstractmethod
     def begin(self, name: str, schema: pa.Schema) -> Open:
-        """Begin a transaction; ``name`` is unique to this call. What it writes is invisible to readers."""
+        """Begin a transaction whose output is invisible to readers; ``name`` is unique to this call."""
 
     @abstractmethod
     def write(self, transaction: Open, batch: pa.RecordBatch) -> None:
-        """Add records."""
+        """Add records to the transaction."""
 
     @abstractmethod
     def prepare(self, transaction: Open, name: str, fence: Fence) -> None:
-        """Make it durable under ``name``, still invisible: from now on a commit must succeed, however late it comes."""
+        """Make the transaction durable under ``name``, and keep it invisible.
+
+        From now on a commit must succeed, however late it comes.
+        """
 
     @abstractmethod
     def prepared(self, owner: str) -> Iterable[str]:
-        """Return the names of everything prepared or open of ``owner``; they begin with ``owner``."""
+        """Return the names of all prepared and open transactions of ``owner``; they begin with ``owner``."""
 
     @abstractmethod
     def commit(self, names: Sequence[str], fence: Fence) -> None:
-        """Make these visible, all at once if the target can, else in this order. What is committed already stays so.
+        """Make these transactions visible, all at once if the target can do that, otherwise in this order.
+
+        Ignore names that are already committed.
 
         Raises:
-            FencedError: a newer generation claimed the target; nothing is committed then.
-            UsageError: one is neither prepared nor committed: the pipeline stops, because it would lose output (K5).
+            FencedError: a newer generation has claimed the target. Nothing must be committed then.
+            UsageError: a name is neither prepared nor committed. The pipeline then stops, because it would lose output
+                (K5).
         """
 
     @abstractmethod
     def abort(self, name: str, fence: Fence) -> None:
-        """Remove what was prepared or left open under ``name``; nothing happens if there is none.
+        """Remove the prepared or open transaction ``name``; do nothing if it does not exist.
 
         Raises:
-            FencedError: a newer generation claimed the target, and may keep it; nothing is removed then.
+            FencedError: a newer generation has claimed the target and may keep the transaction. Nothing must be removed
+                then.
         """
 
     def committed(self, owner: str) -> Iterable[str]:
-        """Return the names that ``commit`` has the target remember for ``owner``. Override it together with ``forget``.
+        """Return the committed names that the target remembers for ``owner``. Override it together with ``forget``.
 
-        Default: none, so that what the target remembers grows with every checkpoint.
+        The default returns none; the names that the target remembers then grow with every checkpoint.
         """
         return ()
 
     def forget(self, names: Sequence[str]) -> None:
-        """Forget that these were committed, and nothing else: no checkpoint that is kept asks for them (CS24).
+        """Forget that these names were committed, and nothing else. No retained checkpoint asks for them (CS24).
 
-        Best effort: what raises fails nothing, and comes again. Some of ``names`` may be forgotten already.
+        This is best effort: if it raises, nothing fails, and Headgate calls it again later. Some of ``names`` may
+        already be forgotten.
         """
 
     def close(self, transaction: Open) -> None:
-        """Release an open transaction that is abandoned, or was prepared. Default: nothing."""
+        """Release the resources of a transaction that was abandoned or prepared. The default does nothing."""
 
     def check(self, schema: pa.Schema) -> None:
-        """Check, while the pipeline is being built, that such records can be written. Default: all can.
+        """Check, while the pipeline is being built, that records of this schema can be written.
+
+        The default accepts every schema.
 
         Raises:
             UsageError

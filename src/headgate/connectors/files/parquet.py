@@ -38,9 +38,9 @@ _FAILURES = (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError)
 
 
 class ParquetFiles:
-    """Records of Parquet files of one schema.
+    """Reads Parquet files that all have the same schema, as a bounded source.
 
-    Paths are those of ``TextFiles``; a URL such as ``s3://bucket/directory`` is listed with pyarrow's file systems.
+    Paths are as for ``TextFiles``. A URL such as ``s3://bucket/directory`` is listed with pyarrow's file systems.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class ParquetFiles:
 
         Args:
             paths: files, globs, directories, or one URL.
-            columns: names of the columns to read; None is all.
-            pattern: which files below a directory, as a glob relative to it.
-            batch_rows: records returned at a time.
+            columns: names of the columns to read. None: all columns.
+            pattern: which files below a directory to read, as a glob relative to it.
+            batch_rows: the number of records in a batch.
 
         Raises:
             UsageError: no path was given.
@@ -76,7 +76,7 @@ class ParquetFiles:
         """Find the files and return their schema in canonical types.
 
         Raises:
-            UsageError: there is no file, one is not Parquet, or their schemas differ.
+            UsageError: there is no file, a file is not Parquet, or the files have different schemas.
         """
         files = self._files = self._found()
         first = self._schema_of(files[0])

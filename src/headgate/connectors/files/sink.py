@@ -49,14 +49,14 @@ _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class FileSink:
-    """Writes files, each record exactly once: a file appears when the checkpoint that wrote it completes.
+    """Writes each record to files exactly once. A file appears when the checkpoint that wrote it completes.
 
-    A checkpoint writes a file when there is enough for one, or when its oldest record has waited for long enough;
-    until then records are held back, safely, as state of the pipeline. ``roll_interval=0`` has every checkpoint
-    write what it has.
+    A checkpoint writes a file when there are enough records for one, or when the oldest record has waited long enough.
+    Until then the records are held back as state of the pipeline, so that none is lost. With ``roll_interval=0``, every
+    checkpoint writes all records that it has.
 
-    Spark, DuckDB and pyarrow skip the sink's own directories, which begin with "_". Polars does not (D6): give it
-    ``<url>/*.parquet`` or ``committed_files(url)``. A directory may be shared by several sinks and pipelines.
+    Spark, DuckDB and pyarrow skip the sink's own directories, whose names begin with "_". Polars does not (D6): give it
+    ``<url>/*.parquet`` or ``committed_files(url)``. Several sinks and pipelines may share a directory.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class FileSink:
 
         Args:
             url: a directory, or the URL of one in an object store.
-            format: "jsonl" or "parquet"; also the files' extension.
-            prefix: what the files' names begin with.
-            buffer_bytes: memory per subtask before records go to a temporary file.
-            file_bytes: Arrow bytes after which a transaction continues in another file.
-            roll_bytes: Arrow bytes of a subtask from which on the next checkpoint writes its file.
-            roll_interval: how long records may be held back, measured from the oldest one; the first checkpoint
-                after that writes them. The end of the input and a drain write everything; a stop does not, but the
-                first checkpoint of the next start does. 0: hold nothing back.
-            access: who may read the files in a local directory: "umask", like those of any program; "owner", only
-                this user; "group", also the directory's group.
+            format: "jsonl" or "parquet"; also the extension of the files.
+            prefix: the names of the files begin with it.
+            buffer_bytes: how many bytes a subtask keeps in memory before it moves records to a temporary file.
+            file_bytes: after this many Arrow bytes, a transaction continues in another file.
+            roll_bytes: when a subtask holds this many Arrow bytes, the next checkpoint writes its file.
+            roll_interval: how long the oldest record may be held back; the first checkpoint after that writes all held
+                records. The end of the input and a drain write everything. A stop does not, but the first checkpoint
+                of the next start does. 0: hold nothing back.
+            access: who may read the files in a local directory. "umask": as for files of any program; "owner": only
+                this user; "group": also the directory's group.
 
         Raises:
-            UsageError: the format or the access is unknown, the prefix would hide the files, or a limit makes no sense.
+            UsageError: the format or the access is unknown, the prefix would hide the files, or a limit is impossible.
         """
         if format not in FORMATS:
             raise UsageError(f"FileSink(format={format!r}) must be one of {', '.join(FORMATS)}")

@@ -131,7 +131,7 @@ class _LineSource:
 
 
 class TextFiles(_LineSource):
-    """Lines of text files as records with one string column.
+    """Reads text files; each line is a record with one string column.
 
     ``TextFiles("logs/", follow=True)`` follows a directory that grows. A line that is not UTF-8 or is too long is a
     bad record. Compressed files are not supported yet.
@@ -142,19 +142,19 @@ class TextFiles(_LineSource):
 
         Args:
             paths: a file, a glob, a directory, or a list of these.
-            line_column: the name of the column with the line.
+            line_column: the name of the column that holds the line.
             **options: each by its name:
 
-                * ``follow=False``: True waits for more lines and more files, without end.
-                * ``pattern="**/*"``: which files below a directory are read, as a glob relative to it.
-                * ``encoding="utf-8"``: nothing else is read.
-                * ``include_path=False``: True adds the columns ``path`` and ``byte`` (where the line begins).
+                * ``follow=False``: True keeps waiting for more lines and more files; the source then never ends.
+                * ``pattern="**/*"``: which files below a directory to read, as a glob relative to it.
+                * ``encoding="utf-8"``: the only encoding that is supported.
+                * ``include_path=False``: True adds the columns ``path`` and ``byte`` (the offset of the line).
                 * ``poll_interval="20ms"``: how often followed files are checked for more lines.
                 * ``discovery_interval="1s"``: how often followed directories are checked for new files.
                 * ``line_bytes_max``: longer lines are bad records; 8 MiB by default.
 
         Raises:
-            UsageError: the encoding is another one, or an interval is no duration.
+            UsageError: the encoding is not supported, or an interval is not a duration.
         """
         super().__init__(paths, **options)
         self._column = line_column
@@ -164,10 +164,10 @@ class TextFiles(_LineSource):
 
 
 class JsonLines(_LineSource):
-    """Files with one JSON object per line.
+    """Reads files with one JSON object per line.
 
-    Unknown fields are ignored, missing ones are null; a line that is not an object, a value of the wrong type or a
-    missing required field makes a bad record. Timestamps are ISO 8601 text, converted to UTC.
+    Unknown fields are ignored, and missing fields are null. A line is a bad record if it is not an object, has a value
+    of the wrong type, or lacks a required field. Timestamps are ISO 8601 text and are converted to UTC.
     """
 
     def __init__(
@@ -182,21 +182,21 @@ class JsonLines(_LineSource):
 
         Args:
             paths: a file, a glob, a directory, or a list of these.
-            schema: an Arrow or Polars schema, or names to Python, Polars or Arrow types. Arrow fields that are not
-                nullable are required.
-            required: further fields that must be there and not null.
+            schema: an Arrow or Polars schema, or a dict from names to Python, Polars or Arrow types. Arrow fields that
+                are not nullable are required.
+            required: names of further fields that must be present and not null.
             **options: each by its name:
 
-                * ``follow=False``: True waits for more lines and more files, without end.
-                * ``pattern="**/*"``: which files below a directory are read, as a glob relative to it.
-                * ``encoding="utf-8"``: nothing else is read.
-                * ``include_path=False``: True adds the columns ``path`` and ``byte`` (where the line begins).
+                * ``follow=False``: True keeps waiting for more lines and more files; the source then never ends.
+                * ``pattern="**/*"``: which files below a directory to read, as a glob relative to it.
+                * ``encoding="utf-8"``: the only encoding that is supported.
+                * ``include_path=False``: True adds the columns ``path`` and ``byte`` (the offset of the line).
                 * ``poll_interval="20ms"``: how often followed files are checked for more lines.
                 * ``discovery_interval="1s"``: how often followed directories are checked for new files.
                 * ``line_bytes_max``: longer lines are bad records; 8 MiB by default.
 
         Raises:
-            UsageError: a type is unknown, the encoding is another one, or an interval is no duration.
+            UsageError: a type is unknown, the encoding is not supported, or an interval is not a duration.
         """
         super().__init__(paths, **options)
         self._schema = arrow_schema(schema)

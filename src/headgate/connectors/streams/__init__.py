@@ -1,4 +1,4 @@
-"""Streams of the embedded store: ``source`` reads them, ``sink`` writes to them, exactly once, by ``transactions``.
+"""Streams of the embedded store: ``source`` reads them; ``sink`` writes to them exactly once, with ``transactions``.
 
 Source: docs/spec/stream-store.md, chapter 7. Counterpart: ``headgate.store.store.Store``.
 """

@@ -25,16 +25,17 @@ from headgate.store.streams import is_usable_name
 
 @dataclass(frozen=True, slots=True)
 class GroupSource:
-    """Reads a stream of the store by a reader group, which belongs to the pipeline.
+    """Reads a stream of the store with a reader group that belongs to the pipeline.
 
-    Segments are dealt out by how much of each is unread, each time the pipeline starts. Every checkpoint of the
-    pipeline is one of the group: each reader is cut where it is, and the cut is in the manifest.
+    Each time the pipeline starts, the group assigns the segments to subtasks by how much of each segment is unread.
+    Every checkpoint of the pipeline is also a checkpoint of the group: each reader is cut at its current position, and
+    the manifest contains the cut.
 
     Attributes:
-        stream: its name, such as ``app/logs``.
-        group: the name of the group, for this source alone. It is made when there is none.
+        stream: the name of the stream, such as ``app/logs``.
+        group: the name of the group. Only this source may use it. It is created if it does not exist.
         store: directory of the store; default as for ``StreamSource``.
-        start: where a first start begins: at the ``"earliest"`` event, after the ``"latest"`` one, or at a
+        start: where the first start begins: at the ``"earliest"`` event, after the ``"latest"`` one, or at a
             ``StreamCut`` or its text.
     """
 

@@ -31,16 +31,19 @@ _SHARED = (
 
 @dataclass(frozen=True, slots=True)
 class StreamSink:
-    """Writes to a stream of the store, exactly once.
+    """Writes records to a stream of the store, exactly once.
+
+    ``routing_key``, ``segments`` and ``retention`` only apply to a stream that the sink creates. An existing stream
+    keeps its own.
 
     Attributes:
-        stream: its name.
+        stream: the name of the stream.
         store: directory of the store; default as for ``StreamSource``.
-        routing_key: column whose equal values stay in order; a stream that exists keeps its own.
-        create: create the stream when it is missing.
-        segments: how many segments a stream that is created has; so many subtasks can read it at once.
-        retention: how long events stay in a stream that is created; None: until somebody truncates or deletes it. A
-            stream that exists keeps its own, which ``Store.set_retention`` and ``headgate streams retention`` change.
+        routing_key: the column of the routing key. Records with equal values in it stay in order.
+        create: whether to create the stream if it does not exist.
+        segments: the number of segments, which is also the number of subtasks that can read the stream at once.
+        retention: how long events stay in the stream. None: until the stream is truncated or deleted.
+            ``Store.set_retention`` and ``headgate streams retention`` change it later.
     """
 
     stream: str
@@ -55,10 +58,11 @@ class StreamSink:
         policy_of(self.retention)  # SC8: refused before anything runs
 
     def check(self, schema: pa.Schema) -> None:
-        """Check that records of ``schema`` fit the stream, or, when it is missing, that it can be made. Writes nothing.
+        """Check that records of ``schema`` fit the stream, or that a missing stream can be created. Writes nothing.
 
         Raises:
-            UsageError: it is missing and not to be created, sealed, or differs; names the columns.
+            UsageError: the stream is missing and ``create`` is False, it is sealed, or its columns differ; the message
+                names them.
         """
         info = self._find()
         if info is not None:

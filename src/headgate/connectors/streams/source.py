@@ -46,17 +46,19 @@ class StreamSource:
     """Reads a stream of the store.
 
     Attributes:
-        stream: its name, such as ``app/logs``.
-        store: directory of the store; default $HEADGATE_STORE, else ``.headgate/store``. Made absolute at once, since
-            workers run elsewhere.
-        start: where a first start begins: at the ``"earliest"`` event, after the ``"latest"`` one, or at a
-            ``StreamCut``, such as ``store.cut_at(name, date)`` gives, or its text.
-        follow: wait for new events until the stream is sealed; False: stop at the end seen at the first start.
-        end: a ``StreamCut``, or its text, at which reading ends, whatever ``follow`` says; None: see there.
-        stream_cuts: every checkpoint cuts all segments at one moment, which is recorded in the store when the
-            checkpoint begins; it completes when the readers have come there. False: each reader is cut where it is.
-        holds: nothing of the stream is truncated, by hand or by its retention, that a checkpoint of the pipeline may be
-            restored to. False: a pipeline that needs what is gone fails, and says so.
+        stream: the name of the stream, such as ``app/logs``.
+        store: directory of the store; default $HEADGATE_STORE, else ``.headgate/store``. A relative path is made
+            absolute immediately, because workers may run in other directories.
+        start: where the first start begins: at the ``"earliest"`` event, after the ``"latest"`` one, or at a
+            ``StreamCut`` (for example from ``store.cut_at(name, date)``) or its text.
+        follow: True waits for new events until the stream is sealed. False stops at the end that the stream had at the
+            first start.
+        end: a ``StreamCut`` or its text at which reading ends, whatever ``follow`` says. None: ``follow`` decides.
+        stream_cuts: True cuts all segments at the same moment in every checkpoint. The store records that moment when
+            the checkpoint begins, and the checkpoint completes when the readers have reached it. False cuts each
+            reader at its current position.
+        holds: True keeps all events to which a checkpoint of the pipeline may be restored: neither retention nor a
+            command can truncate them. False lets them go; a pipeline that needs them then fails with an error.
     """
 
     stream: str
@@ -78,7 +80,7 @@ class StreamSource:
         """Return the stream's schema in canonical types.
 
         Raises:
-            UsageError: there is no such stream, or reading is to begin or end at a cut of another one.
+            UsageError: there is no such stream, or ``start`` or ``end`` is a cut of another stream.
         """
         info = self._describe()
         self.cuts(info)

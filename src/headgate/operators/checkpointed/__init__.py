@@ -1,1 +1,1 @@
-"""What users' functions, readers and writers may have to do with checkpoints: listen to them, keep operator state."""
+"""How users' functions, readers and writers take part in checkpoints: as listeners, and with operator state."""

@@ -15,31 +15,34 @@ from headgate.state.evolution import NO_EVOLUTION, Evolution
 
 
 class CheckpointListener:
-    """Hears how checkpoints end. Best effort: what is said may be lost, and then nobody says it again (HL3).
+    """Is told how checkpoints end. This is best effort: a notification may be lost, and is then not repeated (HL3).
 
-    ``notify_checkpoint_complete(n)`` is about everything up to ``n``: the checkpoint may be older than the newest
-    snapshot, and what was said of one before may have been lost. Act on all ids ≤ ``n``, never on "the last one".
-    Calls come from the thread that processes records, so a slow one holds up its worker. One that raises has the
-    pipeline start again from the newest completed checkpoint, which stays completed.
+    ``notify_checkpoint_complete(n)`` covers all checkpoints up to ``n``. The checkpoint may be older than the newest
+    snapshot, and the notification of an earlier checkpoint may have been lost. So act on all ids ≤ ``n``, never on "the
+    last one". The thread that processes records makes the calls, so a slow call delays its worker. If a call raises,
+    the pipeline restarts from the newest completed checkpoint, which stays completed.
     """
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Checkpoint ``checkpoint_id`` is durable; no older one is under way any more. Does nothing by default."""
-
-    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """It is as if ``checkpoint_id`` had never begun: throw nothing away, a later one covers it (HL5).
+        """Called when checkpoint ``checkpoint_id`` is durable and no older checkpoint is in progress any more.
 
         Does nothing by default.
         """
 
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Called when checkpoint ``checkpoint_id`` was aborted, as if it had never begun.
+
+        Discard nothing: a later checkpoint covers it (HL5). Does nothing by default.
+        """
+
 
 class RestoreContext:
-    """Given to ``CheckpointedFunction.restore``: who is asking, and the lists that it keeps.
+    """The argument of ``CheckpointedFunction.restore``: identifies the subtask, and declares the lists that it keeps.
 
     Attributes:
-        operator: name of the operator, source or sink.
-        subtask_index: of ``parallelism`` copies, this is the one with this number.
-        is_restored: the pipeline goes on from a checkpoint; False on a first start.
+        operator: the name of the operator, source or sink.
+        subtask_index: the number of this subtask, among ``parallelism`` subtasks.
+        is_restored: whether the pipeline continues from a checkpoint; False on a first start.
     """
 
     def __init__(self, lists: OperatorLists, *, is_restored: bool) -> None:
@@ -51,31 +54,31 @@ class RestoreContext:
         self.is_restored = is_restored
 
     def list(self, name: str, type: Any, *, evolution: Evolution = NO_EVOLUTION) -> OperatorList:
-        """Declare a list of elements of ``type`` (Arrow, Polars or Python), and return it with what it had.
+        """Declare a list of elements of ``type`` (Arrow, Polars or Python), and return it with its restored elements.
 
-        At another parallelism the elements of all subtasks are dealt out in turn, each to one subtask. ``evolution``
-        says what becomes of elements that an older version of the program wrote.
+        At another parallelism, the elements of all subtasks are distributed in turn, each to one subtask. ``evolution``
+        describes how to convert elements that an older version of the program wrote.
         """
         return self._lists.declare(name, type, evolution)
 
     def union(self, name: str, type: Any, *, evolution: Evolution = NO_EVOLUTION) -> UnionList:
-        """Declare a list whose elements every subtask gets to see after a restore, beside its own."""
+        """Declare a list for which every subtask sees, after a restore, the elements of all subtasks."""
         return self._lists.declare_union(name, type, evolution)
 
     def forget(self, name: str) -> None:
-        """Leave behind what older checkpoints have of the list ``name``, which is not declared any more."""
+        """Drop the list ``name`` of older checkpoints, which the program no longer declares."""
         self._lists.forget(name)
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotContext:
-    """Given to ``CheckpointedFunction.snapshot``."""
+    """The argument of ``CheckpointedFunction.snapshot``."""
 
     checkpoint_id: int
 
 
 class CheckpointedFunction:
-    """Keeps operator state: lists that belong to a subtask, not to a key. They are in every checkpoint.
+    """A function with operator state: lists that belong to a subtask, not to a key. They are part of every checkpoint.
 
     Every subtask works on a copy of the instance.
     """
@@ -83,9 +86,9 @@ class CheckpointedFunction:
     def restore(self, context: RestoreContext) -> None:
         """Declare the lists, always the same ones: ``self.pending = context.list("pending", str)``.
 
-        Called once per subtask before its first record, on a first start too, and once on a copy when the pipeline is
-        built (all lists are empty then).
+        Called once per subtask before its first record, also on a first start, and once on a copy when the pipeline is
+        built. All lists are empty in that call.
         """
 
     def snapshot(self, context: SnapshotContext) -> None:
-        """A checkpoint freezes the lists directly after this call: bring them up to date. Does nothing by default."""
+        """Bring the lists up to date: the checkpoint freezes them directly after this call. Does nothing by default."""

@@ -46,7 +46,7 @@ class ListDescriptor:
 
 
 class OperatorList:
-    """A list of one subtask. What it holds when a checkpoint is taken is in the checkpoint."""
+    """A list of one subtask. A checkpoint contains the elements that the list has when the checkpoint is taken."""
 
     def __init__(self, node: str, descriptor: ListDescriptor, stored: list[Any], values: Conversion) -> None:
         """For Headgate only; declare lists with ``RestoreContext``."""
@@ -60,7 +60,7 @@ class OperatorList:
         return [self._values.loaded(element) for element in self._stored]
 
     def put(self, values: Iterable[Any]) -> None:
-        """Replace all elements; if one does not fit the type, none is.
+        """Replace all elements. If one does not fit the type, nothing is replaced.
 
         Raises:
             UsageError: an element does not fit, or is None.
@@ -71,12 +71,12 @@ class OperatorList:
         """Add one element at the end.
 
         Raises:
-            UsageError: it does not fit, or is None.
+            UsageError: the element does not fit, or is None.
         """
         self._stored.append(self._checked(value))
 
     def clear(self) -> None:
-        """Forget all elements."""
+        """Remove all elements."""
         self._stored = []
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class OperatorList:
 
 
 class UnionList(OperatorList):
-    """A list of one subtask, with what the lists of all subtasks held in the restored checkpoint."""
+    """A list of one subtask that also shows the elements of all subtasks in the restored checkpoint."""
 
     def __init__(
         self, node: str, descriptor: ListDescriptor, stored: list[Any], values: Conversion, everybodys: list[Any]
@@ -110,7 +110,10 @@ class UnionList(OperatorList):
 
     @property
     def restored(self) -> list[Any]:
-        """What all subtasks had, in their order, in a new list. It never changes; ``get`` returns this one's own."""
+        """The elements of all subtasks in the restored checkpoint, in the order of the subtasks, as a new list.
+
+        They never change. ``get`` returns the elements of this subtask.
+        """
         return [self._values.loaded(element) for element in self._everybodys]
 
 

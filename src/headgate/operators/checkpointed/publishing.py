@@ -24,16 +24,17 @@ LIST = "pending"
 
 
 class PublishOnCheckpoint(CheckpointedFunction, CheckpointListener):
-    """Publishes items once the records that they were made of are in a completed checkpoint.
+    """Publishes items once a completed checkpoint covers the records from which they were made.
 
-    Derive from it, call ``ready`` for each item while processing, and write ``publish``. After a failure items are
-    published again, so ``publish`` must not mind: name files, or number messages, by what is in the item. Then each is
-    published exactly once in effect, and none that a restart takes back.
+    Derive from this class, call ``ready`` for each item while processing, and implement ``publish``. After a failure an
+    item may be published again, so ``publish`` must tolerate repetition: for example, name files or number messages by
+    the content of the item. Then each item is published exactly once in effect, and no item is published that a restart
+    takes back.
 
-    Who overrides ``restore`` or ``snapshot`` calls this class's, too.
+    If you override ``restore`` or ``snapshot``, call the method of this class as well.
 
     Attributes:
-        item_type: Arrow, Polars or Python type of the items.
+        item_type: the Arrow, Polars or Python type of the items.
     """
 
     item_type: Any = str
@@ -43,18 +44,19 @@ class PublishOnCheckpoint(CheckpointedFunction, CheckpointListener):
     _kept: OperatorList
 
     def ready(self, item: Any) -> None:
-        """Publish ``item`` when the next checkpoint, or a later one, is completed. What it names must be durable then.
+        """Publish ``item`` when the next checkpoint or a later one completes.
 
-        Files that grow on are finished in ``snapshot``, before this class's is called.
+        Whatever the item refers to must be durable by then. Finish a file that is still growing in ``snapshot``, before
+        you call the ``snapshot`` of this class.
         """
         self._ready.append(item)
 
     def publish(self, items: list[Any]) -> None:
-        """Make ``items`` public, oldest first; perhaps not for the first time."""
+        """Make ``items`` public, oldest first. Some of them may have been published before."""
         raise NotImplementedError
 
     def restore(self, context: RestoreContext) -> None:
-        """Publish what the restored checkpoint held: it is completed, and nobody knows what was published."""
+        """Publish all pending items of the restored checkpoint, because it is unknown which were published before."""
         pair = pa.struct(
             {"checkpoint": pa.int64(), "item": as_schema(context.operator, {"item": self.item_type})[0].type}
         )
@@ -66,7 +68,7 @@ class PublishOnCheckpoint(CheckpointedFunction, CheckpointListener):
         self._kept.clear()
 
     def snapshot(self, context: SnapshotContext) -> None:
-        """What is ready becomes pending; all that is pending is in the checkpoint."""
+        """Make the ready items pending. The checkpoint contains all pending items."""
         if self._ready:
             self._pending[context.checkpoint_id] = self._ready
             self._ready = []
@@ -75,7 +77,7 @@ class PublishOnCheckpoint(CheckpointedFunction, CheckpointListener):
         )
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Publish what is pending up to ``checkpoint_id``, the oldest first, then forget it (C16)."""
+        """Publish the items that are pending up to ``checkpoint_id``, oldest first, and then forget them (C16)."""
         covered = [checkpoint for checkpoint in self._pending if checkpoint <= checkpoint_id]
         items = [item for checkpoint in covered for item in self._pending[checkpoint]]
         if items:

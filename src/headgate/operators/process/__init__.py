@@ -1,1 +1,1 @@
-"""Process functions: the user's code with keyed state, by row and by batch."""
+"""Process functions: users' code with keyed state, called per record or per batch."""

@@ -27,21 +27,22 @@ _SO_FAR, _MORE = "a", "b"
 
 
 class BatchAggregateFunction:
-    """How values become one result, by way of an accumulator, for many keys at once. Derive from it.
+    """Base class of functions that combine values into one result through an accumulator, for many keys at once.
 
-    Its methods are given Polars expressions and return some; they are called when the state is declared. An accumulator
-    is a dict of expressions by field if the state's type is a struct, else one expression. It has no state of its own.
+    The methods take and return Polars expressions; Headgate calls them when the state is declared. If the type of the
+    state is a struct, an accumulator is a dict of expressions by field, else a single expression. The function itself
+    has no state.
     """
 
     def partial(self, value: pl.Expr) -> Accumulator:
-        """Return the accumulator of the values of one key, which are not null: aggregates such as ``value.sum()``.
+        """Return the accumulator of some values of one key, none of them null: aggregates such as ``value.sum()``.
 
-        Which values of a key come together differs from run to run; merging must make up for that.
+        The values of a key may be divided differently in each run, so the result after ``merge`` must not depend on it.
         """
         raise NotImplementedError
 
     def merge(self, so_far: Accumulator, more: Accumulator) -> Accumulator:
-        """Return the accumulator of the values of both; those of ``more`` came later."""
+        """Return the accumulator of the values of both arguments; the values of ``more`` came later."""
         raise NotImplementedError
 
     def result(self, accumulator: Accumulator) -> pl.Expr:
@@ -50,7 +51,7 @@ class BatchAggregateFunction:
 
 
 class BatchAggregatingState:
-    """An accumulator per key, which shows itself as the result of its ``BatchAggregateFunction``."""
+    """An accumulator per key. Reading it returns the result of its ``BatchAggregateFunction``."""
 
     def __init__(
         self, where: str, value: BatchValueState, dtype: pa.DataType, function: BatchAggregateFunction
@@ -78,15 +79,16 @@ class BatchAggregatingState:
         shape.refuse_other_rows("result", [found])
 
     def add(self, values: Any, where: pl.Series | None = None, *, keys: Keys | None = None) -> pl.Series:
-        """Add each row's value to what its key has. Rows with a null do nothing.
+        """Add each row's value to the accumulator of its key. Rows with a null are skipped.
 
         Args:
-            values: a Series as long as the rows, or one value for all of them; of structs where a value has parts.
-            where: only these rows.
-            keys: of other rows than the batch's.
+            values: a Series with one value per row (a struct for a value with several parts), or one value for all
+                rows.
+            where: add only these rows.
+            keys: the keys of other rows than those of the batch.
 
         Returns:
-            True at the last row of each key whose accumulator is another one than before.
+            A Boolean Series: True at the last row of each key whose accumulator has changed.
         """
         count, rows, slots, chosen = self._value.chosen(values, where, keys)
         changed = np.zeros(count, np.bool_)
@@ -101,17 +103,17 @@ class BatchAggregatingState:
         return pl.Series(changed)
 
     def get(self, *, keys: Keys | None = None) -> pl.Series:
-        """Return the result of each row's key; null where nothing was added."""
+        """Return the result for the key of each row; null if nothing was added to it."""
         so_far = self._value.get(keys=keys)
         there = pl.DataFrame([so_far.is_not_null().alias(_HAS), *self._shape.columns(so_far, _SO_FAR)])
         return there.select(pl.when(pl.col(_HAS)).then(self._result).alias(_VALUE)).to_series()
 
     def exists(self, *, keys: Keys | None = None) -> pl.Series:
-        """Return to which rows' keys something was added since they were cleared."""
+        """Return, for each row, whether anything was added to its key since the key was cleared."""
         return self._value.exists(keys=keys)
 
     def clear(self, where: pl.Series | None = None, *, keys: Keys | None = None) -> None:
-        """Forget what the rows' keys have; nothing of it remains in snapshots."""
+        """Remove the accumulators of the rows' keys. Snapshots no longer contain them."""
         self._value.clear(where, keys=keys)
 
 

@@ -22,7 +22,7 @@ from headgate.state.ttl import TTL
 
 
 class BatchReducingState:
-    """A value per key: the first that was added, combined with each later one."""
+    """One value per key: the first value that was added, combined with each later one."""
 
     def __init__(self, value: BatchValueState, how: How) -> None:
         """For Headgate only; declare states with ``BatchStateHandle``."""
@@ -30,38 +30,38 @@ class BatchReducingState:
         self._how = how
 
     def add(self, values: Any, where: pl.Series | None = None, *, keys: Keys | None = None) -> pl.Series:
-        """Combine each row's value with what its key has, row after row. Rows with a null do nothing.
+        """Combine each row's value with the value of its key, row after row. Rows with a null are skipped.
 
         Args:
-            values: a Series as long as the rows, or one value for all of them.
-            where: only these rows.
-            keys: of other rows than the batch's.
+            values: a Series with one value per row, or one value for all rows.
+            where: use only these rows.
+            keys: the keys of other rows than those of the batch.
 
         Returns:
-            True at one row of each key whose combined value is another one than before.
+            A Boolean Series: True at one row of each key whose combined value has changed.
         """
         return self._value.update(values, self._how, where, keys=keys)
 
     def get(self, *, keys: Keys | None = None) -> pl.Series:
-        """Return the combined value of each row's key; null where nothing was added."""
+        """Return the combined value for the key of each row; null if nothing was added to it."""
         return self._value.get(keys=keys)
 
     def exists(self, *, keys: Keys | None = None) -> pl.Series:
-        """Return which rows' keys have a value."""
+        """Return, for each row, whether its key has a value."""
         return self._value.exists(keys=keys)
 
     def clear(self, where: pl.Series | None = None, *, keys: Keys | None = None) -> None:
-        """Forget what the rows' keys have; nothing of it remains in snapshots."""
+        """Remove the values of the rows' keys. Snapshots no longer contain them."""
         self._value.clear(where, keys=keys)
 
 
 class BatchStateHandle(Declarations[BatchValueState, BatchListState, BatchMapState]):
-    """What ``BatchProcessFunction.open`` declares its state with."""
+    """Declares state in ``BatchProcessFunction.open``."""
 
     def broadcast(
         self, name: str, key_type: Any, type: Any, *, evolution: Evolution = NO_EVOLUTION
     ) -> BatchBroadcastState:
-        """Declare a map that is the same in every subtask, from ``key_type`` to ``type``.
+        """Declare a map from ``key_type`` to ``type`` that is the same in every subtask.
 
         Raises:
             UsageError: the function has no broadcast side.
@@ -71,13 +71,13 @@ class BatchStateHandle(Declarations[BatchValueState, BatchListState, BatchMapSta
     def reducing(
         self, name: str, type: Any, how: How, *, ttl: TTL | None = None, evolution: Evolution = NO_EVOLUTION
     ) -> BatchReducingState:
-        """Declare one value per key with which what is added is combined.
+        """Declare one value per key that is combined with every value that is added.
 
-        ``how`` is ``"add"``, ``"min"``, ``"max"`` or ``"last"``. To a checkpoint it is a value: a function may change
-        between the two, and from one ``how`` to another.
+        ``how`` is ``"add"``, ``"min"``, ``"max"`` or ``"last"``. A checkpoint stores the state like a value state, so a
+        new version of the program may declare it as a value, or with another ``how``.
 
         Raises:
-            UsageError: the type cannot be combined so.
+            UsageError: values of this type cannot be combined in this way.
         """
         value = self.value(name, type, ttl=ttl, evolution=evolution)
         value.check_how(how)
@@ -92,12 +92,13 @@ class BatchStateHandle(Declarations[BatchValueState, BatchListState, BatchMapSta
         ttl: TTL | None = None,
         evolution: Evolution = NO_EVOLUTION,
     ) -> BatchAggregatingState:
-        """Declare one accumulator of ``type`` per key, to which ``function`` adds and of which it makes a result.
+        """Declare one accumulator of ``type`` per key. ``function`` adds values to it and computes the result from it.
 
-        To a checkpoint it is a value: a function by row may go on with it, and the other way round.
+        A checkpoint stores the state like a value state, so a function that works by row can take it over, and the
+        other way round.
 
         Raises:
-            UsageError: what the function returns is no accumulator of this type.
+            UsageError: the function does not return an accumulator of this type.
         """
         where = f"operator '{self._node}': aggregating state '{name}'"
         value = self.value(name, type, ttl=ttl, evolution=evolution)

@@ -25,7 +25,7 @@ How: TypeAlias = Literal["min", "max", "add", "last"]
 
 
 class Keys:
-    """The keys of some rows; rows may have equal ones. Holds during the call of the function only."""
+    """The keys of some rows; several rows may have the same key. Valid only during the call of the function."""
 
     def __init__(self, slots: Slots, columns: Callable[[Slots], list[pa.Array]], names: tuple[str, ...]) -> None:
         """For Headgate only: ``BatchContext.keys`` and ``BatchContext.lookup``."""
@@ -37,7 +37,7 @@ class Keys:
         return len(self.slots)
 
     def frame(self) -> pl.DataFrame:
-        """Return the key columns, one row per row."""
+        """Return the key columns as a frame, with one row for each row."""
         return frame_of(pa.RecordBatch.from_arrays(self._columns(self.slots), names=list(self._names)))
 
 
@@ -140,20 +140,20 @@ class BatchValueState(_BatchState):
         self._columns = columns
 
     def get(self, *, keys: Keys | None = None) -> pl.Series:
-        """Return the value of each row's key; null where there is none."""
+        """Return the value for the key of each row; null if there is none."""
         return self._series(self._columns.get(self._slots(keys)))
 
     def exists(self, *, keys: Keys | None = None) -> pl.Series:
-        """Return which rows' keys have a value."""
+        """Return, for each row, whether its key has a value."""
         return pl.Series(self._columns.contains(self._slots(keys)))
 
     def put(self, values: Any, where: pl.Series | None = None, *, keys: Keys | None = None) -> None:
-        """Set the value of each row's key; the last row of a key wins, and a null clears.
+        """Set the value for the key of each row. The last row of a key wins, and a null clears the value.
 
         Args:
-            values: a Series as long as the rows, or one value for all of them.
-            where: only these rows.
-            keys: of other rows than the batch's.
+            values: a Series with one value per row, or one value for all rows.
+            where: use only these rows.
+            keys: the keys of other rows than those of the batch.
         """
         slots = self._slots(keys)
         column, mask = self._values(values, len(slots)), self._mask(where, len(slots))
@@ -171,24 +171,24 @@ class BatchValueState(_BatchState):
         self._columns.clear(reversed_slots[~is_valid[last_rows]])
 
     def clear(self, where: pl.Series | None = None, *, keys: Keys | None = None) -> None:
-        """Forget the values of the rows' keys; nothing of them remains in snapshots."""
+        """Remove the values of the rows' keys. Snapshots no longer contain them."""
         slots = self._slots(keys)
         mask = self._mask(where, len(slots))
         self._columns.clear(slots if mask is None else slots[mask])
 
     def update(self, values: Any, how: How, where: pl.Series | None = None, *, keys: Keys | None = None) -> pl.Series:
-        """Combine each row's value with its key's, and say what changed.
+        """Combine each row's value with the value of its key, and return what has changed.
 
         Args:
-            values: a Series as long as the rows, or one value; rows with a null do nothing.
-            how: "min" and "max" (NaN does nothing), "add" (an absent value counts as 0), "last".
-            where: only these rows.
-            keys: of other rows than the batch's.
+            values: a Series with one value per row, or one value for all rows. Rows with a null are skipped.
+            how: "min" and "max" (which skip NaN), "add" (a missing value counts as 0), or "last".
+            where: use only these rows.
+            keys: the keys of other rows than those of the batch.
 
         Returns:
-            A Boolean Series: True for exactly one row of each key whose value is another one now. For "min", "max" and
-            "last" it is a row that holds the new value, so ``batch.filter(...)`` is the frame of changes; for "add"
-            it is the last row of the key, and ``get()`` has the sums.
+            A Boolean Series: True for exactly one row of each key whose value has changed. For "min", "max" and "last",
+            this row holds the new value, so ``batch.filter(...)`` returns the changes. For "add", it is the last row of
+            the key, and ``get()`` returns the sums.
         """
         slots = self._slots(keys)
         column, mask = self._values(values, len(slots)), self._mask(where, len(slots))
@@ -263,20 +263,20 @@ class BatchListState(_BatchState):
         self._columns = columns
 
     def append(self, values: Any, where: pl.Series | None = None, *, keys: Keys | None = None) -> None:
-        """Append each row's value to its key's list, in the order of the rows.
+        """Append each row's value to the list of its key, in the order of the rows.
 
-        ``values`` is a Series (a struct for several columns: ``batch.select("to", "weight").to_struct()``) without
-        nulls, or one value for all rows; ``where`` chooses rows.
+        ``values`` is a Series without nulls, or one value for all rows. For several columns, pass a Series of structs:
+        ``batch.select("to", "weight").to_struct()``. ``where`` chooses rows.
         """
         slots = self._slots(keys)
         column = self._values(values, len(slots))
         self._columns.append(*self._whole(slots, column, where, "an element"))
 
     def explode(self, where: pl.Series | None = None, *, keys: Keys | None = None) -> tuple[pl.Series, pl.Series]:
-        """Join the rows with their keys' lists.
+        """Join the rows with the lists of their keys.
 
         Returns:
-            The row number of each element (ascending; for ``batch[rows]`` or ``gather``), and the elements.
+            The row number of each element (ascending, for use in ``batch[rows]`` or ``gather``), and the elements.
         """
         slots = self._slots(keys)
         mask = self._mask(where, len(slots))
@@ -289,18 +289,18 @@ class BatchListState(_BatchState):
         return pl.Series(rows.astype(np.uint32)), self._series(values)
 
     def counts(self, *, keys: Keys | None = None) -> pl.Series:
-        """Return the length of each row's list."""
+        """Return the length of the list for the key of each row."""
         return pl.Series(self._columns.counts(self._slots(keys)))
 
     def get(self, *, keys: Keys | None = None) -> pl.Series:
-        """Return each row's list, empty where there is none."""
+        """Return the list for the key of each row, or an empty list if there is none."""
         slots = self._slots(keys)
         offsets = np.concatenate([[0], np.cumsum(self._columns.counts(slots))])
         _, values = self._columns.explode(slots)
         return self._series(pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values))
 
     def put(self, values: pl.Series, where: pl.Series | None = None, *, keys: Keys | None = None) -> None:
-        """Replace the lists of the rows' keys by those of a Series of lists; the last row of a key wins."""
+        """Replace the lists of the rows' keys with those of a Series of lists. The last row of a key wins."""
         slots = self._slots(keys)
         column = self._column(values, len(slots), pa.large_list(self._descriptor.type), "the lists")
         slots, column = self._whole(slots, column, where, "a list")
@@ -314,14 +314,14 @@ class BatchListState(_BatchState):
         self._columns.append(np.repeat(wanted, counts), elements)
 
     def clear(self, where: pl.Series | None = None, *, keys: Keys | None = None) -> None:
-        """Forget the lists of the rows' keys; nothing of them remains in snapshots."""
+        """Remove the lists of the rows' keys. Snapshots no longer contain them."""
         slots = self._slots(keys)
         mask = self._mask(where, len(slots))
         self._columns.clear(slots if mask is None else slots[mask])
 
 
 class BatchMapState(_BatchState):
-    """A map per key."""
+    """A map of entries per key."""
 
     def __init__(self, node: str, descriptor: StateDescriptor, cursor: BatchCursor, columns: MapColumns) -> None:
         """For Headgate only; declare states with ``BatchStateHandle``."""
@@ -329,24 +329,24 @@ class BatchMapState(_BatchState):
         self._columns = columns
 
     def get(self, map_keys: Any, *, keys: Keys | None = None) -> pl.Series:
-        """Return the value of each row's key and map key; null where there is none."""
+        """Return the value for the key and map key of each row; null if there is none."""
         slots = self._slots(keys)
         return self._series(self._columns.get(slots, self._own_keys(map_keys, slots)))
 
     def contains(self, map_keys: Any, *, keys: Keys | None = None) -> pl.Series:
-        """Return which rows' map keys have a value."""
+        """Return, for each row, whether its map key has a value."""
         slots = self._slots(keys)
         return pl.Series(self._columns.contains(slots, self._own_keys(map_keys, slots)))
 
     def put(self, map_keys: Any, values: Any, where: pl.Series | None = None, *, keys: Keys | None = None) -> None:
-        """Set the value of each row's key and map key; the last row wins. Nulls are refused."""
+        """Set the value for the key and map key of each row. The last row wins, and nulls are refused."""
         slots = self._slots(keys)
         column = self._values(values, len(slots))
         chosen, column = self._whole(slots, column, where, "a value")
         self._columns.put(chosen, self._own_keys(map_keys, slots, where), column)
 
     def remove(self, map_keys: Any, where: pl.Series | None = None, *, keys: Keys | None = None) -> None:
-        """Remove each row's map key from its key's map."""
+        """Remove the map key of each row from the map of its key."""
         slots = self._slots(keys)
         mask = self._mask(where, len(slots))
         self._columns.remove(slots if mask is None else slots[mask], self._own_keys(map_keys, slots, where))
@@ -354,7 +354,7 @@ class BatchMapState(_BatchState):
     def items(
         self, where: pl.Series | None = None, *, keys: Keys | None = None
     ) -> tuple[pl.Series, pl.Series, pl.Series]:
-        """Join the rows with their keys' maps: row number of each entry (ascending), map key, value."""
+        """Join the rows with the maps of their keys: the row number of each entry (ascending), map key, value."""
         slots = self._slots(keys)
         mask = self._mask(where, len(slots))
         chosen = np.arange(len(slots)) if mask is None else np.flatnonzero(mask)
@@ -362,7 +362,7 @@ class BatchMapState(_BatchState):
         return pl.Series(chosen[rows].astype(np.uint32)), self._series(map_keys), self._series(values)
 
     def clear(self, where: pl.Series | None = None, *, keys: Keys | None = None) -> None:
-        """Forget the maps of the rows' keys; nothing of them remains in snapshots."""
+        """Remove the maps of the rows' keys. Snapshots no longer contain them."""
         slots = self._slots(keys)
         mask = self._mask(where, len(slots))
         self._columns.clear(slots if mask is None else slots[mask])

@@ -27,10 +27,10 @@ _TICKS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 @dataclass(frozen=True, slots=True)
 class FiredTimers:
-    """Timers that fire, in the order of their times; ``context.keys`` are their keys, row by row, none of them twice.
+    """Timers that fire, in the order of their times. ``context.keys`` are their keys, row by row; each occurs once.
 
     Attributes:
-        times_ms: what each was registered for, in milliseconds since 1970.
+        times_ms: the time for which each timer was registered, in milliseconds since 1970.
     """
 
     kind: TimeKind
@@ -41,15 +41,15 @@ class FiredTimers:
 
     @property
     def is_event_time(self) -> bool:
-        """Whether they are of event time; else they are of processing time."""
+        """Whether these are event-time timers; otherwise they are processing-time timers."""
         return self.kind is TimeKind.EVENT_TIME
 
     @property
     def times(self) -> pl.Series:
-        """What each was registered for, as times in records are.
+        """The time for which each timer was registered, as a time like those in records.
 
         Raises:
-            UsageError: one is no date of the years 1 to 9999.
+            UsageError: a time is not a date of the years 1 to 9999.
         """
         beyond = self.times_ms.filter(~self.times_ms.is_between(DATES_MS[0], DATES_MS[-1]))
         if len(beyond):
@@ -58,11 +58,11 @@ class FiredTimers:
 
 
 class BatchTimers(Times):
-    """Timers of the keys of the batch's rows. A key has at most one of each kind for one time.
+    """The timers of the keys of the batch's rows. A key has at most one timer of each kind for one time.
 
-    Times are a Series as long as the rows, or one for all of them: milliseconds since 1970, or a datetime (in UTC if it
-    has no zone); between two milliseconds the later one counts. Rows with a null do nothing. ``where=`` chooses rows,
-    ``keys=context.lookup(frame)`` takes the keys of other rows.
+    Pass a Series with one time per row, or one time for all rows. A time is milliseconds since 1970, or a datetime (in
+    UTC if it has no zone), which is rounded up to a millisecond. Rows with a null are skipped. ``where=`` chooses rows,
+    and ``keys=context.lookup(frame)`` uses the keys of other rows.
     """
 
     def __init__(
@@ -79,26 +79,27 @@ class BatchTimers(Times):
     def register_event_time(
         self, times: GivenTimes, where: pl.Series | None = None, *, keys: Keys | None = None
     ) -> None:
-        """Have ``on_timer`` called when the watermark has reached each row's time.
+        """Register timers: ``on_timer`` is called when the watermark has reached the time of each row.
 
-        A time that it has reached already counts from the next watermark on. Nothing happens where there is this timer.
+        If the watermark has already reached it, the timer fires with the next watermark. Registering an existing timer
+        again has no effect.
         """
         self._change(TimeKind.EVENT_TIME, times, where, keys, is_deletion=False)
 
     def register_processing_time(
         self, times: GivenTimes, where: pl.Series | None = None, *, keys: Keys | None = None
     ) -> None:
-        """Have ``on_timer`` called when processing time has reached each row's time."""
+        """Register timers: ``on_timer`` is called when processing time has reached the time of each row."""
         self._change(TimeKind.PROCESSING_TIME, times, where, keys, is_deletion=False)
 
     def delete_event_time(self, times: GivenTimes, where: pl.Series | None = None, *, keys: Keys | None = None) -> None:
-        """Remove the timer for each row's time; nothing happens where there is none."""
+        """Remove the timer for the time of each row. A timer that does not exist is ignored."""
         self._change(TimeKind.EVENT_TIME, times, where, keys, is_deletion=True)
 
     def delete_processing_time(
         self, times: GivenTimes, where: pl.Series | None = None, *, keys: Keys | None = None
     ) -> None:
-        """Remove the timer for each row's time; nothing happens where there is none."""
+        """Remove the timer for the time of each row. A timer that does not exist is ignored."""
         self._change(TimeKind.PROCESSING_TIME, times, where, keys, is_deletion=True)
 
     @property

@@ -19,9 +19,9 @@ from headgate.state.descriptors import StateDescriptor
 
 
 class BroadcastState(MapState):
-    """A map that is the same in every subtask. ``process_broadcast`` writes it, everybody reads it.
+    """A map that is the same in every subtask. Only ``process_broadcast`` writes it; every method can read it.
 
-    It has what a ``MapState`` has, but belongs to no key.
+    It has the methods of a ``MapState``, but belongs to no key.
     """
 
     def __init__(self, node: str, descriptor: StateDescriptor, side: BroadcastSide) -> None:
@@ -31,7 +31,7 @@ class BroadcastState(MapState):
 
     @property
     def exists(self) -> bool:
-        """Whether it has any entry."""
+        """Whether the map has any entries."""
         self._side.check_readable(self._descriptor.name)
         return super().exists
 
@@ -41,17 +41,17 @@ class BroadcastState(MapState):
         return super().get(map_key, default)
 
     def contains(self, map_key: Any) -> bool:
-        """Return whether there is a value for ``map_key``."""
+        """Return whether the map has a value for ``map_key``."""
         self._side.check_readable(self._descriptor.name)
         return super().contains(map_key)
 
     def keys(self) -> list[Any]:
-        """Return the keys in a new list, in the order in which they came in: the same in every subtask."""
+        """Return the keys in a new list, in the order in which they were added. It is the same in every subtask."""
         self._side.check_readable(self._descriptor.name)
         return super().keys()
 
     def items(self) -> list[tuple[Any, Any]]:
-        """Return the pairs of key and value in a new list, in the order of ``keys``."""
+        """Return pairs of key and value in a new list, in the order of ``keys``."""
         self._side.check_readable(self._descriptor.name)
         return super().items()
 
@@ -60,27 +60,27 @@ class BroadcastState(MapState):
         return super().__len__()
 
     def put(self, map_key: Any, value: Any) -> None:
-        """Set the value of ``map_key``; None removes it. In ``process_broadcast`` only.
+        """Set the value of ``map_key``; None removes it. Only allowed in ``process_broadcast``.
 
         Raises:
-            UsageError: anywhere else, or the key or value does not fit the state's types.
+            UsageError: the call is not in ``process_broadcast``, or the key or value does not fit the state's types.
         """
         self._side.check_writable(self._descriptor.name)
         super().put(map_key, value)
 
     def remove(self, map_key: Any) -> None:
-        """Remove ``map_key``; nothing happens if it is not there. In ``process_broadcast`` only."""
+        """Remove ``map_key``, if it is there. Only allowed in ``process_broadcast``."""
         self._side.check_writable(self._descriptor.name)
         super().remove(map_key)
 
     def clear(self) -> None:
-        """Forget all entries. In ``process_broadcast`` only."""
+        """Remove all entries. Only allowed in ``process_broadcast``."""
         self._side.check_writable(self._descriptor.name)
         super().clear()
 
 
 class BatchBroadcastState:
-    """A map that is the same in every subtask, as Series and frames; see ``BroadcastState``."""
+    """A map that is the same in every subtask, read and written as Series and frames; see ``BroadcastState``."""
 
     def __init__(self, node: str, descriptor: StateDescriptor, side: BroadcastSide) -> None:
         """For Headgate only; declare it with ``state.broadcast``."""
@@ -92,7 +92,7 @@ class BatchBroadcastState:
         self._key_dtype, self._value_dtype = frame_of(self._map.batch()).dtypes
 
     def frame(self) -> pl.DataFrame:
-        """Return all entries, in the order in which their keys came in: the columns ``key`` and ``value``."""
+        """Return all entries in the columns ``key`` and ``value``, in the order in which the keys were added."""
         self._side.check_readable(self._map.descriptor.name)
         version = self._map.version
         if self._shown is None or self._shown[0] != version:
@@ -100,12 +100,12 @@ class BatchBroadcastState:
         return self._shown[1]
 
     def get(self, keys: pl.Series) -> pl.Series:
-        """Return the value of each of ``keys``, null where there is none."""
+        """Return the value for each of ``keys``; null if there is none."""
         wanted = self._series(keys, self._key_dtype, "the keys").alias("key").to_frame()
         return wanted.join(self.frame(), on="key", how="left", maintain_order="left")["value"]
 
     def contains(self, keys: pl.Series) -> pl.Series:
-        """Return which of ``keys`` have a value."""
+        """Return, for each of ``keys``, whether the map has a value."""
         there = self.frame()["key"].implode()
         return self._series(keys, self._key_dtype, "the keys").is_in(there).fill_null(value=False)
 
@@ -113,11 +113,11 @@ class BatchBroadcastState:
         return len(self._rows)
 
     def put(self, keys: pl.Series, values: Any) -> None:
-        """Set the value of each key, row after row; a null removes it. In ``process_broadcast`` only.
+        """Set the value of each key, row after row; a null removes it. Only allowed in ``process_broadcast``.
 
         Args:
-            keys: a Series.
-            values: a Series as long, or one value for all of them.
+            keys: a Series of map keys.
+            values: a Series with one value per key, or one value for all keys.
         """
         self._side.check_writable(self._map.descriptor.name)
         found = values if isinstance(values, pl.Series) else pl.Series([values]).new_from_index(0, len(keys))
@@ -131,13 +131,13 @@ class BatchBroadcastState:
             self._rows.put(key, value)
 
     def remove(self, keys: pl.Series) -> None:
-        """Remove each key; nothing happens if it is not there. In ``process_broadcast`` only."""
+        """Remove each key that is there. Only allowed in ``process_broadcast``."""
         self._side.check_writable(self._map.descriptor.name)
         for key in self._series(keys, self._key_dtype, "the keys"):
             self._rows.remove(key)
 
     def clear(self) -> None:
-        """Forget all entries. In ``process_broadcast`` only."""
+        """Remove all entries. Only allowed in ``process_broadcast``."""
         self._rows.clear()
 
     def _series(self, given: Any, dtype: Any, what: str) -> pl.Series:

@@ -24,10 +24,10 @@ from headgate.state.descriptors import StateDescriptor
 
 
 class BroadcastContext(Times):
-    """What ``process_broadcast`` may know beside its records: what time it is, and who is asking.
+    """The context of a call of ``process_broadcast``: the times, and the subtask that is calling.
 
     Attributes:
-        subtask_index: of ``parallelism`` subtasks, which all get the same records, this is the one with this number.
+        subtask_index: the number of this subtask, among ``parallelism`` subtasks that all receive the same records.
     """
 
     def __init__(self, time: OperatorTime, subtask_index: int, parallelism: int) -> None:
@@ -38,30 +38,30 @@ class BroadcastContext(Times):
 
 
 class BroadcastProcessFunction(ProcessFunction):
-    """A function with a broadcast side, by row: give an instance to ``stream.connect(rules.broadcast()).process``.
+    """Base class of functions with a broadcast side that process one record at a time.
 
-    Every subtask gets all records of the broadcast side, in one order, and keeps the same of them in states that it
-    declares with ``state.broadcast(name, key_type, type)``. Other states belong to keys, and need ``key_by`` in front
-    of ``connect``.
+    Pass an instance to ``stream.connect(rules.broadcast()).process``. Every subtask receives all records of the
+    broadcast side, in the same order, and keeps the same data of them in states that it declares with
+    ``state.broadcast(name, key_type, type)``. All other states belong to keys and need ``key_by`` before ``connect``.
     """
 
     def process_broadcast(self, row: Row, context: BroadcastContext) -> Iterable[Row] | None:
-        """Process one record of the broadcast side; return or yield results, None for none.
+        """Process one record of the broadcast side. Return or yield results, or return None.
 
-        Called in every subtask, so it must do the same in each: what it makes of the record may depend on nothing but
-        the record and broadcast states. Results come from every subtask; for one of each, ask
+        Headgate calls it in every subtask, and it must do the same in each: what it writes may depend only on the
+        record and on broadcast states. Every subtask emits its results. To emit each result only once, check
         ``context.subtask_index == 0``.
         """
         raise NotImplementedError
 
 
 class BatchBroadcastProcessFunction(BatchProcessFunction):
-    """A function with a broadcast side, by batch. See ``BroadcastProcessFunction``."""
+    """Base class of functions with a broadcast side that process batches. See ``BroadcastProcessFunction``."""
 
     def process_broadcast(self, batch: pl.DataFrame, context: BroadcastContext) -> pl.DataFrame | None:
-        """Process one batch of the broadcast side; return the results, None for none.
+        """Process one batch of the broadcast side. Return the results, or None.
 
-        Called in every subtask, so it must do the same in each.
+        Headgate calls it in every subtask, and it must do the same in each.
         """
         raise NotImplementedError
 

@@ -40,7 +40,7 @@ TIMERS_PER_CALL = 16_384
 
 
 class BatchContext:
-    """What a batch process function may know beside its batch."""
+    """The context of a call of a batch process function: the keys, and their timers."""
 
     def __init__(
         self, cursor: BatchCursor, backend: ColumnBackend, keys: KeyColumns, node: str, timers: BatchTimers
@@ -55,21 +55,21 @@ class BatchContext:
 
     @property
     def keys(self) -> Keys:
-        """The keys of the batch's rows; of the timers that fire; in ``on_round`` all that have any state, once each."""
+        """The keys of the batch's rows, or of the firing timers. In ``on_round``: all keys that have any state."""
         return self._cursor.keys
 
     @property
     def timers(self) -> BatchTimers:
-        """Timers of these keys, and what time it is."""
+        """The timers of these keys, and the current times."""
         return self._timers
 
     def lookup(self, frame: pl.DataFrame) -> Keys:
-        """Return the keys of the rows of ``frame``, which has the key columns: for ``keys=`` of the states.
+        """Return the keys of the rows of ``frame``, which has the key columns. Pass them as ``keys=`` to a state.
 
-        Only keys of this subtask, such as those of the batch grouped or filtered.
+        The keys must belong to this subtask, like those of the batch after grouping or filtering.
 
         Raises:
-            UsageError: a key column is missing, has a null, or a key belongs to another subtask.
+            UsageError: a key column is missing or contains a null, or a key belongs to another subtask.
         """
         names: list[str] = self._key_schema.names
         missing = [name for name in names if name not in frame.columns]
@@ -93,13 +93,13 @@ class BatchContext:
 
 
 class BatchProcessFunction:
-    """A vectorised function with state for each key. Give an instance to ``KeyedStream.process``.
+    """Base class of vectorised functions with state per key. Pass an instance to ``KeyedStream.process``.
 
-    Every subtask works on a copy of the instance; what must survive a failure belongs into state. Where batches begin
-    and end differs from run to run; the result must not depend on it.
+    Every subtask works on a copy of the instance. Keep everything that must survive a failure in state. Batches may
+    begin and end at other records in each run, so the result must not depend on the division into batches.
 
     Attributes:
-        schema: of the frames that it returns; None: as its input.
+        schema: the schema of the frames that it returns. None: the schema of its input.
     """
 
     schema: SchemaLike | None = None
@@ -111,18 +111,18 @@ class BatchProcessFunction:
         """
 
     def process(self, batch: pl.DataFrame, context: BatchContext) -> pl.DataFrame | None:
-        """Process one batch; return the results, None for none."""
+        """Process one batch. Return the results, or None."""
         raise NotImplementedError
 
     def on_timer(self, timers: FiredTimers, context: BatchContext) -> pl.DataFrame | None:
-        """Called when timers of ``context.keys`` fire, which are gone then; return the results, None for none.
+        """Called when timers of ``context.keys`` fire; these timers no longer exist. Return the results, or None.
 
-        It may use state, and register and delete timers. ``context.keys.frame()`` has the key columns.
+        It may use state, and register and delete timers. ``context.keys.frame()`` returns the key columns.
         """
         return None
 
     def on_round(self, round: int, context: BatchContext) -> pl.DataFrame | None:
-        """Called when a round of the loop around it is globally finished; ``context.keys``: all keys with state."""
+        """Called when a round of the surrounding loop is finished everywhere. ``context.keys``: all keys with state."""
         return None
 
 

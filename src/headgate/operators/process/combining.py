@@ -17,21 +17,21 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class AggregateFunction(Generic[Value, Accumulator, Result_co]):
-    """How values become one result, by way of an accumulator, which is what the state holds. Derive from it.
+    """Base class of functions that combine values into one result through an accumulator, which the state holds.
 
-    Called with the state of the current key; it has none of its own.
+    Headgate calls the methods for the current key. The function itself has no state.
     """
 
     def initial(self) -> Accumulator:
-        """Return the accumulator of a key to which nothing was added."""
+        """Return the accumulator of a key to which nothing has been added yet."""
         raise NotImplementedError
 
     def add(self, accumulator: Accumulator, value: Value) -> Accumulator:
-        """Return the accumulator with ``value`` in it. It may be the one that was given, changed; it is never None."""
+        """Return the accumulator with ``value`` added. It may be the given object, changed, but not None."""
         raise NotImplementedError
 
     def result(self, accumulator: Accumulator) -> Result_co:
-        """Return the result so far."""
+        """Return the result of all values that were added so far."""
         raise NotImplementedError
 
 
@@ -80,7 +80,7 @@ class _Combined:
 
 
 class ReducingState(_Combined):
-    """One value of the current key: the first that was added, combined with each later one."""
+    """One value of the current key: the first value that was added, combined with each later one."""
 
     def __init__(self, node: str, name: str, value: _OneValue, combine: Callable[[Any, Any], Any]) -> None:
         """For Headgate only; declare states with ``StateHandle``."""
@@ -88,10 +88,10 @@ class ReducingState(_Combined):
         self._combine = combine
 
     def add(self, value: Any) -> None:
-        """Combine ``value`` with what there is.
+        """Combine ``value`` with the present value, if there is one.
 
         Raises:
-            UsageError: it is None, or the result is, or does not fit the state's type.
+            UsageError: ``value`` or the result is None, or the result does not fit the state's type.
         """
         self._refuse_none(value)
         found = self._value.get()
@@ -103,7 +103,7 @@ class ReducingState(_Combined):
 
 
 class AggregatingState(_Combined):
-    """An accumulator of the current key, which shows itself as the result of its ``AggregateFunction``."""
+    """An accumulator of the current key. Reading it returns the result of its ``AggregateFunction``."""
 
     def __init__(self, node: str, name: str, value: _OneValue, function: AggregateFunction[Any, Any, Any]) -> None:
         """For Headgate only; declare states with ``StateHandle``."""
@@ -111,16 +111,16 @@ class AggregatingState(_Combined):
         self._function = function
 
     def add(self, value: Any) -> None:
-        """Add ``value``.
+        """Add ``value`` to the accumulator.
 
         Raises:
-            UsageError: it is None, or the accumulator is, or does not fit the state's type.
+            UsageError: ``value`` or the accumulator is None, or the accumulator does not fit the state's type.
         """
         self._refuse_none(value)
         found = self._value.get()
         self._put(self._function.add(self._function.initial() if found is None else found, value))
 
     def get(self, default: Any = None) -> Any:
-        """Return the result, or ``default`` if nothing was added."""
+        """Return the result, or ``default`` if nothing has been added."""
         found = self._value.get()
         return default if found is None else self._function.result(found)

@@ -23,9 +23,10 @@ from headgate.state.ttl import TTL
 
 
 class StateHandle(Declarations[ValueState, ListState, MapState]):
-    """What ``ProcessFunction.open`` declares its state with.
+    """Declares state in ``ProcessFunction.open``.
 
-    To a checkpoint reducing and aggregating states are values (ST19): a function may change between them.
+    A checkpoint stores reducing and aggregating states like value states (ST19), so a new version of the program may
+    change one into another.
     """
 
     def reducing(
@@ -37,9 +38,9 @@ class StateHandle(Declarations[ValueState, ListState, MapState]):
         ttl: TTL | None = None,
         evolution: Evolution = NO_EVOLUTION,
     ) -> ReducingState:
-        """Declare one value per key with which what is added is combined.
+        """Declare one value per key that is combined with every value that is added.
 
-        ``combine(so_far, value)`` returns the new value; the first one that is added is taken as it is.
+        ``combine(so_far, value)`` returns the new value. The first value that is added is stored as it is.
         """
         value = self.value(name, type, ttl=ttl, evolution=evolution)
         if not callable(combine):
@@ -49,7 +50,7 @@ class StateHandle(Declarations[ValueState, ListState, MapState]):
         return ReducingState(self._node, name, value, combine)
 
     def broadcast(self, name: str, key_type: Any, type: Any, *, evolution: Evolution = NO_EVOLUTION) -> BroadcastState:
-        """Declare a map that is the same in every subtask, from ``key_type`` to ``type``: see ``BroadcastState``.
+        """Declare a map from ``key_type`` to ``type`` that is the same in every subtask; see ``BroadcastState``.
 
         Raises:
             UsageError: the function has no broadcast side.
@@ -65,7 +66,10 @@ class StateHandle(Declarations[ValueState, ListState, MapState]):
         ttl: TTL | None = None,
         evolution: Evolution = NO_EVOLUTION,
     ) -> AggregatingState:
-        """Declare one accumulator of ``type`` per key, to which ``function`` adds and of which it makes a result."""
+        """Declare one accumulator of ``type`` per key.
+
+        ``function`` adds values to it and computes the result from it.
+        """
         value = self.value(name, type, ttl=ttl, evolution=evolution)
         if not isinstance(function, AggregateFunction):
             raise UsageError(
@@ -76,7 +80,7 @@ class StateHandle(Declarations[ValueState, ListState, MapState]):
 
 
 class ProcessContext:
-    """What a process function may know beside its record."""
+    """The context of a call of a process function: the key, and its timers."""
 
     __slots__ = ("_cursor", "_timers")
 
@@ -95,18 +99,18 @@ class ProcessContext:
 
     @property
     def timers(self) -> Timers:
-        """Timers of this key, and what time it is."""
+        """The timers of this key, and the current times."""
         return self._timers
 
 
 class ProcessFunction:
-    """A function with state for each key. Derive from it and give an instance to ``KeyedStream.process``.
+    """Base class of functions with state per key. Pass an instance to ``KeyedStream.process``.
 
-    Every subtask works on a copy of the instance; what must survive a failure belongs into state, not into
+    Every subtask works on a copy of the instance. Keep everything that must survive a failure in state, not in
     attributes.
 
     Attributes:
-        schema: of the records that it returns; None: as its input.
+        schema: the schema of the records that it returns. None: the schema of its input.
     """
 
     schema: SchemaLike | None = None
@@ -118,16 +122,16 @@ class ProcessFunction:
         """
 
     def process(self, row: Row, context: ProcessContext) -> Iterable[Row] | None:
-        """Process one record (a dict of its own); return or yield the results, None for none."""
+        """Process one record, which is a new dict. Return or yield the results, or return None."""
         raise NotImplementedError
 
     def on_timer(self, timer: Timer, context: ProcessContext) -> Iterable[Row] | None:
-        """Called when a timer of ``context.key`` fires, which is gone then; return or yield results, None for none.
+        """Called when a timer of ``context.key`` fires; that timer no longer exists.
 
-        It may use state, and register and delete timers.
+        It may use state, and register and delete timers. Return or yield the results, or return None.
         """
         return None
 
     def on_round(self, round: int, context: ProcessContext) -> Iterable[Row] | None:
-        """Called once for each key that has any state, when a round of the loop around it is globally finished."""
+        """Called once per key that has any state, when a round of the surrounding loop is finished everywhere."""
         return None

@@ -89,18 +89,18 @@ class ListState(_State):
         """Add one element at the end.
 
         Raises:
-            UsageError: it does not fit the state's type, or is None.
+            UsageError: the element does not fit the state's type, or is None.
         """
         self._add([self._stored(value)])
 
     def extend(self, values: Iterable[Any]) -> None:
-        """Add elements at the end; all of them or, if one does not fit, none."""
+        """Add elements at the end. If one of them does not fit, none is added."""
         stored = [self._stored(value) for value in values]
         if stored:
             self._add(stored)
 
     def put(self, values: Iterable[Any]) -> None:
-        """Replace all elements; without any it is ``clear()``."""
+        """Replace all elements. Without any elements, this is the same as ``clear()``."""
         stored = [self._stored(value) for value in values]
         if stored:
             self._cells.put(self._cursor.key, stored)
@@ -124,7 +124,7 @@ class ListState(_State):
 
 
 class MapState(_State):
-    """A map of the current key."""
+    """A map of entries of the current key."""
 
     def __init__(self, node: str, descriptor: StateDescriptor, cursor: Cursor, cells: RowCells) -> None:
         """For Headgate only; declare states with ``StateHandle``."""
@@ -140,7 +140,7 @@ class MapState(_State):
         return stored if self._load is None else self._load(stored)
 
     def contains(self, map_key: Any) -> bool:
-        """Return whether there is a value for ``map_key``."""
+        """Return whether the map has a value for ``map_key``."""
         found = self._cells.get(self._cursor.key)
         return found is not None and self._key(map_key) in found
 
@@ -168,7 +168,7 @@ class MapState(_State):
             found[own_key] = stored
 
     def remove(self, map_key: Any) -> None:
-        """Remove ``map_key``; nothing happens if it is not there."""
+        """Remove ``map_key``, if it is there."""
         own_key = self._key(map_key)
         found = self._cells.get(self._cursor.key)
         if found is None or own_key not in found:
@@ -183,7 +183,7 @@ class MapState(_State):
         return list(self._cells.get(self._cursor.key) or ())
 
     def items(self) -> list[tuple[Any, Any]]:
-        """Return the pairs of map key and value in a new list, so that the map may be changed meanwhile."""
+        """Return pairs of map key and value in a new list, so that you can change the map while you iterate."""
         found = self._cells.get(self._cursor.key) or {}
         return [(map_key, self._conversion.loaded(stored)) for map_key, stored in found.items()]
 

@@ -57,7 +57,7 @@ class OperatorTime:
 
 
 class Times:
-    """What functions of both forms may know of time. All are milliseconds since 1970."""
+    """The current times, in milliseconds since 1970."""
 
     def __init__(self, time: OperatorTime) -> None:
         """For Headgate only: ``context.timers``."""
@@ -65,38 +65,38 @@ class Times:
 
     @property
     def event_time_ms(self) -> int | None:
-        """The latest watermark, or None: there was none since the pipeline started or went on after a failure."""
+        """The latest watermark, or None if there was none since the pipeline started or restarted."""
         return self._time.event_time_ms
 
     @property
     def processing_time_ms(self) -> int:
-        """Processing time: the date, but it never goes back."""
+        """Processing time: the current date and time, but it never goes back."""
         return self._time.processing_time_ms
 
     @property
     def is_end(self) -> bool:
-        """Whether all input has ended: timers fire for the last time, and one that registers the next must stop."""
+        """Whether all input has ended. Timers then fire for the last time, so do not register the next one."""
         return self._time.event_time_ms == WATERMARK_MAX_MS
 
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """A timer that fires. ``time_ms``: what it was registered for, in milliseconds since 1970."""
+    """A timer that fires. ``time_ms`` is the time for which it was registered, in milliseconds since 1970."""
 
     kind: TimeKind
     time_ms: int
 
     @property
     def is_event_time(self) -> bool:
-        """Whether it is of event time; else it is of processing time."""
+        """Whether this is an event-time timer; otherwise it is a processing-time timer."""
         return self.kind is TimeKind.EVENT_TIME
 
     @property
     def time(self) -> datetime:
-        """What it was registered for, in UTC without a zone, as times in records are.
+        """The time for which it was registered, in UTC and without a zone, like times in records.
 
         Raises:
-            UsageError: that is no date of the years 1 to 9999.
+            UsageError: the time is not a date of the years 1 to 9999.
         """
         if self.time_ms not in DATES_MS:
             raise no_date(self.time_ms, "time_ms")
@@ -104,10 +104,10 @@ class Timer:
 
 
 class Timers(Times):
-    """Timers of the current key. A key has at most one of each kind for one time.
+    """The timers of the current key. A key has at most one timer of each kind for one time.
 
-    Times are milliseconds since 1970, or a ``datetime`` (in UTC if it has no zone); between two milliseconds the later
-    one counts.
+    A time is milliseconds since 1970, or a ``datetime`` (in UTC if it has no zone), which is rounded up to a
+    millisecond.
     """
 
     def __init__(self, node: str, cursor: Cursor, time: OperatorTime, held: TimersByKind[RowTimers] | None) -> None:
@@ -120,22 +120,26 @@ class Timers(Times):
         self._waiting: list[tuple[Callable[[Any, int], None], Any, int]] = []
 
     def register_event_time(self, time: int | datetime) -> None:
-        """Have ``on_timer`` called when the watermark has reached ``time``.
+        """Register a timer: ``on_timer`` is called when the watermark has reached ``time``.
 
-        A time that it has reached already counts from the next watermark on. Nothing happens if there is this timer.
+        If the watermark has already reached it, the timer fires with the next watermark. Registering an existing timer
+        again has no effect.
         """
         self._change(TimeKind.EVENT_TIME, time, is_deletion=False)
 
     def register_processing_time(self, time: int | datetime) -> None:
-        """Have ``on_timer`` called when processing time has reached ``time``: ``processing_time_ms + 60_000``."""
+        """Register a timer: ``on_timer`` is called when processing time has reached ``time``.
+
+        For example, pass ``processing_time_ms + 60_000``.
+        """
         self._change(TimeKind.PROCESSING_TIME, time, is_deletion=False)
 
     def delete_event_time(self, time: int | datetime) -> None:
-        """Remove the timer for ``time``; nothing happens if there is none."""
+        """Remove the timer for ``time``. A timer that does not exist is ignored."""
         self._change(TimeKind.EVENT_TIME, time, is_deletion=True)
 
     def delete_processing_time(self, time: int | datetime) -> None:
-        """Remove the timer for ``time``; nothing happens if there is none."""
+        """Remove the timer for ``time``. A timer that does not exist is ignored."""
         self._change(TimeKind.PROCESSING_TIME, time, is_deletion=True)
 
     def begin(self, timer: Timer) -> None:

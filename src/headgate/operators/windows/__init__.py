@@ -1,1 +1,1 @@
-"""Event-time windows: the plan of an aggregation, and the operators that carry it out."""
+"""Event-time windows: the plan of an aggregation, and the operators that execute it."""

@@ -1,1 +1,1 @@
-"""Loops: the head's log, the probes that count what is under way, and rounds."""
+"""Loops: the log of a loop head, the probes that count circulating records, and rounds."""

@@ -1,1 +1,1 @@
-"""Transactions of the stream store."""
+"""The stream store: layouts, schemas, truncation, scaling, transactions, reader groups."""

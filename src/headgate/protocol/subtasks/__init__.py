@@ -1,1 +1,1 @@
-"""One subtask's part in everything: the machine that composes the others, and its vocabulary."""
+"""The part of one subtask in the protocols: the machine that composes the others, and its vocabulary."""

@@ -1,1 +1,1 @@
-"""What is durable of a pipeline: the log of its checkpoints, the upload of snapshots, and what is restored of them."""
+"""The durable side of a pipeline: the log of its checkpoints, the upload of snapshots, and their restore."""

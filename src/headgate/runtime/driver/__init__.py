@@ -1,1 +1,1 @@
-"""One process for the whole pipeline: hosts its machines, claims generations, commits sinks, launches workers."""
+"""The driver, one process per pipeline: hosts its machines, claims generations, commits sinks, launches workers."""

@@ -1,1 +1,1 @@
-"""Looks at the state in completed checkpoints and savepoints, without the pipeline (docs/spec/reading-state.md)."""
+"""Reads the state in completed checkpoints and savepoints, without the pipeline (docs/spec/reading-state.md)."""

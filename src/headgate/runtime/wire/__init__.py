@@ -1,1 +1,1 @@
-"""Between processes: authenticated connections, control messages, channels with credit, and what spills to disk."""
+"""Communication of processes: authenticated connections, control messages, channels with credit, spilling to disk."""

@@ -1,1 +1,1 @@
-"""One process of the pipeline: subtask i of every vertex, their chains, their loops, and what they measure."""
+"""A worker, one process of the pipeline: subtask i of every vertex, with their chains, loops and measurements."""

@@ -1,1 +1,1 @@
-"""Savepoints that are written from outside, without a run: from rows that somebody has (docs/spec/writing-state.md)."""
+"""Writes savepoints without a run, from rows that the user provides (docs/spec/writing-state.md)."""

@@ -1,1 +1,1 @@
-"""Runs of other kinds: one module per kind, with its pipelines, its faults and what it judges beyond ``product``."""
+"""Other kinds of simulated runs, a module each: its pipelines, its faults, and its checks beyond ``product``."""

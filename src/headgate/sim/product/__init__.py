@@ -1,1 +1,1 @@
-"""Runs of the product itself in the simulated machine room: pipelines of the public API, faults, a verdict."""
+"""Runs pipelines of the public API in the simulated machine room, injects faults, and judges the outcome."""

@@ -1,1 +1,1 @@
-"""Runs of the stream store: pipelines between streams, neighbours, reader groups, transactions of several processes."""
+"""Simulated runs of the stream store: pipelines between streams, neighbours, reader groups, shared transactions."""

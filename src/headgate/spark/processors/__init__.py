@@ -1,1 +1,1 @@
-"""PySpark's own stateful processors: their handle and state on Headgate's (rules SX of docs/spec/processors.md)."""
+"""Runs PySpark's own stateful processors on Headgate's state (rules SX of docs/spec/processors.md)."""

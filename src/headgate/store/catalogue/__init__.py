@@ -1,4 +1,4 @@
-"""The catalogue of a stream store: which events exist, where they are, and every decision, behind verbs.
+"""The catalogue of a stream store: knows which events exist and where, and makes every decision, behind verbs.
 
-``base`` says the verbs; the rest of the room carries them out in SQL, and nobody outside knows a table.
+``base`` declares the verbs. The other modules execute them in SQL; no code outside this package knows a table.
 """

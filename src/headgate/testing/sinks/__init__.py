@@ -1,1 +1,1 @@
-"""What ``check_sink`` puts a sink through: a target, a fake pipeline in front of it, and its misfortunes."""
+"""The scenarios of ``check_sink``: a target, a fake pipeline in front of it, and the failures that it suffers."""

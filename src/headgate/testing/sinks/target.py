@@ -28,20 +28,20 @@ def not_said(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One fresh, empty target.
+    """A fresh, empty target of a sink, for ``check_sink``.
 
     Attributes:
-        sink: writes to it.
-        read: returns the committed records as dicts, as a foreign reader sees them.
-        leftovers: returns the names of prepared or open things, temporary files and connections that are there.
-        lose_prepared: makes the target forget or abort what is prepared; None when it cannot.
-        take: a consumer takes away all that is visible; None where there is no such consumer.
-        advance_clock: moves the target's clock so many milliseconds on, so that it ends what has waited for longer than
-            the sink's ``transaction_timeout``; None where the target looks at no clock.
-        failing: while it is entered, call number n at the target fails once with an error that passes, before it has
-            an effect (False) or behind it (True); what it yields says whether it came to that. Sinks derived from
-            ``TwoPhaseSink`` and ``LedgerSink`` need none.
-        is_ordered: ``read`` returns records in the order in which they became visible.
+        sink: the sink that writes to the target.
+        read: returns the committed records as dicts, as an independent reader sees them.
+        leftovers: returns the names of all prepared or open transactions, temporary files and connections.
+        lose_prepared: makes the target forget or abort prepared transactions. None if it cannot.
+        take: plays a consumer that removes all visible records. None if the target has no such consumers.
+        advance_clock: advances the target's clock by this many milliseconds, so that the target ends transactions that
+            have waited for longer than the sink's ``transaction_timeout``. None if the target uses no clock.
+        failing: a context manager in which call number n at the target fails once with a transient error, before the
+            call takes effect (False) or after it (True). It yields whether the call happened. Sinks that derive from
+            ``TwoPhaseSink`` or ``LedgerSink`` do not need it.
+        is_ordered: whether ``read`` returns records in the order in which they became visible.
     """
 
     sink: Sink
