@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headgate.clock import SYSTEM_CLOCK, Clock
-from headgate.errors import StorageError, TruncatedError, UsageError
+from headgate.errors import CorruptionError, StorageError, TruncatedError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.life import Life, Mine, Owner
 from headgate.model.security import Access
@@ -507,7 +507,15 @@ class Store(TransactionalStore):
         return serving_store(Path(self.root), self._catalogue, _chunks_in(self.root), options)
 
     def collect_orphans(self) -> int:
-        """Remove files that nothing refers to, and return their number. Only call it while no process writes."""
+        """Remove files that nothing refers to, and return their number. Only call it while no process writes.
+
+        Raises:
+            CorruptionError: something is damaged, so that nobody knows whose such a file is.
+        """
+        for problem in self.fsck(verify_events=False):
+            if not problem.is_harmless:
+                expected = "a sound store, where a file that nothing refers to is nobody's"
+                raise CorruptionError(problem.where, 0, expected, f"this: {problem.what}")
         known = self._catalogue.chunk_paths()
         orphans = [path for path in self._storage.list("") if path not in known]
         delete_quietly(self._storage, orphans)
