@@ -210,6 +210,27 @@ def test_tables_that_are_gone_are_an_error_and_not_made_anew(
     assert path.read_bytes() == before
 
 
+NO_VERSIONS = {"bytes": "x'39'", "text": "'nine'", "long": f"'{'9' * 5_000}'", "null": "NULL"}
+
+
+@pytest.mark.parametrize("value", NO_VERSIONS.values(), ids=NO_VERSIONS)
+def test_a_version_that_is_no_number_is_damage(whole: tuple[Path, Events], value: str, tmp_path: Path) -> None:  # CT14
+    path = tmp_path / "store" / CATALOGUE
+    shutil.copytree(whole[0], path.parent)
+    loosen(path, "meta")
+    with closing(sqlite3.connect(path, isolation_level=None)) as tables:
+        tables.execute(f"UPDATE meta SET value = {value}")
+    with pytest.raises(CorruptionError, match="no version of it"):
+        Store.open(path.parent)
+
+
+def loosen(path: Path, table: str) -> None:
+    """Have SQLite take anything in any column of a table."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as tables:
+        tables.execute("PRAGMA writable_schema=ON")
+        tables.execute(f"UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE name = '{table}'")
+
+
 @pytest.mark.parametrize("value", ["NULL", "'\xff'", "x'ff'"])
 @pytest.mark.parametrize("column", ["size_bytes", "checksum", "offset", "events_count"])
 def test_columns_that_hold_what_they_never_hold_are_damage(
@@ -217,9 +238,7 @@ def test_columns_that_hold_what_they_never_hold_are_damage(
 ) -> None:  # CT14, S35
     path = tmp_path / "store" / CATALOGUE
     shutil.copytree(whole[0], path.parent)
-    with closing(sqlite3.connect(path, isolation_level=None)) as tables:
-        tables.execute("PRAGMA writable_schema=ON")
-        tables.execute("UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE name = 'parts'")
+    loosen(path, "parts")
     with closing(sqlite3.connect(path, isolation_level=None)) as tables:
         tables.execute(f'UPDATE parts SET "{column}" = {value} WHERE segment_id = 1 AND start >= 12')
     with Store.open(path.parent) as store:

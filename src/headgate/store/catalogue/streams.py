@@ -158,7 +158,7 @@ def stream_info(row: Any, where: str) -> StreamInfo:
         CorruptionError: it is none.
     """
     named = f"{where} (stream '{row.name}')"
-    of_kinds((row.name, row.routing_key, row.retention, row.scaling), str, *[str | None] * 3)
+    of_kinds((row.name, row.is_sealed, row.routing_key, row.retention, row.scaling), str, bool, *[str | None] * 3)
     of_kinds((row.id, row.segments_count, row.layout_epoch, row.created_ms, row.schema_version), *[int] * 5)
     schema = decode_schema(named, row.schema)
     if row.routing_key is not None and row.routing_key not in schema.names:

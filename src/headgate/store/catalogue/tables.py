@@ -269,7 +269,7 @@ def present(stream_id: int) -> tuple[sa.ColumnElement[bool], ...]:
     """Return the conditions that rows of ``segments`` are those of a stream that take events.
 
     Asked for their numbers only, SQLite takes them from ``present_segments``; for all of them at once it would look
-    through every segment that the stream ever had.
+    through every segment that the stream ever had (CT15).
     """
     own = segments.alias()
     numbers = sa.select(own.c.segment_id).where(own.c.stream_id == stream_id, own.c.closed_epoch.is_(None))
