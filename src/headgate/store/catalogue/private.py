@@ -60,8 +60,13 @@ class PrivateDatabase:
 
     @contextlib.contextmanager
     def _telling(self, operation: str) -> Iterator[None]:
-        with errors_of(self._path, operation), soundness.told(self._path, self._engine.connect):
+        with errors_of(self._path, operation), soundness.told(self._path, self._alone):
             yield
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[Connection]:
+        with self._lock, self._engine.connect() as connection:
+            yield connection
 
     def sound_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
         """See ``Database``."""
