@@ -77,9 +77,14 @@ def values_are_handed_on_as_they_are() -> AbstractContextManager[None]:
     return patched(streams, "of_kinds", lambda row, *kinds: row)
 
 
-@pytest.mark.parametrize("mutant", [nobody_asks_the_file, values_are_handed_on_as_they_are])
-def test_verbs_that_trip_over_values_are_found(mutant: Mutant, damaged: Damaged) -> None:
-    assert_caught(mutant, values.test_no_verb_ends_in_an_error_of_another_kind_where_a_value_is_damaged, damaged)
+def test_verbs_that_trip_over_values_are_found(damaged: Damaged) -> None:
+    test = values.test_no_verb_ends_in_an_error_of_another_kind_where_a_value_is_damaged
+    assert_caught(nobody_asks_the_file, test, damaged)
+
+
+def test_values_that_others_trip_over_are_found(whole: tuple[Path, damaging.Events]) -> None:
+    test = damaging.test_no_value_of_the_catalogue_is_damaged_so_that_other_events_are_read
+    assert_caught(values_are_handed_on_as_they_are, test, whole)
 
 
 def orphans_go_whatever_is_damaged() -> AbstractContextManager[None]:

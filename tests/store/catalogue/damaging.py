@@ -113,7 +113,7 @@ def values_of(column: Column, value: Any) -> Iterator[tuple[Any, bool]]:
             of_other_kinds, others = [b"\x00\xff", None, NOT_TEXT], ["", "[1]", "\0", "../x", "9" * 5_000, "{"]
     for other in of_other_kinds:
         yield other, other is None and bool(column.nullable)
-    yield from ((other, True) for other in others)
+    yield from ((other, column is not tables.transactions.c.status) for other in others)
 
 
 def _memory() -> sqlite3.Connection:

@@ -16,10 +16,10 @@ from headgate.store.served.values import decode, encode
 from headgate.store.served.verbs import CATALOGUE_SIGNATURES
 from headgate.store.streams import StreamDefinition, StreamInfo
 
-CASES_OF_VERBS = int(os.environ.get("HEADGATE_TEST_CASES", "150"))
+CASES_OF_VERBS = int(os.environ.get("HEADGATE_TEST_CASES", "80"))
 """There are some 40,000 of damages and verbs: a few of them each time, others with another seed."""
 
-CASES_OF_COLUMNS = int(os.environ.get("HEADGATE_TEST_CASES", "2"))
+CASES_OF_COLUMNS = int(os.environ.get("HEADGATE_TEST_CASES", "1"))
 SEED = int(os.environ.get("HEADGATE_TEST_SEED", "10"))
 
 
@@ -86,7 +86,7 @@ def test_no_verb_ends_in_an_error_of_another_kind_where_a_value_is_damaged(damag
     stream = damaged.catalogue.find_stream("s")
     every = [damage for column in columns() for damage in damages(damaged, column)]
     for damage in chance.sample(every, min(CASES_OF_VERBS, len(every))):
-        for name in chance.sample(sorted(READS.keys() | WRITES.keys()), 8):
+        for name in chance.sample(sorted(READS.keys() | WRITES.keys()), 4):
             if damaged.damage(damage):
                 check_verb(damaged, damage, name, stream)
 
@@ -116,7 +116,7 @@ def test_a_value_that_is_damaged_somewhere_is_told(damaged: Damaged, name: str) 
     damaged.mend()
     stream, whole = damaged.catalogue.find_stream("s"), damaged.value(column, 0)
     data = whole.encode() if isinstance(whole, str) else whole
-    for number in range(60):
+    for number in range(16):
         at, end = sorted(chance.sample(range(len(data) + 1), 2))
         middle = [bytes(end - at), chance.randbytes(end - at), b"", data[at:end] * 2][number % 4]
         other = data[:at] + middle + data[end:]
@@ -126,6 +126,6 @@ def test_a_value_that_is_damaged_somewhere_is_told(damaged: Damaged, name: str) 
         assert damaged.damage(damage)
         found = problems(damaged.catalogue)
         assert name not in CHECKED_BY_SUM or found != [HELD_FOR_NOBODY], damage.name
-        for verb in ("find_stream", "schemas", "find_group", "owner", "list_streams", "change_group", "append"):
+        for verb in ("find_stream", "schemas", "find_group", "owner", "change_group"):
             damaged.damage(damage)
             check_verb(damaged, damage, verb, stream)
