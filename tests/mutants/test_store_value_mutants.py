@@ -82,9 +82,9 @@ def test_verbs_that_trip_over_values_are_found(damaged: Damaged) -> None:
     assert_caught(nobody_asks_the_file, test, damaged)
 
 
-def test_values_that_others_trip_over_are_found(whole: tuple[Path, damaging.Events]) -> None:
-    test = damaging.test_no_value_of_the_catalogue_is_damaged_so_that_other_events_are_read
-    assert_caught(values_are_handed_on_as_they_are, test, whole)
+def test_values_that_others_trip_over_are_found(damaged: Damaged) -> None:
+    test = values.test_what_a_verb_only_hands_on_is_looked_at
+    assert_caught(values_are_handed_on_as_they_are, test, damaged, *values.HANDED_ON[0])
 
 
 def orphans_go_whatever_is_damaged() -> AbstractContextManager[None]:

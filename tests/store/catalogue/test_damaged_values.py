@@ -9,7 +9,7 @@ import pytest
 from tests.store.catalogue.damaging import Damage, Damaged, columns, damages
 from tests.store.catalogue.test_catalogue_verbs import READS, WRITES, fill
 
-from headgate.errors import HeadgateError, ProtocolViolation
+from headgate.errors import CorruptionError, HeadgateError, ProtocolViolation
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.catalogue.tables import metadata
 from headgate.store.served.values import decode, encode
@@ -101,6 +101,30 @@ def check_verb(damaged: Damaged, damage: Damage, name: str, stream: StreamInfo) 
         return
     except Exception as error:
         raise AssertionError(f"{name} with {damage.name}: {error!r}") from error
+
+
+HANDED_ON = [
+    ("segments.end_position", None, "describe_stream"),
+    ("streams.is_sealed", None, "find_stream"),
+    ("shared_transactions.due_ms", 1.5, "list_streams"),
+    ("transactions.epoch", "abc", "transactions"),
+    ("holds.position", None, "holds"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "verb"), HANDED_ON)
+def test_what_a_verb_only_hands_on_is_looked_at(damaged: Damaged, name: str, value: object, verb: str) -> None:  # CT14
+    table, _, column = name.partition(".")
+    damaged.mend()
+    stream, told = damaged.catalogue.find_stream("s"), []
+    for row in range(damaged.rows_count(metadata.tables[table])):
+        assert damaged.damage(Damage(metadata.tables[table].columns[column], row, value, is_of_its_kind=False))
+        try:
+            READS[verb](damaged.catalogue, stream)
+        except CorruptionError as error:
+            told.append(str(error))
+    assert told
+    assert all(f"its table '{table}' has " in one and f" as {column} where " in one for one in told)
 
 
 BLOBS = ("streams.schema", "former_schemas.schema", "owners.life", "reader_groups.state")

@@ -19,7 +19,8 @@ from typing import TypeVar
 from headgate.errors import CorruptionError, StorageError
 from headgate.storage.access import may
 from headgate.storage.local import storage_error
-from headgate.store.catalogue.database import BUSY_TIMEOUT_S, CATALOGUE
+from headgate.store.catalogue.database import BUSY_TIMEOUT_S
+from headgate.store.catalogue.soundness import CATALOGUE
 
 TRIES_MAX = 10
 """Who has come and gone while we read is rare; whoever stays is noticed."""

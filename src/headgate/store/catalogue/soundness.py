@@ -164,9 +164,9 @@ def _fill(raw: sqlite3.Connection, copy: sqlite3.Connection) -> None:
 @functools.cache
 def _tables() -> tuple[str, ...]:
     """Return what makes the tables, and their indexes."""
-    made = [sa.schema.CreateTable(table) for table in t.metadata.sorted_tables]
-    indexes = [sa.schema.CreateIndex(x) for table in t.metadata.sorted_tables for x in table.indexes]
-    return tuple(str(statement.compile(dialect=sqlite.dialect())) for statement in (*made, *indexes))
+    made: list[sa.schema.ExecutableDDLElement] = [sa.schema.CreateTable(table) for table in t.metadata.sorted_tables]
+    made += [sa.schema.CreateIndex(index) for table in t.metadata.sorted_tables for index in table.indexes]
+    return tuple(str(statement.compile(dialect=sqlite.dialect())) for statement in made)
 
 
 def _sound(table: sa.Table) -> str:

@@ -147,8 +147,9 @@ def recorded_layout(connection: Connection, stream: StreamInfo) -> Layout:
     return Layout(stream.layout_epoch, tuple(_segment(row) for row in connection.execute(query).all()))
 
 
-def _segment(row: sa.Row[Any]) -> Segment:
-    return Segment(*of_kinds(row, int, int, int, int, int | None))
+def _segment(row: Sequence[Any]) -> Segment:
+    number, key_low, key_high, created_epoch, closed_epoch = of_kinds(row, int, int, int, int, int | None)
+    return Segment(number, key_low, key_high, created_epoch, closed_epoch)
 
 
 def stream_info(row: Any, where: str) -> StreamInfo:
