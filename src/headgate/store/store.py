@@ -75,8 +75,8 @@ class Store(OwnedStore):
 
     Some of its methods are in base classes: ``CutStore`` (where streams begin), ``SchemaStore`` (columns),
     ``ScaledStore`` and ``AutoscaledStore`` (segments), ``FollowedStore`` (readers of whole streams), ``GroupedStore``
-    (reader groups), ``TransactionalStore`` (transactions that several processes write), and ``OwnedStore`` (those of one
-    process, markers of checkpoints, and owners).
+    (reader groups), ``TransactionalStore`` (transactions that several processes write), and ``OwnedStore``
+    (transactions of one process, markers of checkpoints, and owners).
     """
 
     def __init__(
