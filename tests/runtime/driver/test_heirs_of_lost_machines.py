@@ -89,7 +89,8 @@ def check_an_heir_tries_again(root: Path, on_a_lost_machine: Callable[[], None])
     with testing.running(pipeline(root)) as handle:
         given_up(handle)
         checkpointed(handle)
-        assert handle.progress.restarts == 1
+        assert isinstance(handle, InProcessHandle)
+        assert handle.driver.supervision.machine.restarts_count == 1
 
 
 @pytest.mark.parametrize("before", [None, 1])
