@@ -28,7 +28,7 @@ from headgate.store.streams import StreamDefinition, StreamInfo
 
 SHORT, LONG = 3, 15
 STEPS_MORE_MAX = 10
-"""What two histories may differ by; each of the longer one is more than a hundred."""
+"""By so many steps a call may take longer with the longer history; each step of that history would add more."""
 
 ALL_KEYS = (0, 1 << 32)
 OWNER = "p/sink"
@@ -57,6 +57,12 @@ class History:
         self.new = self.chunk("new")
         self._whole = sqlite3.connect(":memory:", check_same_thread=False)
         self._now.backup(self._whole)
+        self._mend()
+
+    def _mend(self) -> None:
+        """Have all as it was, and SQLite know the tables again: it counts as steps how it reads what they are."""
+        self._whole.backup(self._now)
+        self._now.execute("SELECT count(*) FROM meta").fetchone()
 
     def chunk(self, name: str) -> ChunkRecord:
         """Two parts, in the segments that take events."""
@@ -76,7 +82,7 @@ class History:
             call(self.catalogue, self.stream, self)
         finally:
             self._now.set_progress_handler(None, 1)
-            self._whole.backup(self._now)
+            self._mend()
         return counted
 
     def scans(self, call: Call) -> list[str]:
@@ -94,7 +100,7 @@ class History:
             call(self.catalogue, self.stream, self)
         finally:
             sa.event.remove(engine, "before_cursor_execute", explain)
-            self._whole.backup(self._now)
+            self._mend()
         return found
 
     def _fill(self) -> None:

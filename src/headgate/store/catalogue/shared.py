@@ -168,7 +168,8 @@ def give_verdict(
 def expire(connection: Connection, stream: StreamInfo, now_ms: int) -> list[ExpiredTransaction]:
     """Look at the leases of a stream (TX8); return who was aborted."""
     is_due = (t.shared_transactions.c.stream_id == stream.stream_id, t.shared_transactions.c.due_ms <= now_ms)
-    query = _ROWS.where(*is_due)  # not of ``transactions``, all of which would be looked at
+    # The stream is said of both tables: with that of ``transactions`` alone all of them would be looked at.
+    query = _ROWS.where(*is_due, t.transactions.c.stream_id == stream.stream_id)
     gone: list[ExpiredTransaction] = []
     for row in connection.execute(query.order_by(t.transactions.c.id)).all():
         match machine.look(_record(row, None), now_ms):
@@ -177,7 +178,8 @@ def expire(connection: Connection, stream: StreamInfo, now_ms: int) -> list[Expi
             case machine.Expire():
                 orphans = drop(connection, stream, row.name, now_ms)
                 _set(connection, row.transaction_id, is_expired=True)
-                gone.append(ExpiredTransaction(row.name, row.owner, orphans))
+                name, owner = of_kinds((row.name, row.owner), str, str)
+                gone.append(ExpiredTransaction(name, owner, orphans))
             case machine.Leave():
                 pass
     return gone

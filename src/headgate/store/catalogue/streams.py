@@ -161,6 +161,8 @@ def stream_info(row: Any, where: str) -> StreamInfo:
     named = f"{where} (stream '{row.name}')"
     of_kinds((row.name, row.is_sealed, row.routing_key, row.retention, row.scaling), str, bool, *[str | None] * 3)
     of_kinds((row.id, row.segments_count, row.layout_epoch, row.created_ms, row.schema_version), *[int] * 5)
+    if row.segments_count < 1:
+        raise CorruptionError(named, 0, "a number of segments", str(row.segments_count))
     schema = decode_schema(named, row.schema)
     if row.routing_key is not None and row.routing_key not in schema.names:
         raise CorruptionError(named, 0, f"a routing key among {', '.join(schema.names)}", repr(row.routing_key))
