@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -136,6 +138,20 @@ def test_damage_is_told_in_json(root: Path) -> None:
     found = json.loads(run("check", "--json", code=1))
     assert found["problems"] == 2
     assert {problem["is_harmless"] for problem in found["found"]} == {False}
+
+
+def test_a_check_of_the_command_line_goes_on_behind_a_damaged_stream(root: Path) -> None:  # S40
+    for name in ("a", "b"):
+        run("write", name, "--create", text="a\n")
+    with closing(sqlite3.connect(root / "catalogue.sqlite", isolation_level=None)) as tables:
+        tables.execute("UPDATE streams SET schema = x'00', segments_count = 'many' WHERE name = 'a'")
+        tables.execute("DELETE FROM segments WHERE stream_id = 2")
+    found = json.loads(run("check", "--json", code=1))["found"]
+    told = [problem["what"] for problem in found if not problem["is_harmless"]]
+    assert any("its table 'streams' has 'many' as segments_count where a number is expected" in what for what in told)
+    assert "b" in [problem["where"] for problem in found]
+    run("check", "--remove-orphans", code=1)
+    assert len(list((root / "chunks").rglob("*.chunk"))) == 2
 
 
 def test_progress_is_for_terminals() -> None:  # CL4

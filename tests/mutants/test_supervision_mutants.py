@@ -86,13 +86,28 @@ def a_worker_names_no_peer() -> AbstractContextManager[None]:  # G15
 
 def workers_that_do_not_come_back_end_the_run() -> AbstractContextManager[None]:  # G12, as it was
     def on_register_timer(call: Any, self: Any, event: Any, timer: Any) -> Any:
-        has_run, self._has_run = self._has_run, False
+        had, self._had_workers = self._had_workers, False
         try:
             return call(self, event, timer)
         finally:
-            self._has_run = has_run
+            self._had_workers = had
 
     return around(Supervisor, "_on_register_timer", on_register_timer)
+
+
+def what_ran_in_another_driver_does_not_count() -> AbstractContextManager[None]:  # G12, as it was
+    def on_generation_ready(call: Any, self: Any, event: Any) -> Any:
+        return call(self, dataclasses.replace(event, workers_before=0))
+
+    return around(Supervisor, "_on_generation_ready", on_generation_ready)
+
+
+def whoever_ran_before_is_waited_for() -> AbstractContextManager[None]:  # G12
+    def on_generation_ready(call: Any, self: Any, event: Any) -> Any:
+        count = self._roster.workers_count if event.workers_before else 0
+        return call(self, dataclasses.replace(event, workers_before=count))
+
+    return around(Supervisor, "_on_generation_ready", on_generation_ready)
 
 
 def a_job_with_too_few_workers_goes_on() -> AbstractContextManager[None]:  # G12
@@ -187,6 +202,16 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
     (
         a_job_with_too_few_workers_goes_on,
         supervisor_tests.test_workers_that_do_not_come_back_are_a_failure_that_the_restart_strategy_decides_about,
+        (),
+    ),
+    (
+        what_ran_in_another_driver_does_not_count,
+        supervisor_tests.test_an_heir_waits_for_workers_as_often_as_the_restart_strategy_says,
+        (),
+    ),
+    (
+        whoever_ran_before_is_waited_for,
+        supervisor_tests.test_an_heir_waits_for_workers_as_often_as_the_restart_strategy_says,
         (),
     ),
     (a_worker_names_no_peer, worker_tests.test_a_worker_says_which_peer_it_cannot_go_on_without, ()),

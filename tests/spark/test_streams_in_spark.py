@@ -18,6 +18,7 @@ import pytest
 from pyspark.errors import AnalysisException, SparkRuntimeException
 from tests.docs.documentation import example_with
 from tests.spark import query_between_streams
+from tests.store.served.serving import serving
 from tests.store.traffic import Traffic, all_rounds, flowing, per_key
 
 import headgate as hg
@@ -119,6 +120,22 @@ def test_the_example_of_the_guide_works_as_it_is_printed(spark: Any, store: Stor
     names["query"].processAllAvailable()
     names["query"].stop()
     assert [store.describe(name).events_count for name in ("app/tea", "app/copy")] == [3, 6]
+
+
+def test_spark_reads_and_writes_the_streams_of_a_served_store(spark: Any, tmp_path: Path) -> None:  # SP11
+    """Driver and workers know nothing of the store but its URL."""
+    frame = spark.range(0, 2_000, 1, 2).selectExpr("id", "concat('k', id % 7) AS key")
+    with serving(tmp_path / "served") as server, Store.open(server.address.url) as store:
+        writer = frame.write.format("headgate").options(store=store.root, routing_key="key", segments=2)
+        for total in (2_000, 4_000):
+            writer.mode("append").save("in")
+            events = spark.readStream.format("headgate").options(store=store.root, rows_per_batch=1_500).load("in")
+            output = events.writeStream.format("headgate").options(store=store.root, routing_key="key")
+            output = output.option("checkpointLocation", str(tmp_path / "checkpoints")).trigger(availableNow=True)
+            assert output.start("out").awaitTermination(WAIT_S)
+            found = loaded(spark, store, "out", rows_per_partition=500)
+            assert sorted(row.id for row in found.select("id").collect()) == sorted([*range(2_000)] * (total // 2_000))
+        assert [problem for problem in store.fsck() if not problem.is_harmless] == []
 
 
 class Driver:

@@ -6,13 +6,18 @@ import random
 import shutil
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
+import msgspec
 import pytest
+import xxhash
+from tests.store.catalogue.damaging import Damaged, columns, damages
 from tests.store.storing import KEYED, STREAM, database_of, keyed
 
+from headgate.codec.chunk import END_MAGIC
 from headgate.errors import CorruptionError, HeadgateError
+from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue import tables as t
 from headgate.store.store import Store
 
@@ -28,33 +33,39 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Events]:
 def made(root: Path) -> tuple[Path, Events]:
     """Make a store; return what is in each segment: appended, committed, in front of a scaling and behind."""
     with Store.open(root) as store:
-        store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
-        with store.writer(STREAM, linger=None, writer_id="w") as writer:
-            for number in range(6):
-                writer.append(keyed(*((key, number) for key in "abcd")))
-                writer.flush()
-        store.split(STREAM, 0)
-        for number in range(6, 9):
-            transaction = store.begin(STREAM, owner="p", epoch=1, name=f"t{number}")
-            transaction.write(keyed(*((key, number) for key in "abcd")))
-            transaction.prepare()
-            store.commit_transactions([(STREAM, f"t{number}")], owner="p", epoch=1)
-        store.seal(STREAM)
+        fill(store)
         found, errors = read_all(root)
     assert errors == [None] * len(found)
     assert sum(map(len, found)) == 36
     return root, found
 
 
-def read_all(root: Path) -> tuple[Events, list[HeadgateError | None]]:
-    """Return what each segment gives from its beginning on, and the error that ended it, if one did.
+def fill(store: Store) -> None:
+    store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
+    with store.writer(STREAM, linger=None, writer_id="w") as writer:
+        for number in range(6):
+            writer.append(keyed(*((key, number) for key in "abcd")))
+            writer.flush()
+    store.split(STREAM, 0)
+    for number in range(6, 9):
+        transaction = store.begin(STREAM, owner="p", epoch=1, name=f"t{number}")
+        transaction.write(keyed(*((key, number) for key in "abcd")))
+        transaction.prepare()
+        store.commit_transactions([(STREAM, f"t{number}")], owner="p", epoch=1)
+    store.seal(STREAM)
 
-    An error of the whole store counts as one of each segment.
-    """
+
+def read_all(root: Path) -> tuple[Events, list[HeadgateError | None]]:
+    """Return what each segment gives from its beginning on, and the error that ended it, if one did."""
+    return read_all_of(lambda: Store.open(root))
+
+
+def read_all_of(opened: Callable[[], AbstractContextManager[Store]]) -> tuple[Events, list[HeadgateError | None]]:
+    """Do what ``read_all`` does. An error of the whole store counts as one of each segment."""
     events: Events = []
     errors: list[HeadgateError | None] = []
     try:
-        with Store.open(root) as store:
+        with opened() as store:
             for segment in range(len(store.layout(STREAM).segments)):
                 events.append([])
                 errors.append(None)
@@ -95,7 +106,11 @@ Damage = Callable[[bytearray, int, random.Random], None]
 
 def silent(root: Path, whole: Events) -> str | None:
     """Return what is wrong with what is read, None if an error tells whatever is missing."""
-    events, errors = read_all(root)
+    return silent_of(lambda: Store.open(root), whole)
+
+
+def silent_of(opened: Callable[[], AbstractContextManager[Store]], whole: Events) -> str | None:
+    events, errors = read_all_of(opened)
     for segment, expected in enumerate(whole):
         found, error = (events[segment], errors[segment]) if segment < len(events) else ([], None)
         if found != expected[: len(found)]:
@@ -195,6 +210,27 @@ def test_tables_that_are_gone_are_an_error_and_not_made_anew(
     assert path.read_bytes() == before
 
 
+NO_VERSIONS = {"bytes": "x'39'", "text": "'nine'", "long": f"'{'9' * 5_000}'", "null": "NULL"}
+
+
+@pytest.mark.parametrize("value", NO_VERSIONS.values(), ids=NO_VERSIONS)
+def test_a_version_that_is_no_number_is_damage(whole: tuple[Path, Events], value: str, tmp_path: Path) -> None:  # CT14
+    path = tmp_path / "store" / CATALOGUE
+    shutil.copytree(whole[0], path.parent)
+    loosen(path, "meta")
+    with closing(sqlite3.connect(path, isolation_level=None)) as tables:
+        tables.execute(f"UPDATE meta SET value = {value}")
+    with pytest.raises(CorruptionError, match="no version of it"):
+        Store.open(path.parent)
+
+
+def loosen(path: Path, table: str) -> None:
+    """Have SQLite take anything in any column of a table."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as tables:
+        tables.execute("PRAGMA writable_schema=ON")
+        tables.execute(f"UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE name = '{table}'")
+
+
 @pytest.mark.parametrize("value", ["NULL", "'\xff'", "x'ff'"])
 @pytest.mark.parametrize("column", ["size_bytes", "checksum", "offset", "events_count"])
 def test_columns_that_hold_what_they_never_hold_are_damage(
@@ -202,9 +238,7 @@ def test_columns_that_hold_what_they_never_hold_are_damage(
 ) -> None:  # CT14, S35
     path = tmp_path / "store" / CATALOGUE
     shutil.copytree(whole[0], path.parent)
-    with closing(sqlite3.connect(path, isolation_level=None)) as tables:
-        tables.execute("PRAGMA writable_schema=ON")
-        tables.execute("UPDATE sqlite_master SET sql = replace(sql, ' NOT NULL', '') WHERE name = 'parts'")
+    loosen(path, "parts")
     with closing(sqlite3.connect(path, isolation_level=None)) as tables:
         tables.execute(f'UPDATE parts SET "{column}" = {value} WHERE segment_id = 1 AND start >= 12')
     with Store.open(path.parent) as store:
@@ -214,3 +248,78 @@ def test_columns_that_hold_what_they_never_hold_are_damage(
         assert found.num_rows == 12, "nothing before the damage is lost"
         with pytest.raises(CorruptionError):
             reader.read()
+
+
+OF_EVENTS = ("streams", "segments", "chunks", "parts", "former_schemas")
+
+
+def test_no_value_of_the_catalogue_is_damaged_so_that_other_events_are_read(
+    whole: tuple[Path, Events],
+) -> None:  # CT14
+    """Whatever a column holds: what is read is what was written, up to an error of ours."""
+    storage, chance = MemoryStorage(), random.Random(14)
+    damaged = Damaged(lambda catalogue: fill(Store("store", catalogue, storage)))
+    for column in columns():
+        if column.table.name not in OF_EVENTS or not damaged.rows_count(column.table):
+            continue
+        for damage in chance.sample(list(damages(damaged, column)), 3):
+            if damaged.damage(damage):
+                store = Store("store", damaged.catalogue, storage)
+                problem = silent_of(lambda store=store: nullcontext(store), whole[1])  # type: ignore[misc]
+                assert problem is None, f"{damage.name}: {problem}"
+
+
+def test_a_check_tells_of_a_chunk_that_is_damaged_anywhere_and_goes_on(
+    whole: tuple[Path, Events], tmp_path: Path
+) -> None:  # S40
+    shutil.copytree(whole[0], tmp_path / "store")
+    first, second, *_ = sorted((tmp_path / "store").rglob("*.chunk"))
+    second.unlink()
+    data = first.read_bytes()
+    with Store.open(tmp_path / "store") as store:
+        before = {problem.where for problem in store.fsck()}
+        for at in range(0, len(data), 64):
+            first.write_bytes(data[:at] + bytes(len(data[at : at + 64])) + data[at + 64 :])
+            found = store.fsck()
+            assert {problem.where for problem in found} > before, f"nothing is wrong from byte {at} on"
+            assert all("\n" not in problem.what and not problem.is_harmless for problem in found)
+
+
+FOOTERS = [
+    ["a", "b"],
+    7,
+    {"a": 1},
+    [1, [["x"] * 5]],
+    [1, []],
+    [1, [[0, 1, 64, 1 << 63, 3]]],
+    [1, [[0, -1, -64, -2, -3]]],
+]
+
+
+@pytest.mark.parametrize("footer", FOOTERS, ids=map(str, range(len(FOOTERS))))
+def test_a_footer_of_another_shape_is_told_although_its_checksum_is_right(
+    whole: tuple[Path, Events], footer: object, tmp_path: Path
+) -> None:  # S40
+    shutil.copytree(whole[0], tmp_path / "store")
+    path = min((tmp_path / "store").rglob("*.chunk"))
+    data, other = path.read_bytes(), msgspec.msgpack.encode(footer)
+    size = int.from_bytes(data[-20:-16], "little")
+    trailer = len(other).to_bytes(4, "little") + xxhash.xxh3_64_intdigest(other).to_bytes(8, "little") + END_MAGIC
+    path.write_bytes(data[: -20 - size] + other + trailer)
+    with Store.open(tmp_path / "store") as store:
+        (problem,) = store.fsck()
+    assert problem.where.endswith(path.name)
+
+
+def test_no_file_is_removed_where_something_is_damaged(whole: tuple[Path, Events], tmp_path: Path) -> None:  # S40
+    """A chunk whose row is damaged seems to belong to nothing."""
+    shutil.copytree(whole[0], tmp_path / "store")
+    files = sorted((tmp_path / "store").rglob("*.chunk"))
+    with closing(sqlite3.connect(tmp_path / "store" / CATALOGUE, isolation_level=None)) as tables:
+        tables.execute("UPDATE chunks SET file = x'00ff' WHERE id = 2")
+    with Store.open(tmp_path / "store") as store:
+        with pytest.raises(CorruptionError, match=r"'chunks' has the bytes .* as file where text is expected"):
+            store.collect_orphans()
+        harmless = [problem.what for problem in store.fsck() if problem.is_harmless]
+    assert harmless == ["belongs to nothing that is known (left by a crash, being written now, or of what is damaged)"]
+    assert sorted((tmp_path / "store").rglob("*.chunk")) == files

@@ -6,6 +6,7 @@ Counterpart: ``headgate.store.store.Store``. Never prints a traceback for a mist
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -26,7 +27,7 @@ from headgate.cli.streams_scaling import add_scaling
 from headgate.cli.streams_text import parse_columns, size_text
 from headgate.cli.streams_update import add_update
 from headgate.cli.streams_write import add_write
-from headgate.errors import UsageError
+from headgate.errors import CorruptionError, UsageError
 from headgate.store.fsck import Problem
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store, store_root
@@ -218,7 +219,9 @@ def check(
     with opened(store) as opened_store:
         mended = opened_store.repair() if repair else []
         removed = opened_store.collect_orphans() if remove_orphans else 0
-        total = 0 if quick else 2 * sum(info.size_bytes for info in opened_store.list_streams())
+        total = 0
+        with suppress(CorruptionError):  # which is said below
+            total = 0 if quick else 2 * sum(info.size_bytes for info in opened_store.list_streams())
         with bar("checking", total) as shown:
             problems = opened_store.fsck(verify_events=not quick, on_bytes=shown.advance)
         serious = sum(not problem.is_harmless for problem in problems)

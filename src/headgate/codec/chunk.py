@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import msgspec
 import xxhash
 
+from headgate.codec.malformed import MALFORMED
 from headgate.errors import CorruptionError, UnknownFormat
 
 MAGIC = b"HGCHUNK\n"
@@ -117,7 +118,7 @@ def decode_footer(path: str, data: bytes) -> Footer:
         raise CorruptionError(path, at - size, f"footer checksum {checksum:016x}", f"{found:016x}")
     try:
         return msgspec.msgpack.decode(footer, type=Footer)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise CorruptionError(path, at - size, "a footer", str(error)) from error
 
 

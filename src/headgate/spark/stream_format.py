@@ -28,7 +28,7 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
     """``format("headgate")``; the name of the stream is the argument of ``load``, ``save`` or ``start``.
 
     Options:
-        store: directory of the store; default as for ``StreamSource``.
+        store: directory of the store, or its URL; default as for ``StreamSource``.
         start, end: where reading begins and ends: ``earliest``, ``latest``, a stream cut, or a date and time
             (``readStream`` has no end).
         columns: names of columns, separated by commas; default: all.

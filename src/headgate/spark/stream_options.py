@@ -83,7 +83,7 @@ class Place:
 
     @property
     def store(self) -> Store:
-        """The store, open in this process."""
+        """The store, open in this process: driver and workers have its directory, or its URL (SP11)."""
         return Store.shared(self.root)
 
     def find(self) -> StreamInfo:

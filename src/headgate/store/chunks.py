@@ -112,8 +112,9 @@ def read_part(storage: Storage, part: StoredPart, schema: pa.Schema) -> pa.Recor
         StorageError: it cannot be read now.
     """
     entry, where = part.entry, f"{storage.url}/{part.path}"
-    if not 0 < entry.size_bytes <= PART_BYTES_MAX:  # S37
-        raise CorruptionError(where, entry.offset, f"a part of at most {PART_BYTES_MAX} bytes", f"{entry.size_bytes}")
+    if not 0 < entry.size_bytes <= PART_BYTES_MAX or entry.offset < 0:  # S37
+        wanted = f"a part of at most {PART_BYTES_MAX} bytes from a position on"
+        raise CorruptionError(where, 0, wanted, f"{entry.size_bytes} from {entry.offset}")
     try:
         payload = storage.get_range(part.path, entry.offset, entry.size_bytes)
     except NotFound:
@@ -122,7 +123,7 @@ def read_part(storage: Storage, part: StoredPart, schema: pa.Schema) -> pa.Recor
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
         batch.validate()
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError) as error:
         raise CorruptionError(where, entry.offset, f"events of {schema.names}", str(error)) from error
     if batch.num_rows != entry.events_count:
         raise CorruptionError(where, entry.offset, f"{entry.events_count} events", f"{batch.num_rows}")

@@ -1,7 +1,7 @@
 """Offline check of a store: every invariant of the catalogue, every byte of every chunk.
 
-Counterpart: ``Store.fsck`` and ``headgate streams check``. Source: S40 of docs/spec/stream-store.md.
-Never changes anything.
+Counterpart: ``Store.fsck`` and ``headgate streams check``. Source: S40 of docs/spec/stream-store.md. Whatever is
+damaged is a problem of its own, in a sentence, and never the end of the check. Never changes anything.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import pyarrow as pa
 from msgspec import structs
 
 from headgate.codec.chunk import PartEntry, decode_footer
-from headgate.errors import CorruptionError, HeadgateError
 from headgate.storage.base import NotFound, Storage
-from headgate.store.catalogue.base import Audit, Catalogue, ChunkRecord
+from headgate.store.catalogue.base import Audit, Catalogue, ChunkRecord, StoredPart
 from headgate.store.chunks import read_part
+from headgate.store.findings import Found, checked
 from headgate.store.streams import StreamInfo
+
+_LEFT = "belongs to nothing (left by a crash, or being written now)"
+_UNKNOWN = "belongs to nothing that is known (left by a crash, being written now, or of what is damaged)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +52,17 @@ def check_store(
     if isinstance(catalogue, CheckedThere):
         return catalogue.check(verify_events=verify_events)
     with catalogue.audit() as audit:
-        problems = [Problem(where, what) for where, what in audit.problems()]
+        problems = _told(audit.problems())
+        orphans = _LEFT if not problems else _UNKNOWN
         if verify_events:
             for stream in audit.streams():
                 problems += _check_events(audit, storage, stream, on_bytes)
-        problems += _check_files(audit, storage, on_bytes, verify=verify_events)
+        problems += _check_files(audit, storage, on_bytes, orphans, verify=verify_events)
     return problems
+
+
+def _told(found: Found) -> list[Problem]:
+    return [Problem(where, what) for where, what in found]
 
 
 def _check_events(audit: Audit, storage: Storage, stream: StreamInfo, on_bytes: Callable[[int], None]) -> list[Problem]:
@@ -62,15 +71,16 @@ def _check_events(audit: Audit, storage: Storage, stream: StreamInfo, on_bytes: 
     for part in audit.parts(stream):
         if part.schema_version not in schemas:
             continue  # a problem of the catalogue, which says so
-        try:
-            read_part(storage, part, schemas[part.schema_version])
-        except HeadgateError as error:
-            problems.append(Problem(f"{stream.name}/{part.entry.segment} position {part.start}", str(error)))
+        where = f"{stream.name}/{part.entry.segment} position {part.start}"
+        problems += _told(checked(where, _read, storage, part, schemas[part.schema_version]))
         on_bytes(part.entry.size_bytes)
     return problems
 
 
-def _check_files(audit: Audit, storage: Storage, on_bytes: Callable[[int], None], *, verify: bool) -> list[Problem]:
+def _check_files(
+    audit: Audit, storage: Storage, on_bytes: Callable[[int], None], orphans: str, *, verify: bool
+) -> list[Problem]:
+    """Check the chunks; ``orphans`` says what files are that belong to none."""
     problems = []
     there = set(storage.list("")) - audit.garbage()
     for chunk in audit.chunks():
@@ -84,28 +94,28 @@ def _check_files(audit: Audit, storage: Storage, on_bytes: Callable[[int], None]
             )
             continue
         if verify:
-            problems += _check_chunk(audit, storage, chunk)
+            problems += _told(checked(f"{storage.url}/{chunk.path}", _check_chunk, audit, storage, chunk))
             on_bytes(chunk.size_bytes)
-    problems += [
-        Problem(f"{storage.url}/{path}", "belongs to nothing (left by a crash, or being written now)", True)
-        for path in sorted(there)
-    ]
-    return problems
+    return problems + [Problem(f"{storage.url}/{path}", orphans, is_harmless=True) for path in sorted(there)]
 
 
-def _check_chunk(audit: Audit, storage: Storage, chunk: ChunkRecord) -> list[Problem]:
+def _read(storage: Storage, part: StoredPart, schema: pa.Schema) -> list[str]:
+    read_part(storage, part, schema)
+    return []
+
+
+def _check_chunk(audit: Audit, storage: Storage, chunk: ChunkRecord) -> list[str]:
     """The footer says what the catalogue says, and beside it only what was truncated (S68)."""
-    where = f"{storage.url}/{chunk.path}"
     try:
-        footer = decode_footer(where, storage.get(chunk.path))
-    except (CorruptionError, NotFound) as error:
-        return [Problem(where, str(error))]
+        footer = decode_footer(f"{storage.url}/{chunk.path}", storage.get(chunk.path))
+    except NotFound:
+        return ["is missing"]  # it went since it was listed
     written = {part.offset: part for part in footer.parts}
     listed = {entry.offset: entry for entry in chunk.entries}
     agrees = all(offset in written and _is_same(audit, chunk, written[offset], listed[offset]) for offset in listed)
     gone = {written[offset].segment for offset in written.keys() - listed.keys()}
     agrees = agrees and all(audit.is_truncated(chunk, segment) for segment in gone)
-    return [] if agrees else [Problem(where, "its footer and the catalogue disagree")]
+    return [] if agrees else ["its footer and the catalogue disagree"]
 
 
 def _is_same(audit: Audit, chunk: ChunkRecord, written: PartEntry, listed: PartEntry) -> bool:

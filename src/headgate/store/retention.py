@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from headgate.codec.malformed import MALFORMED
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.config import Duration, duration_ms, size_bytes
 
@@ -99,7 +100,7 @@ def decode_retention(where: str, text: str | None) -> RetentionPolicy | None:
     try:
         found: Any = json.loads(text)
         return RetentionPolicy(_number(found["age_ms"]), _number(found["size_bytes"]))
-    except (ValueError, TypeError, KeyError) as error:
+    except (*MALFORMED, TypeError, KeyError) as error:
         raise CorruptionError(where, 0, "a retention policy", text) from error
 
 

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from headgate.codec.malformed import MALFORMED
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.config import Duration, duration_ms, size_bytes
 from headgate.protocol.store.autoscaling import ScalingPolicy, Unit
@@ -95,5 +96,5 @@ def decode_scaling(where: str, text: str | None) -> ScalingPolicy | None:
         if target < 1 or not 1 <= least <= most:
             raise ValueError(text)
         return ScalingPolicy(Unit(found["unit"]), target, least, most, cool_down_ms)
-    except (ValueError, TypeError, KeyError) as error:
+    except (*MALFORMED, TypeError, KeyError) as error:
         raise CorruptionError(where, 0, "a scaling policy", text) from error

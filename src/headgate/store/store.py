@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -18,25 +18,23 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headgate.clock import SYSTEM_CLOCK, Clock
-from headgate.errors import StorageError, TruncatedError, UsageError
+from headgate.errors import CorruptionError, TruncatedError, UsageError
 from headgate.model.config import Duration, duration_ms
-from headgate.model.life import Life, Mine, Owner
 from headgate.model.security import Access
 from headgate.storage.access import access_in
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.roots import checked_access, make_root
-from headgate.store.catalogue.base import Catalogue, Contents, Frontier, TransactionInfo
+from headgate.store.catalogue.base import Catalogue
 from headgate.store.chunks import delete_quietly, random_name
 from headgate.store.fsck import Problem, check_store
 from headgate.store.linger import LINGER
-from headgate.store.open_transaction import Transaction
+from headgate.store.owned_store import OwnedStore
 from headgate.store.reader import SegmentReader
 from headgate.store.retention import Retention, policy_of
 from headgate.store.scaling import Scaling, scaling_policy_of
 from headgate.store.shared import is_served, is_shared, open_shared, shared_exists, shared_root
-from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, check_open
-from headgate.store.transactional_store import TransactionalStore
+from headgate.store.streams import StreamDefinition, StreamInfo, check_open
 from headgate.store.transactions import TransactionLog
 from headgate.store.writer import StreamWriter
 from headgate.threads import SYSTEM_THREADS, Threads
@@ -72,12 +70,13 @@ def store_root(root: str | Path | None = None) -> str:
     return str(Path(chosen).expanduser().absolute())
 
 
-class Store(TransactionalStore):
+class Store(OwnedStore):
     """An open stream store.
 
     Some of its methods are in base classes: ``CutStore`` (where streams begin), ``SchemaStore`` (columns),
     ``ScaledStore`` and ``AutoscaledStore`` (segments), ``FollowedStore`` (readers of whole streams), ``GroupedStore``
-    (reader groups), and ``TransactionalStore`` (transactions that several processes write).
+    (reader groups), ``TransactionalStore`` (transactions that several processes write), and ``OwnedStore``
+    (transactions of one process, markers of checkpoints, and owners).
     """
 
     def __init__(
@@ -335,145 +334,6 @@ class Store(TransactionalStore):
         """
         return self._catalogue.changes()
 
-    def mark(self, stream: str, *, owner: str, generation: int, checkpoint: int) -> dict[int, int]:
-        """Record where every segment ends now, as a marker for a checkpoint of ``owner``, and return it (S60).
-
-        Only readers of the owner see the marker. It takes no position in the stream.
-
-        Raises:
-            UsageError: there is no such stream.
-        """
-        return self._catalogue.mark(stream, owner, generation, checkpoint)
-
-    def frontier(self, stream: str, *, owner: str, generation: int) -> Frontier:
-        """Return how far a reader that looks for markers of ``owner`` may read, and the markers before that (S62)."""
-        return self._catalogue.frontier(stream, owner, generation)
-
-    def unmark(self, *, owner: str, generation: int, first: int, last: int) -> None:
-        """Forget the markers of checkpoints ``first`` to ``last`` of one generation of ``owner`` (S63)."""
-        self._catalogue.unmark(owner, generation, first, last)
-
-    def unmark_others(self, *, owner: str, generation: int) -> None:
-        """Forget the markers of all generations of ``owner`` but this one (S63)."""
-        self._catalogue.unmark_others(owner, generation)
-
-    def begin(self, stream: str, *, owner: str, epoch: int, name: str = "") -> Transaction:
-        """Begin a transaction that only this process writes; see ``begin_shared`` for one that others write, too.
-
-        You can also pass ``name`` later, to ``Transaction.seal``. The transaction leaves no trace until it is prepared.
-
-        Raises:
-            FencedError: a newer epoch of ``owner`` exists.
-            UsageError: there is no such stream, it is sealed, or the name is taken.
-        """
-        return self._transactions.begin(stream, name, owner, epoch)
-
-    def commit_transactions(self, names: Sequence[tuple[str, str]], *, owner: str, epoch: int) -> None:
-        """Commit prepared transactions, given as (stream, name), in one step (S13, S14).
-
-        Raises:
-            FencedError, CorruptionError, StorageError: see ``TransactionLog.commit``.
-        """
-        self._transactions.commit(names, owner, epoch)
-
-    def abort_transaction(self, stream: str, name: str, *, owner: str, epoch: int) -> None:
-        """Abort a prepared transaction, or make sure that none can be prepared under this name (S13)."""
-        self._transactions.abort(stream, name, owner, epoch)
-
-    def forget_outcomes(self, names: Sequence[str], *, owner: str, epoch: int) -> None:
-        """Forget how these transactions of ``owner`` were decided, because it will never ask again (S17).
-
-        Raises:
-            FencedError: a newer epoch of ``owner`` exists.
-        """
-        self._catalogue.forget_outcomes(names, owner, epoch)
-
-    def list_transactions(
-        self, *, owner: str | None = None, prefix: str = "", stream: str | None = None
-    ) -> list[TransactionInfo]:
-        """Return all recorded transactions by name: prepared and decided ones, and open ones of several processes."""
-        return self._catalogue.transactions(owner, prefix, stream)
-
-    def fence(self, owner: str, epoch: int) -> None:
-        """Refuse all older epochs of ``owner`` from now on (S18).
-
-        Raises:
-            FencedError: a newer epoch exists.
-        """
-        self._catalogue.fence(owner, epoch)
-
-    def recover(
-        self,
-        stream: str,
-        *,
-        owner: str,
-        epoch: int,
-        keep: Collection[str] = (),
-        leave: Callable[[StorageError], None] = lambda error: None,
-    ) -> list[str]:
-        """Fence older epochs, abort prepared transactions that are not in ``keep``, and remove leftovers.
-
-        ``stream`` is the stream that ``owner`` writes from now on; its transactions in other streams are aborted as
-        well (S43). Leftovers that cannot be removed now are harmless and stay for the next epoch; ``leave`` is called
-        with the reason. Returns the names of the aborted transactions.
-        """
-        return self._transactions.recover(stream, owner, epoch, keep, leave)
-
-    def owner(self, owner: str, stream: str = "", of: str = "") -> Owner:
-        """Return the life of a pipeline that this store has recorded for ``owner`` (docs/spec/lives.md).
-
-        ``others``: the other owners whose names begin with ``of`` and that have written to ``stream``.
-        """
-        return self._catalogue.owner(owner, stream, of)
-
-    def own(self, owner: str, life: Life) -> Owner:
-        """Record ``life`` for ``owner``, unless another life is recorded. Return the life that is recorded now."""
-        return self._catalogue.own(owner, life)
-
-    def forget_owner(self, owner: str) -> Owner:
-        """Forget the life of ``owner``, so that the next life can claim it. Return the former life. Removes nothing.
-
-        Prepared transactions stay until the next life aborts them, and older epochs stay fenced.
-        """
-        return self._catalogue.forget_owner(owner)
-
-    def contents(self, stream: str, of: str, mine: Mine) -> Contents:
-        """Return how many events ``stream`` has, and whether they are by owners that count as ``mine``, or by others.
-
-        Own owners have names that begin with ``of``. A missing stream is empty.
-        """
-        return self._catalogue.contents(stream, of, mine)
-
-    def start_over(self, reset: StreamReset) -> str | None:
-        """Fence the owner, empty its streams and record another life as the owner, in one step (SO5).
-
-        A stream to which the pipeline has written nothing stays as it is, unless it is empty.
-
-        Returns:
-            None if it is done. Otherwise a stream that others have written to as well; nothing has changed then.
-
-        Raises:
-            FencedError: a newer epoch exists.
-        """
-        shared = self._catalogue.start_over(reset, self._now_ms())
-        if shared is not None:
-            return shared
-        paths = self._storage.list("")
-        known = {str(info.stream_id) for info in self._catalogue.list_streams("")}  # behind the list of files
-        delete_quietly(self._storage, [path for path in paths if path.partition("/")[0] not in known])
-        return None
-
-    def abort_prepared(self, owner: str) -> int:
-        """Abort the prepared and open transactions of ``owner`` that no process will decide any more.
-
-        Never call it while a process of the owner is alive. Returns the number of aborted transactions.
-        """
-        epoch = self.owner(owner).generation
-        waiting = [x for x in self.list_transactions(owner=owner) if not x.status.is_terminal]
-        for transaction in waiting:
-            self.abort_transaction(transaction.stream, transaction.name, owner=owner, epoch=epoch)
-        return len(waiting)
-
     def fsck(
         self, *, verify_events: bool = True, on_bytes: Callable[[int], None] = lambda size_bytes: None
     ) -> list[Problem]:
@@ -507,7 +367,15 @@ class Store(TransactionalStore):
         return serving_store(Path(self.root), self._catalogue, _chunks_in(self.root), options)
 
     def collect_orphans(self) -> int:
-        """Remove files that nothing refers to, and return their number. Only call it while no process writes."""
+        """Remove files that nothing refers to, and return their number. Only call it while no process writes.
+
+        Raises:
+            CorruptionError: something is damaged, so that nobody knows whose such a file is.
+        """
+        for problem in self.fsck(verify_events=False):
+            if not problem.is_harmless:
+                expected = "a sound store, where a file that nothing refers to is nobody's"
+                raise CorruptionError(problem.where, 0, expected, f"this: {problem.what}")
         known = self._catalogue.chunk_paths()
         orphans = [path for path in self._storage.list("") if path not in known]
         delete_quietly(self._storage, orphans)

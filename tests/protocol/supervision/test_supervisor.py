@@ -353,6 +353,19 @@ def test_workers_that_do_not_come_back_are_waited_for_only_as_often_as_the_resta
     assert isinstance(finish, Finish)
 
 
+def test_an_heir_waits_for_workers_as_often_as_the_restart_strategy_says() -> None:  # G12
+    heir = supervisor(Begin(), GenerationReady(gen(7), workers_before=2), strategy=FixedDelay(delay_ms=50, attempts=1))
+    cancel, report, timer = heir.handle(fired(RegisterTimer(1)))
+    assert cancel == CancelJob(1)
+    assert isinstance(report, ReportRestart)
+    assert timer == ArmTimer(RestartTimer(), 50)
+    heir.handle(job_ended())
+    assert heir.handle(RESTART) == [SubmitJob(2), ArmTimer(RegisterTimer(2), REGISTER_MS)]
+    assert heir.handle(fired(RegisterTimer(2)))[-1] == ArmTimer(JobEndTimer(2), JOB_END_MS), "it gives up"
+    other = supervisor(Begin(), GenerationReady(gen(7), workers_before=1))
+    assert other.handle(fired(RegisterTimer(1)))[-1] == ArmTimer(JobEndTimer(1), JOB_END_MS), "it may want too many"
+
+
 @pytest.mark.parametrize("events", [RUN, (Begin(), *workers()), (*RUN, lost(0))])
 def test_the_register_timer_is_harmless_once_all_have_registered(events: tuple[Event, ...]) -> None:  # G12
     assert supervisor(*events).handle(fired(RegisterTimer(1))) == [Ignored("the workers have registered")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -326,6 +327,20 @@ def test_a_served_store_is_checked_by_its_server(server: StoreServer, tmp_path: 
         assert store.fsck(verify_events=False) == []
         with pytest.raises(UsageError, match="checked by its server"):
             store._catalogue.audit()
+
+
+def test_a_check_that_ends_in_a_mistake_is_no_sound_store(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    # SS16
+    def mistaken(*_: object, **__: object) -> None:
+        raise TypeError("a mistake")
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(server._answers._checking, "_check", mistaken)
+    with (
+        Store.open(server.address.url) as store,
+        pytest.raises(StorageError, match="the server made a mistake: TypeError"),
+    ):
+        store.fsck()
 
 
 def test_the_date_is_that_of_the_servers_machine(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS13

@@ -81,7 +81,8 @@ class Layout:
 
     def problems(self) -> list[str]:
         """Return what is not as it must be: every key is in one segment, in each layout up to the present one."""
-        found = []
+        numbers = [segment.segment_id for segment in self.segments]
+        found = [] if numbers == [*range(len(numbers))] else [f"its segments have the numbers {_listed(numbers)}"]
         for segment in self.segments:
             closed = self.epoch if segment.closed_epoch is None else segment.closed_epoch
             if not 0 <= segment.created_epoch <= closed <= self.epoch or segment.created_epoch == segment.closed_epoch:

@@ -57,9 +57,13 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class GenerationReady:
-    """EVENT: the generation is claimed, the checkpoint chosen, the sinks fenced and recovered."""
+    """EVENT: the generation is claimed, the checkpoint chosen, the sinks fenced and recovered.
+
+    ``workers_before``: how many there were when that checkpoint was taken; 0: the pipeline begins.
+    """
 
     generation: Generation
+    workers_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,9 @@ class Supervisor(Machine):
         self._is_claiming = False
         self._has_run = False
         """Whether any generation ran: only then a failing storage is a failure to wait out, not a wrong setting."""
+        self._had_workers = False
+        """Whether the pipeline ever had as many workers, in another driver or in this one: its slots are not just
+        asked for wrongly."""
         self._blames = Blames()
         self._outcome: Finish | None = None
 
@@ -160,6 +163,7 @@ class Supervisor(Machine):
         if self._phase not in (Phase.PREPARING, Phase.BACKOFF):
             return [Ignored("no generation is being prepared")]
         self._generation = event.generation
+        self._had_workers |= event.workers_before == self._roster.workers_count
         return self._deploy_if_complete()
 
     def _on_claim_failed(self, event: ClaimFailed) -> list[Effect]:
@@ -192,7 +196,7 @@ class Supervisor(Machine):
         if not self._roster.ready(event.worker):
             return [Ignored("other workers are not ready yet")]
         self._enter(Phase.RUNNING)
-        self._has_run = True
+        self._has_run = self._had_workers = True
         return [StartCoordinator(event.generation)]  # G10
 
     # -- failures -----------------------------------------------------------------------------------------------
@@ -314,9 +318,9 @@ class Supervisor(Machine):
             "and its executors must reach the driver's address"
         )
         failure = Failure(FailureKind.LOST, reason)
-        if not self._has_run:
+        if not self._had_workers:
             return self._end(Finish(failure))
-        # It had workers once: Spark may not know yet that a machine is gone, and starts them there (F7).
+        # Spark may not know yet that a machine is gone, and starts them there; an heir comes at such a time (F7).
         cancel: list[Effect] = [CancelJob(timer.submission)]
         return cancel + self._restart(failure, event.at_ms, event.jitter)
 

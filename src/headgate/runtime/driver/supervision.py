@@ -334,7 +334,8 @@ class Supervision:
             self.live.drain(self._ordered_for_the_end())
         elif begun.restored is not None and begun.restored.is_draining:
             self.live.drain()
-        self.handle(events.GenerationReady(begun.generation))
+        workers_before = 0 if begun.restored is None else begun.restored.parallelism
+        self.handle(events.GenerationReady(begun.generation, workers_before))
 
     def _already_finished(self, final: Manifest) -> str:
         how = (

@@ -34,8 +34,8 @@ class Database(Protocol):
             StorageError: nothing was changed (or, after an I/O error, perhaps everything: look it up).
         """
 
-    def problems(self, connection: Connection) -> list[str]:
-        """Return what the database itself finds wrong with its files, within a transaction of ``read``."""
+    def sound_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
+        """Give what can be made sense of, within a transaction of ``read``, and what is wrong with the rest (S40)."""
 
     def changes(self) -> int:
         """See ``base.Catalogue.changes``."""

@@ -1,6 +1,7 @@
 """What a catalogue says about itself: its rows must agree with each other.
 
-Counterpart: ``fsck`` compares what is left with the files. Source: S40 of docs/spec/stream-store.md.
+Counterparts: ``soundness`` has left out what makes no sense at all, ``fsck`` compares the rest with the files. Source:
+S40 of docs/spec/stream-store.md. Whatever cannot be checked is a problem, and the others are checked all the same.
 Never changes anything.
 """
 
@@ -9,48 +10,64 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cached_property
 
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from headgate.codec.life import decode_life
 from headgate.errors import CorruptionError
 from headgate.protocol.store.columns import Incompatible, update
 from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import group_audit
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.access import Database
 from headgate.store.catalogue.base import ChunkRecord, StoredPart
-from headgate.store.catalogue.positions import STORED_PARTS, is_sound, part_entry, stored_part
+from headgate.store.catalogue.heads import dated_since
+from headgate.store.catalogue.positions import STORED_PARTS, part_entry, stored_part
 from headgate.store.catalogue.streams import find_schemas, recorded_layout, stream_info
 from headgate.store.evolving import columns_of
+from headgate.store.findings import Found, checked, checked_at
 from headgate.store.streams import StreamInfo
 
-Found = list[tuple[str, str]]
+_DIGITS_MAX = 18
+"""Of the number of a stream."""
 
 
 class SqlAudit:
     """See ``base.Audit``: all that it says is of the moment in which its transaction began."""
 
-    def __init__(self, connection: Connection, database: Database, where: str) -> None:
+    def __init__(self, connection: Connection, damage: Found, where: str) -> None:
+        """``damage``: what was found already, and is not in the tables of ``connection``."""
         self._connection = connection
-        self._within = database
+        self._damage = damage
         self._where = where
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, Layout | None] = {}
 
     def streams(self) -> list[StreamInfo]:
         """See ``Audit``."""
-        return [stream_info(row, self._where) for row in self._connection.execute(sa.select(t.streams))]
+        return [stream for stream in self._streams.values() if isinstance(stream, StreamInfo)]
 
     def problems(self) -> Found:
         """See ``Audit``."""
-        found = self._database()
+        found = [*self._damage, *checked("catalogue", self._meta), *self._lives()]
+        found += [(name, str(error)) for name, error in self._streams.items() if isinstance(error, CorruptionError)]
         for stream in self.streams():
-            found += self._layout(stream)
-            found += self._positions(stream)
-            found += self._schemas(stream)
-        return found + self._transactions() + group_audit.problems(self._connection)
+            for check in (self._layout, self._positions, self._schemas):
+                found += checked_at(stream.name, check, stream)
+        return found + checked_at("catalogue", self._transactions) + group_audit.problems(self._connection)
+
+    @cached_property
+    def _streams(self) -> dict[str, StreamInfo | CorruptionError]:
+        """All streams, or why one cannot be read, by name."""
+        found: dict[str, StreamInfo | CorruptionError] = {}
+        for row in self._connection.execute(sa.select(t.streams)):
+            try:
+                found[row.name] = stream_info(row, self._where)
+            except CorruptionError as error:
+                found[row.name] = error
+        return found
 
     def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
         """See ``Audit``."""
@@ -62,8 +79,7 @@ class SqlAudit:
         """See ``Audit``."""
         mine = t.parts.c.stream_id == stream.stream_id
         for row in self._connection.execute(STORED_PARTS.where(mine)):
-            if is_sound(row):
-                yield stored_part(row)
+            yield stored_part(row)
 
     def chunks(self) -> Iterator[ChunkRecord]:
         """See ``Audit``."""
@@ -81,11 +97,13 @@ class SqlAudit:
 
     def heirs(self, chunk: ChunkRecord, segment: int) -> set[int]:
         """See ``Audit``."""
-        stream_id = int(chunk.path.partition("/")[0])
+        number = chunk.path.partition("/")[0]
+        stream_id = int(number) if number.isdecimal() and len(number) <= _DIGITS_MAX else -1
         if stream_id not in self._layouts:
-            found = next(stream for stream in self.streams() if stream.stream_id == stream_id)
-            self._layouts[stream_id] = recorded_layout(self._connection, found)
-        return self._layouts[stream_id].heirs(segment)
+            found = next((stream for stream in self.streams() if stream.stream_id == stream_id), None)
+            self._layouts[stream_id] = None if found is None else recorded_layout(self._connection, found)
+        layout = self._layouts[stream_id]
+        return {segment} if layout is None else layout.heirs(segment)
 
     def is_truncated(self, chunk: ChunkRecord, segment: int) -> bool:
         """See ``Audit``."""
@@ -96,8 +114,17 @@ class SqlAudit:
         )
         return bool(self._connection.scalar(query))
 
-    def _database(self) -> Found:
-        return [(self._within.path, problem) for problem in self._within.problems(self._connection)]
+    def _meta(self) -> list[str]:
+        """A store that was raised says since when it has dates (S66)."""
+        dated_since(self._connection, self._where)
+        return []
+
+    def _lives(self) -> Found:
+        """Every owner's life can be read (LV2)."""
+        found: Found = []
+        for row in self._connection.execute(sa.select(t.owners).order_by(t.owners.c.owner)):
+            found += checked(f"owner '{row.owner}'", _of_life, row.life)
+        return found
 
     def _layout(self, stream: StreamInfo) -> Found:
         """Every key is in one segment, and there are as many as the stream says (CT6)."""
@@ -142,6 +169,8 @@ class SqlAudit:
         )
         for row in self._connection.execute(parts):
             where = f"{stream.name}/{row.segment_id}"
+            if row.events_count < 1:
+                found.append((f"{where} position {row.start}", f"a part of {row.events_count} events"))
             at = expected.get(row.segment_id, min(row.start, heads.get(row.segment_id, -1)))
             if at != row.start:
                 found.append((where, f"events from position {row.start} where {at} was expected"))
@@ -191,3 +220,8 @@ class SqlAudit:
             if count:
                 found.append(("catalogue", f"{count} rows of {table.name} belong to no transaction"))
         return found
+
+
+def _of_life(data: bytes) -> list[str]:
+    decode_life(data, "its life")
+    return []

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 
 from headgate.errors import CorruptionError, StorageError
+from headgate.store.catalogue import soundness
+from headgate.store.catalogue.soundness import CATALOGUE
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for other processes' short transactions before it reports a transient error."""
@@ -32,8 +35,8 @@ TELL_CAPITALS = "PRAGMA case_sensitive_like=ON"
 _CHANGES_OF_A_TAIL = 1 << 32
 """More than one connection counts: numbers of two connections are never equal, so a new one always means to look."""
 
-CATALOGUE = "a stream store's catalogue"
-"""What a damaged file should have been, for messages."""
+_NOT_TEXT = "Could not decode to UTF-8"
+"""How Python begins to say that a text of the database is none."""
 
 _TRANSIENT = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PROTOCOL")
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
@@ -77,19 +80,12 @@ class FileDatabase:
     @contextlib.contextmanager
     def _telling(self, operation: str) -> Iterator[None]:
         """Say what went wrong; ask the file where its content made no sense: a damaged one may hold anything (S35)."""
-        with errors_of(self.path, operation):
-            try:
-                yield
-            except (TypeError, ValueError) as error:
-                with self._engine.connect() as connection:
-                    problems = integrity_problems(connection)
-                if problems:
-                    raise CorruptionError(self.path, 0, CATALOGUE, problems[0]) from error
-                raise
+        with errors_of(self.path, operation), soundness.told(self.path, self._engine.connect):
+            yield
 
-    def problems(self, connection: Connection) -> list[str]:
+    def sound_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
         """See ``Database``."""
-        return integrity_problems(connection)
+        return soundness.sound_part(connection)
 
     def changes(self) -> int:
         """See ``Database``."""
@@ -130,7 +126,9 @@ def errors_of(path: str, operation: str) -> Iterator[None]:
     except (sa.exc.DBAPIError, sqlite3.Error) as error:
         original = error.orig if isinstance(error, sa.exc.DBAPIError) else error
         name = getattr(original, "sqlite_errorname", "") or ""
-        if name.startswith(_DAMAGED):
+        is_unread = str(original).startswith(_NOT_TEXT)
+        # Every verb keeps what the tables demand: what is there already contradicts it.
+        if name.startswith(_DAMAGED) or is_unread or isinstance(original, sqlite3.IntegrityError):
             raise CorruptionError(path, 0, CATALOGUE, str(original)) from error
         if isinstance(original, sqlite3.OperationalError):
             is_transient = name.startswith(_TRANSIENT)
@@ -138,12 +136,6 @@ def errors_of(path: str, operation: str) -> Iterator[None]:
         raise
     except UnicodeDecodeError as error:  # SQLite's own words quote what is damaged
         raise CorruptionError(path, 0, CATALOGUE, "text that is none") from error
-
-
-def integrity_problems(connection: Connection) -> list[str]:
-    """Return what SQLite finds wrong with the database of ``connection``."""
-    rows = connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars().all()
-    return [str(row) for row in rows if row != "ok"]
 
 
 def _engine(path: Path) -> Engine:

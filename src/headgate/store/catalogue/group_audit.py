@@ -16,8 +16,7 @@ from headgate.protocol.store.reader_group import Group
 from headgate.store.catalogue import groups
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.group_rows import decode_group
-
-Found = list[tuple[str, str]]
+from headgate.store.findings import Found, checked
 
 
 def problems(connection: Connection) -> Found:
@@ -29,7 +28,7 @@ def problems(connection: Connection) -> Found:
             found.append((where, f"{group}; 'headgate streams groups delete' removes it"))
             continue
         for stream in sorted(group.streams):
-            found += [(where, problem) for problem in _of_stream(connection, name, group, stream)]
+            found += checked(where, _of_stream, connection, name, group, stream)
     return found + [
         (f"reader group '{name}'", f"there is none, and stream '{stream}' is held for it; --repair lets go of it")
         for stream, name in _held_for_nobody(connection)

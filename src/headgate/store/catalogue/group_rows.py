@@ -7,7 +7,7 @@ docs/spec/reader-groups.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeAlias
 
 import msgspec
 
@@ -21,6 +21,25 @@ from headgate.protocol.store.reader_group import Checkpoint, Group, Member, cont
 _FORMAT = 1
 _CLAIMED = 2
 """The format of a group that a pipeline reads by: a release that knows of none would let others join it."""
+
+_ProgressRow: TypeAlias = tuple[list[tuple[int, int]], list[int], list[tuple[int, int]]]
+"""Positions, what is done, and where others begin: see ``Progress``."""
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """What the bytes are made of. Types are checked while they are read: what is damaged may be of any shape."""
+
+    format: int
+    streams: dict[str, int]
+    kept: int
+    epoch: int
+    reset: str
+    progress: dict[str, _ProgressRow]
+    readers: dict[str, tuple[str, int, int]]
+    owners: list[tuple[str, int, str]]
+    leaving: list[tuple[str, int]]
+    checkpoints: list[tuple[str, list[str], dict[str, _ProgressRow]]]
+    claim: Claim | None = None
 
 
 def encode_group(group: Group) -> bytes:
@@ -50,37 +69,43 @@ def decode_group(data: bytes, name: str) -> Group:
         CorruptionError: it is none, of another format, or contradicts itself.
     """
     try:
-        found = msgspec.json.decode(data)
-        if found["format"] not in (_FORMAT, _CLAIMED):
-            raise ValueError(f"format {found['format']}")
-        owners = {GroupSegment(stream, number): reader for stream, number, reader in found["owners"]}
-        group = Group(
-            found["streams"],
-            _progress(found["progress"]),
-            found["kept"],
-            found["epoch"],
-            found["reset"],
-            {reader: Member(*row) for reader, row in found["readers"].items()},
-            Shares(owners, frozenset(GroupSegment(*row) for row in found["leaving"])),
-            tuple(Checkpoint(key, tuple(owed), _progress(rows)) for key, owed, rows in found["checkpoints"]),
-            None if found["format"] == _FORMAT else msgspec.convert(found["claim"], Claim),
-        )
+        found = msgspec.json.decode(data, type=_Row)
+        if found.format not in (_FORMAT, _CLAIMED):
+            raise ValueError(f"format {found.format}")
+        if (found.claim is None) != (found.format == _FORMAT):
+            raise ValueError(f"format {found.format} with claim {found.claim}")
+        group = _group(found)
         if wrong := contradictions(group):
             raise ValueError(f"it contradicts itself: {wrong[0]}")
         return group
-    except (*MALFORMED, ValueError, KeyError, TypeError) as error:
+    except MALFORMED as error:
         what = f"the state of reader group '{name}' in the catalogue"
         raise CorruptionError(what, 0, f"format {_FORMAT} or {_CLAIMED}", str(error)) from error
 
 
-def _progress_rows(progress: Mapping[str, Progress]) -> dict[str, Any]:
+def _group(found: _Row) -> Group:
+    owners = {GroupSegment(stream, number): reader for stream, number, reader in found.owners}
+    return Group(
+        found.streams,
+        _progress(found.progress),
+        found.kept,
+        found.epoch,
+        found.reset,
+        {reader: Member(*row) for reader, row in found.readers.items()},
+        Shares(owners, frozenset(GroupSegment(*row) for row in found.leaving)),
+        tuple(Checkpoint(key, tuple(owed), _progress(rows)) for key, owed, rows in found.checkpoints),
+        found.claim,
+    )
+
+
+def _progress_rows(progress: Mapping[str, Progress]) -> dict[str, _ProgressRow]:
     return {
-        name: [sorted(x.positions.items()), sorted(x.done), sorted(x.begins.items())]
+        name: (sorted(x.positions.items()), sorted(x.done), sorted(x.begins.items()))
         for name, x in sorted(progress.items())
     }
 
 
-def _progress(rows: Mapping[str, Any]) -> dict[str, Progress]:
+def _progress(rows: Mapping[str, _ProgressRow]) -> dict[str, Progress]:
     return {
         name: Progress(dict(positions), frozenset(done), dict(begins))
         for name, (positions, done, begins) in rows.items()

@@ -24,6 +24,7 @@ from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import GroupFound, GroupStart
 from headgate.store.catalogue.group_rows import decode_group, encode_group
+from headgate.store.catalogue.kinds import all_of, of_kinds
 from headgate.store.streams import StreamInfo, is_usable_name
 
 PARTS_SAMPLED = 100
@@ -93,7 +94,7 @@ def find(connection: Connection, name: str, where: str) -> GroupFound:
 
 def names(connection: Connection) -> list[str]:
     """Return the names of all groups."""
-    return list(connection.scalars(sa.select(t.reader_groups.c.name).order_by(t.reader_groups.c.name)))
+    return all_of(connection.scalars(sa.select(t.reader_groups.c.name).order_by(t.reader_groups.c.name)), str)
 
 
 def change(connection: Connection, name: str, event: Event, where: str) -> GroupFound:
@@ -309,7 +310,8 @@ def _row(connection: Connection, name: str) -> sa.Row[tuple[object, ...]] | None
 
 
 def _found(row: sa.Row[tuple[object, ...]]) -> GroupFound:
-    return GroupFound(row.name, row.version, decode_group(row.state, row.name))
+    name, version = of_kinds((row.name, row.version), str, int)
+    return GroupFound(name, version, decode_group(row.state, name))
 
 
 def _listed(names: Sequence[str] | Mapping[str, int]) -> str:

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from headgate.errors import FencedError, TruncatedError, UsageError
+from headgate.errors import CorruptionError, FencedError, TruncatedError, UsageError
 from headgate.protocol.store import truncation
 from headgate.protocol.store.truncation import Extent, Held, Hold, Move, Outside
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import Swept
+from headgate.store.catalogue.kinds import all_of, of_kinds
 from headgate.store.open_transaction import TRANSACTIONS
 from headgate.store.retention import RetentionPolicy, decode_retention
 from headgate.store.streams import StreamInfo
@@ -27,18 +28,21 @@ def extents(connection: Connection, stream: StreamInfo) -> dict[int, Extent]:
     Raises:
         UsageError: the stream was deleted.
     """
-    columns = (t.segments.c.segment_id, t.segments.c.head_position, t.segments.c.end_position)
-    query = sa.select(*columns).where(t.segments.c.stream_id == stream.stream_id).order_by(t.segments.c.segment_id)
-    found = {row.segment_id: Extent(row.head_position, row.end_position) for row in connection.execute(query)}
+    found = _extents(connection, t.segments.c.stream_id == stream.stream_id)
     if not found:
         raise UsageError(f"stream '{stream.name}' was deleted")
     return found
 
 
+def _extents(connection: Connection, *of: sa.ColumnElement[bool]) -> dict[int, Extent]:
+    columns = (t.segments.c.segment_id, t.segments.c.head_position, t.segments.c.end_position)
+    rows = connection.execute(sa.select(*columns).where(*of).order_by(t.segments.c.segment_id)).all()
+    return {number: Extent(head, end) for number, head, end in (of_kinds(row, int, int, int) for row in rows)}
+
+
 def cut_at(connection: Connection, stream: StreamInfo, date_ms: int) -> dict[int, int]:
     """Return the first event of every segment that became visible at ``date_ms`` or later, or its end (S66)."""
-    dated_since = connection.scalar(sa.select(t.meta.c.value).where(t.meta.c.key == t.DATED_SINCE))
-    if date_ms <= int(dated_since or 0):
+    if date_ms <= dated_since(connection, stream.name):
         date_ms = 0  # what has no date has this one
     of_stream = t.parts.c.stream_id == stream.stream_id
     query = (
@@ -49,6 +53,19 @@ def cut_at(connection: Connection, stream: StreamInfo, date_ms: int) -> dict[int
     first = {row.segment_id: row.start for row in connection.execute(query)}
     found = extents(connection, stream)
     return {segment: max(extent.head, first.get(segment, extent.end)) for segment, extent in found.items()}
+
+
+def dated_since(connection: Connection, where: str) -> int:
+    """Return since when there are dates; ``where`` is for the error.
+
+    Raises:
+        CorruptionError: what says so is no number.
+    """
+    text = connection.scalar(sa.select(t.meta.c.value).where(t.meta.c.key == t.DATED_SINCE))
+    try:
+        return int(text or 0)
+    except ValueError as error:
+        raise CorruptionError(f"the catalogue ({where})", 0, f"a number as {t.DATED_SINCE}", repr(text)) from error
 
 
 def truncate(connection: Connection, stream: StreamInfo, cut: Mapping[int, int], *, anyway: bool) -> dict[int, int]:
@@ -100,7 +117,7 @@ def sweep(connection: Connection, stream: StreamInfo, limit: int) -> Swept:
         if left <= 0:
             break
     paths = connection.scalars(sa.select(t.garbage.c.path).where(t.garbage.c.stream_id == stream.stream_id))
-    return Swept(tuple(sorted(paths)), is_done=left > 0)
+    return Swept(tuple(sorted(all_of(paths, str))), is_done=left > 0)
 
 
 _WITH_PARTS_BEFORE_HEAD = (
@@ -133,7 +150,8 @@ def hold(connection: Connection, stream: StreamInfo, wanted: Hold) -> None:
         FencedError: a later generation of its holder holds already.
         UsageError: it names what is not there.
     """
-    found = extents(connection, stream)
+    named = t.segments.c.segment_id.in_(sorted(wanted.positions))  # of those only: a stream may have had many
+    found = _extents(connection, t.segments.c.stream_id == stream.stream_id, named) or extents(connection, stream)
     newest = _newest(connection, stream, wanted.holder)
     if newest is not None and wanted.is_replaced_by(*newest):
         raise FencedError(f"'{wanted.holder}'", wanted.epoch, newest[1])
@@ -160,7 +178,7 @@ def holds(connection: Connection, stream: StreamInfo) -> list[Hold]:
     columns = (t.holds.c.holder, t.holds.c.segment_id, t.holds.c.position)
     query = sa.select(*columns).where(t.holds.c.stream_id == stream.stream_id)
     found: dict[str, dict[int, int]] = {}
-    for holder, segment, position in connection.execute(query):
+    for holder, segment, position in (of_kinds(row, str, int, int) for row in connection.execute(query).all()):
         found.setdefault(holder, {})[segment] = position
     return [Hold(holder, found[holder]) for holder in sorted(found)]
 
@@ -169,7 +187,10 @@ def _newest(connection: Connection, stream: StreamInfo, holder: str) -> tuple[st
     """Return life and generation of who holds already."""
     mine = (t.holds.c.stream_id == stream.stream_id, t.holds.c.holder == holder)
     row = connection.execute(sa.select(t.holds.c.life, t.holds.c.epoch).where(*mine).limit(1)).one_or_none()
-    return None if row is None else (row.life, row.epoch)
+    if row is None:
+        return None
+    life, epoch = of_kinds(row, str, int)
+    return life, epoch
 
 
 def _outside(stream: StreamInfo, answer: Outside) -> UsageError:
@@ -248,9 +269,11 @@ def _forget_chunks(connection: Connection, stream_id: int, numbers: Sequence[int
         if connection.scalar(used) is not None:
             continue
         path = connection.scalar(sa.select(t.chunks.c.file).where(t.chunks.c.id == number))
+        if path is None:
+            continue  # a damaged catalogue, which its check says: nobody knows which file that was
         connection.execute(t.chunks.delete().where(t.chunks.c.id == number))
         connection.execute(t.garbage.insert().values(path=path, stream_id=stream_id))
-        _remember_author(connection, stream_id, str(path))
+        _remember_author(connection, stream_id, path)
 
 
 def _remember_author(connection: Connection, stream_id: int, path: str) -> None:

@@ -7,6 +7,7 @@ docs/spec/shared-transactions.md. Never changes anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -14,6 +15,7 @@ from sqlalchemy.engine import Connection
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import ParticipantInfo, TransactionInfo
+from headgate.store.catalogue.kinds import of_kinds
 
 
 def transaction_infos(
@@ -50,10 +52,18 @@ def transaction_infos(
             is_expired=bool(row.is_expired),
             participants=tuple(participants.get(row.id, ())),
         )
-        for row in connection.execute(query.where(*wanted).order_by(t.transactions.c.name, t.streams.c.name))
+        for row in map(_sound, connection.execute(query.where(*wanted).order_by(*_BY_NAME)).all())
     ]
 
 
+def _sound(row: sa.Row[Any]) -> sa.Row[Any]:
+    of_kinds((row.stream, row.name, row.owner), str, str, str)
+    of_kinds((row.epoch, row.events_count, row.changed_ms), int, int, int)
+    of_kinds((row.begun_ms, row.lease_ms, row.due_ms, row.shared_bytes), *[int | None] * 4)
+    return row
+
+
+_BY_NAME = (t.transactions.c.name, t.streams.c.name)
 _shared = t.shared_transactions.c
 _OF_SHARED = (
     *(_shared.begun_ms, _shared.lease_ms, _shared.due_ms, _shared.is_expired),
@@ -82,6 +92,6 @@ def _participants(connection: Connection, wanted: list[sa.ColumnElement[bool]]) 
     )
     found: dict[int, list[ParticipantInfo]] = {}
     for row in connection.execute(query.where(*wanted).order_by(t.participants.c.participant)):
-        who = ParticipantInfo(row.participant, row.sequence, row.events_count)
+        who = ParticipantInfo(*of_kinds((row.participant, row.sequence, row.events_count), str, int, int))
         found.setdefault(row.transaction_id, []).append(who)
     return found

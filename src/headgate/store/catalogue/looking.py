@@ -19,7 +19,8 @@ from typing import TypeVar
 from headgate.errors import CorruptionError, StorageError
 from headgate.storage.access import may
 from headgate.storage.local import storage_error
-from headgate.store.catalogue.database import BUSY_TIMEOUT_S, CATALOGUE
+from headgate.store.catalogue.database import BUSY_TIMEOUT_S
+from headgate.store.catalogue.soundness import CATALOGUE
 
 TRIES_MAX = 10
 """Who has come and gone while we read is rare; whoever stays is noticed."""
@@ -29,6 +30,8 @@ _BESIDE = {"-shm": 0, "-wal": 1, "-journal": 1}
 
 _PAGES_WITHOUT_TABLES = 1
 """Who was killed while he made the first tables leaves so many."""
+
+_VERSION_DIGITS_MAX = 9
 
 _T = TypeVar("_T")
 
@@ -88,7 +91,7 @@ class Look:
                 return None
             raise CorruptionError(str(self._path), 0, CATALOGUE, "a database without its tables that is not empty")
         found = file.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()
-        if found is None or found[0] is None or not found[0].isdecimal():
+        if found is None or not is_version(found[0]):
             raise CorruptionError(str(self._path), 0, CATALOGUE, "no version of it")
         return int(found[0])
 
@@ -145,6 +148,11 @@ class Look:
             isolation_level=None,
             check_same_thread=False,
         )
+
+
+def is_version(value: object) -> bool:
+    """Whether a value from the table ``meta`` can be a version."""
+    return isinstance(value, str) and value.isdecimal() and len(value) <= _VERSION_DIGITS_MAX
 
 
 def may_write(path: Path) -> bool:

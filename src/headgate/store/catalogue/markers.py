@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection
 
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import Frontier, Marker
+from headgate.store.catalogue.kinds import all_of, of_kinds
 from headgate.store.streams import StreamInfo
 
 
@@ -39,12 +40,12 @@ def frontier(connection: Connection, stream: StreamInfo, owner: str, generation:
         .order_by(t.markers.c.checkpoint)
     )
     found: dict[int, list[Marker]] = {}
-    for row in connection.execute(query):
-        found.setdefault(row.segment_id, []).append(Marker(row.checkpoint, row.position))
+    for segment, checkpoint, position in (of_kinds(row, int, int, int) for row in connection.execute(query).all()):
+        found.setdefault(segment, []).append(Marker(checkpoint, position))
     is_sealed = connection.scalar(sa.select(t.streams.c.is_sealed).where(t.streams.c.id == stream.stream_id))
     markers = {segment: tuple(of_segment) for segment, of_segment in found.items()}
     mine = (t.segments.c.stream_id == stream.stream_id, t.segments.c.closed_epoch.is_not(None))
-    closed = frozenset(connection.scalars(sa.select(t.segments.c.segment_id).where(*mine)))
+    closed = frozenset(all_of(connection.scalars(sa.select(t.segments.c.segment_id).where(*mine)), int))
     return Frontier(_ends(connection, stream), markers, bool(is_sealed), closed)
 
 

@@ -17,6 +17,7 @@ from headgate.codec.chunk import PartEntry
 from headgate.errors import CorruptionError, TruncatedError, UsageError
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import AppendFound, ChunkRecord, PartsFound, StoredPart
+from headgate.store.catalogue.kinds import of_kinds
 from headgate.store.catalogue.streams import inserted_id
 from headgate.store.streams import StreamInfo
 
@@ -43,12 +44,20 @@ def assign_positions(
 
     Returns:
         segment → position of its first new event.
+
+    Raises:
+        CorruptionError: a segment of the layout by which they were routed is lost.
     """
     touched = sorted({entry.segment for _, entry in parts})
     columns = (t.segments.c.segment_id, t.segments.c.end_position, t.segments.c.latest_ms)
-    present = (t.segments.c.stream_id == stream_id, t.segments.c.closed_epoch.is_(None))
-    found = connection.execute(sa.select(*columns).where(*present)).all()
+    found = connection.execute(sa.select(*columns).where(*t.present(stream_id))).all()
+    for row in found:
+        of_kinds(row, int, int, int)
     ends: dict[int, int] = {row.segment_id: row.end_position for row in found}
+    lost = [segment for segment in touched if segment not in ends]
+    if lost:
+        where = f"the layout of stream {stream_id}"
+        raise CorruptionError(where, 0, f"segment {lost[0]} among those that take events", "none")
     visible_ms = max([now_ms, *(row.latest_ms for row in found)])
     first = {segment: ends[segment] for segment in touched}
     rows = []
@@ -114,7 +123,8 @@ def find_parts(connection: Connection, stream: StreamInfo, segment: int, positio
         if connection.scalar(sa.select(t.streams.c.id).where(t.streams.c.id == stream.stream_id)) is not None:
             raise CorruptionError(f"the layout of stream '{stream.name}'", 0, f"segment {segment}", "none")
         raise UsageError(f"stream '{stream.name}' was deleted while it was read")
-    return PartsFound((), is_at_end=row.is_sealed or row.closed_epoch is not None, end=row.end_position)
+    is_sealed, closed_epoch, end = of_kinds(row, bool, int | None, int)
+    return PartsFound((), is_at_end=is_sealed or closed_epoch is not None, end=end)
 
 
 def part_row(chunk_id: int, entry: PartEntry) -> dict[str, object]:

@@ -11,13 +11,15 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import StaticPool
 
-from headgate.store.catalogue.database import TELL_CAPITALS, errors_of, integrity_problems
+from headgate.store.catalogue import soundness
+from headgate.store.catalogue.database import TELL_CAPITALS, errors_of
 
 
 class PrivateDatabase:
@@ -45,20 +47,30 @@ class PrivateDatabase:
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         """See ``Database``."""
-        with errors_of(self._path, "read"), self._lock, self._engine.connect() as connection, connection.begin():
+        with self._telling("read"), self._lock, self._engine.connect() as connection, connection.begin():
             yield connection
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
         """See ``Database``."""
-        with errors_of(self._path, "write"), self._lock, self._engine.connect() as connection:
+        with self._telling("write"), self._lock, self._engine.connect() as connection:
             with connection.begin():
                 yield connection
             self._writes_count += 1
 
-    def problems(self, connection: Connection) -> list[str]:
+    @contextlib.contextmanager
+    def _telling(self, operation: str) -> Iterator[None]:
+        with errors_of(self._path, operation), soundness.told(self._path, self._alone):
+            yield
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[Connection]:
+        with self._lock, self._engine.connect() as connection:
+            yield connection
+
+    def sound_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
         """See ``Database``."""
-        return integrity_problems(connection)
+        return soundness.sound_part(connection)
 
     def changes(self) -> int:
         """See ``Database``."""

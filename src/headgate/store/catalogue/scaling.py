@@ -12,11 +12,12 @@ from dataclasses import replace
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from headgate.errors import UsageError
+from headgate.errors import CorruptionError, UsageError
 from headgate.protocol.store import layouts
 from headgate.protocol.store.layouts import Change, Layout, Outdated, Plan, Range, Refused
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import Reading
+from headgate.store.catalogue.kinds import all_of
 from headgate.store.catalogue.streams import check_takes_events, find_layout
 from headgate.store.streams import OtherLayoutError, StreamInfo
 
@@ -51,11 +52,20 @@ class Reopening:
         self._ranges: dict[int, tuple[StreamInfo, list[Range]]] = {}
 
     def places(self, stream: StreamInfo, epoch: int, touched: Collection[int]) -> dict[int, int]:
-        """Return where events of the segments ``touched`` of a layout go to."""
+        """Return where events of the segments ``touched`` of a layout go to.
+
+        Raises:
+            CorruptionError: there never was such a layout.
+        """
         present = check_takes_events(self._connection, stream)
         if present == epoch:
             return {number: number for number in touched}
         layout = find_layout(self._connection, replace(stream, layout_epoch=present))
+        lost = sorted(set(touched) - {segment.segment_id for segment in layout.of_epoch(epoch)})
+        if lost or not 0 <= epoch < present:
+            what = f"layout {epoch} of stream '{stream.name}', by which events were routed"
+            expected = f"one before layout {present} with the segments {sorted(touched)}"
+            raise CorruptionError(what, 0, expected, f"one without {lost}")
         found = layouts.reopen(layout, epoch, touched)
         if found.change is not None:
             self._ranges.setdefault(stream.stream_id, (stream, [segment.keys for segment in layout.present]))
@@ -96,14 +106,13 @@ def passed(connection: Connection, stream: StreamInfo, reader: Reading) -> set[i
         t.passed.c.life == reader.life,
         t.passed.c.generation == reader.generation,
     )
-    return set(connection.scalars(query))
+    return set(all_of(connection.scalars(query), int))
 
 
 def _apply(connection: Connection, stream: StreamInfo, change: Change, now_ms: int) -> Layout:
     segments = t.segments.c
     mine = segments.stream_id == stream.stream_id
-    present = (mine, segments.closed_epoch.is_(None))
-    latest_ms = connection.scalar(sa.select(sa.func.max(segments.latest_ms)).where(*present))
+    latest_ms = connection.scalar(sa.select(sa.func.max(segments.latest_ms)).where(*t.present(stream.stream_id)))
     connection.execute(
         t.segments.update()
         .where(mine, segments.segment_id == sa.bindparam("at"))

@@ -13,13 +13,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from headgate.errors import FencedError, UsageError
+from headgate.errors import CorruptionError, FencedError, UsageError
 from headgate.protocol.store import shared_transactions as machine
 from headgate.protocol.store import transactions as single
+from headgate.protocol.store.layouts import Segment
 from headgate.protocol.store.shared_transactions import Participant, SharedRecord, Verdict
 from headgate.protocol.store.transactions import RefuseFenced, RefuseUnknown, Status, Verb
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import ChunkRecord, ExpiredTransaction, Shared
+from headgate.store.catalogue.kinds import of_kinds
 from headgate.store.catalogue.positions import insert_chunk, part_row
 from headgate.store.catalogue.scaling import Reopening
 from headgate.store.catalogue.streams import check_takes_events, find_layout, find_schemas, look
@@ -52,16 +54,19 @@ def find(connection: Connection, present: StreamInfo, name: str, where: str) -> 
 
     Raises:
         UsageError: there is none of this name, or its outcome was forgotten.
+        CorruptionError: what is recorded of it cannot be.
     """
     row = _row(connection, present.stream_id, name)
     if row is None:
         raise _unknown(present.name, name)
-    layout = find_layout(connection, present)
-    version = row.schema_version
+    what = f"transaction '{name}' of stream '{present.name}'"
+    version, segments = row.schema_version, _segments(connection, present, row.layout_epoch)
+    if not 0 <= version <= present.schema_version or not segments:
+        expected = f"a schema up to {present.schema_version} and a layout up to {present.layout_epoch}"
+        raise CorruptionError(what, 0, expected, f"schema {version} and layout {row.layout_epoch}")
     schema = present.schema
     if version != present.schema_version:
         schema = find_schemas(connection, present, where)[version]
-    segments = layout.of_epoch(row.layout_epoch)
     stream = replace(
         present,
         schema=schema,
@@ -70,7 +75,14 @@ def find(connection: Connection, present: StreamInfo, name: str, where: str) -> 
         segments_count=len(segments),
         layout_epoch=row.layout_epoch,
     )
-    return Shared(stream, row.name, row.owner, row.epoch, row.lease_ms)
+    return Shared(stream, *of_kinds((row.name, row.owner, row.epoch, row.lease_ms), str, str, int, int))
+
+
+def _segments(connection: Connection, present: StreamInfo, epoch: int) -> tuple[Segment, ...]:
+    """Return the segments of a layout; none if there never was one of this number."""
+    if epoch == present.layout_epoch:  # as a rule: who looked at all layouts would take the longer the more there were
+        return present.segments
+    return find_layout(connection, present).of_epoch(epoch) if epoch < present.layout_epoch else ()
 
 
 def join(connection: Connection, shared: Shared, participant: str, token: str, now_ms: int) -> int:
@@ -155,7 +167,9 @@ def give_verdict(
 
 def expire(connection: Connection, stream: StreamInfo, now_ms: int) -> list[ExpiredTransaction]:
     """Look at the leases of a stream (TX8); return who was aborted."""
-    query = _ROWS.where(t.transactions.c.stream_id == stream.stream_id, t.shared_transactions.c.due_ms <= now_ms)
+    is_due = (t.shared_transactions.c.stream_id == stream.stream_id, t.shared_transactions.c.due_ms <= now_ms)
+    # The stream is said of both tables: with that of ``transactions`` alone all of them would be looked at.
+    query = _ROWS.where(*is_due, t.transactions.c.stream_id == stream.stream_id)
     gone: list[ExpiredTransaction] = []
     for row in connection.execute(query.order_by(t.transactions.c.id)).all():
         match machine.look(_record(row, None), now_ms):
@@ -164,7 +178,8 @@ def expire(connection: Connection, stream: StreamInfo, now_ms: int) -> list[Expi
             case machine.Expire():
                 orphans = drop(connection, stream, row.name, now_ms)
                 _set(connection, row.transaction_id, is_expired=True)
-                gone.append(ExpiredTransaction(row.name, row.owner, orphans))
+                name, owner = of_kinds((row.name, row.owner), str, str)
+                gone.append(ExpiredTransaction(name, owner, orphans))
             case machine.Leave():
                 pass
     return gone
@@ -228,7 +243,7 @@ def _record(row: Any, participant: Participant | None) -> SharedRecord:
 def _participant(connection: Connection, transaction_id: int, name: str) -> Participant | None:
     mine = (t.participants.c.transaction_id == transaction_id, t.participants.c.participant == name)
     row = connection.execute(sa.select(t.participants).where(*mine)).one_or_none()
-    return None if row is None else Participant(row.token, row.sequence)
+    return None if row is None else Participant(*of_kinds((row.token, row.sequence), str, int))
 
 
 def _renew(connection: Connection, shared: Shared, now_ms: int) -> int:

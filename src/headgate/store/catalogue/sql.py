@@ -59,6 +59,7 @@ from headgate.store.catalogue.base import (
     Swept,
     TransactionInfo,
 )
+from headgate.store.catalogue.kinds import all_of
 from headgate.store.catalogue.listing import transaction_infos
 from headgate.store.catalogue.opening import open_database
 from headgate.store.catalogue.outcomes import DECISIONS_BETWEEN_LOOKS, forget_named, forget_oldest
@@ -536,7 +537,7 @@ class SqlCatalogue:
         if below:
             query = query.where(t.chunks.c.file.startswith(f"{below}/", autoescape=True))
         with self._database.read() as connection:
-            return set(connection.scalars(query))
+            return set(all_of(connection.scalars(query), str))
 
     def known_chunks(self, paths: Collection[str]) -> set[str]:
         """See ``Catalogue``."""
@@ -546,8 +547,8 @@ class SqlCatalogue:
     @contextlib.contextmanager
     def audit(self) -> Iterator[SqlAudit]:
         """See ``Catalogue``."""
-        with self._database.read() as connection:
-            yield SqlAudit(connection, self._database, self._where)
+        with self._database.read() as connection, self._database.sound_part(connection) as (sound, damage):
+            yield SqlAudit(sound, [(self.path, problem) for problem in damage], self._where)
 
     def _decided(self, connection: sa.Connection, owner: str) -> None:
         """Forget old outcomes of ``owner``, not every time (S17)."""

@@ -19,6 +19,7 @@ from headgate.protocol.store.autoscaling import ScalingPolicy
 from headgate.protocol.store.layouts import Layout, Segment, first_layout, gaps_between
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.kinds import all_of, of_kinds
 from headgate.store.evolving import newest_fit
 from headgate.store.retention import RetentionPolicy, decode_retention, encode_retention
 from headgate.store.scaling import decode_scaling, encode_scaling
@@ -112,11 +113,13 @@ def with_segments(connection: Connection, info: StreamInfo) -> StreamInfo:
     Raises:
         CorruptionError: not every key is in one of them.
     """
-    mine = (t.segments.c.stream_id == info.stream_id, t.segments.c.closed_epoch.is_(None))
-    rows = connection.execute(sa.select(*_SEGMENT).where(*mine).order_by(t.segments.c.key_low))
+    present = sa.select(*_SEGMENT).where(*t.present(info.stream_id)).order_by(t.segments.c.key_low)
+    rows = connection.execute(present).all()
     due = sa.select(sa.func.min(t.shared_transactions.c.due_ms))
-    due_ms = connection.scalar(due.where(t.shared_transactions.c.stream_id == info.stream_id))
-    segments = tuple(Segment(*row) for row in rows)
+    (due_ms,) = of_kinds(
+        connection.execute(due.where(t.shared_transactions.c.stream_id == info.stream_id)).one(), int | None
+    )
+    segments = tuple(_segment(row) for row in rows)
     _check_layout(info, gaps_between(segments))
     return replace(info, segments=segments, lease_due_ms=due_ms)
 
@@ -141,23 +144,40 @@ def _check_layout(stream: StreamInfo, problems: Sequence[str]) -> None:
 def recorded_layout(connection: Connection, stream: StreamInfo) -> Layout:
     """Return what is recorded of a stream's segments, whether it can be or not."""
     query = sa.select(*_SEGMENT).where(t.segments.c.stream_id == stream.stream_id).order_by(t.segments.c.segment_id)
-    return Layout(stream.layout_epoch, tuple(Segment(*row) for row in connection.execute(query)))
+    return Layout(stream.layout_epoch, tuple(_segment(row) for row in connection.execute(query).all()))
+
+
+def _segment(row: Sequence[Any]) -> Segment:
+    number, key_low, key_high, created_epoch, closed_epoch = of_kinds(row, int, int, int, int, int | None)
+    return Segment(number, key_low, key_high, created_epoch, closed_epoch)
 
 
 def stream_info(row: Any, where: str) -> StreamInfo:
-    """Return a row of ``streams`` as a value."""
+    """Return a row of ``streams`` as a value.
+
+    Raises:
+        CorruptionError: it is none.
+    """
+    named = f"{where} (stream '{row.name}')"
+    of_kinds((row.name, row.is_sealed, row.routing_key, row.retention, row.scaling), str, bool, *[str | None] * 3)
+    of_kinds((row.id, row.segments_count, row.layout_epoch, row.created_ms, row.schema_version), *[int] * 5)
+    if row.segments_count < 1:
+        raise CorruptionError(named, 0, "a number of segments", str(row.segments_count))
+    schema = decode_schema(named, row.schema)
+    if row.routing_key is not None and row.routing_key not in schema.names:
+        raise CorruptionError(named, 0, f"a routing key among {', '.join(schema.names)}", repr(row.routing_key))
     return StreamInfo(
         stream_id=row.id,
         name=row.name,
-        schema=decode_schema(where, row.schema),
+        schema=schema,
         segments_count=row.segments_count,
         layout_epoch=row.layout_epoch,
         routing_key=row.routing_key,
         is_sealed=row.is_sealed,
         created_ms=row.created_ms,
-        retention=decode_retention(f"{where} (stream '{row.name}')", row.retention),
+        retention=decode_retention(named, row.retention),
         schema_version=row.schema_version,
-        scaling=decode_scaling(f"{where} (stream '{row.name}')", row.scaling),
+        scaling=decode_scaling(named, row.scaling),
     )
 
 
@@ -169,6 +189,8 @@ def with_counts(connection: Connection, info: StreamInfo) -> StreamInfo:
         .where(t.segments.c.stream_id == info.stream_id)
         .order_by(t.segments.c.segment_id)
     ).all()
+    for row in extents:
+        of_kinds(row, int, int)
     chunks_count, size_bytes = connection.execute(
         sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(t.chunks.c.size_bytes), 0)).where(
             t.chunks.c.stream_id == info.stream_id
@@ -201,7 +223,7 @@ def find_schemas(connection: Connection, stream: StreamInfo, where: str) -> tupl
     if found != list(range(present.schema_version)):
         expected = f"{present.schema_version} former schemas"
         raise CorruptionError(f"{where} (stream '{stream.name}')", 0, expected, f"{len(found)}: {found}")
-    return tuple(decode_schema(where, bytes(row.schema)) for row in (*former, present))
+    return tuple(decode_schema(f"{where} (stream '{stream.name}')", bytes(row.schema)) for row in (*former, present))
 
 
 def check_writable(connection: Connection, stream: StreamInfo) -> None:
@@ -301,4 +323,4 @@ def _names_of(connection: Connection, stream_id: int, status: Status) -> list[st
     query = sa.select(t.transactions.c.name).where(
         t.transactions.c.stream_id == stream_id, t.transactions.c.status == status.value
     )
-    return sorted(connection.scalars(query).all())
+    return sorted(all_of(connection.scalars(query), str))

@@ -75,7 +75,7 @@ segments = sa.Table(
 """All segments that a stream ever had: ``layouts.Segment``. ``latest_ms``: when its last part became visible."""
 
 present_segments = sa.Index("present_segments", segments.c.stream_id, segments.c.closed_epoch)
-"""Finds those that take events, however many did before."""
+"""Finds those that take events, however many did before: see ``present``."""
 
 chunks = sa.Table(
     "chunks",
@@ -263,3 +263,14 @@ reader_groups = sa.Table(
     sqlite_with_rowid=False,
 )
 """Reader groups (``group_rows``). ``version``: one more with every change."""
+
+
+def present(stream_id: int) -> tuple[sa.ColumnElement[bool], ...]:
+    """Return the conditions that rows of ``segments`` are those of a stream that take events.
+
+    Asked for their numbers only, SQLite takes them from ``present_segments``; for all of them at once it would look
+    through every segment that the stream ever had (CT15).
+    """
+    own = segments.alias()
+    numbers = sa.select(own.c.segment_id).where(own.c.stream_id == stream_id, own.c.closed_epoch.is_(None))
+    return segments.c.stream_id == stream_id, segments.c.segment_id.in_(numbers)

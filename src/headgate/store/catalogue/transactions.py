@@ -31,6 +31,7 @@ from headgate.protocol.store.transactions import (
 )
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import ChunkRecord, Recovered
+from headgate.store.catalogue.kinds import all_of
 from headgate.store.catalogue.positions import assign_positions, insert_chunk, part_entry, part_row
 from headgate.store.catalogue.scaling import Reopening
 from headgate.store.catalogue.streams import inserted_id, stream_info
@@ -85,7 +86,7 @@ def drop(connection: Connection, stream: StreamInfo, name: str, now_ms: int) -> 
     transaction_id = set_status(connection, stream, name, Status.ABORTED, now_ms)
     mine = t.prepared_parts.c.transaction_id == transaction_id
     numbers = set(connection.scalars(sa.select(t.prepared_parts.c.chunk_id).where(mine)))
-    paths = tuple(connection.scalars(sa.select(t.chunks.c.file).where(t.chunks.c.id.in_(numbers))))
+    paths = tuple(all_of(connection.scalars(sa.select(t.chunks.c.file).where(t.chunks.c.id.in_(numbers))), str))
     connection.execute(t.prepared_parts.delete().where(mine))
     connection.execute(t.chunks.delete().where(t.chunks.c.id.in_(numbers)))
     return paths

@@ -10,12 +10,14 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from sqlalchemy.engine import Connection
 
+from headgate.store.catalogue import soundness
 from headgate.store.catalogue.access import Database
-from headgate.store.catalogue.database import FileDatabase, errors_of, integrity_problems
+from headgate.store.catalogue.database import FileDatabase, errors_of
 from headgate.store.catalogue.looking import Look, may_write
 from headgate.store.catalogue.private import PrivateDatabase
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
@@ -63,9 +65,9 @@ class UntouchedDatabase:
         with self._raised().write() as connection:
             yield connection
 
-    def problems(self, connection: Connection) -> list[str]:
+    def sound_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
         """See ``Database``."""
-        return integrity_problems(connection)
+        return soundness.sound_part(connection)
 
     def changes(self) -> int:
         """See ``Database``. Those of a ``FileDatabase`` are higher."""

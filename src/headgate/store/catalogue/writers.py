@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from headgate.errors import FencedError, UsageError
+from headgate.errors import CorruptionError, FencedError, UsageError
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import Numbers
 from headgate.store.streams import StreamInfo
@@ -32,8 +32,10 @@ def register(connection: Connection, stream: StreamInfo, writer_id: str, epoch: 
 def advance(connection: Connection, stream: StreamInfo, numbers: Numbers) -> None:
     """Compare-and-set the last sequence number, in the transaction that appends (S7)."""
     where = (t.writers.c.stream_id == stream.stream_id, t.writers.c.writer_id == numbers.writer_id)
-    row = connection.execute(sa.select(t.writers).where(*where)).one()
+    row = connection.execute(sa.select(t.writers).where(*where)).one_or_none()
     who = f"writer '{numbers.writer_id}' of stream '{stream.name}'"
+    if row is None:
+        raise CorruptionError(who, 0, "its numbers in the catalogue", "none")
     if row.epoch != numbers.epoch:
         raise FencedError(who, numbers.epoch, row.epoch)
     if row.sequence != numbers.first - 1:

@@ -11,7 +11,7 @@ import itertools
 import threading
 from collections.abc import Callable, Sequence
 
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, StorageError
 from headgate.store.fsck import Problem
 from headgate.store.served.checked import Checked
 
@@ -70,5 +70,9 @@ class Checking:
                 check.found = self._check(verify_events)
         except HeadgateError as error:
             check.error = error
+        except BaseException as error:  # a mistake of ours: nobody must take it for a sound store (SS18)
+            problem = f"the server made a mistake: {error!r}"
+            check.error = StorageError("check", "the store", problem, is_transient=False)
+            raise
         finally:
             check.is_over.set()

@@ -108,9 +108,10 @@ class PostgresDatabase:
         with self._transaction("make", _making(self._address.schema), checks_version=False) as connection:
             yield connection
 
-    def problems(self, connection: Connection) -> list[str]:
-        """See ``Database``. A server looks after its files by itself (data checksums, amcheck)."""
-        return []
+    @contextlib.contextmanager
+    def sound_part(self, connection: Connection) -> Iterator[tuple[Connection, list[str]]]:
+        """See ``Database``. A server looks after its files, and after kinds, by itself (data checksums, amcheck)."""
+        yield connection, []
 
     def changes(self) -> int:
         """See ``Database``."""
