@@ -277,6 +277,20 @@ def a_key_in_the_cache_takes_nothing() -> Iterator[None]:
 
 
 @contextmanager
+def a_cache_that_gave_up_may_take_more() -> Iterator[None]:
+    prepare = RocksColumnBackend.prepare
+
+    def prepared(self: RocksColumnBackend) -> None:
+        size = len(self._index)
+        prepare(self)
+        if len(self._index) < size:
+            self._give_up_at = 2 * self._cached_bytes()
+
+    with patched(RocksColumnBackend, "prepare", prepared):
+        yield
+
+
+@contextmanager
 def files_are_merged_as_by_default_once_it_goes_on() -> Iterator[None]:
     opening = Database._open
 
@@ -365,9 +379,10 @@ def test_keys_of_other_slots_are_caught(mutant: Mutant, worker: WorkerStates) ->
     assert_caught(mutant, cache.test_states_that_changed_for_other_keys_are_written_for_theirs, worker)
 
 
-def test_a_cache_that_takes_more_is_caught(worker: WorkerStates) -> None:
+@pytest.mark.parametrize("mutant", [a_key_in_the_cache_takes_nothing, a_cache_that_gave_up_may_take_more])
+def test_a_cache_that_takes_more_is_caught(mutant: Mutant, tmp_path: Path) -> None:
     test = cache.test_a_cache_takes_no_more_memory_than_it_may
-    assert_caught(a_key_in_the_cache_takes_nothing, test, worker, pa.large_string(), pa.int64())
+    assert_caught(mutant, test, pa.large_string(), pa.int64(), tmp_path)
 
 
 def test_options_that_are_forgotten_are_caught(worker: WorkerStates, tmp_path: Path) -> None:

@@ -279,7 +279,8 @@ def test_states_that_changed_for_other_keys_are_written_for_theirs(worker: Worke
     ],
     ids=str,
 )
-def test_a_cache_takes_no_more_memory_than_it_may(worker: WorkerStates, key_type: pa.DataType, dtype: Any) -> None:
+def test_a_cache_takes_no_more_memory_than_it_may(key_type: pa.DataType, dtype: Any, tmp_path: Path) -> None:
+    worker = worker_states(RocksState(4 << 20, str(tmp_path)), None)
     value = StateDescriptor("value", StateKind.VALUE, dtype)
     backend = worker.of("node", 0, GROUPS).by_column(KeyColumns(("id",), (key_type,)), [value])
     assert isinstance(backend, RocksColumnBackend)
@@ -288,8 +289,8 @@ def test_a_cache_takes_no_more_memory_than_it_may(worker: WorkerStates, key_type
     arrow_before = pa.total_allocated_bytes()
     tracemalloc.start()
     try:
-        while sum(np.diff(keys) < 0) < 3:  # until some were given up several times
-            numbers = np.arange(len(keys) * 2_048, (len(keys) + 1) * 2_048) * 7_919_317 % 1_000_000_007
+        while sum(np.diff(keys) < 0) < 2:  # until some were given up, and again
+            numbers = np.arange(len(keys) * 512, (len(keys) + 1) * 512) * 7_919_317 % 1_000_000_007
             texts = pa.array([f"a text of some length {n}" for n in numbers.tolist()], pa.large_string())
             columns = [texts if key_type == pa.large_string() else pa.array(numbers)]
             parts = {pa.large_string(): texts, pa.int64(): pa.array(numbers)}
@@ -302,10 +303,12 @@ def test_a_cache_takes_no_more_memory_than_it_may(worker: WorkerStates, key_type
             backend.prepare()
             taken.append(tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - arrow_before)
             keys.append(len(backend._index))
+            assert backend._cached_bytes() <= backend._place.cache_bytes
+            assert taken[-1] < backend._place.cache_bytes
     finally:
         tracemalloc.stop()
-    may_take = backend._place.cache_bytes
-    assert may_take // 4 < max(taken) < may_take
+        worker.close()
+    assert max(taken) > backend._place.cache_bytes // 4, "which it uses"
 
 
 # RB5
