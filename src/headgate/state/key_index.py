@@ -67,7 +67,9 @@ def make_key_index(types: Sequence[pa.DataType]) -> KeyIndex:
 
 def _table(entries: int) -> _Table:
     """Return a table without a slot."""
-    return np.full(entries, -1, np.int32 if entries <= _NARROW_MAX else np.int64)
+    if entries <= _NARROW_MAX:
+        return np.full(entries, -1, np.int32)
+    return np.full(entries, -1, np.int64)
 
 
 def key_bytes(types: Sequence[pa.DataType]) -> int:
