@@ -1,9 +1,10 @@
 """State of process functions: gets and puts per second and core, by row and by batch, in memory and on RocksDB.
 
 One subtask in this process, a function that gets its key's value and puts another one, for each record: what a user's
-function pays, the making of its rows or frames included. Every key has a value before the clock starts. A rate is that
-of wall time or of processor time (all threads, those of RocksDB too), whichever is lower. Settings: ``seconds`` (of
-each), ``keys`` (in memory), ``rocksdb_keys``, ``memory_mb`` (of RocksDB), ``batch_rows``.
+function pays, the making of its rows or frames included. Every key has a value before the clock starts, and records are
+drawn anew all the time. A rate is that of wall time or of processor time (all threads, those of RocksDB too), whichever
+is lower. Settings: ``seconds`` (of each), ``keys`` (in memory), ``rocksdb_keys``, ``memory_mb`` (of RocksDB),
+``batch_rows``.
 """
 
 from __future__ import annotations
@@ -56,6 +57,5 @@ def measure(
     with opened(function, state) as operator:
         for batch in every_key(keys, batch_rows):
             operator.process(batch)
-        batches = batches_of(draw, keys, batch_rows, BATCHES)
-        operator.process(batches[0])
-        return records_per_s(operator, batches, seconds)
+        operator.process(batches_of(draw, keys, batch_rows, 1)[0])
+        return records_per_s(operator, lambda seed: batches_of(draw, keys, batch_rows, BATCHES, seed), seconds)

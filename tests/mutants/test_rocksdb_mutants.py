@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
@@ -22,12 +23,13 @@ from headgate.model.config import RocksState
 from headgate.model.security import Access
 from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.key_hash import text_bytes
-from headgate.state.rocksdb import cells, database, layout, room, tables
+from headgate.state.rocksdb import by_column, cells, database, layout, room, tables
 from headgate.state.rocksdb.by_column import RocksColumnBackend
-from headgate.state.rocksdb.cached import CachedMaps, CachedValues, ListChanges
+from headgate.state.rocksdb.cached import CachedMaps, CachedValues
 from headgate.state.rocksdb.cells import RocksCells
-from headgate.state.rocksdb.database import Rows
+from headgate.state.rocksdb.database import Database, Rows
 from headgate.state.rocksdb.frozen import FrozenDatabase
+from headgate.state.rocksdb.list_changes import ListChanges
 from headgate.state.rocksdb.rows import CachedObjects
 from headgate.state.rocksdb.stored import StoredLists, StoredMaps
 from headgate.state.rocksdb.timers import RocksColumnTimers
@@ -209,9 +211,9 @@ def the_oldest_keys_stay() -> Iterator[None]:
     original = RocksColumnBackend.load
 
     def load(self: RocksColumnBackend, slots: Any) -> None:
-        self._turn = -self._turn
+        turn, self._turn = self._turn, by_column.TURNS_MAX - self._turn
         original(self, slots)
-        self._turn = -self._turn
+        self._turn = turn
 
     with patched(RocksColumnBackend, "load", load):
         yield
@@ -250,9 +252,67 @@ def what_is_written_is_counted_in_the_database() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def keys_are_ordered_without_their_slots() -> Iterator[None]:
+    in_order = RocksColumnBackend._in_order
+    with patched(RocksColumnBackend, "_in_order", lambda self, slots: (slots, in_order(self, slots)[1])):
+        yield
+
+
+@contextmanager
+def what_one_state_asked_for_is_what_all_get() -> Iterator[None]:
+    def remembered(self: Any, slots: Any) -> Any:
+        if self._found is None:
+            self._found = self._keys_of(slots)
+        return self._found
+
+    with patched(by_column._Remembered, "__call__", remembered):
+        yield
+
+
+@contextmanager
+def a_key_in_the_cache_takes_nothing() -> Iterator[None]:
+    with patched(by_column, "key_bytes", lambda types: 0), patched(by_column, "SLOT_BYTES", 0):
+        yield
+
+
+@contextmanager
+def a_cache_that_gave_up_may_take_more() -> Iterator[None]:
+    prepare = RocksColumnBackend.prepare
+
+    def prepared(self: RocksColumnBackend) -> None:
+        size = len(self._index)
+        prepare(self)
+        if len(self._index) < size:
+            self._give_up_at = 2 * self._cached_bytes()
+
+    with patched(RocksColumnBackend, "prepare", prepared):
+        yield
+
+
+@contextmanager
+def files_are_merged_as_by_default_once_it_goes_on() -> Iterator[None]:
+    opening = Database._open
+
+    def opened(self: Database, *, is_new: bool) -> None:
+        self._is_searched = self._is_searched or not is_new
+        opening(self, is_new=is_new)
+
+    with patched(Database, "_open", opened):
+        yield
+
+
+@contextmanager
+def words_are_not_ordered() -> Iterator[None]:
+    with patched(layouts, "disk_order", lambda columns, keys, groups: np.arange(len(columns[0]))):
+        yield
+
+
 @pytest.mark.parametrize(
     ("mutant", "test"),
     [
+        (words_are_not_ordered, layouts.test_numbers_are_written_in_the_order_of_their_rows),
+        (words_are_not_ordered, layouts.test_other_keys_are_written_by_key_group),
         (text_has_no_length_in_front, layouts.test_keys_come_back_whatever_bytes_they_have),
         (
             the_table_comes_before_the_key_group,
@@ -312,6 +372,22 @@ def test_bugs_of_the_cache_are_caught(
 ) -> None:
     for view in views:
         assert_caught(mutant, test, worker, view, monkeypatch)
+
+
+@pytest.mark.parametrize("mutant", [keys_are_ordered_without_their_slots, what_one_state_asked_for_is_what_all_get])
+def test_keys_of_other_slots_are_caught(mutant: Mutant, worker: WorkerStates) -> None:
+    assert_caught(mutant, cache.test_states_that_changed_for_other_keys_are_written_for_theirs, worker)
+
+
+@pytest.mark.parametrize("mutant", [a_key_in_the_cache_takes_nothing, a_cache_that_gave_up_may_take_more])
+def test_a_cache_that_takes_more_is_caught(mutant: Mutant, tmp_path: Path) -> None:
+    test = cache.test_a_cache_takes_no_more_memory_than_it_may
+    assert_caught(mutant, test, pa.large_string(), pa.int64(), tmp_path)
+
+
+def test_options_that_are_forgotten_are_caught(worker: WorkerStates, tmp_path: Path) -> None:
+    test = files.test_files_of_what_is_only_looked_up_wait_longer_to_be_merged
+    assert_caught(files_are_merged_as_by_default_once_it_goes_on, test, worker, tmp_path)
 
 
 @pytest.mark.parametrize("mutant", [timers_fire_before_their_state_is_there])

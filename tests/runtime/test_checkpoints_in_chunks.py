@@ -1,6 +1,6 @@
-"""A checkpoint of manifest version 9, with every kind of state: kept in ``tests/golden``, read, and run to its end.
+"""Checkpoints in chunks of each manifest version, with every kind of state: kept in ``tests/golden``, read, and run on.
 
-``write`` made it, with the code of that version; ``states.json`` is what that code read of it.
+``write`` made each, with the code of that version; ``states.json`` is what that code read of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.state.memory import chunked
 from headgate.storage.backends import open_storage
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "checkpoints_9"
+GOLDEN = Path(__file__).parents[1] / "golden"
+ENDINGS = {9: ".chunk", 10: ".chunk2"}
+"""Of the names of chunks, by version."""
 NAME = "golden"
 ROWS = 600
 SOURCE = hg.Generator(
@@ -210,43 +212,48 @@ def newest(root: Path) -> Manifest:
     return candidates(CheckpointLog(open_storage(str(root)), NAME).observe())[0]
 
 
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
-    return shutil.copytree(GOLDEN, tmp_path / "checkpoints")
+def copied(version: int, to: Path) -> Path:
+    return shutil.copytree(GOLDEN / f"checkpoints_{version}", to / "checkpoints")
 
 
 # MC8
-def test_chunks_that_an_earlier_version_wrote_are_read(copied: Path) -> None:
-    manifest = newest(copied)
-    assert _version(manifest) == 9
-    names = {part.name.partition("-")[0] for part in manifest.parts if part.name.endswith(".chunk")}
+@pytest.mark.parametrize("version", ENDINGS)
+def test_chunks_that_an_earlier_version_wrote_are_read(version: int, tmp_path: Path) -> None:
+    root = copied(version, tmp_path)
+    manifest = newest(root)
+    assert _version(manifest) == version
+    names = {part.name.partition("-")[0] for part in manifest.parts if part.name.endswith(ENDINGS[version])}
     assert len(names) > 1, "of several checkpoints"
-    wanted = json.loads((copied / "states.json").read_text(encoding="utf-8"))
-    assert {f"{node}/{state}" for node, state in states(copied)} == wanted.keys()
-    for node, state in states(copied):
-        assert rows_of(copied, node, state) == wanted[f"{node}/{state}"], (node, state)
+    wanted = json.loads((root / "states.json").read_text(encoding="utf-8"))
+    assert {f"{node}/{state}" for node, state in states(root)} == wanted.keys()
+    for node, state in states(root):
+        assert rows_of(root, node, state) == wanted[f"{node}/{state}"], (node, state)
 
 
 # MC7 MC8
-@pytest.mark.parametrize(("parallelism", "state"), [(2, hg.Memory()), (3, hg.Memory()), (3, hg.RocksDB())])
+@pytest.mark.parametrize(
+    ("version", "parallelism", "state"),
+    [(9, 2, hg.Memory()), (9, 3, hg.Memory()), (9, 3, hg.RocksDB()), (10, 2, hg.Memory()), (10, 3, hg.RocksDB())],
+)
 def test_a_pipeline_goes_on_from_chunks_that_an_earlier_version_wrote(
-    copied: Path, parallelism: int, state: Any
+    version: int, parallelism: int, state: Any, tmp_path: Path
 ) -> None:
-    before = newest(copied)
-    testing.run(golden(None, parallelism, state), timeout_s=300, checkpoint_dir=copied)
-    assert newest(copied).checkpoint > before.checkpoint
+    root = copied(version, tmp_path)
+    before = newest(root)
+    testing.run(golden(None, parallelism, state), timeout_s=300, checkpoint_dir=root)
+    assert newest(root).checkpoint > before.checkpoint
     made = events(SOURCE)
-    check_totals(copied, made)
-    assert sorted(row["value"] for row in rows_of(copied, "noting", "seen")) == list(range(ROWS))
+    check_totals(root, made)
+    assert sorted(row["value"] for row in rows_of(root, "noting", "seen")) == list(range(ROWS))
     parts = made.group_by("key", (pl.col("id") % 2 == 0).alias("even")).agg(pl.col("value").sum()).rows()
     for node in ("by-row", "by-batch"):
-        found = {(row["key"], row["map_key"] == "even"): row["value"] for row in rows_of(copied, node, "parts")}
+        found = {(row["key"], row["map_key"] == "even"): row["value"] for row in rows_of(root, node, "parts")}
         assert found == {(key, is_even): total for key, is_even, total in parts}
-        assert {row["key"] for row in rows_of(copied, node, "fresh")} == set(made["key"])
-        assert sorted(row["value"] for row in rows_of(copied, node, "ids")) == list(range(ROWS))
-        assert {row["fired"] for row in rows_of(copied, f"{node}-sums", "accumulators")} == {1}
-        assert len(rows_of(copied, node, "headgate.timers.processing_time")) == made["key"].n_unique()
-        assert not rows_of(copied, node, "headgate.timers.event_time")
+        assert {row["key"] for row in rows_of(root, node, "fresh")} == set(made["key"])
+        assert sorted(row["value"] for row in rows_of(root, node, "ids")) == list(range(ROWS))
+        assert {row["fired"] for row in rows_of(root, f"{node}-sums", "accumulators")} == {1}
+        assert len(rows_of(root, node, "headgate.timers.processing_time")) == made["key"].n_unique()
+        assert not rows_of(root, node, "headgate.timers.event_time")
 
 
 def check_totals(root: Path, made: pl.DataFrame) -> None:

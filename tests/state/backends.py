@@ -44,8 +44,8 @@ def states(name: str) -> Iterator[WorkerStates]:
         if name == IN_FILES:
             patch.setattr(increments, "SIZE_BYTES_MIN", 1)
         if name in ("rocksdb-without-cache", IN_FILES):
-            for module in (rocks_columns, rocks_rows):
-                patch.setattr(module, "CACHE_ROW_BYTES", 1 << 40)
+            for module, constant in ((rocks_columns, "SLOT_BYTES"), (rocks_rows, "CACHE_ROW_BYTES")):
+                patch.setattr(module, constant, 1 << 40)
                 patch.setattr(module, "CHANGES_MAX", 1)
             for constant in ("MERGED_ROW_BYTES", "BATCH_COPIES"):
                 patch.setattr(rocks_windows, constant, 1 << 40)

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from headgate.state.key_hash import Words, column_words, is_text, mix, text_bytes
 
 Slots: TypeAlias = npt.NDArray[np.int64]
+_Table: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 FrozenKeys: TypeAlias = Callable[[], list[pa.Array]]
 """Returns the key columns, one row per slot; what it refers to never changes."""
 
@@ -28,6 +29,15 @@ _DIRECT_MAX = 1 << 22
 """A direct-address table may take this many entries: bounded per key ever seen, and in total (32 MB)."""
 
 _OPEN_MIN = 1_024
+
+_NARROW_MAX = 1 << 31
+"""A table of so many entries holds numbers of 32 bits: half the memory, and more of it in the processor's caches."""
+
+_WORD_BYTES = 40
+"""What a key of one word takes: the word, in an array that doubles, and its place in a table that is a quarter full."""
+
+_TEXT_BYTES = 256
+"""What a text of usual length takes: two objects, an entry of a dict, and its place in an array."""
 
 
 class KeyIndex(Protocol):
@@ -55,6 +65,18 @@ def make_key_index(types: Sequence[pa.DataType]) -> KeyIndex:
     return index
 
 
+def _table(entries: int) -> _Table:
+    """Return a table without a slot."""
+    if entries <= _NARROW_MAX:
+        return np.full(entries, -1, np.int32)
+    return np.full(entries, -1, np.int64)
+
+
+def key_bytes(types: Sequence[pa.DataType]) -> int:
+    """Return about how much memory a key of these column types takes in an index, when it holds most for its size."""
+    return sum(_TEXT_BYTES if is_text(t) else _WORD_BYTES for t in types) + _WORD_BYTES * (len(types) - 1)
+
+
 class WordIndex:
     """Index of 64-bit words: a direct-address table while the range is small, else open addressing."""
 
@@ -63,7 +85,7 @@ class WordIndex:
         self._size = 0
         self._base = 0
         self._is_direct = True
-        self._table: Slots = np.empty(0, np.int64)
+        self._table: _Table = _table(0)
 
     def __len__(self) -> int:
         return self._size
@@ -84,7 +106,7 @@ class WordIndex:
             return self._direct_slots(words)
         if self._is_direct:
             self._is_direct = False
-            self._table = np.empty(0, np.int64)
+            self._table = _table(0)
         return self._open_slots(words)
 
     def _cover(self, low: int, high: int, more: int) -> bool:
@@ -99,7 +121,7 @@ class WordIndex:
             return False
         slack = min(wanted // 4, low + (1 << 63)) if width and low < self._base else 0
         base = low - slack
-        table = np.full(wanted + slack + (wanted // 4 if width else 0), -1, np.int64)
+        table = _table(wanted + slack + (wanted // 4 if width else 0))
         if width:
             table[self._base - base : self._base - base + width] = self._table
         self._base, self._table = base, table
@@ -107,7 +129,7 @@ class WordIndex:
 
     def _direct_slots(self, words: Words) -> Slots:
         entries = words - self._base if self._base else words
-        slots: Slots = self._table.take(entries)
+        slots: Slots = self._table.take(entries).astype(np.int64)
         if slots.min() < 0:
             missing = np.flatnonzero(slots < 0)
             entries = entries[missing]
@@ -134,7 +156,7 @@ class WordIndex:
 
     def _rehash(self, entries_min: int) -> None:
         entries = max(_OPEN_MIN, 1 << (entries_min - 1).bit_length())
-        self._table = np.full(entries, -1, np.int64)
+        self._table = _table(entries)
         self._probe(self._words[: self._size], np.arange(self._size))
 
     def _probe(self, words: Words, known: Slots | None) -> Slots:
@@ -148,6 +170,7 @@ class WordIndex:
             if len(slots) and slots.min() < 0:
                 self._claim(words, places, np.flatnonzero(slots < 0), known)
                 slots = self._table.take(places)
+            slots = slots.astype(np.int64)
             if rows is None:
                 found[:] = slots
             else:

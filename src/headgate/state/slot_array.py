@@ -80,12 +80,12 @@ class LastRows:
     """Finds the last row of each slot in a batch, in any number of slots."""
 
     def __init__(self) -> None:
-        self._scratch = SlotArray(np.int64, -1)
+        self._scratch = SlotArray(np.int32, -1)
 
     def mask(self, slots: Slots, size: int) -> Mask:
         """Return True for the last row of each slot; ``size`` exceeds every slot."""
         scratch = self._scratch.written(size)
-        rows = np.arange(len(slots))
+        rows = np.arange(len(slots), dtype=np.int32)
         np.maximum.at(scratch, slots, rows)
         is_last: Mask = scratch[slots] == rows
         scratch[slots] = -1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,8 @@ def in_rows(worker: WorkerStates) -> RocksRowBackend:
 
 
 def without_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (by_column, rows):
-        monkeypatch.setattr(module, "CACHE_ROW_BYTES", 1 << 40)
+    monkeypatch.setattr(by_column, "SLOT_BYTES", 1 << 40)
+    monkeypatch.setattr(rows, "CACHE_ROW_BYTES", 1 << 40)
 
 
 def forget(backend: RocksRowBackend) -> None:
@@ -232,11 +233,82 @@ def test_keys_that_were_used_last_stay(worker: WorkerStates, monkeypatch: pytest
         backend.prepare()
         numbers = pa.array(range(start, start + 100))
         backend.values(VALUE).put(backend.slots([numbers]), numbers)
-    monkeypatch.setattr(by_column, "CACHE_ROW_BYTES", (8 << 20) // 400)
+    monkeypatch.setattr(by_column, "SLOT_BYTES", (6 << 20) // 100 - 100)
     monkeypatch.setattr(by_column, "_COPIES", 0)
     backend.prepare()
     assert sorted(backend.key_columns(np.arange(100))[0].to_pylist()) == list(range(200, 300))
     assert len(backend._index) == 100
+
+
+def test_keys_that_were_used_last_stay_after_any_number_of_batches(
+    worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(by_column, "TURNS_MAX", 4)
+    backend = columns(worker)
+    for turn in range(40):
+        backend.prepare()
+        numbers = pa.array(range(10 * (turn % 4), 10 * (turn % 4) + 10))
+        backend.values(VALUE).put(backend.slots([numbers]), numbers)
+        assert backend._used.read(40)[:40].max() <= 4
+    monkeypatch.setattr(by_column, "SLOT_BYTES", (8 << 20) // 20)
+    backend._give_up()
+    assert sorted(backend.key_columns(np.arange(len(backend._index)))[0].to_pylist())[-10:] == list(range(30, 40))
+
+
+# RB14
+def test_states_that_changed_for_other_keys_are_written_for_theirs(worker: WorkerStates) -> None:
+    others = [StateDescriptor(name, StateKind.VALUE, pa.int64()) for name in ("a", "b", "c")]
+    backend = worker.of("node", 0, GROUPS).by_column(KEYS, [*others, MAP])
+    for number, descriptor in enumerate(others):  # the first two for the same keys
+        numbers = pa.array(range(40 * (number // 2), 40 * (number // 2) + 50))
+        backend.values(descriptor).put(backend.slots([numbers]), numbers)
+    backend.maps(MAP).put(backend.slots([numbers]), numbers, numbers)
+    found = rows_in(sections_of(backend.freeze()))
+    for name, first in (("a", 0), ("b", 0), ("c", 40), ("map", 40)):
+        assert [(row["key0"], row["value"]) for row in found[name]] == [(n, n) for n in range(first, first + 50)]
+
+
+# RB5
+@pytest.mark.parametrize(
+    ("key_type", "dtype"),
+    [
+        (pa.int64(), pa.int64()),
+        (pa.large_string(), pa.int64()),
+        (pa.int64(), pa.large_string()),
+        (pa.int64(), pa.struct([("a", pa.int64()), ("b", pa.float64()), ("c", pa.large_string())])),
+    ],
+    ids=str,
+)
+def test_a_cache_takes_no_more_memory_than_it_may(key_type: pa.DataType, dtype: Any, tmp_path: Path) -> None:
+    worker = worker_states(RocksState(4 << 20, str(tmp_path)), None)
+    value = StateDescriptor("value", StateKind.VALUE, dtype)
+    backend = worker.of("node", 0, GROUPS).by_column(KeyColumns(("id",), (key_type,)), [value])
+    assert isinstance(backend, RocksColumnBackend)
+    taken: list[int] = []
+    keys: list[int] = []
+    arrow_before = pa.total_allocated_bytes()
+    tracemalloc.start()
+    try:
+        while sum(np.diff(keys) < 0) < 2:  # until some were given up, and again
+            numbers = np.arange(len(keys) * 512, (len(keys) + 1) * 512) * 7_919_317 % 1_000_000_007
+            texts = pa.array([f"a text of some length {n}" for n in numbers.tolist()], pa.large_string())
+            columns = [texts if key_type == pa.large_string() else pa.array(numbers)]
+            parts = {pa.large_string(): texts, pa.int64(): pa.array(numbers)}
+            if dtype in parts:
+                values = parts[dtype]
+            else:
+                values = pa.StructArray.from_arrays([pa.array(numbers), pa.array(numbers / 3), texts], list("abc"))
+            backend.values(value).put(backend.slots(columns), values)
+            del numbers, texts, columns, parts, values
+            backend.prepare()
+            taken.append(tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - arrow_before)
+            keys.append(len(backend._index))
+            assert backend._cached_bytes() <= backend._place.cache_bytes
+            assert taken[-1] < backend._place.cache_bytes
+    finally:
+        tracemalloc.stop()
+        worker.close()
+    assert max(taken) > backend._place.cache_bytes // 4, "which it uses"
 
 
 # RB5

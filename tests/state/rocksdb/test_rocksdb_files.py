@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from headgate.model.config import RocksState
 from headgate.model.manifest import KeyGroups
 from headgate.state.backend import RowBackend
 from headgate.state.choice import WorkerStates, worker_states
-from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
+from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
 from headgate.state.rocksdb import database as rocks_database
 from headgate.state.rocksdb import frozen as rocks_frozen
 from headgate.state.rocksdb import reopening
@@ -30,6 +31,7 @@ from headgate.state.rocksdb.reopening import PortableRows
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
 VALUE = StateDescriptor("value", StateKind.VALUE, pa.large_string())
+LIST = StateDescriptor("list", StateKind.LIST, pa.int64())
 
 
 @pytest.fixture
@@ -187,6 +189,7 @@ def test_damage_under_a_running_database_is_named(tmp_path: Path, damage: str) -
     reads: list[Callable[[Rows], Any]] = [
         lambda found: found.get(rows),
         lambda found: list(found.scan(b"", None)),
+        lambda found: list(found.scan_rows(b"", None)),
         lambda found: list(found.of_keys(rows, [1] * len(rows))),
     ]
     for read in reads:
@@ -250,6 +253,32 @@ def test_all_databases_of_a_worker_share_its_memory() -> None:
     for _ in range(3):
         memory.joined()
     assert memory.cache_bytes == 8 << 20
+
+
+def merged_at(path: Path) -> int:
+    """Return how many new files of a database are merged with the others, as RocksDB noted it."""
+    options = max(path.glob("OPTIONS-*"), key=lambda file: int(file.name.split("-")[1])).read_text()
+    (found,) = re.findall(r"level0_file_num_compaction_trigger=(\d+)", options)
+    return int(found)
+
+
+# RB14
+def test_files_of_what_is_only_looked_up_wait_longer_to_be_merged(worker: WorkerStates, tmp_path: Path) -> None:
+    states = worker.of("node", 0, GROUPS)
+    states.by_column(KEYS, [VALUE])
+    states.by_row(KEYS, [VALUE])
+    states.records(Section("sums", pa.schema([("id", pa.int64()), ("sum", pa.int64())]), ("id",)))
+    for make in (states.by_column, states.by_row):
+        make(KEYS, [VALUE, LIST])
+        make(KEYS, [VALUE], has_timers=True)
+    room = worker._room  # type: ignore[attr-defined]
+    assert [merged_at(database.path) for database in room._open] == [16] * 3 + [4] * 4
+    looked_up = room._open[0]
+    looked_up.checkpoint(tmp_path / "copy")
+    for options in (tmp_path / "copy").glob("OPTIONS-*"):
+        options.unlink()  # as of every checkpoint (RB21)
+    looked_up.go_on_with(tmp_path / "copy")
+    assert merged_at(looked_up.path) == 16, "also when it goes on with the files of a checkpoint"
 
 
 # RB7

@@ -14,6 +14,7 @@ from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.rocksdb.layout import (
     decode_columns,
+    disk_order,
     encode_columns,
     encoded_keys,
     group_start,
@@ -50,6 +51,27 @@ def test_a_range_of_key_groups_is_a_range_of_rows_and_numbers_are_in_order(numbe
         assert group_start(group) <= row < group_start(group + 1)
         assert list(runs([row])) == [(7, 0, 1)]
     assert encode_columns([pa.array(sorted(numbers))]) == sorted(encode_columns([column]))
+
+
+# RB14
+@given(st.lists(WORDS, min_size=1, max_size=20))
+def test_numbers_are_written_in_the_order_of_their_rows(numbers: list[int]) -> None:
+    keys = KeyColumns(("id",), (pa.int64(),))
+    order = disk_order([pa.array(numbers)], keys, 1_000)
+    assert sorted(order.tolist()) == list(range(len(numbers)))
+    rows = encoded_keys([pa.array(numbers).take(pa.array(order))], keys, 1_000).in_table(7)
+    assert rows == sorted(rows)
+
+
+# RB14
+@given(st.lists(st.tuples(st.text(max_size=4), WORDS), min_size=1, max_size=20))
+def test_other_keys_are_written_by_key_group(rows: list[tuple[str, int]]) -> None:
+    keys = KeyColumns(("name", "id"), (pa.large_string(), pa.int64()))
+    columns = [pa.array([name for name, _ in rows], pa.large_string()), pa.array([number for _, number in rows])]
+    order = disk_order(columns, keys, 1_000)
+    assert sorted(order.tolist()) == list(range(len(rows)))
+    groups = encoded_keys(columns, keys, 1_000).groups[order]
+    assert (np.diff(groups) >= 0).all()
 
 
 # RB1

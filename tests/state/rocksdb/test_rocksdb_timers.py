@@ -94,7 +94,7 @@ def in_order(found: list[Timer]) -> list[Timer]:
 def test_only_the_next_timers_are_in_memory(make: Any, worker: WorkerStates) -> None:
     store = make(worker)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(by_column, "CACHE_ROW_BYTES", 1 << 40)
+        patch.setattr(by_column, "SLOT_BYTES", 1 << 40)
         register(store, timers(1_000))
     assert len(held(store).front) <= 40
     assert held(store).stored.count >= 960
@@ -224,7 +224,7 @@ def test_what_the_keys_of_timers_have_is_read_together(
 
     monkeypatch.setattr(Database, "get", counted)
     if make is Columns:
-        monkeypatch.setattr(by_column, "CACHE_ROW_BYTES", 1 << 40)
+        monkeypatch.setattr(by_column, "SLOT_BYTES", 1 << 40)
         store.between_batches()
     assert len(store.take(EVENT, 7, 16)) == 16
     assert read == [16]
@@ -254,7 +254,7 @@ def test_what_one_watermark_fires_is_not_all_in_the_cache(
     schema = pa.schema([("id", pa.int64())])
     run = Harness(process_spec("node", ("id",), Counts(), schema), worker=worker)
     backend = run.operator._backend  # type: ignore[attr-defined]
-    monkeypatch.setattr(by_column, "CACHE_ROW_BYTES", backend._place.cache_bytes // 200)
+    monkeypatch.setattr(by_column, "SLOT_BYTES", backend._place.cache_bytes // 100)
     for start in range(0, 2_000, 50):
         run.send(pa.record_batch([pa.array(range(start, start + 50))], schema))
     held: list[int] = []
@@ -283,7 +283,7 @@ def test_what_waits_is_of_the_same_keys_while_others_fire(
     worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # TM4
     monkeypatch.setattr(by_batch, "TIMERS_PER_CALL", 20)
-    monkeypatch.setattr(by_column, "CACHE_ROW_BYTES", 1 << 40)
+    monkeypatch.setattr(by_column, "SLOT_BYTES", 1 << 40)
     schema = pa.schema([("id", pa.int64())])
     run = Harness(process_spec("node", ("id",), Again(), schema), worker=worker)
     for start in range(0, 300, 50):

@@ -72,7 +72,7 @@ class Columns:
         """Have everything in the database, and nothing in the cache."""
         self.backend.write_back()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(by_column, "CACHE_ROW_BYTES", 1 << 40)
+            patch.setattr(by_column, "SLOT_BYTES", 1 << 40)
             self.backend._give_up()
 
 

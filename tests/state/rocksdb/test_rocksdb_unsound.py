@@ -180,8 +180,15 @@ def bad_once(patch: pytest.MonkeyPatch, owner: Any, name: str, at: int = 1) -> l
 
 
 # R57 RB21 RB22
-@pytest.mark.parametrize("parallelism", [1, 2])
-@pytest.mark.parametrize(("owner", "name"), [(database, "opened"), (reopening, "check_rows"), (Rows, "scan")])
+@pytest.mark.parametrize(
+    ("owner", "name", "parallelism"),
+    [
+        *((database, "opened", parallelism) for parallelism in (1, 2)),
+        *((reopening, "check_rows", parallelism) for parallelism in (1, 2)),
+        *((Rows, "scan_rows", parallelism) for parallelism in (1, 2)),
+        (Rows, "scan", 2),  # who goes on with files reads no values
+    ],
+)
 def test_one_bad_read_says_nothing_of_the_checkpoint(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int, owner: Any, name: str
 ) -> None:

@@ -12,19 +12,19 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.state.backend import ListColumns, Ownership, restored_states, restored_timers
-from headgate.state.columns import FrozenRows
+from headgate.state.columns import FrozenRows, is_fixed
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.files import StoredFiles
 from headgate.state.frozen import FrozenState
 from headgate.state.key_hash import Hashes, hash_columns
-from headgate.state.key_index import FrozenKeys, Slots, make_key_index
-from headgate.state.rocksdb.cached import Cached, CachedMaps, CachedValues
+from headgate.state.key_index import FrozenKeys, Slots, key_bytes, make_key_index
+from headgate.state.rocksdb.cached import Cached, CachedMaps, CachedValues, KeysOf
 from headgate.state.rocksdb.cached_expiring import CachedExpiring, CachedState, cached
 from headgate.state.rocksdb.database import Changes
 from headgate.state.rocksdb.described import AnyTable
 from headgate.state.rocksdb.expiring import ExpiringTables
 from headgate.state.rocksdb.frozen import Beside, FrozenDatabase
-from headgate.state.rocksdb.layout import EncodedKeys, encoded_keys
+from headgate.state.rocksdb.layout import EncodedKeys, disk_order, encoded_keys
 from headgate.state.rocksdb.reopening import go_on_with
 from headgate.state.rocksdb.restoring import restore_rows
 from headgate.state.rocksdb.room import LocalDatabase
@@ -39,11 +39,21 @@ from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta
 CHANGES_MAX = 32_768
 """So many keys, or entries of maps, may differ from the database: the pause of a checkpoint is bounded by it (RB4)."""
 
-CACHE_ROW_BYTES = 128
-"""A row in the cache, and its part of the index of keys, is taken to be so large, beside its value."""
+SLOT_BYTES = 8
+"""What is noted of a key in the cache takes so much, beside its part of the index of keys (RB5)."""
 
 _COPIES = 3
 """A heap of values may hold as much again that nobody refers to any more, and is copied when it is tidied."""
+
+
+_ARRAY_COPIES = 2
+"""An array of numbers doubles as it grows."""
+
+_KEPT_PARTS, _PARTS = 3, 4
+"""What part of its room a cache keeps when it has no more: giving up takes a look at every key."""
+
+TURNS_MAX = (1 << 16) - 1
+"""Then turns are halved: what was used lately is told from what was not, and little more is asked."""
 
 
 class RocksColumnBackend:
@@ -74,7 +84,7 @@ class RocksColumnBackend:
         self._outside = dict.fromkeys(self._states, 0)
         """How many rows of each state are not in the cache: so a row that is lost on its way is found missing (U7)."""
         self._is_loaded = SlotArray(np.bool_)
-        self._used = SlotArray(np.int64)
+        self._used = SlotArray(np.uint16)
         """The turn in which each slot was last asked for."""
         self._turn = 0
         self._give_up_at = 0
@@ -93,8 +103,10 @@ class RocksColumnBackend:
         names = self._keys.section_names
         return hash_columns(pa.RecordBatch.from_arrays(self._index.columns(slots), names=names), names)
 
-    def _encoded(self, slots: Slots) -> EncodedKeys:
-        return encoded_keys(self._index.columns(slots), self._keys, self._max_parallelism)
+    def _in_order(self, slots: Slots) -> tuple[Slots, EncodedKeys]:
+        """See ``cached.KeysOf``."""
+        slots = slots[disk_order(self._index.columns(slots), self._keys, self._max_parallelism)]
+        return slots, encoded_keys(self._index.columns(slots), self._keys, self._max_parallelism)
 
     @property
     def _cached(self) -> Collection[Cached]:
@@ -158,7 +170,7 @@ class RocksColumnBackend:
         missing = np.unique(slots[~is_loaded[slots]])
         if len(missing) == 0:
             return
-        keys = self._encoded(missing)
+        missing, keys = self._in_order(missing)
         for descriptor, state in self._states.items():
             self._outside[descriptor] -= state.load(self._place.database, missing, keys)
         is_loaded[missing] = True
@@ -166,25 +178,34 @@ class RocksColumnBackend:
     def write_back(self) -> None:
         """Have everything in the database."""
         changes = Changes()
+        keys_of = _Remembered(self._in_order)
         for state in self._cached:
-            state.write_back(changes, self._encoded)
+            state.write_back(changes, keys_of)
         for timers in self._timers.values():
             timers.write_back()
         self._place.database.write(changes)
 
     def prepare(self) -> None:
         """See ``ColumnBackend``: writes back what is much, and gives up what does not fit."""
-        self._turn += 1
+        self._next_turn()
         self._drop_some_that_expired()
         for timers in self._timers.values():
             timers.tidy()
-        changed, row_bytes = sum(state.changed_rows for state in self._cached), self._row_bytes()
-        if self._place.is_much(changed, row_bytes, CHANGES_MAX):
+        changed = [(state.changed_rows, self._key_bytes + self._row_bytes(state)) for state in self._cached]
+        changed_rows = sum(rows for rows, _ in changed)
+        if self._place.is_much(changed_rows, sum(rows * size for rows, size in changed), CHANGES_MAX):
             self.write_back()
         if self._cached_bytes() > max(self._place.cache_bytes, self._give_up_at):
             self.write_back()
             self._give_up()
-            self._give_up_at = 2 * self._cached_bytes()  # keys whose timers are in memory stay (RB9)
+            left = self._cached_bytes()
+            self._give_up_at = 2 * left if left > self._kept_bytes else 0  # keys whose timers are in memory stay (RB9)
+
+    def _next_turn(self) -> None:
+        if self._turn >= TURNS_MAX:
+            self._turn >>= 1
+            self._used.written(len(self._index))[:] >>= 1
+        self._turn += 1
 
     def _drop_some_that_expired(self) -> None:
         """Go on through the database; what has expired of keys that are in the cache goes with the next write (TL8)."""
@@ -196,19 +217,29 @@ class RocksColumnBackend:
                 state.drop_expired()
 
     def _cached_bytes(self) -> int:
-        rows = len(self._index) + sum(state.held_rows for state in self._cached)
-        return rows * self._row_bytes()
+        rows_bytes = sum(state.held_rows * self._row_bytes(state) for state in self._cached)
+        return len(self._index) * self._key_bytes + rows_bytes
 
-    def _row_bytes(self) -> int:
-        return self._place.row_bytes(CACHE_ROW_BYTES, _COPIES)
+    @property
+    def _key_bytes(self) -> int:
+        return SLOT_BYTES + key_bytes(self._keys.types)
+
+    @property
+    def _kept_bytes(self) -> int:
+        return self._place.cache_bytes // _PARTS * _KEPT_PARTS
+
+    def _row_bytes(self, state: Cached) -> int:
+        return self._place.row_bytes(state.row_bytes, _ARRAY_COPIES if is_fixed(state.table.dtype) else _COPIES)
 
     def _give_up(self) -> None:
-        """Keep the keys that were used last, half of what may be there, and those that have timers."""
+        """Keep the keys that were used last, three quarters of what may be there, and those that have timers."""
         size = len(self._index)
-        rows = 1 + sum((state.rows_of() for state in self._cached), np.zeros(size, np.int64))
-        by_use = np.argsort(-self._used.read(size)[:size], kind="stable")
+        taken = np.full(size, self._key_bytes)
+        for state in self._cached:
+            taken += state.rows_of() * self._row_bytes(state)
+        by_use = np.argsort(self._turn - self._used.read(size)[:size], kind="stable")  # of 16 bits: in one go
         is_kept = np.zeros(size, np.bool_)
-        is_kept[by_use] = np.cumsum(rows[by_use]) * self._row_bytes() <= self._place.cache_bytes // 2
+        is_kept[by_use] = np.cumsum(taken[by_use]) <= self._kept_bytes
         gone = np.flatnonzero(~is_kept)
         for descriptor, state in self._states.items():
             self._outside[descriptor] += int(state.rows_of()[gone].sum())
@@ -280,6 +311,21 @@ class RocksColumnBackend:
     @property
     def _all_tables(self) -> list[AnyTable]:
         return [state.table for state in self._cached] + [timers.stored.table for timers in self._timers.values()]
+
+
+class _Remembered:
+    """A ``KeysOf`` that does the same slots once: states that changed together have the same ones."""
+
+    def __init__(self, keys_of: KeysOf) -> None:
+        self._keys_of = keys_of
+        self._asked: Slots = np.empty(0, np.int64)
+        self._found: tuple[Slots, EncodedKeys] | None = None
+
+    def __call__(self, slots: Slots) -> tuple[Slots, EncodedKeys]:
+        """Return slots in order, and their keys."""
+        if self._found is None or not np.array_equal(slots, self._asked):
+            self._asked, self._found = slots, self._keys_of(slots)
+        return self._found
 
 
 def _section_rows(keys: FrozenKeys, section: Section, frozen: FrozenRows) -> tuple[Section, Sequence[pa.RecordBatch]]:

@@ -12,12 +12,14 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from headgate.state.columns import is_fixed
 from headgate.state.key_index import Slots
 from headgate.state.memory.lists import MemoryLists
 from headgate.state.memory.maps import LOW, MemoryMaps
 from headgate.state.memory.values import MemoryValues
 from headgate.state.rocksdb.database import Changes, Rows
-from headgate.state.rocksdb.layout import EncodedKeys, decode_columns, encode_columns, places_of
+from headgate.state.rocksdb.layout import EncodedKeys, decode_columns, encode_columns
+from headgate.state.rocksdb.list_changes import ListChanges
 from headgate.state.rocksdb.tables import (
     Table,
     entry_rows,
@@ -27,9 +29,26 @@ from headgate.state.rocksdb.tables import (
     store_heads,
     store_values,
 )
-from headgate.state.slot_array import Mask, SlotArray, ranges
+from headgate.state.slot_array import Mask, SlotArray
 
-KeysOf: TypeAlias = Callable[[Slots], EncodedKeys]
+KeysOf: TypeAlias = Callable[[Slots], tuple[Slots, EncodedKeys]]
+"""Returns slots in about the order of their rows, and their keys: neighbours are written and found more quickly."""
+
+ENTRY_BYTES = 128
+"""An element or entry in the cache is taken to be so large, beside its value."""
+
+_VALUE_BYTES = 12
+"""The same of a value: what is noted for each slot, in arrays that double as they grow."""
+
+_REFERENCE_BYTES = 40
+"""What is more for each part of a value that is no number: where it begins, and by what it is found."""
+
+
+def _value_bytes(dtype: pa.DataType) -> int:
+    """Return what a value of a canonical type takes in the cache, beside itself."""
+    if pa.types.is_struct(dtype):
+        return _VALUE_BYTES + sum(_value_bytes(field.type) for field in dtype)
+    return _VALUE_BYTES if is_fixed(dtype) else _VALUE_BYTES + _REFERENCE_BYTES
 
 
 class Cached(Protocol):
@@ -38,9 +57,14 @@ class Cached(Protocol):
     Attributes:
         changed_rows: about how many keys, or entries of a map, differ from the database; not fewer.
         held_rows: about how many rows are here.
+        row_bytes: what each takes, beside its value.
     """
 
     table: Table
+
+    @property
+    def row_bytes(self) -> int:
+        """See the class."""
 
     @property
     def changed_rows(self) -> int:
@@ -76,6 +100,11 @@ class CachedValues(MemoryValues):
         super().__init__(table.dtype, keys_count)
         self.table = table
         self._differs = SlotArray(np.bool_)
+
+    @property
+    def row_bytes(self) -> int:
+        """See ``Cached``."""
+        return _value_bytes(self.table.dtype)
 
     def _touch(self, slots: Slots) -> None:
         self._differs.written(self._size)[slots] = True
@@ -131,8 +160,9 @@ class CachedValues(MemoryValues):
         """See ``Cached``."""
         slots = np.flatnonzero(self._differs.read(self._size)[: self._size])
         if len(slots):
+            slots, keys = keys_of(slots)
             has = self._has(slots)
-            store_values(self.table, changes, keys_of(slots), has, self._stored(slots[has]))
+            store_values(self.table, changes, keys, has, self._stored(slots[has]))
             self._differs.written(self._size)[slots] = False
 
     @property
@@ -154,65 +184,10 @@ class CachedValues(MemoryValues):
         self._differs.renumber(old)
 
 
-class ListChanges:
-    """What of lists by slot differs from the database: their ends, if elements were appended, or all of them."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._differs = SlotArray(np.bool_)
-        self._same = SlotArray(np.int64)
-        """How many elements, from the first one on, are those of the database."""
-        self._there = SlotArray(np.int64)
-        """How many elements the database has."""
-
-    @property
-    def count(self) -> int:
-        """How many lists differ."""
-        return int(np.count_nonzero(self._differs.read(0)))
-
-    def appended(self, slots: Slots, size: int) -> None:
-        """Elements came behind those of ``slots``."""
-        self._differs.written(size)[slots] = True
-
-    def rewritten(self, slots: Slots, size: int) -> None:
-        """Nothing of ``slots`` is as it was."""
-        self._differs.written(size)[slots] = True
-        self._same.written(size)[slots] = 0
-
-    def loaded(self, slots: Slots, counts: Slots, size: int) -> None:
-        """The database has ``counts`` elements of each of ``slots``, which are these."""
-        self._same.written(size)[slots] = counts
-        self._there.written(size)[slots] = counts
-
-    def differing(self, size: int) -> Slots:
-        """Return the slots whose lists differ."""
-        return np.flatnonzero(self._differs.read(size)[:size])
-
-    def write(
-        self, changes: Changes, slots: Slots, keys: EncodedKeys, exploded: tuple[Slots, pa.Array], size: int
-    ) -> None:
-        """Add what of ``slots`` differs. ``exploded``: all their elements, and of which of them each is."""
-        numbers, elements = exploded
-        counts = np.bincount(numbers, minlength=len(slots))
-        same, there = self._same.read(size)[slots], self._there.read(size)[slots]
-        places = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-        is_new = places >= same[numbers]
-        rows = entry_rows(self._table, keys, numbers[is_new].tolist(), places_of(places[is_new]))
-        changes.put(rows, self._table.codec.encode(elements.filter(pa.array(is_new))))
-        gone, gone_places = ranges(counts, np.maximum(there - counts, 0))
-        changes.delete(entry_rows(self._table, keys, gone.tolist(), places_of(gone_places)))
-        store_heads(self._table, changes, keys, counts)
-        self.loaded(slots, counts, size)
-        self._differs.written(size)[slots] = False
-
-    def renumber(self, old: Slots) -> None:
-        """Keep only the slots ``old``; they become 0, 1, 2 …"""
-        for part in (self._differs, self._same, self._there):
-            part.renumber(old)
-
-
 class CachedLists(MemoryLists):
     """See ``Cached`` and ``backend.ListColumns``. Elements that are appended are written, the others are not again."""
+
+    row_bytes = ENTRY_BYTES
 
     def __init__(self, table: Table, keys_count: Callable[[], int]) -> None:
         super().__init__(table.dtype, keys_count)
@@ -245,7 +220,8 @@ class CachedLists(MemoryLists):
         """See ``Cached``."""
         slots = self._changes.differing(self._size)
         if len(slots):
-            self._changes.write(changes, slots, keys_of(slots), self.explode(slots), self._size)
+            slots, keys = keys_of(slots)
+            self._changes.write(changes, slots, keys, self.explode(slots), self._size)
 
     @property
     def held_rows(self) -> int:
@@ -268,6 +244,8 @@ class CachedLists(MemoryLists):
 
 class CachedMaps(MemoryMaps):
     """See ``Cached`` and ``backend.MapColumns``. What was written or removed is noted, and looked at later."""
+
+    row_bytes = ENTRY_BYTES
 
     def __init__(self, table: Table, keys_count: Callable[[], int]) -> None:
         super().__init__(table.outer[-1], table.dtype, keys_count)
@@ -326,7 +304,8 @@ class CachedMaps(MemoryMaps):
         entries, firsts = np.unique(self._numbered(slots, map_keys), return_index=True)
         slots, map_keys = slots[firsts], map_keys.take(pa.array(firsts))
         keyed, numbers = np.unique(slots, return_inverse=True)
-        keys = keys_of(keyed)
+        keyed, keys = keys_of(keyed)
+        numbers = np.argsort(keyed)[numbers]
         has = self._has(entries)
         suffixes = encode_columns([map_keys])
         rows = entry_rows(self.table, keys, numbers.tolist(), suffixes)

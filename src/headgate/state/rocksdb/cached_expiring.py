@@ -18,9 +18,10 @@ from headgate.state.key_index import Slots
 from headgate.state.memory.expiring import ExpiringLists, ExpiringMaps, ExpiringValues
 from headgate.state.memory.maps import MemoryMaps
 from headgate.state.memory.values import MemoryValues
-from headgate.state.rocksdb.cached import CachedLists, CachedMaps, CachedValues, KeysOf, ListChanges
+from headgate.state.rocksdb.cached import ENTRY_BYTES, CachedLists, CachedMaps, CachedValues, KeysOf
 from headgate.state.rocksdb.database import Changes, Rows
 from headgate.state.rocksdb.layout import EncodedKeys
+from headgate.state.rocksdb.list_changes import ListChanges
 from headgate.state.rocksdb.tables import Table, load_entries
 from headgate.state.rocksdb.values import timed
 from headgate.state.slot_array import SlotArray
@@ -63,6 +64,8 @@ class CachedExpiringValues(CachedValues, ExpiringValues):
 
 class CachedExpiringLists(ExpiringLists):
     """See ``Cached`` and ``backend.ListColumns``. A list that lost elements, or was renewed, is written anew."""
+
+    row_bytes = ENTRY_BYTES
 
     def __init__(self, table: Table, keys_count: Callable[[], int], ttl: TTL, time: StateTime) -> None:
         super().__init__(table.dtype, keys_count, ttl, time)
@@ -111,11 +114,12 @@ class CachedExpiringLists(ExpiringLists):
         self.drop_expired()
         slots = self._changes.differing(self._size)
         if len(slots):
+            slots, keys = keys_of(slots)
             numbers, values = self._values.explode(slots)
             _, at = self._at.explode(slots)
             until = self._read_until.read(self._size)[slots][numbers]
             stored = timed(values, pa.array(np.maximum(to_numpy(at), until)))
-            self._changes.write(changes, slots, keys_of(slots), (numbers, stored), self._size)
+            self._changes.write(changes, slots, keys, (numbers, stored), self._size)
 
     @property
     def held_rows(self) -> int:

@@ -7,6 +7,7 @@ checkpoints, so there is no write-ahead log. Every error of RocksDB is told in o
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -79,6 +80,17 @@ class Rows:
                 yield [row for row, _ in found], [value for _, value in found]
             self._check_end(last, options)
 
+    def scan_rows(self, start: bytes, end: bytes | None) -> Iterator[list[bytes]]:
+        """Yield the rows as ``scan`` does, without their values, which are not even copied."""
+        options = _options(end)
+        last = start
+        with told("read", self._path):
+            rows = self._db.keys(from_key=start, read_opt=options)
+            while found := list(islice(rows, SCAN_ROWS)):
+                last = found[-1]
+                yield found
+            self._check_end(last, options)
+
     def some(self, start: bytes, count: int, end: bytes | None = None) -> Scanned:
         """Return the first rows from ``start`` on, ``count`` at most, none from ``end`` on.
 
@@ -145,10 +157,9 @@ class Changes:
 
     def put(self, rows: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Set rows."""
+        assert len(rows) == len(values), "each row has a value"
         self.sizes.seen(values)
-        put = self.batch.put
-        for row, value in zip(rows, values, strict=True):
-            put(row, value)
+        deque(map(self.batch.put, rows, values), maxlen=0)  # a loop without Python's part of it
 
     def mark(self, rows: Iterable[bytes]) -> None:
         """Set rows that have no value; nobody takes them for small values."""
@@ -166,21 +177,22 @@ class Changes:
 class Database(Rows):
     """A database that is written. ``rows_written``: how many rows were written or removed so far."""
 
-    def __init__(self, path: Path, memory: SharedMemory) -> None:
-        """Make it in the directory ``path``, which does not exist.
+    def __init__(self, path: Path, memory: SharedMemory, *, is_searched: bool = True) -> None:
+        """Make it in the directory ``path``, which does not exist. ``is_searched``: see ``SharedMemory.options``.
 
         Raises:
             StorageError
         """
         self._path = path
         self._memory = memory
+        self._is_searched = is_searched
         self.sizes = RowSizes()
         self.rows_written = 0
         self._open(is_new=True)
 
     def _open(self, *, is_new: bool) -> None:
         with told("open", self._path):
-            self._db = Rdict(str(self._path), self._memory.options(is_new=is_new))
+            self._db = Rdict(str(self._path), self._memory.options(is_new=is_new, is_searched=self._is_searched))
         options = rocksdict.WriteOptions()
         options.disable_wal = True  # RB4
         self._db.set_write_options(options)

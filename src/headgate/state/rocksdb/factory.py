@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from headgate.state.aggregate_table import Accumulator
 from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
+from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
 from headgate.state.memory.factory import MemoryStates
 from headgate.state.rocksdb.by_column import RocksColumnBackend
 from headgate.state.rocksdb.records import RocksRecords
-from headgate.state.rocksdb.room import Room
+from headgate.state.rocksdb.room import LocalDatabase, Room
 from headgate.state.rocksdb.rows import RocksRowBackend
 from headgate.state.rocksdb.windows import RocksMergedRows, RocksWindowRows
 from headgate.state.window_rows import MergedRows
@@ -35,7 +35,7 @@ class RocksStates:
         """See ``StateFactory``."""
         if not descriptors and not has_timers:
             return self._memory.by_row(keys, descriptors, has_timers=has_timers)
-        place = self._room.new_database(self._name)
+        place = self._place_of(descriptors, has_timers=has_timers)
         return RocksRowBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
 
     def by_column(
@@ -44,12 +44,18 @@ class RocksStates:
         """See ``StateFactory``."""
         if not descriptors and not has_timers:
             return self._memory.by_column(keys, descriptors, has_timers=has_timers)
-        place = self._room.new_database(self._name)
+        place = self._place_of(descriptors, has_timers=has_timers)
         return RocksColumnBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
+
+    def _place_of(self, descriptors: Sequence[StateDescriptor], *, has_timers: bool) -> LocalDatabase:
+        """Return a new database; values alone are looked up, everything else is searched for."""
+        is_searched = has_timers or any(descriptor.kind is not StateKind.VALUE for descriptor in descriptors)
+        return self._room.new_database(self._name, is_searched=is_searched)
 
     def records(self, section: Section) -> RecordBackend:
         """See ``StateFactory``."""
-        return RocksRecords(self._room.new_database(self._name), section, self._max_parallelism)
+        place = self._room.new_database(self._name, is_searched=False)
+        return RocksRecords(place, section, self._max_parallelism)
 
     def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
         """See ``StateFactory``."""

@@ -17,6 +17,12 @@ _WRITE_SHARE = 4
 _WRITE_BUFFER_MAX = 64 << 20
 _WRITE_BUFFER_MIN = 64 << 10
 _LOG_BYTES_MAX = 1 << 20
+_MERGED_FILES = 16
+"""So many new files wait to be merged with all others, where a row is found by its name (RB14): a filter tells at once
+that a file has not got it. Each file that waits costs a search its time; each merge writes the whole database."""
+_SLOW_FILES, _STOP_FILES = 2 * _MERGED_FILES, 3 * _MERGED_FILES
+_NEW_ROWS_FILTER = 0.03
+"""Of the memory of rows that are not in a file yet, for a filter: most rows that are looked up are not there."""
 _OPEN_FILES_MAX = 128
 """Of one database: 1,024 per process is a usual limit."""
 
@@ -80,8 +86,13 @@ class SharedMemory:
         """One more database shares it."""
         self._databases_count += 1
 
-    def options(self, *, is_new: bool = True) -> rocksdict.Options:
-        """Return the options of every database; ``is_new``: it is to be made."""
+    def options(self, *, is_new: bool = True, is_searched: bool = True) -> rocksdict.Options:
+        """Return the options of a database.
+
+        Args:
+            is_new: it is to be made.
+            is_searched: rows are searched for by what they begin with; otherwise all are looked up, or read in order.
+        """
         blocks = rocksdict.BlockBasedOptions()
         blocks.set_block_cache(self._cache)
         blocks.set_cache_index_and_filter_blocks(True)
@@ -95,6 +106,12 @@ class SharedMemory:
         options.set_write_buffer_manager(self._buffers)
         options.set_write_buffer_size(self._buffer_bytes)
         options.set_compression_type(rocksdict.DBCompressionType.lz4())
+        options.set_memtable_whole_key_filtering(True)
+        options.set_memtable_prefix_bloom_ratio(_NEW_ROWS_FILTER)
+        if not is_searched:
+            options.set_level_zero_file_num_compaction_trigger(_MERGED_FILES)
+            options.set_level_zero_slowdown_writes_trigger(_SLOW_FILES)
+            options.set_level_zero_stop_writes_trigger(_STOP_FILES)
         options.set_max_background_jobs(2)
         options.set_paranoid_checks(True)
         options.set_max_open_files(_OPEN_FILES_MAX)

@@ -136,7 +136,7 @@ def check_rows(rows: Rows, tables: Sequence[AnyTable], wanted: Mapping[str, int]
     """
     names = {table.number: table.section.name for table in tables}
     found = dict.fromkeys(names.values(), 0)
-    for scanned, _ in rows.scan(b"", None):
+    for scanned in rows.scan_rows(b"", None):
         for number, start, end in runs(scanned):
             if number in names:
                 found[names[number]] += end - start

@@ -8,7 +8,7 @@ import pyarrow as pa
 from headgate.state.descriptors import KeyColumns, StateKind
 from headgate.state.key_index import make_key_index
 from headgate.state.rocksdb.database import Changes, Database
-from headgate.state.rocksdb.layout import encode_columns, encoded_keys, places_of
+from headgate.state.rocksdb.layout import disk_order, encode_columns, encoded_keys, places_of
 from headgate.state.rocksdb.tables import Table, entry_rows, load_counts, store_heads, store_values
 
 
@@ -18,7 +18,9 @@ def restore_rows(
     """Add rows of the table's section. Elements of a list go behind those that are there."""
     changes = Changes()
     if table.kind is StateKind.VALUE:
-        columns = [batch.column(name) for name in table.section.key_names]
+        names = table.section.key_names
+        batch = batch.take(pa.array(disk_order([batch.column(name) for name in names], keys, max_parallelism)))
+        columns = [batch.column(name) for name in names]
         has = np.ones(batch.num_rows, np.bool_)
         store_values(table, changes, encoded_keys(columns, keys, max_parallelism), has, table.stored(batch))
         database.write(changes)

@@ -39,8 +39,16 @@ class LocalDatabase:
         known: its files that are in snapshots (``increments.Known``).
     """
 
-    def __init__(self, directory: Path, name: str, memory: SharedMemory, before_checkpoint: Callable[[], None]) -> None:
-        """``name``: the same one in every life of the worker."""
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        memory: SharedMemory,
+        before_checkpoint: Callable[[], None],
+        *,
+        is_searched: bool,
+    ) -> None:
+        """``name``: the same one in every life of the worker. ``is_searched``: see ``SharedMemory.options``."""
         self.directory = directory
         self.known: dict[str, tuple[int, int]] = {}
         self._name = name
@@ -49,19 +57,19 @@ class LocalDatabase:
         self._kept: list[Path] = []
         self._checkpoints_count = 0
         directory.mkdir(0o700)
-        self.database = Database(directory / "db", memory)
+        self.database = Database(directory / "db", memory, is_searched=is_searched)
 
     @property
     def cache_bytes(self) -> int:
         """What the cache in front of it may hold."""
         return self._memory.cache_bytes
 
-    def is_much(self, changed_rows: int, row_bytes: int, rows_max: int) -> bool:
+    def is_much(self, changed_rows: int, changed_bytes: int, rows_max: int) -> bool:
         """Whether so many rows that differ from the database are to be written back.
 
         The first ones are, however few: nobody knows how large they are.
         """
-        is_large = changed_rows * row_bytes > self.cache_bytes // _CHANGED_SHARE
+        is_large = changed_bytes > self.cache_bytes // _CHANGED_SHARE
         return changed_rows > rows_max or is_large or (changed_rows > 0 and not self.database.sizes.is_known)
 
     def row_bytes(self, least: int, copies: int) -> int:
@@ -107,8 +115,12 @@ class Room:
         self._open: list[Database] = []
         self._is_tidy = False
 
-    def new_database(self, name: str) -> LocalDatabase:
-        """Return an empty database. ``name``: of whose it is, for people who look into the directory.
+    def new_database(self, name: str, *, is_searched: bool = True) -> LocalDatabase:
+        """Return an empty database.
+
+        Args:
+            name: of whose it is, for people who look into the directory.
+            is_searched: see ``SharedMemory.options``.
 
         Raises:
             StorageError: the directory cannot be made or written.
@@ -120,7 +132,8 @@ class Room:
                 raise StorageError("open", str(self._parent), error.strerror or str(error), False) from error
             self._memory = SharedMemory(self._memory_bytes)
         self._memory.joined()
-        made = LocalDatabase(self._own.path / f"{len(self._open)}-{name}", name, self._memory, self._tidy)
+        directory = self._own.path / f"{len(self._open)}-{name}"
+        made = LocalDatabase(directory, name, self._memory, self._tidy, is_searched=is_searched)
         self._open.append(made.database)
         return made
 

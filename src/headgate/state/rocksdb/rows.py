@@ -87,7 +87,7 @@ class CachedObjects:
     def tidy(self) -> None:
         """Write back what is much, and give up what does not fit. Called when nobody holds an object."""
         changed = sum(cells.changed_count for cells, _ in self._stored)
-        if self._place.is_much(changed, self._row_bytes(), CHANGES_MAX):
+        if self._place.is_much(changed, changed * self._row_bytes(), CHANGES_MAX):
             self.write_back()
         row_bytes = self._row_bytes()
         if 2 * sum(cells.young_rows for cells, _ in self._stored) * row_bytes > self._place.cache_bytes:

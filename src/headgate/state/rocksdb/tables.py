@@ -109,6 +109,9 @@ def store_values(table: Table, changes: Changes, keys: EncodedKeys, has: Mask, v
 
 def put_or_delete(changes: Changes, rows: Sequence[bytes], has: Mask, values: Sequence[bytes]) -> None:
     """Set those of ``rows`` that ``has`` says to ``values``, of which there are as many, and remove the others."""
+    if has.all():
+        changes.put(rows, values)
+        return
     wanted = has.tolist()
     changes.put([row for row, is_there in zip(rows, wanted, strict=True) if is_there], values)
     changes.delete([row for row, is_there in zip(rows, wanted, strict=True) if not is_there])
