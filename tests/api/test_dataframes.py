@@ -104,6 +104,23 @@ def test_spark_types_go_in_and_come_out(spark: Any, tmp_path: Path) -> None:  # 
     assert {(row.id, row.twice) for row in found.collect()} == {(row.id, row.price * 2) for row in given.collect()}
 
 
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata"])
+def test_times_come_out_as_they_went_in_whatever_the_time_zone(spark: Any, tmp_path: Path, zone: str) -> None:  # OP10
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        noon = "'2026-01-31 12:00:00'"
+        given = spark.sql(f"SELECT TIMESTAMP{noon} AS at, TIMESTAMP_NTZ{noon} AS wall, ARRAY(TIMESTAMP{noon}) AS all")
+        pipeline = hg.Pipeline("times", checkpointing=hg.Checkpointing(dir=tmp_path))
+        found = pipeline.source(hg.DataFrameSource(given)).to_dataframe(spark)
+        assert found.dtypes == given.dtypes
+        texts = [f"string({name})" for name in given.columns]
+        assert found.selectExpr(*texts).collect() == given.selectExpr(*texts).collect()
+        assert found.selectExpr(*texts).first()[0] == "2026-01-31 12:00:00"
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
 def test_a_streaming_dataframe_is_refused(spark: Any) -> None:
     streaming = spark.readStream.format("rate").load()
     with pytest.raises(hg.UsageError, match="bounded"):

@@ -7,6 +7,7 @@ with what Spark's workers write. Counterparts: ``spark.session``, and ``spark.jv
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import sys
 import threading
@@ -21,6 +22,9 @@ from headgate.spark.jvm_settings import LOG, START_LOG
 from headgate.spark.prerequisites import SUBMITTED
 
 _SECRET = "PYSPARK_GATEWAY_SECRET"
+
+MEANWHILE = ("pyspark.sql.pandas.functions", "pyspark.sql.classic.dataframe", "pandas")
+"""What a session and its first job import: done while the JVM starts, which takes longer."""
 
 LINES_MAX = 200
 """Kept of what a starting JVM writes: the beginning says why, the rest are frames."""
@@ -127,6 +131,9 @@ def ensure_jvm(settings: Mapping[str, str]) -> None:
         return
     jvm = begun(launch_of(settings, os.environ))
     listener = Listener(jvm.words)
+    for name in MEANWHILE:
+        with suppress(ImportError):  # whoever needs it says so
+            importlib.import_module(name)
     address = jvm.address()
     if address is None:
         raise _not_started(telling_line(listener.heard()))
