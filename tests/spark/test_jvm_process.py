@@ -13,7 +13,7 @@ import pytest
 from pyspark import SparkContext
 
 from headgate.spark import jvm, jvm_process, session
-from headgate.spark.jvm_process import JvmProcess, Launch, begin_ahead, begun, end_ahead, launch_of
+from headgate.spark.jvm_process import JvmProcess, Launch, begin_ahead, begun, end_ahead, imports_have_set, launch_of
 
 TELLS = r"""
 printf '\0\0\0\7\0\0\0\6secret' > "$_PYSPARK_DRIVER_CONN_INFO_PATH.tmp"
@@ -103,6 +103,19 @@ def test_what_a_program_changes_while_it_is_loaded_counts(
         close(found)
     finally:
         os.umask(mask)
+
+
+def test_what_the_commands_own_imports_set_does_not_count(
+    launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:  # OM10
+    begin_ahead(launch())
+    (ahead,) = jvm_process._ahead
+    before = dict(os.environ)
+    monkeypatch.setenv("OF_A_LIBRARY", "1")
+    imports_have_set(before, os.environ)
+    found = begun(launch())
+    assert found is ahead
+    close(found)
 
 
 def test_a_jvm_with_other_settings_is_another_one(launch: Callable[..., Launch]) -> None:  # OM10

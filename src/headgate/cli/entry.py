@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from headgate.cli.program_path import program_place, with_directory
-from headgate.spark.jvm_process import begin_ahead, launch_of
+from headgate.spark.jvm_process import begin_ahead, imports_have_set, launch_of
 from headgate.spark.jvm_settings import JVM_OPTIONS, jvm_settings, quick_options, session_options
 from headgate.spark.masters import read_master
 from headgate.spark.prerequisites import SUBMITTED, java_problem, spark_home_problem
@@ -32,8 +32,10 @@ def main() -> None:
     """Run the command."""
     with suppress(Exception):  # whatever is wrong is told by those who need it
         begin_spark(sys.argv[1:], os.environ)
+    before = dict(os.environ)
     from headgate.cli import main as command
 
+    imports_have_set(before, os.environ)
     command.main()
 
 

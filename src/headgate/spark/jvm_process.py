@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headgate.errors import UsageError
@@ -142,6 +142,13 @@ def begin_ahead(launch: Launch) -> None:
     """Begin a JVM that this process will probably need (OM10). Call before there are threads."""
     _ahead.append(JvmProcess(launch))
     atexit.register(end_ahead)
+
+
+def imports_have_set(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Have what the command's own imports set in the environment not count: Polars tells its allocator something."""
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    for process in _ahead:
+        process.launch = replace(process.launch, environment={**process.launch.environment, **changed})
 
 
 def end_ahead() -> None:
