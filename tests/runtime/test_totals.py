@@ -27,15 +27,15 @@ def counted(root: Path) -> hg.Pipeline:
 
 
 def test_a_finished_pipeline_that_is_started_again_reports_what_it_had_counted(tmp_path: Path) -> None:  # OM1
-    def run(**columns: pl.Expr) -> RunResult:
+    def run(least: int) -> RunResult:
         pipeline = pipeline_at(tmp_path)
-        rows = pipeline.source(hg.FromRows([{"n": n} for n in range(7)])).with_columns(**columns)
-        rows.filter(pl.col("n") > 1).sink(hg.FileSink(tmp_path / "out", "parquet"))
+        rows = pipeline.source(hg.FromRows([{"n": n} for n in range(7)]))
+        rows.filter(pl.col("n") >= least).sink(hg.FileSink(tmp_path / "out", "parquet"))
         return testing.run(pipeline)
 
-    first, again, changed = run(), run(), run(more=pl.lit(1))
+    first, again, changed = run(2), run(2), run(4)
     assert (first.is_finished, first.records_in, first.records_out) == (True, 7, 5)
-    for later in (again, changed):  # a changed filter
+    for later in (again, changed):
         assert (later.is_finished, later.records_in, later.records_out) == (True, 7, 5)
 
 
