@@ -135,7 +135,7 @@ def noted_pipeline() -> Any:
     _note_after(session, "make_session", "session")
     _note_after(launcher.SparkLauncher, "submit", "submitted")
     pipeline = hg.Pipeline("first-record", parallelism=2, checkpointing=hg.Checkpointing("1s"))
-    columns = {"n": hg.RowNumber(), "key": hg.Uniform(0, 100)}
+    columns: dict[str, Any] = {"n": hg.RowNumber(), "key": hg.Uniform(0, 100)}
     rows = pipeline.source(hg.Generator(columns=columns, rows_per_second=1_000, splits=2, batch_rows=100))
     rows.map_batches(Noting(), schema={"n": int, "key": int}, as_arrow=True).sink(hg.Discard())
     note("program")

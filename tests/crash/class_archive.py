@@ -22,7 +22,7 @@ COMMON = ["-XX:+UseSerialGC", "-Xlog:disable"]
 
 WAIT_S = 1_200
 
-WRITE = "from headgate.spark.class_archive import have_written; import pathlib, sys; "
+WRITE = "from headgate.spark.archiving import have_written; import pathlib, sys; "
 WRITE += "have_written(pathlib.Path(sys.argv[1]), *sys.argv[2:])"
 
 
@@ -38,8 +38,8 @@ def make(file: Path) -> None:
     with tempfile.TemporaryDirectory(dir=CACHE) as directory:
         made = Path(directory) / file.name
         command = [sys.executable, "-c", WRITE, str(made), *COMMON]
-        subprocess.run(command, stdout=sys.stderr, check=False, timeout=WAIT_S)
-        if made.exists():
+        done = subprocess.run(command, stdout=sys.stderr, check=False, timeout=WAIT_S)
+        if done.returncode == 0:
             made.replace(file)
 
 

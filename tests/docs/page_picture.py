@@ -113,7 +113,7 @@ def main() -> None:
         size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
         looking.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         looking.get(f"{address}#token=sesame")
-        time.sleep(RUNS_S)
+        time.sleep(RUNS_S)  # not a wait for anything: curves need time
         take(looking, LIGHT, "light")
         take(looking, DARK, "dark")
 

@@ -20,7 +20,7 @@ from tests.spark.test_jvm import Java, java, no_jvm
 from tests.spark.test_jvm_process import home, launch
 
 from headgate.cli import entry
-from headgate.spark import class_archive, jvm, jvm_process, session
+from headgate.spark import archiving, class_archive, jvm, jvm_process, session
 from headgate.spark.jvm_process import JvmProcess, Launch
 
 __all__ = ["home", "java", "launch", "launches", "no_jvm", "place", "program"]
@@ -124,7 +124,7 @@ def test_an_archive_of_somebody_else_is_found(place: Path, monkeypatch: pytest.M
 
 def test_half_an_archive_is_found(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def mutant() -> AbstractContextManager[None]:
-        return patched(class_archive, "OwnDirectory", InPlace)
+        return patched(archiving, "OwnDirectory", InPlace)
 
     class InPlace:
         """Everybody writes where the file belongs."""

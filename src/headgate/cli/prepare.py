@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from headgate.display.text import size_text
-from headgate.spark.class_archive import make_archive
+from headgate.spark.archiving import make_archive
 
 
 def prepare() -> None:

@@ -1,8 +1,8 @@
 """What Spark's JVM loads when it starts, in one file that it maps: half of a start's processor time otherwise.
 
-``headgate prepare`` makes the file, for this Java and this Spark, in the user's cache directory; starts use it where it
-is (OM12). It is code that runs, so it must be this user's alone. Nothing depends on it: a JVM that it does not fit goes
-on without. Imports no PySpark before it makes one.
+``headgate prepare`` makes the file (``spark.archiving``), for this Java and this Spark, in the user's cache directory;
+starts use it where it is (OM12). It is code that runs, so it must be this user's alone. Nothing depends on it: a JVM
+that it does not fit goes on without. Imports no PySpark.
 """
 
 from __future__ import annotations
@@ -11,29 +11,14 @@ import hashlib
 import os
 import shutil
 import stat
-import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from headgate.errors import PipelineFailed, UsageError
-from headgate.model.security import Access
 from headgate.spark.prerequisites import spark_home
-from headgate.storage.access import FILE_MODES
-from headgate.storage.durable import sync_directory
-from headgate.storage.local import make_directories
-from headgate.storage.own_directory import OwnDirectory
 from headgate.storage.user_state import user_cache_directory
 
-VARIABLE = "SPARK_SUBMIT_OPTS"
-
-KEPT = 2
-"""Files of other Javas and Sparks that stay beside the newest; each has about 150 MB."""
-
-WAIT_S = 600
-
-_BEGINNING = "spark-classes-"
+BEGINNING = "spark-classes-"
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -45,14 +30,14 @@ def archive_file(environ: Mapping[str, str]) -> Path | None:
     if java is None or spark is None:
         return None
     binary, jars = Path(java).resolve(), Path(spark).resolve() / "jars"
-    stamps = [_stamp(path) for path in (binary, binary.parents[1] / "lib" / "server" / "libjvm.so", jars)]
+    stamps = [stamp(path) for path in (binary, binary.parents[1] / "lib" / "server" / "libjvm.so", jars)]
     key = hashlib.sha256(repr((str(binary), str(jars), stamps)).encode()).hexdigest()
     with suppress(RuntimeError):  # this user has no home
-        return user_cache_directory() / f"{_BEGINNING}{key[:16]}.jsa"
+        return user_cache_directory() / f"{BEGINNING}{key[:16]}.jsa"
     return None
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def stamp(path: Path) -> tuple[int, int]:
     """Return what a new installation changes; the JVM looks itself whether a file fits."""
     try:
         found = path.stat()
@@ -80,80 +65,3 @@ def is_own(file: Path) -> bool:
         return False
     is_alone = all(one.st_uid == os.geteuid() and not one.st_mode & _OTHERS_MAY_WRITE for one in (found, directory))
     return stat.S_ISREG(found.st_mode) and is_alone
-
-
-def make_archive() -> Path:
-    """Make the file anew, and remove the oldest of those that are there.
-
-    It gets its name when it is whole and durable. Two that make it at the same time are in each other's way as little
-    as a JVM that uses the old one.
-
-    Raises:
-        UsageError: there is no Java or no home, or it cannot be written.
-        PipelineFailed: Spark could not start, or Java wrote nothing.
-    """
-    file = archive_file(os.environ)
-    if file is None:
-        raise UsageError("there is no Java, no Spark or no home directory; 'headgate doctor' says which")
-    try:
-        make_directories(file.parent)
-        making = OwnDirectory(file.parent / "making")
-        try:
-            made = making.path / file.name
-            have_written(made)
-            os.chmod(made, FILE_MODES[Access.OWNER])
-            with open(made, "rb") as whole:
-                os.fsync(whole.fileno())
-            made.replace(file)
-            sync_directory(file.parent)
-        finally:
-            making.remove()
-        _remove_oldest(file)
-    except OSError as error:
-        why = error.strerror or error
-        raise UsageError(f"{file} cannot be written: {why}; choose another XDG_CACHE_HOME") from None
-    return file
-
-
-def have_written(made: Path, *options: str) -> None:
-    """Have a JVM run a job as those of pipelines, and write down in ``made`` what it has loaded, when it ends.
-
-    Raises:
-        UsageError, PipelineFailed: see ``make_archive``.
-    """
-    from headgate.spark.launcher import warm_up
-    from headgate.spark.session import make_session
-
-    with _told(*options, f'"-XX:ArchiveClassesAtExit={made}"', "-Xlog:disable"):
-        session = make_session("prepare", 2, "local[2]")
-        warm_up(session, 2)
-    jvm: Any = session.sparkContext._gateway.proc
-    session.stop()
-    jvm.stdin.close()
-    with suppress(subprocess.TimeoutExpired):
-        jvm.wait(WAIT_S)
-    if not made.exists():
-        raise PipelineFailed("Java has not written down the classes that it loaded; is there room on the disk?")
-
-
-@contextmanager
-def _told(*options: str) -> Iterator[None]:
-    """Have JVMs that are started within this block get ``options`` in the place of those that are set."""
-    given = os.environ.pop(VARIABLE, None)
-    os.environ[VARIABLE] = " ".join(options)
-    try:
-        yield
-    finally:
-        del os.environ[VARIABLE]
-        if given is not None:
-            os.environ[VARIABLE] = given
-
-
-def _remove_oldest(newest: Path) -> None:
-    others = [path for path in newest.parent.glob(f"{_BEGINNING}*.jsa") if path != newest]
-    for path in sorted(others, key=_stamp_of_time)[: max(0, len(others) - KEPT)]:
-        path.unlink(missing_ok=True)
-
-
-def _stamp_of_time(path: Path) -> int:
-    return _stamp(path)[1]

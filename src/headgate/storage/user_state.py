@@ -1,4 +1,4 @@
-"""Where a program keeps what it remembers for its user on this machine, and what it can make anew, by the rules of XDG."""
+"""Where a program keeps what it remembers for its user on this machine, and what can be made anew: by XDG's rules."""
 
 from __future__ import annotations
 
