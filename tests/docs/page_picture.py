@@ -22,7 +22,7 @@ from tests.docs.documentation import ROOT
 from tests.web.test_browser import FLAGS
 
 LIGHT, DARK = ROOT / "docs" / "page.png", ROOT / "docs" / "page-dark.png"
-WIDTH, HEIGHT = 1280, 1220
+WIDTH, HEIGHT = 1400, 1220
 RUNS_S = 75
 """Long enough for curves."""
 
