@@ -51,7 +51,9 @@ def a_generation_begins_at_zero() -> AbstractContextManager[None]:
 
 def what_has_finished_had_counted_nothing() -> AbstractContextManager[None]:
     def claimed(call: Any, self: Supervision, begun: Any) -> None:
-        call(self, replace(begun, manifest=replace(begun.manifest, totals={})) if isinstance(begun, Finished) else begun)
+        if isinstance(begun, Finished):
+            begun = replace(begun, manifest=replace(begun.manifest, totals={}))
+        call(self, begun)
 
     return around(Supervision, "_claimed", claimed)
 
