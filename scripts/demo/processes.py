@@ -133,7 +133,7 @@ class PipelineProcess:
 
 def start_pipeline(root: Path, options: list[str], log: Path | None) -> PipelineProcess:
     """Run the pipeline's command; the same for every start."""
-    command = [sys.executable, "-m", "headgate.cli.main", "run", str(PROGRAM), "--parallelism", "2", "--json"]
+    command = [sys.executable, "-m", "headgate.cli.entry", "run", str(PROGRAM), "--parallelism", "2", "--json"]
     command += ["--ui", "0", "--"]
     command += ["--store", str(root / "store"), "--checkpoints", str(root / "checkpoints"), *options]
     environment = dict(os.environ)

@@ -104,6 +104,23 @@ def test_spark_types_go_in_and_come_out(spark: Any, tmp_path: Path) -> None:  # 
     assert {(row.id, row.twice) for row in found.collect()} == {(row.id, row.price * 2) for row in given.collect()}
 
 
+@pytest.mark.parametrize(("zone", "moment"), [("America/New_York", "17:00"), ("Asia/Kolkata", "06:30")])
+def test_a_time_without_a_zone_stays_and_one_with_a_zone_is_a_moment_in_utc(
+    spark: Any, tmp_path: Path, zone: str, moment: str
+) -> None:  # OP10
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        given = spark.sql("SELECT TIMESTAMP'2026-01-31 12:00:00' AS at, TIMESTAMP_NTZ'2026-01-31 12:00:00' AS wall")
+        pipeline = hg.Pipeline("times", checkpointing=hg.Checkpointing(dir=tmp_path))
+        found = pipeline.source(hg.DataFrameSource(given)).to_dataframe(spark)
+        assert [kind for _, kind in found.dtypes] == ["timestamp_ntz", "timestamp_ntz"]
+        at, wall = found.selectExpr("string(at)", "string(wall)").first()
+        assert (at, wall) == (f"2026-01-31 {moment}:00", "2026-01-31 12:00:00")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+
+
 def test_a_streaming_dataframe_is_refused(spark: Any) -> None:
     streaming = spark.readStream.format("rate").load()
     with pytest.raises(hg.UsageError, match="bounded"):

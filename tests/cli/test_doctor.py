@@ -15,7 +15,7 @@ from headgate.spark.executors import Executor
 
 def test_every_finding_is_one_line(tmp_path: Path) -> None:
     findings = doctor.examine(str(tmp_path / "checkpoints"), str(tmp_path / "store"))
-    assert len(findings) == 9
+    assert len(findings) == 10
     assert all("\n" not in finding.sentence for finding in findings)
     assert not list(tmp_path.iterdir()), "looking must leave nothing behind"
 

@@ -17,7 +17,7 @@ from headgate.cli.main import app
 from headgate.cli.run_options import Beginning, RunOptions
 from headgate.errors import UsageError
 from headgate.model.progress import PipelineState, Progress, RunResult
-from headgate.spark.session import JVM_OPTIONS, QUICK_COMPILER
+from headgate.spark.jvm_settings import JVM_OPTIONS, QUICK_COMPILER
 from headgate.spark.shipping import Submission
 
 PROGRAM = "import headgate as hg\np = hg.Pipeline('quick')\np.source(hg.FromRows([{'a': 1}])).sink(hg.Discard())\n"

@@ -416,7 +416,8 @@ def test_a_pipeline_whose_sink_gets_a_retention_goes_on_and_starts_over(store: S
         numbers.sink(hg.StreamSink("new/out", store=store.root, retention=retention))
         return testing.run(pipeline, **begins).records_in
 
-    assert [run(None), run(WEEK)] == [5, 0]
+    assert [run(None), run(WEEK)] == [5, 5], "all its runs together"
+    assert visible(store, "new/out") == list(range(5)), "the second one had nothing to do"
     assert store.describe("new/out").retention is None, "it was there"
     store.set_retention("new/out", WEEK)
     assert run(WEEK, fresh=True) == 5

@@ -1,4 +1,4 @@
-"""What Spark's JVMs load when they start, in one file that they map: two fifths of a start's processor time otherwise.
+"""The file of classes that starts of Spark use (``headgate.spark.class_archive``), for the JVMs of tests.
 
 Tests start more than a hundred of them. ``python -m tests.crash.class_archive`` makes the file in ``.cache``, once for
 each Java and PySpark, and prints what to set ``SPARK_SUBMIT_OPTS`` to. A JVM that the file does not fit goes on
@@ -7,45 +7,29 @@ without it, as do tests that nobody has told.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import pyspark
-
-from headgate.spark.session import JVM_OPTIONS
+from headgate.spark.class_archive import archive_file
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
 
-COMMON = "-XX:+UseSerialGC -Xlog:disable"
+COMMON = ["-XX:+UseSerialGC", "-Xlog:disable"]
 """JVMs that live for seconds need no threads that collect garbage beside them."""
 
-WAIT_S = 600
+WAIT_S = 1_200
 
-SESSION = f"""
-from headgate.spark.session import make_session
-session = make_session("classes", 2, None)
-assert session.range(10).count() == 10
-jvm = session.sparkContext._gateway.proc
-session.stop()
-jvm.stdin.close()
-jvm.wait({WAIT_S})
-"""
+WRITE = "from headgate.spark.archiving import have_written; import pathlib, sys; "
+WRITE += "have_written(pathlib.Path(sys.argv[1]), *sys.argv[2:])"
 
 
 def place() -> Path | None:
     """Return where the file belongs; None without Java."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    if java is None:
-        return None
-    told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    key = hashlib.md5(f"{told} {pyspark.__version__} {pyspark.__file__}".encode()).hexdigest()
-    return CACHE / f"spark-classes-{key[:16]}.jsa"
+    file = archive_file(os.environ)
+    return None if file is None else CACHE / file.name
 
 
 def make(file: Path) -> None:
@@ -53,9 +37,9 @@ def make(file: Path) -> None:
     CACHE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as directory:
         made = Path(directory) / file.name
-        around = {**os.environ, JVM_OPTIONS: f"{COMMON} -XX:ArchiveClassesAtExit={made}"}
-        subprocess.run([sys.executable, "-c", SESSION], env=around, stdout=sys.stderr, check=False, timeout=2 * WAIT_S)
-        if made.exists():
+        command = [sys.executable, "-c", WRITE, str(made), *COMMON]
+        done = subprocess.run(command, stdout=sys.stderr, check=False, timeout=WAIT_S)
+        if done.returncode == 0:
             made.replace(file)
 
 
@@ -64,7 +48,8 @@ def options() -> str:
     file = place()
     if file is not None and not file.exists():
         make(file)
-    return f"{COMMON} -XX:SharedArchiveFile={file}" if file is not None and file.exists() else COMMON
+    archive = [f"-XX:SharedArchiveFile={file}"] if file is not None and file.exists() else []
+    return " ".join([*COMMON, *archive])
 
 
 if __name__ == "__main__":

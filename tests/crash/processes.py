@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from headgate.spark.session import JVM_OPTIONS, QUICK_COMPILER
+from headgate.spark.jvm_settings import JVM_OPTIONS, QUICK_COMPILER
 
 TESTS = Path(__file__).resolve().parents[1]
 PROGRAM = Path(__file__).with_name("program.py")

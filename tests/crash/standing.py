@@ -133,7 +133,7 @@ class Process(Child):
                 me = psutil.Process(self.pid)
                 if "headgate.cli.keeping" not in me.cmdline():
                     return me
-                found = [p for p in me.children() if "headgate.cli.main" in p.cmdline()]
+                found = [p for p in me.children() if "headgate.cli.entry" in p.cmdline()]
                 return found[0] if found and found[0].status() != psutil.STATUS_ZOMBIE else None
             return None
 

@@ -15,7 +15,7 @@ import pytest
 
 from crash.processes import STARTED_S, Child, end_session
 from crash.results import assert_clean, assert_standard
-from headgate.spark.session import QUICK_COMPILER
+from headgate.spark.jvm_settings import QUICK_COMPILER
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
@@ -79,7 +79,11 @@ def test_ctrl_c_and_sigterm_keep_the_last_checkpoint_and_the_next_run_continues(
 
 SERVICE = """
 import sys
+from pathlib import Path
+import psutil
 import headgate as hg
+
+Path(sys.argv[1] + ".begun").write_text(" ".join(str(child.pid) for child in psutil.Process().children()))
 
 def shout(row):
     print("seen", row["n"])
@@ -115,10 +119,11 @@ def has_sigterm(status: str, name: str) -> bool:
     return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
 
 
-def test_sigterm_to_every_process_of_a_service_stops_with_a_last_checkpoint(tmp_path: Path) -> None:  # OM6, OM7, OM8
+def test_sigterm_to_every_process_of_a_service_stops_with_a_last_checkpoint(tmp_path: Path) -> None:
+    # OM6, OM7, OM8, OM10, OM13
     program = tmp_path / "program.py"
     program.write_text(SERVICE)
-    command = [sys.executable, "-u", "-m", "headgate.cli.main", "run", str(program), "--json"]
+    command = [sys.executable, "-u", "-m", "headgate.cli.entry", "run", str(program), "--json"]
     command += ["--", str(tmp_path / "checkpoints")]
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -130,6 +135,8 @@ def test_sigterm_to_every_process_of_a_service_stops_with_a_last_checkpoint(tmp_
             checkpoints(child, 1)
             (own,) = [path for path in temporary.glob("headgate-spark-*/*") if path.is_dir()]
             assert [path.name for path in own.glob("blockmgr-*")]
+            java = [str(p.pid) for p in psutil.Process(child.pid).children() if p.name() == "java"]
+            assert java == (tmp_path / "checkpoints.begun").read_text().split(), "it was there before the program"
             if is_killed:
                 end_session(child.pid)
                 child.process.wait(timeout=STARTED_S)

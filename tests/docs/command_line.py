@@ -14,8 +14,10 @@ BEGINNING = """# Command line
 Made from `headgate --help` and the help of each command. `headgate --version` prints the release.
 
 `headgate run` loads the program and runs what it calls `pipeline` or `p`, or what its function `pipeline()` returns.
-What stands below `if __name__ == "__main__"` is not run. Its JVM is told to start quickly rather than to optimize
-(`-XX:TieredStopAtLevel=1`); `SPARK_SUBMIT_OPTS` overrides that.
+What stands below `if __name__ == "__main__"` is not run. On local Spark the JVM is started while the program is loaded.
+If the program changes the environment, the working directory or limits of the process meanwhile, another JVM is
+started instead. It is told to start quickly rather than to optimize (`-XX:TieredStopAtLevel=1`); `SPARK_SUBMIT_OPTS`
+overrides that.
 
 ## Exit codes
 

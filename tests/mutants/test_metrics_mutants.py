@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tests.api import test_prometheus as port_tests
 from tests.api import test_running as running_tests
 from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.runtime import test_totals as totals_tests
 from tests.runtime.driver import test_node_book as book_tests
 from tests.runtime.worker import test_stopwatch as watch_tests
 from tests.runtime.worker import test_subtask_runner as runner_tests
@@ -22,7 +24,9 @@ from headgate.api.pipeline import METRICS_HOST
 from headgate.api.prometheus import MetricsPort
 from headgate.model.manifest import Manifest
 from headgate.model.progress import SubtaskProgress
+from headgate.runtime.driver.claims import Finished
 from headgate.runtime.driver.node_book import NodeBook
+from headgate.runtime.driver.supervision import Supervision
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.stopwatch import HeldBack, Stopwatch
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
@@ -43,6 +47,15 @@ def totals_are_those_when_the_snapshot_is_durable() -> AbstractContextManager[No
 
 def a_generation_begins_at_zero() -> AbstractContextManager[None]:
     return around(NodeBook, "begin", lambda call, self, before: call(self, {}))
+
+
+def what_has_finished_had_counted_nothing() -> AbstractContextManager[None]:
+    def claimed(call: Any, self: Supervision, begun: Any) -> None:
+        if isinstance(begun, Finished):
+            begun = replace(begun, manifest=replace(begun.manifest, totals={}))
+        call(self, begun)
+
+    return around(Supervision, "_claimed", claimed)
 
 
 def a_restart_takes_the_work_back() -> AbstractContextManager[None]:
@@ -161,6 +174,11 @@ def test_a_fork_that_removes_the_directory_of_its_parent_is_found(tmp_path: Path
 
     test()
     assert_caught(mutant, test)
+
+
+def test_a_finished_pipeline_that_reports_nothing_is_found(tmp_path: Path) -> None:
+    test = totals_tests.test_a_finished_pipeline_that_is_started_again_reports_what_it_had_counted
+    assert_caught(what_has_finished_had_counted_nothing, test, tmp_path)
 
 
 def test_a_port_that_stays_open_is_found() -> None:

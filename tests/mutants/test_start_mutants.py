@@ -15,7 +15,7 @@ from tests.sim.product.patching import around
 
 from headgate.cli import running
 from headgate.cli.run_options import RunOptions
-from headgate.spark.session import JVM_OPTIONS, QUICK_COMPILER
+from headgate.spark.jvm_settings import JVM_OPTIONS, QUICK_COMPILER
 
 
 def the_jvm_optimizes_its_start() -> AbstractContextManager[None]:

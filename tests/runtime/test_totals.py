@@ -9,6 +9,8 @@ import polars as pl
 from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
+from headgate import testing
+from headgate.model.progress import RunResult
 
 ROWS = 6_000
 
@@ -22,6 +24,19 @@ def counted(root: Path) -> hg.Pipeline:
     last = pipeline.source(source).key_by("key").reduce(lambda so_far, record: record)
     last.filter(pl.col("n") >= 0).sink(hg.FileSink(root / "out", "parquet"), name="out")
     return pipeline
+
+
+def test_a_finished_pipeline_that_is_started_again_reports_what_it_had_counted(tmp_path: Path) -> None:  # OM1
+    def run(least: int) -> RunResult:
+        pipeline = pipeline_at(tmp_path)
+        rows = pipeline.source(hg.FromRows([{"n": n} for n in range(7)]))
+        rows.filter(pl.col("n") >= least).sink(hg.FileSink(tmp_path / "out", "parquet"))
+        return testing.run(pipeline)
+
+    first, again, changed = run(2), run(2), run(4)
+    assert (first.is_finished, first.records_in, first.records_out) == (True, 7, 5)
+    for later in (again, changed):
+        assert (later.is_finished, later.records_in, later.records_out) == (True, 7, 5)
 
 
 def test_totals_survive_kills_of_workers_and_the_end_of_a_driver(start: Start, tmp_path: Path) -> None:  # OM1

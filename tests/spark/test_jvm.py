@@ -14,8 +14,9 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from headgate.errors import PipelineFailed, UsageError
-from headgate.spark.jvm import Listener, cause_of, forget_dead_jvm, starting_up, telling_line
-from headgate.spark.session import found_session, make_session, session_options
+from headgate.spark.jvm import Listener, cause_of, forget_dead_jvm, log_to, starting_up, telling_line
+from headgate.spark.jvm_settings import LOG, START_LOG, jvm_settings, session_options
+from headgate.spark.session import found_session, make_session
 
 UNHAPPY = """WARNING: Using incubator modules: jdk.incubator.vector
 Exception in thread "main" org.apache.spark.SparkException: Master must either be yarn or start with spark
@@ -184,3 +185,63 @@ def test_what_a_jvm_writes_is_kept_and_then_passed_on_without_noise(capsys: pyte
     assert capsys.readouterr().err == "late\n"
     early.hush()
     late.hush()
+
+
+class Java:
+    """What ``log_to`` uses of a JVM."""
+
+    def __init__(self, log: str | None) -> None:
+        self.log = log
+        self.read_anew = 0
+        system = SimpleNamespace(getProperty=lambda _: self.log, setProperty=self.set)
+        configurator = SimpleNamespace(reconfigure=self.reconfigure)
+        log4j = SimpleNamespace(core=SimpleNamespace(config=SimpleNamespace(Configurator=configurator)))
+        self.java = SimpleNamespace(lang=SimpleNamespace(System=system))
+        self.org = SimpleNamespace(apache=SimpleNamespace(logging=SimpleNamespace(log4j=log4j)))
+
+    def set(self, name: str, value: str) -> None:
+        assert name == LOG
+        self.log = value
+
+    def reconfigure(self) -> None:
+        self.read_anew += 1
+
+
+@pytest.fixture
+def java(no_jvm: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Java:
+    """A JVM that has written a warning while it started."""
+    (tmp_path / START_LOG).write_text("WARN of the start\n")
+    found = Java(str(tmp_path / START_LOG))
+    monkeypatch.setattr(SparkContext, "_jvm", found)
+    return found
+
+
+def test_warnings_of_the_start_go_to_the_log_of_the_pipeline(java: Java, tmp_path: Path) -> None:  # OM13
+    log = tmp_path / "spark.log"
+    log.write_text("of another day\n")
+    log_to(log)
+    assert log.read_text() == "of another day\nWARN of the start\n"
+    assert (java.log, java.read_anew) == (str(log), 1)
+    log_to(log)
+    assert (log.read_text().count("start"), java.read_anew) == (1, 1)
+
+
+def test_a_second_pipeline_has_a_log_of_its_own(java: Java, tmp_path: Path) -> None:  # OM13
+    log_to(tmp_path / "spark.log")
+    log_to(tmp_path / "other.log")
+    assert java.log == str(tmp_path / "other.log")
+    assert not (tmp_path / "other.log").exists(), "what the first one was told is not told again"
+
+
+def test_a_jvm_that_others_have_told_where_to_log_is_left_alone(java: Java, tmp_path: Path) -> None:  # OM13
+    log_to(None)
+    java.log = None
+    log_to(tmp_path / "spark.log")
+    assert (java.log, java.read_anew) == (None, 0)
+
+
+def test_a_jvm_is_told_nothing_of_its_pipeline() -> None:  # OM10
+    one, other = session_options("one", "local[2]"), session_options("other", "local[*]")
+    assert one != other
+    assert jvm_settings(one) == jvm_settings(other)
+    assert jvm_settings(session_options("one", "yarn"))["spark.app.name"] == "headgate-one"

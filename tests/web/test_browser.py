@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -103,6 +104,33 @@ def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
         shown.until("#message", "worker 1 was lost <b>twice</b>")
         assert shown.text("#state") == "failed"
     assert shown.complaints() == []
+
+
+def colours(browser: Any, scheme: str) -> tuple[str, str]:
+    """Return the colours of the ground and of the text for somebody whose system has this scheme."""
+    wanted = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
+    read = "const found = getComputedStyle(document.body); return [found.backgroundColor, found.color]"
+    ground, text = browser.execute_script(read)
+    return ground, text
+
+
+def brightness(colour: str) -> int:
+    return sum(map(int, re.findall(r"\d+", colour)[:3]))
+
+
+def test_it_is_dark_for_whoever_likes_it_dark(browser: Any, tmp_path: Path) -> None:
+    shown = Shown(browser, tmp_path)
+    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
+        browser.get(address)
+        shown.until("#state", "running")
+        try:
+            dark_ground, light_text = map(brightness, colours(browser, "dark"))
+            light_ground, dark_text = map(brightness, colours(browser, "light"))
+        finally:
+            browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    assert dark_ground < 150 < 600 < light_text
+    assert dark_text < 150 < 600 < light_ground
 
 
 def test_workers_their_logs_and_alignments_are_seen(browser: Any, tmp_path: Path) -> None:  # PG12, PG15

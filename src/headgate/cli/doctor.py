@@ -23,6 +23,7 @@ from rich.table import Table
 from headgate import __version__
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.errors import HeadgateError
+from headgate.spark.class_archive import archive_file, is_own
 from headgate.spark.executors import Executor
 from headgate.spark.prerequisites import spark_home_problem
 from headgate.storage.access import is_open_to_others
@@ -94,6 +95,7 @@ def examine(checkpoint_dir: str, store: str | None) -> list[Finding]:
         check_python,
         check_java,
         check_spark_home,
+        check_class_archive,
         check_packages,
         check_processors,
         check_memory,
@@ -153,6 +155,14 @@ def check_spark_home() -> Finding:
             f"SPARK_HOME is {home} with Spark {found[0]}, but PySpark is {wanted}: unset it, or make them the same.",
         )
     return Finding("Spark", Verdict.OK, f"{wanted} at {home}")
+
+
+def check_class_archive() -> Finding:
+    """Check whether starts of Spark are prepared: nothing depends on it."""
+    file = archive_file(os.environ)
+    if file is None or not is_own(file):
+        return Finding("Spark's start", Verdict.OK, "not prepared; after 'headgate prepare', it takes less time")
+    return Finding("Spark's start", Verdict.OK, f"prepared in {file}")
 
 
 def check_executors(master: str) -> Finding:

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from headgate.api.pipeline import Pipeline
 from headgate.api.running import RunRequested, loading_only
+from headgate.cli.program_path import program_place, with_directory
 from headgate.errors import HeadgateError, UsageError
 from headgate.operators.user_function import user_traceback
 
@@ -97,12 +98,6 @@ def _pipeline_in(names: dict[str, Any], target: str) -> Pipeline:
     raise UsageError(f"{target} has {what}; call the one to run 'pipeline', or return it from a function pipeline()")
 
 
-def program_place(target: str) -> str:
-    """Return the directory in which a program's own modules are: the file's, or the working directory of a module."""
-    path = Path(target)
-    return str(path.resolve().parent) if target.endswith(".py") or path.is_file() else os.getcwd()
-
-
 def importable_from(file: str) -> str:
     """Return what has to be on the path to import from a ``.py``, ``.zip`` or ``.egg``."""
     return os.path.dirname(file) if file.endswith(".py") else file
@@ -112,6 +107,4 @@ def make_importable(directory: str) -> None:
     """Let the program, and the workers of local Spark, import what stands there (a directory, or an archive)."""
     if directory not in sys.path:
         sys.path.insert(0, directory)
-    known = os.environ.get("PYTHONPATH", "")
-    if directory not in known.split(os.pathsep):
-        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (directory, known) if part)
+    os.environ["PYTHONPATH"] = with_directory(directory, os.environ.get("PYTHONPATH", ""))

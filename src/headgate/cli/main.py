@@ -11,7 +11,20 @@ from typing import Annotated
 import typer
 
 from headgate import __version__
-from headgate.cli import checkpoints, doctor, pipelines, reset, run, savepoints, sinks, state, stop, store, streams
+from headgate.cli import (
+    checkpoints,
+    doctor,
+    pipelines,
+    prepare,
+    reset,
+    run,
+    savepoints,
+    sinks,
+    state,
+    stop,
+    store,
+    streams,
+)
 from headgate.cli.failures import report
 from headgate.cli.options import let_help_flow
 from headgate.errors import HeadgateError, UsageError
@@ -30,6 +43,7 @@ app.command("reset")(reset.reset)
 app.command("pipelines")(pipelines.pipelines)
 app.command("ui")(pipelines.ui)
 app.command("doctor")(doctor.doctor)
+app.command("prepare")(prepare.prepare)
 app.add_typer(streams.app, name="streams")
 app.add_typer(store.app, name="store")
 app.add_typer(sinks.app, name="sinks")

@@ -17,8 +17,9 @@ from headgate.api.preparing import make_checkpoint_directory
 from headgate.cli import keeping
 from headgate.cli.keeping import Orders
 from headgate.cli.kept import Kept
-from headgate.cli.load import importable_from, load_pipeline, make_importable, program_place
+from headgate.cli.load import importable_from, load_pipeline, make_importable
 from headgate.cli.page import HOST, PagePlace
+from headgate.cli.program_path import program_place
 from headgate.cli.run_options import (
     Beginning,
     CheckpointDirOption,
@@ -51,9 +52,10 @@ from headgate.cli.run_options import (
 )
 from headgate.cli.running import run_here, shown_by
 from headgate.errors import UsageError
-from headgate.spark.session import check_cluster, quick_jvm
+from headgate.spark.jvm_settings import quick_jvm
+from headgate.spark.session import check_cluster
 
-COMMAND = [sys.executable, "-P", "-m", "headgate.cli.main"]
+COMMAND = [sys.executable, "-P", "-m", "headgate.cli.entry"]
 """``headgate``, whatever is in the working directory."""
 
 

@@ -25,7 +25,8 @@ from headgate.cli.text import result_text
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.progress import PipelineHandle, RunResult
 from headgate.runtime.driver.succession import Succession, succeeding
-from headgate.spark.session import WarmSession, quick_jvm
+from headgate.spark.jvm_settings import quick_jvm
+from headgate.spark.session import WarmSession
 
 _R = TypeVar("_R")
 

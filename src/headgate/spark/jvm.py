@@ -1,21 +1,30 @@
 """Starts Spark's JVM, and says in one sentence why a session could not be started.
 
 What the JVM writes until it is up is kept, for that sentence; afterwards it goes on to standard error line by line,
-with what Spark's workers write. Counterpart: ``spark.session``. PySpark's ``launch_gateway`` takes arguments of the
-process for this very purpose.
+with what Spark's workers write. Counterparts: ``spark.session``, and ``spark.jvm_process``, which begins it.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 from headgate.errors import HeadgateError, PipelineFailed
+from headgate.spark.jvm_process import JvmProcess, begun, end_ahead, launch_of
+from headgate.spark.jvm_settings import LOG, START_LOG
 from headgate.spark.prerequisites import SUBMITTED
+
+_SECRET = "PYSPARK_GATEWAY_SECRET"
+
+MEANWHILE = ("pyspark.sql.pandas.functions", "pyspark.sql.classic.dataframe", "pandas")
+"""What a session and its first job import: done while the JVM starts, which takes longer."""
 
 LINES_MAX = 200
 """Kept of what a starting JVM writes: the beginning says why, the rest are frames."""
@@ -108,36 +117,60 @@ def cause_of(text: str) -> str:
     return (message if is_class else said)[:CHARS_SHOWN]
 
 
-def ensure_jvm(options: Mapping[str, str]) -> None:
-    """Have a JVM run in this process: the one that is there, or a new one with these settings of Spark.
+def ensure_jvm(settings: Mapping[str, str]) -> None:
+    """Have a JVM run for this process: the one that is there, or one with these settings of Spark.
 
     Raises:
         PipelineFailed: it ended while it started.
     """
-    from pyspark import SparkConf, SparkContext
-    from pyspark.errors import PySparkRuntimeError
-    from pyspark.java_gateway import launch_gateway
+    from pyspark import SparkContext
 
     forget_dead_jvm()
     if SparkContext._gateway is not None or SUBMITTED in os.environ:
+        end_ahead()  # OM11: somebody else has one
         return
-    conf = SparkConf()
-    for name, value in options.items():
-        conf.set(name, value)
-    source, sink = os.pipe()
-    listener = Listener(source)
-    try:
-        gateway = launch_gateway(conf, {"stderr": sink})
-    except PySparkRuntimeError:
-        is_up = False
-    else:
-        is_up = True
-    finally:
-        os.close(sink)
-    if not is_up:
+    jvm = begun(launch_of(settings, os.environ))
+    listener = Listener(jvm.words)
+    for name in MEANWHILE:
+        with suppress(ImportError):  # whoever needs it says so
+            importlib.import_module(name)
+    address = jvm.address()
+    if address is None:
         raise _not_started(telling_line(listener.heard()))
-    SparkContext._ensure_initialized(gateway=gateway, conf=conf)
+    SparkContext._ensure_initialized(gateway=_gateway_of(jvm, *address))
     listener.pass_on()
+
+
+def _gateway_of(jvm: JvmProcess, port: int, secret: str) -> Any:
+    """Return PySpark's end of a JVM that is there: it asks the environment for one, as in a program of spark-submit."""
+    from pyspark.java_gateway import launch_gateway
+
+    os.environ.update({SUBMITTED: str(port), _SECRET: secret})
+    try:
+        gateway = launch_gateway()
+    finally:
+        for name in (SUBMITTED, _SECRET):
+            del os.environ[name]
+    gateway.proc = jvm.process
+    return gateway
+
+
+def log_to(file: Path | None) -> None:
+    """Have the JVM write its warnings to ``file`` from now on; those of its start go there, too (OM13).
+
+    Nothing happens if it was told by others where to write, or there can be no such file.
+    """
+    from pyspark import SparkContext
+
+    java = SparkContext._jvm
+    before = None if java is None else java.java.lang.System.getProperty(LOG)
+    if file is None or before is None or before == str(file):
+        return
+    if Path(before).name == START_LOG:
+        with suppress(OSError), open(file, "ab") as log:
+            log.write(Path(before).read_bytes())
+    java.java.lang.System.setProperty(LOG, str(file))
+    java.org.apache.logging.log4j.core.config.Configurator.reconfigure()
 
 
 def forget_dead_jvm() -> None:

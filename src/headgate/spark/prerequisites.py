@@ -7,9 +7,11 @@ the environment; only ``check_prerequisites`` and ``answers`` look at the machin
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import socket
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from headgate.errors import PipelineFailed, UsageError
@@ -45,6 +47,21 @@ def spark_home_problem(environ: Mapping[str, str], find: Callable[[str], str | N
     if submit is None or find(str(submit)) is not None:
         return None
     return f"SPARK_HOME is {home}, but there is no {submit}: unset SPARK_HOME to use the Spark that came with PySpark"
+
+
+def spark_home(environ: Mapping[str, str]) -> str | None:
+    """Return where PySpark finds Spark, without importing PySpark; None if there is no PySpark."""
+    given = environ.get("SPARK_HOME")
+    if given:
+        return given
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return None
+    search = runpy.run_path(str(Path(spec.origin).with_name("find_spark_home.py")))["_find_spark_home"]
+    try:
+        return str(search())
+    except SystemExit:  # it has said so
+        return None
 
 
 def own_settings(environ: Mapping[str, str]) -> list[Path]:

@@ -9,9 +9,8 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from headgate.errors import UsageError
@@ -19,27 +18,18 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import LogPlace, Observer, SilentObserver
 from headgate.runtime.driver.driver import Driver, lock_for
 from headgate.runtime.driver.handle import DriverHandle
-from headgate.spark.jvm import ensure_jvm, forget_dead_jvm, starting_up
+from headgate.spark.jvm import ensure_jvm, forget_dead_jvm, log_to, starting_up
+from headgate.spark.jvm_process import end_ahead
+from headgate.spark.jvm_settings import jvm_settings, session_options
 from headgate.spark.launcher import SparkLauncher, warm_up
 from headgate.spark.masters import read_master, same_master
-from headgate.spark.own_jvm import leave_sigterm_to_the_driver, options_of, temporary_directory
+from headgate.spark.own_jvm import leave_sigterm_to_the_driver
 from headgate.spark.prerequisites import SUBMITTED, check_prerequisites
 from headgate.spark.shipping import Submission, ship
 from headgate.spark.worker_logs import log_directory, spark_log
 
 SLOTS_WAIT_S = 30.0
 """How long to wait for a cluster's executors to come up before the parallelism counts as too high."""
-
-SLOTS_LOOK_S = 1
-"""How often Spark looks whether a lost executor's replacement is there; its own 15 s would be recovery time."""
-
-SLOTS_LOOKS_MAX = 600
-"""As patient as Spark's own forty looks, for clusters that take minutes to find a machine."""
-
-JVM_OPTIONS = "SPARK_SUBMIT_OPTS"
-
-QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
-"""A pipeline's JVM computes nothing: optimizing code that runs once was a third of the processor time of a start."""
 
 
 class SparkHandle(DriverHandle):
@@ -83,7 +73,9 @@ def start_pipeline(
         with starting_up():
             session = found_session(spark, master)
             owns_session = _is_new(session)
-            if session is None:
+            if session is not None:
+                end_ahead()  # OM11
+            else:
                 session = make_session(config.name, parallelism, master, submission.conf)
             _check_slots(session, parallelism)
             ship(session, submission)
@@ -147,52 +139,21 @@ def make_session(name: str, parallelism: int, master: str | None, conf: Iterable
     if url is None and SUBMITTED not in os.environ:  # spark-submit has been told its master
         url = f"local[{parallelism}]"
     options = session_options(name, url) | dict(conf)
+    place = None if url is None else read_master(url)
+    is_local = place is not None and place.is_local
     with starting_up():
-        if url is not None:
-            place = read_master(url)
-            if place.is_local:
-                os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if is_local:
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if place is not None:
             check_prerequisites(place)
-        ensure_jvm(options)
+        ensure_jvm(jvm_settings(options))
+        log_to(spark_log(name) if is_local else None)
         builder = SparkSession.builder
         for option, value in options.items():
             builder = builder.config(option, value)
         session = builder.getOrCreate()
     leave_sigterm_to_the_driver(session)
     return session
-
-
-def session_options(name: str, master: str | None) -> dict[str, str]:
-    """Return the settings of a session of a pipeline's own; ``master`` None: Spark has been told."""
-    options = {
-        "spark.app.name": f"headgate-{name}",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": f"{SLOTS_LOOK_S}s",
-        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": str(SLOTS_LOOKS_MAX),
-        "spark.python.daemon.module": "headgate.spark.daemon",
-    }
-    if master is not None:
-        options["spark.master"] = read_master(master).url
-    is_local = master is not None and read_master(master).is_local
-    if is_local:
-        options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    given, java_options = options_of(temporary_directory() if is_local else None)
-    java = [] if "log4j" in os.environ.get(JVM_OPTIONS, "") else log_options(spark_log(name) if is_local else None)
-    if java_options:
-        java.append(java_options)
-    if java:
-        options["spark.driver.extraJavaOptions"] = " ".join(java)
-    return options | given
-
-
-def log_options(warnings: Path | None) -> list[str]:
-    """Return what tells the JVM to log nothing but what is serious, or warnings to a file of its own."""
-    kind = "quiet" if warnings is None else "logged"
-    file = os.path.join(os.path.dirname(__file__), f"log4j2-{kind}.properties")
-    options = [f"-Dlog4j2.configurationFile=file:{file}", f"-Dlog4j.configurationFile=file:{file}"]
-    return options if warnings is None else [*options, f'"-Dheadgate.log={warnings}"']
 
 
 def _stop(session: Any) -> None:
@@ -229,24 +190,6 @@ class WarmSession:
 def _stays_here(master: str | None) -> bool:
     """Whether a session for ``master`` is in this machine alone."""
     return (master or os.environ.get("HEADGATE_MASTER") or "local").startswith("local")
-
-
-@contextmanager
-def quick_jvm() -> Iterator[None]:
-    """A JVM that is started within this block starts quickly, and computes slowly.
-
-    Only for processes that do nothing with Spark but run a pipeline: PySpark keeps one JVM for the whole life of a
-    process. Options of the user's come later in its command, and win.
-    """
-    given = os.environ.get(JVM_OPTIONS)
-    os.environ[JVM_OPTIONS] = QUICK_COMPILER if given is None else f"{QUICK_COMPILER} {given}"
-    try:
-        yield
-    finally:
-        if given is None:
-            del os.environ[JVM_OPTIONS]
-        else:
-            os.environ[JVM_OPTIONS] = given
 
 
 def slots(session: Any) -> int:

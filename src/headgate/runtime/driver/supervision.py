@@ -311,6 +311,7 @@ class Supervision:
 
     def _claimed(self, begun: NewGeneration | Finished) -> None:
         if isinstance(begun, Finished):
+            self._book.begin(begun.manifest.generation, begun.manifest.totals)  # OM1: nothing is added to them
             self._observer.on_note(self._already_finished(begun.manifest))
             self.is_drained = begun.manifest.is_draining
             self.handle(events.AlreadyFinished(begun.manifest.checkpoint))

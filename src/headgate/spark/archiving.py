@@ -1,0 +1,102 @@
+"""Makes the file of classes that starts of Spark use (``spark.class_archive``): whole and durable, or not at all.
+
+A JVM that has run a job writes it down when it ends, so this starts a session, and stops it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headgate.errors import PipelineFailed, UsageError
+from headgate.model.security import Access
+from headgate.spark.class_archive import BEGINNING, archive_file, stamp
+from headgate.spark.jvm_settings import JVM_OPTIONS
+from headgate.spark.launcher import warm_up
+from headgate.spark.session import make_session
+from headgate.storage.access import FILE_MODES
+from headgate.storage.durable import sync_directory
+from headgate.storage.local import make_directories
+from headgate.storage.own_directory import OwnDirectory
+
+KEPT = 2
+"""Files of other Javas and Sparks that stay beside the newest; each has about 150 MB."""
+
+WAIT_S = 600
+
+
+def make_archive() -> Path:
+    """Make the file anew, and remove the oldest of those that are there.
+
+    It gets its name when it is whole and durable. Two that make it at the same time are in each other's way as little
+    as a JVM that uses the old one.
+
+    Raises:
+        UsageError: there is no Java or no home, or it cannot be written.
+        PipelineFailed: Spark could not start, or Java wrote nothing.
+    """
+    file = archive_file(os.environ)
+    if file is None:
+        raise UsageError("there is no Java, no Spark or no home directory; 'headgate doctor' says which")
+    try:
+        make_directories(file.parent)
+        making = OwnDirectory(file.parent / "making")
+        try:
+            made = making.path / file.name
+            have_written(made)
+            os.chmod(made, FILE_MODES[Access.OWNER])
+            with open(made, "rb") as whole:
+                os.fsync(whole.fileno())
+            made.replace(file)
+            sync_directory(file.parent)
+        finally:
+            making.remove()
+        _remove_oldest(file)
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(f"{file} cannot be written: {why}; choose another XDG_CACHE_HOME") from None
+    return file
+
+
+def have_written(made: Path, *options: str) -> None:
+    """Have a JVM run a job as those of pipelines, and write down in ``made`` what it has loaded, when it ends.
+
+    Raises:
+        UsageError, PipelineFailed: see ``make_archive``.
+    """
+    with _told(*options, f'"-XX:ArchiveClassesAtExit={made}"', "-Xlog:disable"):
+        session = make_session("prepare", 2, "local[2]")
+        warm_up(session, 2)
+    jvm: subprocess.Popen[bytes] = session.sparkContext._gateway.proc
+    session.stop()
+    assert jvm.stdin is not None
+    jvm.stdin.close()
+    try:
+        status = jvm.wait(WAIT_S)
+    except subprocess.TimeoutExpired:
+        jvm.kill()
+        status = jvm.wait()
+    if status != 0 or not made.exists():
+        raise PipelineFailed("Java has not written down the classes that it loaded; is there room on the disk?")
+
+
+@contextmanager
+def _told(*options: str) -> Iterator[None]:
+    """Have JVMs that are started within this block get ``options`` in the place of those that are set."""
+    given = os.environ.pop(JVM_OPTIONS, None)
+    os.environ[JVM_OPTIONS] = " ".join(options)
+    try:
+        yield
+    finally:
+        del os.environ[JVM_OPTIONS]
+        if given is not None:
+            os.environ[JVM_OPTIONS] = given
+
+
+def _remove_oldest(newest: Path) -> None:
+    others = [path for path in newest.parent.glob(f"{BEGINNING}*.jsa") if path != newest]
+    for path in sorted(others, key=lambda path: stamp(path)[1])[: max(0, len(others) - KEPT)]:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,108 @@
+"""What Spark's JVM and a session of a pipeline's own are told.
+
+A JVM is told nothing of the pipeline that it is begun for, so that ``headgate run`` can begin it before it knows the
+pipeline (OM10); what a session adds is told when it is made. Imports no PySpark. Counterparts: ``spark.session``,
+``spark.jvm_process``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from headgate.spark.class_archive import archive_options
+from headgate.spark.masters import read_master
+from headgate.spark.own_jvm import options_of, temporary_directory
+
+SLOTS_LOOK_S = 1
+"""How often Spark looks whether a lost executor's replacement is there; its own 15 s would be recovery time."""
+
+SLOTS_LOOKS_MAX = 600
+"""As patient as Spark's own forty looks, for clusters that take minutes to find a machine."""
+
+JVM_OPTIONS = "SPARK_SUBMIT_OPTS"
+
+QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
+"""A pipeline's JVM computes nothing: optimizing code that runs once was a third of the processor time of a start."""
+
+LOG = "headgate.log"
+"""The property of a JVM that names the file of Spark's warnings."""
+
+START_LOG = "spark-start.log"
+"""Where they are until the pipeline is known."""
+
+_OF_A_SESSION = ("spark.app.name", "spark.master")
+
+
+def session_options(name: str, master: str | None) -> dict[str, str]:
+    """Return the settings of a session of a pipeline's own; ``master`` None: Spark has been told."""
+    options = {
+        "spark.app.name": f"headgate-{name}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": f"{SLOTS_LOOK_S}s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": str(SLOTS_LOOKS_MAX),
+        "spark.python.daemon.module": "headgate.spark.daemon",
+    }
+    if master is not None:
+        options["spark.master"] = read_master(master).url
+    is_local = master is not None and read_master(master).is_local
+    if is_local:
+        options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    directory = temporary_directory() if is_local else None
+    given, java_options = options_of(directory)
+    java = [] if "log4j" in os.environ.get(JVM_OPTIONS, "") else log_options(directory, is_local=is_local)
+    if java_options:
+        java.append(java_options)
+    if java:
+        options["spark.driver.extraJavaOptions"] = " ".join(java)
+    return options | given
+
+
+def jvm_settings(options: Mapping[str, str]) -> dict[str, str]:
+    """Return which of the settings of a session, and of the user's, its JVM is begun with.
+
+    A local one learns the name and the number of slots with its session, as PySpark has it for every second session.
+    """
+    if not read_master(options.get("spark.master", "yarn")).is_local:
+        return dict(options)
+    return {name: value for name, value in options.items() if name not in _OF_A_SESSION} | {"spark.master": "local"}
+
+
+def log_options(directory: Path | None, *, is_local: bool) -> list[str]:
+    """Return what tells the JVM to log nothing but what is serious; a local one, its warnings to a file.
+
+    ``directory``: for that file until the pipeline is known; None: what is warned of until then is lost.
+    """
+    kind = "logged" if is_local else "quiet"
+    file = os.path.join(os.path.dirname(__file__), f"log4j2-{kind}.properties")
+    options = [f"-Dlog4j2.configurationFile=file:{file}", f"-Dlog4j.configurationFile=file:{file}"]
+    if not is_local:
+        return options
+    return [*options, f'"-D{LOG}={os.devnull if directory is None else directory / START_LOG}"']
+
+
+def quick_options(given: str | None) -> str:
+    """Return what a JVM is to be told that starts quickly; options of the user's come later, and win."""
+    return " ".join([QUICK_COMPILER, *archive_options(), *([] if given is None else [given])])
+
+
+@contextmanager
+def quick_jvm() -> Iterator[None]:
+    """A JVM that is started within this block starts quickly, and computes slowly.
+
+    Only for processes that do nothing with Spark but run a pipeline: PySpark keeps one JVM for the whole life of a
+    process.
+    """
+    given = os.environ.get(JVM_OPTIONS)
+    os.environ[JVM_OPTIONS] = quick_options(given)
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[JVM_OPTIONS]
+        else:
+            os.environ[JVM_OPTIONS] = given
