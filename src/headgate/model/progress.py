@@ -258,14 +258,17 @@ class LogPlace(str):
 class Continuation(str):
     """The note that says what a generation continues from: text for people, and what it says for whoever must know."""
 
-    def __new__(cls, generation: Generation, checkpoint: CheckpointId, moved: str = "") -> Self:
-        """``moved``: what is said of a change of the parallelism."""
+    def __new__(cls, generation: Generation, checkpoint: CheckpointId, before: int, now: int) -> Self:
+        """``before``, ``now``: the parallelism that the checkpoint was taken at, and that of this generation."""
+        moved = "" if before == now else f", which parallelism {before} wrote, at parallelism {now}"
         note = super().__new__(cls, f"generation {generation} continues from checkpoint {checkpoint}{moved}")
-        note.generation, note.checkpoint = generation, checkpoint
+        note.generation, note.checkpoint, note.parallelism = generation, checkpoint, before
         return note
 
     generation: Generation
     checkpoint: CheckpointId
+    parallelism: int
+    """That the checkpoint was taken at."""
 
 
 class Observer(Protocol):

@@ -14,6 +14,7 @@ from tests.runtime.checkpoints.writing import write_snapshot
 import headgate as hg
 from headgate.codec.snapshot import LISTS_PREFIX, encode_sections
 from headgate.errors import CorruptionError, UsageError
+from headgate.model.failure import FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.options import Guarantee
@@ -21,9 +22,10 @@ from headgate.model.plan import Plan
 from headgate.operators.base import RestoredState
 from headgate.operators.checkpointed.lists import OperatorLists
 from headgate.protocol.loops.part import RoundProgress
-from headgate.runtime.checkpoints.restoring import RestoredSnapshots, read_restored, restored_by
+from headgate.runtime.checkpoints.restoring import NotRestorable, RestoredSnapshots, read_restored, restored_by
 from headgate.runtime.checkpoints.snapshots import read_part
 from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
+from headgate.runtime.worker.worker import failure_of
 from headgate.storage.memory import MemoryStorage
 
 
@@ -180,6 +182,14 @@ def test_after_a_rescale_rounds_go_on_from_the_lowest_round_of_any_head(after: i
 def test_heads_that_have_not_started_hold_the_rounds_of_all_back() -> None:  # L36
     progress = {0: RoundProgress(-1, 0, 3), 1: RoundProgress(-1, -1, -1)}
     assert loop_former(2, progress, 0, 1).rounds(SUM) == RoundProgress(closed=-1, started=-1, highest=3)
+
+
+def test_operators_on_both_sides_of_the_end_of_a_round_are_not_merged() -> None:  # L40
+    progress = {0: RoundProgress(4, 5, 7), 1: RoundProgress(5, 6, 9)}
+    assert [loop_former(2, progress, worker, 2).rounds(SUM) for worker in range(2)] == list(progress.values())
+    with pytest.raises(NotRestorable, match=r"can only be restored at parallelism 2; run with that") as raised:
+        loop_former(2, progress, 0, 1).rounds(SUM)
+    assert failure_of(raised.value).kind is FailureKind.DETERMINISTIC, "nobody starts it again"
 
 
 def edited(parallelism: int) -> Plan:

@@ -24,6 +24,14 @@ def test_the_product_passes_every_smoke_seed() -> None:  # SM5
     assert [(result.seed, str(result.violation)) for result in results if result.violation] == []
 
 
+def test_who_moved_a_pipeline_while_a_round_ended_moves_it_back() -> None:  # L40
+    result = run_seed(7828, is_traced=True)
+    assert result.violation is None
+    refusals = [line for line in result.story if "can only be restored at parallelism 3" in line]
+    assert any("PipelineFailed" in line for line in refusals), "the seed is about something else now: find another one"
+    assert not any("restarts in" in line for line in refusals), "it cannot help"
+
+
 @pytest.mark.parametrize("workload", [*WORKLOADS, *KEPT], ids=lambda workload: workload.name)
 def test_every_workload_ends_right_without_faults(workload: Workload) -> None:
     run = Run(1)

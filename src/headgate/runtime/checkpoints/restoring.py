@@ -92,6 +92,10 @@ def _anywhere(node: str) -> None:
     """Where nothing is configured, the system's directory for temporary files is taken."""
 
 
+class NotRestorable(UsageError):  # noqa: N818 - said of the checkpoint
+    """A checkpoint cannot be restored as it is wanted: starting again cannot help (L40)."""
+
+
 class RestoredSnapshots:
     """What this worker was given of the snapshots, by former subtask."""
 
@@ -187,7 +191,7 @@ class RestoredSnapshots:
             found = {} if found is None else found
             for split, position in positions.items():
                 if found.setdefault(split, position) != position:
-                    raise UsageError(
+                    raise NotRestorable(
                         f"source '{node}' has two positions of split '{split}', the second one from subtask {index}; "
                         "positions() of a reader must hold the splits that it owns and no others"
                     )
@@ -209,7 +213,7 @@ class RestoredSnapshots:
         """Return how far rounds had come in a subtask of ``vertex`` (L36).
 
         Raises:
-            UsageError: former subtasks with different progress cannot be merged into one.
+            NotRestorable: former subtasks with different progress cannot be merged into one (L40).
         """
         name = f"{ROUNDS_PREFIX}{vertex.head.name}"
         stored = [sections[name] for _, sections in self._seen_by(vertex) if name in sections]
@@ -217,7 +221,7 @@ class RestoredSnapshots:
         if not found:
             return NO_ROUNDS
         if len({progress.closed for progress in found}) > 1:
-            raise UsageError(
+            raise NotRestorable(
                 f"the restored checkpoint was taken while a round of loop '{vertex.nest}' was ending, so it can only "
                 f"be restored at parallelism {self._count}; run with that, or go back to another checkpoint"
             )

@@ -329,8 +329,7 @@ class Supervision:
         self._book.begin(begun.generation, counted_before(begun.restored))
         if begun.restored is not None:
             before, now = begun.restored.parallelism, definition.plan.parallelism
-            moved = "" if before == now else f", which parallelism {before} wrote, at parallelism {now}"
-            self._observer.on_note(Continuation(begun.generation, begun.restored.checkpoint, moved))
+            self._observer.on_note(Continuation(begun.generation, begun.restored.checkpoint, before, now))
         if self._is_drain_wanted:  # E9
             self.live.drain(self._ordered_for_the_end())
         elif begun.restored is not None and begun.restored.is_draining:

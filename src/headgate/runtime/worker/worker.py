@@ -27,7 +27,7 @@ from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Decli
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.loops import rounds
 from headgate.protocol.subtasks import subtask as machine
-from headgate.runtime.checkpoints.restoring import owned_key_groups
+from headgate.runtime.checkpoints.restoring import NotRestorable, owned_key_groups
 from headgate.runtime.checkpoints.targets import Destination
 from headgate.runtime.checkpoints.uploads import PrepareRefused, SnapshotWriter
 from headgate.runtime.process import PROCESS
@@ -478,7 +478,9 @@ def failure_of(error: BaseException) -> Failure:
         case UserFunctionError():
             reason = f"the function of operator '{error.node}' failed on the record {error.record}"
             return Failure(FailureKind.USER_CODE, reason, error.traceback_text)
-        case PrepareRefused() | BadRecord() | TruncatedError() | OtherSchemaError():  # SC32, SC50
+        case (
+            PrepareRefused() | BadRecord() | TruncatedError() | OtherSchemaError() | NotRestorable()
+        ):  # SC32, SC50, L40
             return Failure(FailureKind.DETERMINISTIC, str(error))
     where = f"operator '{node}': " if node else ""
     if isinstance(error, UnsoundFiles):  # R57

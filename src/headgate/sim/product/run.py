@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headgate.connectors.files.commit import committed_files
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, PipelineFailed
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import Continuation, Progress, RunResult
@@ -86,6 +86,7 @@ class Watcher:
         """See ``Observer``."""
         self._tell(text)
         if isinstance(text, Continuation):
+            self._started.restored_from = text.parallelism
             self._run.on_restored(self._started, text)
 
     def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
@@ -268,6 +269,8 @@ class Run:
         words = f"{type(error).__name__}: {error}"
         self.world.tell(process.name, words)
         self._judge(words)
+        if isinstance(error, PipelineFailed) and error.is_for_good and started.restored_from:
+            self.settings.parallelism = started.restored_from  # another one was perhaps what was wrong (L40)
         if isinstance(error, HeadgateError):
             self._heed(error)
         return error

@@ -20,12 +20,18 @@ DEADLY = (Fault.WORKER_CRASH, Fault.DRIVER_CRASH, Fault.POWER_CUT)
 
 @dataclass(slots=True)
 class Started:
-    """One start of the pipeline. ``listed``: what its sources list."""
+    """One start of the pipeline.
+
+    Attributes:
+        listed: what its sources list.
+        restored_from: the parallelism at which the checkpoint was taken that it restored last; 0: none.
+    """
 
     process: SimProcess
     spark: SimSpark
     listed: list[Splits]
     driver: Driver | None = None
+    restored_from: int = 0
 
 
 class Struck(Protocol):
