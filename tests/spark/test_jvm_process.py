@@ -42,7 +42,7 @@ def launch(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
     """How a JVM is begun in the process as it is then."""
     monkeypatch.setenv("SPARK_HOME", str(home))
     monkeypatch.setattr(jvm_process, "_ahead", [])
-    monkeypatch.setattr(jvm_process, "temporary_directory", lambda: tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     yield lambda **settings: launch_of({"spark.x": "1", **settings}, os.environ)
     end_ahead()
@@ -64,7 +64,7 @@ def test_a_jvm_that_was_begun_ahead_is_taken(launch: Callable[..., Launch], tmp_
     try:
         assert found is ahead
         assert found.address() == (7, "secret")
-        assert not list(tmp_path.glob("gateway-*")), "the secret does not stay"
+        assert not list(tmp_path.glob("headgate-gateway-*")), "the secret does not stay"
         end_ahead()
         assert is_running(found), "it has been taken"
         other = begun(launch())
@@ -150,6 +150,14 @@ def test_a_fork_leaves_the_jvm_to_its_parent(launch: Callable[..., Launch], monk
         close(found)
     assert is_running(ahead)
     close(ahead)
+
+
+def test_a_jvm_can_say_its_address_when_its_process_is_dead_and_swept(
+    launch: Callable[..., Launch], tmp_path: Path
+) -> None:  # OM11
+    """One that cannot write would never come to read its input, whose end is its own."""
+    begin_ahead(launch())
+    assert [path.parent for path in tmp_path.rglob("headgate-gateway-*")] == [tmp_path]
 
 
 LEFT = """

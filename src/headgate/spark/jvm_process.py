@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headgate.errors import UsageError
-from headgate.spark.own_jvm import temporary_directory
 from headgate.spark.prerequisites import spark_home
 
 LOOK_S = 0.01
@@ -81,7 +80,8 @@ class JvmProcess:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self._owner = os.getpid()
-        self._place = Path(tempfile.mkdtemp(prefix="gateway-", dir=temporary_directory()))
+        # Not in the directory that the next start sweeps: a JVM that cannot write there lives on without its driver.
+        self._place = Path(tempfile.mkdtemp(prefix="headgate-gateway-"))
         self._told = self._place / "address"
         environment = {
             **launch.environment,
