@@ -110,12 +110,12 @@ def cuts_of_any_stream_fit() -> AbstractContextManager[None]:  # S66
 
 
 def a_hold_of_what_is_gone_is_taken() -> AbstractContextManager[None]:  # S69
-    real = heads.extents
+    real = heads._extents
 
-    def extents(connection: Any, stream: Any) -> Any:
-        return {s: truncation.Extent(0, x.end) for s, x in real(connection, stream).items()}
+    def extents(connection: Any, *of: Any) -> Any:
+        return {s: truncation.Extent(0, x.end) for s, x in real(connection, *of).items()}
 
-    return patched(heads, "extents", extents)
+    return patched(heads, "_extents", extents)
 
 
 def whoever_was_replaced_holds_on() -> AbstractContextManager[None]:  # S69

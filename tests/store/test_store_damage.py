@@ -279,7 +279,7 @@ def test_a_check_tells_of_a_chunk_that_is_damaged_anywhere_and_goes_on(
     with Store.open(tmp_path / "store") as store:
         before = {problem.where for problem in store.fsck()}
         for at in range(0, len(data), 64):
-            first.write_bytes(data[:at] + bytes(len(data[at : at + 64])) + data[at + 64 :])
+            first.write_bytes(data[:at] + bytes(byte ^ 0xFF for byte in data[at : at + 64]) + data[at + 64 :])
             found = store.fsck()
             assert {problem.where for problem in found} > before, f"nothing is wrong from byte {at} on"
             assert all("\n" not in problem.what and not problem.is_harmless for problem in found)

@@ -35,9 +35,9 @@ def test_state_is_in_rocksdb(monkeypatch: pytest.MonkeyPatch) -> None:  # SM48
     opened: list[Any] = []
     begin = Database.__init__
 
-    def opens(self: Database, *arguments: Any) -> None:
+    def opens(self: Database, *arguments: Any, **options: Any) -> None:
         opened.append(arguments)
-        begin(self, *arguments)
+        begin(self, *arguments, **options)
 
     monkeypatch.setattr(Database, "__init__", opens)
     for seed in SMOKE:

@@ -86,7 +86,7 @@ def test_an_answer_that_nobody_knows_any_more_is_the_callers_to_look_up(
     monkeypatch.setattr(settlings, "ANSWER_BYTES_MAX", 0)
     with over(wire) as store, store.writer(STREAM, linger=None) as writer:
         done = writer.append(keyed(("a", 0)))
-        wire.lose_answer(APPEND)
+        wire.lose_answer(APPEND, is_given=True)
         with pytest.raises(StorageError, match="answer was lost") as caught:
             writer.flush()
         assert caught.value.is_transient

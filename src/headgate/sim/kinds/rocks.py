@@ -61,8 +61,8 @@ class RocksFilesRun(RocksRun):
         """See ``Run``."""
         usual = SharedMemory.options
 
-        def options(self: SharedMemory, *, is_new: bool = True) -> Any:
-            made = usual(self, is_new=is_new)
+        def options(self: SharedMemory, **of_it: bool) -> Any:
+            made = usual(self, **of_it)
             made.set_disable_auto_compactions(True)
             made.set_level_zero_slowdown_writes_trigger(FILES_MAX)
             made.set_level_zero_stop_writes_trigger(FILES_MAX)
