@@ -87,7 +87,7 @@ def members_say_that_they_commit() -> None:
     real = GroupReader.commit
 
     def commit(self: Any) -> None:
-        if next(_count) % 10 == 0:
+        if next(_count) % 10 == 9:
             real(self)
 
     GroupReader.commit = commit  # type: ignore[method-assign]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -14,7 +15,15 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from headgate.errors import PipelineFailed, UsageError
-from headgate.spark.jvm import Listener, cause_of, forget_dead_jvm, log_to, starting_up, telling_line
+from headgate.spark.jvm import (
+    Listener,
+    cause_of,
+    forget_dead_jvm,
+    log_to,
+    says_more_than_an_end,
+    starting_up,
+    telling_line,
+)
 from headgate.spark.jvm_settings import LOG, START_LOG, jvm_settings, session_options
 from headgate.spark.session import found_session, make_session
 
@@ -26,6 +35,19 @@ PY4J = """An error occurred while calling None.org.apache.spark.api.java.JavaSpa
 : org.apache.spark.SparkException: Could not parse Master URL: 'x'
 \tat org.apache.spark.SparkContext.<init>(SparkContext.scala:1)
 """
+
+
+def test_of_a_jvm_that_ended_py4j_prints_no_traceback() -> None:
+    def record(path: str, words: str) -> logging.LogRecord:
+        return logging.LogRecord("root", logging.ERROR, path, 1, words, (), None)
+
+    from py4j import java_gateway  # type: ignore[import-untyped]
+
+    words = "Exception while sending command."
+    assert f'"{words}")' in Path(java_gateway.__file__).read_text(), "py4j says something else by now"
+    assert not says_more_than_an_end(record(java_gateway.__file__, words))
+    assert says_more_than_an_end(record(java_gateway.__file__, "something else"))
+    assert says_more_than_an_end(record(__file__, words)), "of a program's own"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import logging
 import os
 import sys
 import threading
@@ -42,6 +43,15 @@ NOISE = (
     "Picked up ",
 )
 """What every start prints, and nobody needs."""
+
+
+def says_more_than_an_end(record: logging.LogRecord) -> bool:
+    """Whether a record of the root logger is not py4j's traceback about a JVM that ended while it was asked.
+
+    Depending on the moment, py4j raises and says nothing, or raises and prints pages. The raised error becomes a
+    sentence of ours.
+    """
+    return not (record.module == "java_gateway" and record.msg == "Exception while sending command.")
 
 
 class Listener:
@@ -138,6 +148,7 @@ def ensure_jvm(settings: Mapping[str, str]) -> None:
     if address is None:
         raise _not_started(telling_line(listener.heard()))
     SparkContext._ensure_initialized(gateway=_gateway_of(jvm, *address))
+    logging.getLogger().addFilter(says_more_than_an_end)
     listener.pass_on()
 
 

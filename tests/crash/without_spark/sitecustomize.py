@@ -7,27 +7,38 @@ product's own: the command line, the keeper, the standby, the driver, the worker
 import importlib.util
 import sys
 
-SESSION = "headgate.spark.session"
+SESSION, JVM = "headgate.spark.session", "headgate.spark.jvm_process"
 
 
 class Finder:
-    """Replaces three names of the session's module as soon as it is imported."""
+    """Replaces names of two modules as soon as they are imported: no session is made, and no JVM begun ahead."""
+
+    def __init__(self):
+        self._wanted = {SESSION: without_session, JVM: without_jvm}
 
     def find_spec(self, name, path=None, target=None):
-        if name != SESSION:
+        replace = self._wanted.pop(name, None)
+        if replace is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         original = spec.loader.exec_module
 
         def exec_module(module):
             original(module)
-            module.start_pipeline = lambda definition, **options: start(module, definition, **options)
-            module.check_cluster = lambda *_: None
-            module.WarmSession = Nothing
+            replace(module)
 
         spec.loader.exec_module = exec_module
         return spec
+
+
+def without_session(module):
+    module.start_pipeline = lambda definition, **options: start(module, definition, **options)
+    module.check_cluster = lambda *_: None
+    module.WarmSession = Nothing
+
+
+def without_jvm(module):
+    module.begin_ahead = lambda launch: None
 
 
 class Nothing:
