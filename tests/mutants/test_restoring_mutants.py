@@ -15,7 +15,8 @@ from tests.runtime.checkpoints import test_restoring
 from tests.runtime.worker import test_subtask_runner
 
 from headgate.codec.snapshot import FINISHED_PREFIX, ROUNDS_PREFIX
-from headgate.runtime.checkpoints.restoring import RestoredSnapshots
+from headgate.protocol.loops.part import NO_ROUNDS
+from headgate.runtime.checkpoints.restoring import NotRestorable, RestoredSnapshots
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
 
@@ -83,3 +84,23 @@ def test_rounds_that_go_on_from_the_highest_head_are_caught(after: int) -> None:
 def test_an_unknown_node_that_counts_as_finished_is_caught(after: int) -> None:
     named = test_restoring.test_a_vertex_with_an_operator_that_the_snapshot_does_not_know_has_not_finished
     assert_caught(a_node_that_the_snapshot_does_not_know_has_finished, named, after)
+
+
+@contextmanager
+def both_sides_of_the_end_of_a_round_are_merged() -> Iterator[None]:
+    def rounds(self: Any, vertex: Any) -> Any:
+        try:
+            return original(self, vertex)
+        except NotRestorable:
+            return NO_ROUNDS
+
+    original = RestoredSnapshots.rounds
+    with patched(RestoredSnapshots, "rounds", rounds):
+        yield
+
+
+def test_operators_that_are_merged_over_the_end_of_a_round_are_caught() -> None:
+    assert_caught(
+        both_sides_of_the_end_of_a_round_are_merged,
+        test_restoring.test_operators_on_both_sides_of_the_end_of_a_round_are_not_merged,
+    )
