@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from pyspark import SparkContext
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.spark import jvm, jvm_process, session
 from headgate.spark.jvm_process import JvmProcess, Launch, begin_ahead, begun, end_ahead, imports_have_set, launch_of
 
@@ -55,6 +56,19 @@ def is_running(process: JvmProcess) -> bool:
 def close(process: JvmProcess) -> None:
     process.end()
     assert not is_running(process)
+
+
+def test_what_a_command_left_that_was_killed_at_its_start_is_removed_later(
+    launch: Callable[..., Launch], tmp_path: Path
+) -> None:  # OM11
+    old, young = tmp_path / f"{jvm_process.PLACE}old", tmp_path / f"{jvm_process.PLACE}young"
+    for place, age_s in ((old, jvm_process.OLD_S + 60), (young, 60)):
+        place.mkdir()
+        (place / "address").touch()
+        os.utime(place, (SYSTEM_CLOCK.wall_ms() / 1000 - age_s,) * 2)
+    close(JvmProcess(launch()))
+    assert not old.exists()
+    assert young.exists(), "its JVM may be starting"
 
 
 def test_a_jvm_that_was_begun_ahead_is_taken(launch: Callable[..., Launch], tmp_path: Path) -> None:  # OM10

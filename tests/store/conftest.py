@@ -12,6 +12,12 @@ from headgate.store.store import Store
 
 
 @pytest.fixture
+def hearing_s() -> float:
+    """So long after a change was made a reader may not have heard of it."""
+    return 0.0
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "store") as opened:
         opened.create_stream(STREAM, KEYED, segments=3, routing_key="key")

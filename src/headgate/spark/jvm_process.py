@@ -18,14 +18,22 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import UsageError
 from headgate.spark.prerequisites import spark_home
 
 LOOK_S = 0.01
 """How often to look whether the JVM has said where it can be talked to."""
+
+PLACE = "headgate-gateway-"
+"""How the directories begin, among those for temporary files, in which a JVM says where it can be talked to."""
+
+OLD_S = 3_600.0
+"""What a command that was killed at its start left there is removed after so long: its JVM needs it until it ends."""
 
 _LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
 
@@ -80,8 +88,9 @@ class JvmProcess:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self._owner = os.getpid()
+        _remove_old()
         # Not in the directory that the next start sweeps: a JVM that cannot write there lives on without its driver.
-        self._place = Path(tempfile.mkdtemp(prefix="headgate-gateway-"))
+        self._place = Path(tempfile.mkdtemp(prefix=PLACE))
         self._told = self._place / "address"
         environment = {
             **launch.environment,
@@ -128,6 +137,15 @@ class JvmProcess:
         self.process.wait()
         os.close(self.words)
         shutil.rmtree(self._place, ignore_errors=True)
+
+
+def _remove_old() -> None:
+    """Remove what others of this user left long ago."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PLACE}*"):
+        with suppress(OSError):  # somebody else does it, too
+            found = path.lstat()
+            if found.st_uid == os.getuid() and SYSTEM_CLOCK.wall_ms() / 1000 - found.st_mtime > OLD_S:
+                shutil.rmtree(path)
 
 
 def _leave_ctrl_c() -> None:

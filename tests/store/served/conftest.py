@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.servers.proxy import Wire
 from tests.store import storing
-from tests.store.served.serving import serving
+from tests.store.served.serving import WAIT_S, serving
 from tests.store.storing import KEYED, STREAM
 
 from headgate.store import store as stores
@@ -75,6 +75,12 @@ def _stores_are_served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(Store, "open", classmethod(open_there))
         monkeypatch.setattr(Store, "exists", staticmethod(exists_there))
         yield
+
+
+@pytest.fixture
+def hearing_s() -> float:
+    """A client hears of a change a moment after it was made."""
+    return WAIT_S
 
 
 @pytest.fixture
