@@ -91,6 +91,15 @@ class Clients:
             self.tend()
             time.sleep(0.05)
 
+    def have_read(self, name: str) -> None:
+        """Wait until the present life of a member has events behind it."""
+        until = time.monotonic() + PATIENCE_S
+        file = self.logs / f"{name}.{self._lives[name]}.jsonl"
+        while not (file.exists() and any("read" in line for line in list(lines(file))[:-1])):
+            assert time.monotonic() < until, f"{name} reads nothing"
+            self.tend()
+            time.sleep(0.05)
+
     def _begun(self, name: str) -> int:
         return sum("begin" in line for file in self.logs.glob(f"{name}.*.jsonl") for line in lines(file))
 
@@ -135,6 +144,13 @@ Strike = Callable[[random.Random, Store, Clients], None]
 def kills(chance: random.Random, store: Store, clients: Clients) -> None:
     """Kill somebody at any moment."""
     clients.kill(chance.choice(clients.names))
+
+
+def kills_a_reader(chance: random.Random, store: Store, clients: Clients) -> None:
+    """Kill a member of the group that has read events and said that it committed them."""
+    name = chance.choice(clients.of("member"))
+    clients.have_read(name)
+    clients.kill(name)
 
 
 def kills_in_the_middle(chance: random.Random, store: Store, clients: Clients) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.logs.bugs import PLANTED
 from tests.logs.checks import Kind
-from tests.logs.faults import STRIKES, Strike, kills, lived_through, scales
+from tests.logs.faults import STRIKES, Strike, kills_a_reader, lived_through, scales
 from tests.logs.judging import anomalies
 
 from headgate.store.store import Store
@@ -32,7 +32,7 @@ FOUND: dict[str, tuple[Kind, tuple[str, ...], tuple[Strike, ...]]] = {
     "lost_answers_are_not_looked_up": (Kind.TWO_PLACES, ("append1",), (scales,)),
     "transactions_become_visible_one_by_one": (Kind.TORN_READ, ("transact1", "observe1"), (scales, scales)),
     "a_reader_passes_over_some": (Kind.SKIPPED, ("append1", "observe1"), (scales,)),
-    "members_say_that_they_commit": (Kind.PROCESSED_TWICE, ("append1", "member1"), (kills, kills, kills, kills)),
+    "members_say_that_they_commit": (Kind.PROCESSED_TWICE, ("append1", "member1"), (kills_a_reader, kills_a_reader)),
 }
 """Which anomaly shows, with which clients and strikes."""
 
