@@ -256,7 +256,7 @@ def joins(me: Client) -> None:
         count += 1
         name = f"{me.recorder.process}.{count}"
         with contextlib.suppress(FencedError):
-            busy = me.chance.choice((None, "1m"))
+            busy = me.chance.choice((None, "10s"))  # whoever is killed keeps its share for so long
             member = insistently(lambda: _joined(me, name, busy))  # noqa: B023
             if _processes(me, member, me.chance.randint(5, 60)):
                 return
