@@ -40,7 +40,8 @@ setup-test:
 
 docs: ## build the documentation site in build/site, check its links and that it loads nothing from outside
 	@scripts/setup.sh docs
-	NO_COLOR=1 .venv/bin/zensical build --clean --strict
+	@# a docstring that the reference cannot read is an error, too
+	set -o pipefail; NO_COLOR=1 .venv/bin/zensical build --clean --strict 2>&1 | tee /dev/stderr | { ! grep -q '^griffe:'; }
 	$(PYTHON_ENV) scripts/check_site.py build/site
 
 demo: setup-java ## kill a worker and the driver of a running pipeline, compare its counts (LOGS="PATH...")

@@ -356,7 +356,11 @@ class Pipeline:
             starter: starts what the pipeline defines.
             checkpoint_dir: where checkpoints are kept if the pipeline does not say.
             parallelism: instead of what the pipeline says.
-            observer, restore, go_back_behind, allow_unclaimed_state, fresh: see ``start``.
+            observer: see ``start``, as for all that follow.
+            restore: see ``start``.
+            go_back_behind: see ``start``.
+            allow_unclaimed_state: see ``start``.
+            fresh: see ``start``.
 
         Raises:
             UsageError: wrong pipeline, or another driver runs it.

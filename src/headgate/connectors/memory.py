@@ -217,7 +217,7 @@ class Print(Discard):
         """Refuse columns that have no JSON text.
 
         Raises:
-            UsageError
+            UsageError: there is one.
         """
         check_json(schema)
 

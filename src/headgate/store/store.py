@@ -208,7 +208,7 @@ class Store(OwnedStore):
             scaling: how to adjust the number of segments automatically. None: only by hand.
 
         Raises:
-            UsageError
+            UsageError: a stream of this name exists, or something that was given cannot be used.
         """
         policies = policy_of(retention), scaling_policy_of(scaling)
         wanted = StreamDefinition(name, schema, segments, routing_key, *policies).checked()

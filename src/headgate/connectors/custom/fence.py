@@ -41,7 +41,7 @@ class Fence:
         Pass None if the target has stored none.
 
         Raises:
-            FencedError
+            FencedError: it is.
         """
         if remembered is None:
             return
@@ -57,7 +57,7 @@ class Fence:
         generation: see ``refuse_if_replaced_by``.
 
         Raises:
-            FencedError
+            FencedError: it does.
         """
         if newest is not None and newest > self.generation:
             raise FencedError(f"sink '{self.owner}'", Generation(self.generation), Generation(newest))

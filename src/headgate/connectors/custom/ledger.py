@@ -67,7 +67,7 @@ class LedgerSink(RememberingSink):
         The default accepts every schema.
 
         Raises:
-            UsageError
+            UsageError: they cannot.
         """
 
     # -- what the runtime calls -------------------------------------------------------------------------------------

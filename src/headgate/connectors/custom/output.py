@@ -56,7 +56,7 @@ class LedgerOutput:
 
         Raises:
             CorruptionError: they are damaged or gone.
-            StorageError
+            StorageError: they cannot be read now.
         """
         if self._whole is not None:
             yield from self._batches(self._whole)

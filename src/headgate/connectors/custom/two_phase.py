@@ -112,7 +112,7 @@ class TwoPhaseSink(RememberingSink, Generic[Open]):
         The default accepts every schema.
 
         Raises:
-            UsageError
+            UsageError: they cannot.
         """
 
     # -- what the runtime calls -------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class FileSink:
         """Check the schema, and that a local directory may be written to as it is now. Writes nothing (SC7).
 
         Raises:
-            UsageError
+            UsageError: the format cannot hold a column, or the directory may not be written to.
         """
         check_format(self._format, schema)
         directory = local_directory(self.url)

@@ -242,7 +242,7 @@ class BatchValueState(_BatchState):
         """Make sure that values can be combined so; for Headgate only.
 
         Raises:
-            UsageError
+            UsageError: they cannot.
         """
         dtype = self._descriptor.type
         if how == "last":
