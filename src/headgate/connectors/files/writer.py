@@ -84,7 +84,7 @@ class FileWriter:
         """Take over what former subtasks held back, each of them by one subtask: the next ``seal`` writes it (D14)."""
         for state in states:
             if state.subtask_index % self._context.parallelism == self._context.subtask_index:
-                self._restored += held_in(state, self._context.node)
+                self._restored += held_in(state, self._context.node, self._context.schema)
 
     def finish(self) -> None:
         """Hold nothing back any more (D14)."""
