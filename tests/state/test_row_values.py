@@ -26,6 +26,10 @@ VALUES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.large_string(), st.text()),
     (pa.large_binary(), st.binary()),
     (pa.timestamp("us"), TIMES),
+    (
+        pa.timestamp("us", "UTC"),
+        TIMES | st.datetimes(datetime(2, 1, 1), datetime(9998, 1, 1), timezones=st.timezones()),
+    ),
     (pa.date32(), st.dates()),
     (pa.duration("us"), st.timedeltas(timedelta(days=-9_999), timedelta(days=9_999))),
     (

@@ -14,11 +14,17 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.operators.harness import Harness
+from typer.testing import CliRunner
 
 import headgate as hg
+from headgate.cli import main as cli
 from headgate.codec.zones import LOCAL_TIME, MOMENT
 from headgate.connectors.files.commit import read_committed
-from headgate.operators import types
+from headgate.model.graph import BROADCAST_INPUT, MAIN_INPUT
+from headgate.operators import catalog, types
+from headgate.operators.base import RestoredState
+from headgate.state.key_hash import hash_column, hash_columns
 from headgate.store.store import Store
 from headgate.testing import EOF, PAUSE, Collect, ScriptedSource, run, running
 
@@ -124,9 +130,7 @@ def test_int96_is_a_moment(tmp_path: Path) -> None:  # N74
     p.source(hg.ParquetFiles(tmp_path)).sink(sink)
     run(p)
     expected = [{k: v for k, v in row.items() if k != "wall"} for row in ROWS]
-    assert by_n(sink.rows()) == [
-        {**row, "s": {"n": row["n"], "t": row["at"]}, "l": [row["at"]]} for row in expected
-    ]
+    assert by_n(sink.rows()) == [{**row, "s": {"n": row["n"], "t": row["at"]}, "l": [row["at"]]} for row in expected]
 
 
 def written_to(store: Path, name: str = "writes") -> None:
@@ -159,13 +163,14 @@ def test_a_stream_of_the_release_before_is_written_as_before_until_it_is_updated
     in_utc = [{**row, "at": row["at"].astimezone(dt.UTC).replace(tzinfo=None)} for row in by_n([*ROWS, *ROWS])]
     assert (schema.field("at").type, rows) == (LOCAL_TIME, in_utc)
     store = Store.shared(tmp_path / "store")
-    reader = store.reader("app/all", 0, schema_version=0)
     store.update_stream("app/all", columns=pa.schema({"at": MOMENT}))
     written_to(tmp_path / "store", "third")
     schema, rows = read_of(tmp_path, "reads-moments")
     assert (schema.field("at").type, rows) == (MOMENT, by_n([*ROWS, *ROWS, *ROWS]))
-    batch = reader.read()
-    assert batch is not None and batch.schema.field("at").type == LOCAL_TIME
+    readers = [store.reader("app/all", segment, 0, schema_version=0) for segment in range(4)]
+    batches = [batch for reader in readers for batch in iter(reader.read, None)]
+    assert {batch.schema.field("at").type for batch in batches} == {LOCAL_TIME}, "newer events, too"
+    assert sum(batch.num_rows for batch in batches) == 180
 
 
 def test_local_times_go_into_a_stream_of_moments_as_before(tmp_path: Path) -> None:  # SC53
@@ -284,4 +289,78 @@ def test_a_pipeline_goes_on_from_a_checkpoint_of_the_release_before(
     before.undo()
     run(stateful("s", tmp_path / "out", 40, state=backend), checkpoint_dir=tmp_path / "checkpoints")
     run(stateful("whole", tmp_path / "whole", 40))
+    held = [pq.read_schema(path).field("at").type for path in (tmp_path / "out" / "held").glob("*.parquet")]
+    assert held and {*held} == {MOMENT}
     assert results(tmp_path / "out") == results(tmp_path / "whole")
+
+
+# -- what else was stored ----------------------------------------------------------------------------------------------
+
+
+def test_positions_in_rows_mean_what_they_meant(before: Any) -> None:  # EV12
+    old = source().identity()
+    before.undo()
+    assert source().identity() == old
+    other = source().first(1)[0]["at"] + dt.timedelta(microseconds=1_000)
+    assert hg.FromRows([{**ROWS[0], "at": other}, *ROWS[1:]], schema=SCHEMA).identity() != old
+
+
+def test_a_moment_has_the_hash_of_its_number() -> None:  # KG2, EV12
+    batch = pa.record_batch({"at": pa.array([0, 1, None, -5], MOMENT), "wall": pa.array([0, 1, None, -5], LOCAL_TIME)})
+    assert hash_column(batch["at"]).tolist() == hash_column(batch["wall"]).tolist()
+    assert hash_columns(batch, ["at", "wall"]).tolist() == hash_columns(batch, ["wall", "at"]).tolist()
+
+
+class Limits(hg.BroadcastProcessFunction):
+    schema = {"at": pl.Datetime("us", "UTC"), "limit": pl.Datetime("us", "UTC")}
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.limits = state.broadcast("limits", pl.Datetime("us", "UTC"), pl.Datetime("us", "UTC"))
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> Any:
+        yield {"at": row["at"], "limit": self.limits.get(row["at"])}
+
+    def process_broadcast(self, row: dict[str, Any], context: hg.BroadcastContext) -> Any:
+        self.limits.put(row["at"], row["at"])
+        return []
+
+
+def test_a_broadcast_side_goes_on_with_moments(before: Any) -> None:  # EV12
+    schema = pa.schema({"at": pa.timestamp("us", "Asia/Kolkata")})
+
+    def harness() -> tuple[Harness, pa.RecordBatch]:
+        canonical = types.canonical_schema(schema)
+        batch = types.to_canonical(pa.record_batch([[5]], schema=schema))
+        return Harness(catalog.broadcast_spec("node", (), Limits(), canonical)), batch
+
+    old, batch = harness()
+    old.operator.process_input(BROADCAST_INPUT, batch)
+    payload = b"".join(bytes(memoryview(part)) for part in old.operator.freeze_broadcast(is_own=False).encode())
+    before.undo()
+    new, batch = harness()
+    new.operator.restore_broadcast([RestoredState(0, 1, memoryview(payload))])
+    new.operator.process_input(MAIN_INPUT, batch)
+    at = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=5)
+    assert new.out.rows() == [{"at": at, "limit": at}]
+
+
+def test_state_of_the_release_before_is_read_and_edited(tmp_path: Path, before: Any) -> None:  # EV12, WS4, RS14
+    p = pipeline("s")
+    p.source(source(), name="in").key_by("at").process(ByRow(), name="rows").sink(hg.Discard(), name="out")
+    at = pl.Series([dt.datetime(2026, 11, 1, 5, 30)])
+    rows = pl.DataFrame({"at": at, "value": at})
+    hg.new_savepoint(p, tmp_path / "old").with_state("rows", "first", rows).write()
+    before.undo()
+    p = pipeline("s")
+    p.source(source(), name="in").key_by("at").process(ByRow(), name="rows").sink(hg.Discard(), name="out")
+    entries = pl.DataFrame({"at": at, "map_key": at, "value": [7]})
+    draft = hg.edit_savepoint(tmp_path / "old", tmp_path / "new", pipeline=p)
+    draft.with_state("rows", "each", entries).write()
+    moment = at[0].replace(tzinfo=dt.UTC)
+    assert hg.read_state(tmp_path / "old", "rows", "first").rows() == [(at[0], at[0])]
+    assert hg.read_state(tmp_path / "new", "rows", "first", keys=[moment]).rows() == [(moment, moment)]
+    assert hg.read_state(tmp_path / "new", "rows", "each").rows() == [(moment, moment, 7)]
+    for text in ("2026-11-01 05:30:00", "2026-11-01T01:30:00-04:00"):
+        given = ["state", "show", str(tmp_path / "new"), "rows", "first", "--key", text, "--json"]
+        (line,) = CliRunner().invoke(cli.app, given).stdout.splitlines()
+        assert json.loads(line) == {"at": "2026-11-01T05:30:00+00:00", "value": "2026-11-01T05:30:00+00:00"}

@@ -55,7 +55,7 @@ def judged(operator: str, here: str, before: str, now: str, rules: OperatorRules
         rules: what the user said about the operator's states.
     """
     if before != now and gains_zones(before, now):  # EV12, whatever state it is
-        return Judged(changes=(f"operator '{operator}': local times in its state become moments in UTC",))
+        return Judged(changes=(f"operator '{operator}': times in its state become moments in UTC",))
     case = _Case(operator, here)
     old, new = parts_of(StateIdentity(before)), parts_of(StateIdentity(now))
     if isinstance(old, FunctionParts) and isinstance(new, FunctionParts):
