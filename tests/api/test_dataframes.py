@@ -112,10 +112,12 @@ def test_times_come_back_as_they_went_in(spark: Any, tmp_path: Path, zone: str) 
     try:
         given = spark.sql(
             """
-            SELECT timestamp_seconds(at) AS at, CAST(wall AS TIMESTAMP_NTZ) AS wall, ARRAY(timestamp_seconds(at)) AS more
+            SELECT timestamp_seconds(at) AS at, CAST(wall AS TIMESTAMP_NTZ) AS wall,
+                   ARRAY(timestamp_seconds(at)) AS more
             FROM VALUES (1772951400, '2026-03-08 02:30:00'), (1772955000, '2026-03-08 03:30:00'),
                         (1793510999, '2026-11-01 01:29:59.000001'), (1793514600, '2026-11-01 01:30:00'),
-                        (unix_seconds(TIMESTAMP'2026-01-31 12:00:00'), '2026-01-31 12:00:00'), (NULL, NULL) AS t(at, wall)
+                        (unix_seconds(TIMESTAMP'2026-01-31 12:00:00'), '2026-01-31 12:00:00'),
+                        (NULL, NULL) AS t(at, wall)
             """
         )
         pipeline = hg.Pipeline("times", checkpointing=hg.Checkpointing(dir=tmp_path))

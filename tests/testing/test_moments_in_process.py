@@ -89,7 +89,7 @@ def test_files_say_which_times_are_moments(tmp_path: Path, form: Any) -> None:  
         files: Any = hg.ParquetFiles(tmp_path / "out")
     else:
         line = json.loads((sorted((tmp_path / "out").glob("*.jsonl"))[0]).read_text().splitlines()[0])
-        assert line["at"].endswith("+00:00") and "+" not in line["wall"]
+        assert (line["at"][-6:], line["wall"][-3:]) == ("+00:00", ":00")
         files = hg.JsonLines(tmp_path / "out", {"at": pl.Datetime("us", "UTC"), "wall": dt.datetime, "n": int})
     p = pipeline("reads")
     p.source(files).sink(sink)
@@ -290,7 +290,7 @@ def test_a_pipeline_goes_on_from_a_checkpoint_of_the_release_before(
     run(stateful("s", tmp_path / "out", 40, state=backend), checkpoint_dir=tmp_path / "checkpoints")
     run(stateful("whole", tmp_path / "whole", 40))
     held = [pq.read_schema(path).field("at").type for path in (tmp_path / "out" / "held").glob("*.parquet")]
-    assert held and {*held} == {MOMENT}
+    assert {*held} == {MOMENT}
     assert results(tmp_path / "out") == results(tmp_path / "whole")
 
 

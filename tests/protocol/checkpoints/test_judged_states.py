@@ -167,7 +167,7 @@ MOMENT, LOCAL_TIME = "timestamp[us, tz=UTC]", "timestamp[us]"
         keyed(f"value at: {MOMENT}", f"map n: {MOMENT} -> int64", keys=f"at: {MOMENT}"),
         f"reduce(keys at; columns at: {MOMENT}, n: int64)",
         f"window-merge(tumbling 20 ms on at; keys at: {MOMENT}; add int64 n)",
-        f"window-buffer(tumbling 20 ms on at; keys at: {MOMENT}; at: {MOMENT}; s: struct<l: large_list<item: {MOMENT}>>)",
+        f"window-buffer(tumbling 20 ms on at; keys at: {MOMENT}; at: {MOMENT}; l: large_list<item: {MOMENT}>)",
         f"loop(keys at; columns at: {MOMENT}; log 1)",
         lists(f"list a: {MOMENT}", f"broadcast map b: {MOMENT} -> {MOMENT}"),
     ],
