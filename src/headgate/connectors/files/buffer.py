@@ -13,7 +13,6 @@ from typing import IO
 import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
-from headgate.codec.zones import gains_zones, in_zones_of
 from headgate.errors import CorruptionError, StorageError
 from headgate.operators.base import RestoredState
 from headgate.state.frozen import FrozenState
@@ -114,8 +113,8 @@ class HeldRecords(FrozenState):
         self._batches = ()
 
 
-def held_in(state: RestoredState, node: str, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """Return what ``HeldRecords`` encoded, with the columns that it had then, but with the zones of ``schema`` (EV12).
+def held_in(state: RestoredState, node: str) -> list[pa.RecordBatch]:
+    """Return what ``HeldRecords`` encoded, with the columns that it had then.
 
     Raises:
         CorruptionError: it is none.
@@ -126,7 +125,6 @@ def held_in(state: RestoredState, node: str, schema: pa.Schema) -> list[pa.Recor
         raise CorruptionError(path, 0, f"a section '{_SECTION}'", ", ".join(sections) or "nothing")
     try:
         with pa.ipc.open_stream(pa.py_buffer(sections[_SECTION])) as reader:
-            is_same = gains_zones(reader.schema, schema)
-            return [in_zones_of(batch, schema) if is_same else batch for batch in reader]
+            return list(reader)
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(path, 0, "an Arrow stream", str(error)) from error
