@@ -35,7 +35,7 @@ def with_sections(data: bytes, **changes: bytes) -> bytes:
 TWO = joined(KEYED, [chunk([(1, "a"), (2, None), (2, "b")], [1, 0, 2]), chunk([(3, "c")], [0, 1, 0])])
 
 
-def test_a_log_comes_back_chunk_by_chunk() -> None:
+def test_a_log_comes_back_onlyby_chunk() -> None:
     log = decode_log(TWO, SCHEMA, "log")
     assert (log.owner, log.rows, log.group_rows.tolist()) == (KEYED, 4, [1, 1, 2])
     assert [one.batch(SCHEMA, "log").to_pydict() for one in log.chunks] == [
@@ -126,7 +126,7 @@ def test_a_container_that_is_no_loop_log_is_refused() -> None:
         decode_log(data, SCHEMA, "log")
 
 
-def test_a_chunk_that_is_no_batch_of_its_size_is_refused() -> None:
+def test_a_onlythat_is_no_batch_of_its_size_is_refused() -> None:
     good = decode_log(TWO, SCHEMA, "log").chunks[0]
     with pytest.raises(CorruptionError, match="a chunk of 4 rows"):
         LogChunk(good.message, 4, good.group_rows).batch(SCHEMA, "log")
@@ -137,3 +137,14 @@ def test_a_chunk_that_is_no_batch_of_its_size_is_refused() -> None:
 def test_the_messages_of_chunks_are_not_copied() -> None:
     one = chunk([(1, "a")], [1, 0, 0])
     assert encode_log(KEYED, SCHEMA, [one])[-1] is one.message
+
+
+def test_a_log_of_local_times_is_read_as_moments() -> None:  # EV12
+    old, new = (pa.schema([("key", pa.int64()), ("at", pa.timestamp("us", tz))]) for tz in (None, "UTC"))
+    batch = pa.record_batch([[1], [5]], schema=old)
+    only = LogChunk(batch.serialize(), 1, np.array([], dtype=np.uint32))
+    data = b"".join(bytes(memoryview(part)) for part in encode_log(PLAIN, old, [only]))
+    found = decode_log(data, new, "log").chunks[0].batch(new, "log")
+    assert (found.schema, found.column(1).view(pa.int64()).to_pylist()) == (new, [5])
+    with pytest.raises(CorruptionError):
+        decode_log(joined(PLAIN, []), new, "log")

@@ -1,16 +1,26 @@
-"""Mutants of the types that columns may have: maps, decimals; a named test fails."""
+"""Mutants of the types that columns may have: maps, decimals, moments; a named test fails."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.model import test_evolution
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.operators import test_types
+from tests.runtime.checkpoints import test_in_flight
+from tests.state import test_evolving, test_row_values
+from tests.testing import test_moments_in_process
 
+from headgate.connectors.files import parquet
+from headgate.model import evolution
 from headgate.operators import types
+from headgate.runtime.checkpoints import in_flight
+from headgate.state import evolving, row_values
 from headgate.state.rocksdb import values
 
 
@@ -59,3 +69,39 @@ def decimals_are_floats_in_rocksdb() -> Iterator[None]:
 )
 def test_columns_that_change_on_their_way_are_found(mutant: Mutant, test: Callable[..., object]) -> None:  # OP10
     assert_caught(mutant, test)
+
+
+def moments_become_local_times_too() -> AbstractContextManager[None]:
+    pair = {"timestamp[us]", "timestamp[us, tz=UTC]"}
+    return patched(evolution, "gains_zone", lambda old, new: {old, new} == pair)
+
+
+def a_key_never_gains_a_zone() -> AbstractContextManager[None]:
+    return patched(evolving, "is_same_key", lambda old, new: old == new)
+
+
+def every_zone_is_utc() -> AbstractContextManager[None]:
+    def plain(value: datetime) -> datetime:
+        return value.replace(tzinfo=row_values._ZONE)
+
+    return patched(row_values, "_plain_moment", plain)
+
+
+def int96_is_a_local_time() -> AbstractContextManager[None]:
+    return patched(parquet, "_with_zones", lambda file: file.schema_arrow)
+
+
+def only_the_same_zones_are_on_the_way() -> AbstractContextManager[None]:
+    return patched(in_flight, "_unzoned", lambda name, schema: name)
+
+
+def test_times_that_lose_or_never_gain_a_zone_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # OP11, EV12, N74
+    assert_caught(moments_become_local_times_too, test_evolution.test_a_local_time_becomes_a_moment_in_a_key_too)
+    wherever = test_evolving.test_local_times_become_moments_wherever_they_are
+    assert_caught(a_key_never_gains_a_zone, wherever, "memory", "column")
+    assert_caught(every_zone_is_utc, test_row_values.test_a_moment_is_the_same_in_whatever_zone_it_was_put)
+    assert_caught(int96_is_a_local_time, test_moments_in_process.test_int96_is_a_moment, tmp_path)
+    in_flight_as_moments = test_in_flight.test_local_times_in_flight_arrive_as_moments
+    assert_caught(only_the_same_zones_are_on_the_way, in_flight_as_moments, monkeypatch)

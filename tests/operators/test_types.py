@@ -29,9 +29,13 @@ ENTRIES = pa.large_list(pa.struct({"key": pa.large_string(), "value": pa.int32()
         (MAP, ENTRIES),
         (pa.struct({"m": pa.list_(MAP)}), pa.struct({"m": pa.large_list(ENTRIES)})),
         (pa.list_(pa.int64(), 2), pa.large_list(pa.int64())),
+        (pa.timestamp("ns"), pa.timestamp("us")),
+        (pa.timestamp("s", "America/New_York"), pa.timestamp("us", "UTC")),
+        (pa.timestamp("us", "+05:30"), pa.timestamp("us", "UTC")),
+        (pa.list_(pa.timestamp("ms", "Asia/Kolkata")), pa.large_list(pa.timestamp("us", "UTC"))),
     ],
 )
-def test_a_type_has_one_form_which_polars_gives_back(given: pa.DataType, expected: pa.DataType) -> None:  # OP10
+def test_a_type_has_one_form_which_polars_gives_back(given: pa.DataType, expected: pa.DataType) -> None:  # OP10, OP11
     assert canonical_type(given) == expected
     assert canonical_type(expected) == expected
     schema = pa.schema({"c": expected})

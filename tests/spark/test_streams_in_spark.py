@@ -59,7 +59,8 @@ def loaded(spark: Any, store: Store, stream: str, **options: Any) -> Any:
 
 
 def test_a_dataframe_goes_into_a_stream_and_comes_back(spark: Any, store: Store) -> None:  # SP2, SP3, SP7, SP8
-    query = "SELECT id, concat('k', id % 7) AS key, timestamp'2026-01-31 12:00:00 UTC' AS at FROM range(10000)"
+    query = "SELECT id, concat('k', id % 7) AS key, timestamp'2026-07-31 12:00:00 UTC' AS at, "
+    query += "timestamp_ntz'2026-03-08 02:30:00' AS wall FROM range(10000)"
     frame = spark.sql(query).repartition(3)
     writer = frame.write.format("headgate").options(store=store.root, routing_key="key", segments=3)
     with pytest.raises(AnalysisException, match="is appended to: use mode"):
@@ -70,7 +71,15 @@ def test_a_dataframe_goes_into_a_stream_and_comes_back(spark: Any, store: Store)
     found = loaded(spark, store, "app/ids", rows_per_partition=1_000, place="true")
     assert found.rdd.getNumPartitions() >= 11
     assert sorted(row.id for row in found.select("id").collect()) == list(range(10_000))
-    assert {str(row["at"]) for row in found.select("at").distinct().collect()} == {"2026-01-31 12:00:00"}, "UTC"
+    times = found.selectExpr("string(at)", "string(wall)").distinct().collect()
+    assert [tuple(row) for row in times] == [("2026-07-31 08:00:00", "2026-03-08 02:30:00")], "in New York"
+    assert found.dtypes[2:4] == frame.dtypes[2:4] == [("at", "timestamp"), ("wall", "timestamp_ntz")]  # OP11
+    store.create_stream("app/before", pa.schema([("at", pa.timestamp("us")), ("wall", pa.timestamp("us", "UTC"))]))
+    frame.select("at", "wall").limit(1).write.format("headgate").option("store", store.root).mode("append").save(
+        "app/before"
+    )  # SC53
+    (row,) = loaded(spark, store, "app/before").selectExpr("string(at)", "string(wall)").collect()
+    assert tuple(row) == ("2026-07-31 12:00:00", "2026-03-07 21:30:00"), "the numbers stay"
     some = found.where("key = 'k3'")
     assert some.count() == sum(1 for number in range(10_000) if number % 7 == 3)
     assert some.rdd.getNumPartitions() < found.rdd.getNumPartitions()

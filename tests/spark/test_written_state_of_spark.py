@@ -42,6 +42,7 @@ class Seen(hg.ProcessFunction):
     def open(self, state: hg.StateHandle) -> None:
         self.at = state.value("at", pa.timestamp("us"))
         self.days = state.map("days", pa.date32(), pa.int64())
+        self.moment = state.value("moment", pa.timestamp("us", "UTC"))
 
     def process(self, row: dict[str, Any], context: hg.ProcessContext) -> None:
         pass
@@ -56,9 +57,18 @@ def test_a_savepoint_is_made_of_spark_dataframes(spark: Any, tmp_path: Path) -> 
     at = history.selectExpr("customer", f"timestamp_micros({int(moment.timestamp())}000000 + id) as value")
     days = history.selectExpr("customer", "date'2026-01-02' as map_key", "cast(id as int) as value")
     draft = hg.new_savepoint(pipeline, tmp_path / "new").with_state("seen", "at", at).with_state("seen", "days", days)
-    assert dict(draft.write().rows) == {("seen", "at"): 100, ("seen", "days"): 100}
+    draft = draft.with_state("seen", "moment", at)
+    assert dict(draft.write().rows) == {
+        ("seen", "at"): 100,
+        ("seen", "days"): 100,
+        ("seen", "moment"): 100,
+    }
     (found,) = hg.read_state(tmp_path / "new", "seen", "at", keys=["c7"]).rows()
     assert found == ("c7", datetime(2026, 1, 2, 3, 4, 5, 7))
+    hg.register_state_source(spark)
+    read = spark.read.format("headgate-state").options(operator="seen", state="moment").load(str(tmp_path / "new"))
+    assert read.dtypes == at.dtypes == [("customer", "string"), ("value", "timestamp")]  # OP11
+    assert sorted(read.collect()) == sorted(at.collect())
     assert hg.read_state(tmp_path / "new", "seen", "days", keys=["c7"]).rows() == [("c7", date(2026, 1, 2), 7)]
     assert hg.read_state(tmp_path / "new", "seen", "days").select(pl.col("value").sum()).item() == 4950
     endless = spark.readStream.format("rate").load().selectExpr("'a' as customer", "timestamp as value")

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,10 @@ VALUES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.large_string(), st.text()),
     (pa.large_binary(), st.binary()),
     (pa.timestamp("us"), TIMES),
+    (
+        pa.timestamp("us", "UTC"),
+        TIMES | st.datetimes(datetime(2, 1, 1), datetime(9998, 1, 1), timezones=st.timezones()),
+    ),
     (pa.date32(), st.dates()),
     (pa.duration("us"), st.timedeltas(timedelta(days=-9_999), timedelta(days=9_999))),
     (
@@ -80,6 +85,15 @@ def test_values_read_the_same_after_a_restore(case: tuple[pa.DataType, Any]) -> 
 def test_what_does_not_fit_is_refused(dtype: pa.DataType, value: Any) -> None:  # ST6
     with pytest.raises((ValueError, TypeError, OverflowError)):
         conversion(dtype).store(value)
+
+
+@given(TIMES, st.sampled_from([None, UTC, ZoneInfo("UTC"), ZoneInfo("America/New_York"), timezone(timedelta(hours=5))]))
+def test_a_moment_is_the_same_in_whatever_zone_it_was_put(time: datetime, zone: tzinfo | None) -> None:  # OP11, ST6
+    given = time.replace(year=min(max(time.year, 2), 9_998), tzinfo=zone)
+    stored = conversion(pa.timestamp("us", "UTC")).store(given)
+    expected = pa.array([given], pa.timestamp("us", "UTC")).view(pa.int64())[0].as_py()
+    assert (stored.replace(tzinfo=None) - datetime(1970, 1, 1)) // timedelta(microseconds=1) == expected
+    assert stored.tzinfo is ZoneInfo("UTC")
 
 
 def test_numbers_of_numpy_and_times_become_pythons() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ from headgate.cli.options import DirOption
 from headgate.cli.state_places import located
 from headgate.cli.streams_text import text_lines
 from headgate.cli.text import count_text, size_text, time_text
+from headgate.codec.zones import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
 from headgate.runtime.stored_state.catalog import StoredState, main_of, state_named, states_of
 from headgate.runtime.stored_state.places import StoredCheckpoint, find
@@ -254,11 +256,19 @@ def _key(state: StoredState, text: str) -> Any:
     if len(parts) != len(fields):
         return tuple(parts)  # whoever looks for it says what a key is
     try:
-        values = [pa.scalar(part).cast(f.type).as_py() for part, f in zip(parts, fields, strict=True)]
+        values = [_value(part, f.type) for part, f in zip(parts, fields, strict=True)]
     except pa.ArrowException as error:
         described = ", ".join(f"{n}: {f.type}" for n, f in zip(state.shape.shown_keys, fields, strict=True))
         raise UsageError(f"--key {text!r} is no key of operator '{state.operator}' ({described}): {error}") from None
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def _value(text: str, dtype: pa.DataType) -> Any:
+    """Return the value that a text says; a moment without a zone is in UTC."""
+    if dtype == MOMENT:
+        with suppress(pa.ArrowException):
+            return pa.scalar(text).cast(LOCAL_TIME).cast(MOMENT).as_py()
+    return pa.scalar(text).cast(dtype).as_py()
 
 
 def _first(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:

@@ -34,6 +34,7 @@ TYPES = {
     "float32": pa.float32(),
     "bool": pa.bool_(),
     "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
     "date": pa.date32(),
 }
 

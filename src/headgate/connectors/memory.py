@@ -14,6 +14,7 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
+from headgate.codec.zones import unzoned_schema
 from headgate.connectors.base import (
     Committer,
     SealedTransaction,
@@ -74,9 +75,10 @@ class FromRows:
 
     def identity(self) -> str:
         """Positions are row numbers: they mean the same only for the same rows."""
+        batch = self._batch.cast(unzoned_schema(self._batch.schema))  # EV12
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self._batch.schema) as writer:
-            writer.write_batch(self._batch)
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
         digest = xxhash.xxh3_64_hexdigest(memoryview(sink.getvalue()))
         return f"{Form.ROWS.value}: {self._batch.num_rows} in {self._splits} splits, digest {digest}"
 

@@ -48,7 +48,7 @@ ValueType: TypeAlias = Plain | ListOf | StructOf
 _LIST = "large_list<item: "
 _STRUCT = "struct<"
 _NAME = re.compile(r"([^:;,<>]+): ")
-_PLAIN = re.compile(r"\w+(\[\w+\]|\(\d+, -?\d+\))?")
+_PLAIN = re.compile(r"\w+(\[\w+(, tz=UTC)?\]|\(\d+, -?\d+\))?")
 
 NESTED_MAX = 100
 """So deeply is a type nested at most, which is deeper than Arrow writes any: no text takes more stack than there is."""

@@ -39,7 +39,7 @@ def paused_gc() -> Iterator[None]:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """Return one new dict per record. Timestamps are naive ``datetime``."""
+    """Return one new dict per record. Moments are ``datetime`` in UTC, local times have no zone."""
     names = batch.schema.names
     return [dict(zip(names, values)) for values in frame_of(batch).rows()]  # noqa: B905 (strict costs 10 %)
 

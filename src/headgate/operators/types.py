@@ -1,12 +1,14 @@
 """Canonical Arrow types: one physical type for each meaning (OP10), so that batches flow without casts.
 
 They are what Polars exports at its oldest compatibility level. A map is a list of its entries: Polars has no maps.
+A timestamp with a zone is a moment, one without is a local time (OP11).
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 
+from headgate.codec.zones import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
 
 MAP_FIELDS = ("key", "value")
@@ -29,7 +31,7 @@ def canonical_type(dtype: pa.DataType, what: str = "column") -> pa.DataType:
     if pa.types.is_dictionary(dtype):
         return canonical_type(dtype.value_type, what)
     if pa.types.is_timestamp(dtype):
-        return pa.timestamp("us")
+        return LOCAL_TIME if dtype.tz is None else MOMENT
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype):
         return pa.large_list(canonical_type(dtype.value_type, what))
     if pa.types.is_struct(dtype):

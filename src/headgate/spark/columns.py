@@ -46,7 +46,7 @@ def batches_for_spark(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.R
 
 
 def schema_of_spark(schema: Any) -> pa.Schema:
-    """Return Spark's ``schema`` in canonical types; times are instants in UTC.
+    """Return Spark's ``schema`` in canonical types: ``TIMESTAMP`` is a moment, ``TIMESTAMP_NTZ`` a local time.
 
     Raises:
         UsageError: a column has a type that Headgate does not carry.

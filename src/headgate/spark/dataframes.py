@@ -31,7 +31,7 @@ def active_session() -> Any:
 
 
 def arrow_schema(dataframe: Any) -> pa.Schema:
-    """Return the schema of ``dataframe`` in canonical types; times are instants in UTC.
+    """Return the schema of ``dataframe`` in canonical types.
 
     Raises:
         UsageError: a column has a type that Headgate does not carry.

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from headgate.codec.zones import unzoned_schema
 from headgate.errors import HeadgateError, StorageError, UsageError
 from headgate.operators.types import canonical_schema
 from headgate.protocol.store.micro_batches import Turn, turn_of
@@ -175,7 +176,8 @@ def _fitting(schemas: Sequence[pa.Schema], stream: str, schema: pa.Schema) -> pa
     """Return the newest of a stream's schemas that rows of ``schema`` fit (S78)."""
 
     def difference(known: pa.Schema) -> str:
-        return difference_by_name(schema_for_spark(canonical_schema(known)), schema_for_spark(schema))
+        forms = (unzoned_schema(canonical_schema(one)) for one in (known, schema))  # SC53
+        return difference_by_name(*(schema_for_spark(form) for form in forms))
 
     version = newest_fit(schemas, difference)
     if version is None:

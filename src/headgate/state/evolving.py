@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from headgate.codec.zones import LOCAL_TIME, MOMENT
 from headgate.errors import CorruptionError
 from headgate.model.evolution import Conversion, Elements, FieldFrom, Fields, Kept, Misfit, Widened, conversion_of
 from headgate.state.descriptors import Section
@@ -43,14 +44,17 @@ class Evolving:
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows as they were written in the columns of the section."""
         schema, defaults = self.section.schema, self.section.evolution.defaults
-        if isinstance(self.conversion, Kept):
+        if batch.schema.equals(schema):
             return batch
         if not self.section.evolves:
+            if isinstance(self.conversion, Kept):
+                return batch
             record = converted(batch.to_struct_array(), pa.struct(list(schema)), self.conversion, defaults)
             return pa.RecordBatch.from_arrays(record.flatten(), schema=schema)
         at = schema.get_field_index(self.section.evolves)
-        values = converted(batch.column(at), schema.field(at).type, self.conversion, defaults)
-        return pa.RecordBatch.from_arrays([*batch.columns[:at], values, *batch.columns[at + 1 :]], schema=schema)
+        columns = [c if i == at else c.cast(schema.field(i).type) for i, c in enumerate(batch.columns)]  # EV12
+        columns[at] = converted(columns[at], schema.field(at).type, self.conversion, defaults)
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def evolving(found: pa.Schema, section: Section, where: str) -> Evolving:
@@ -78,10 +82,15 @@ def _of_value(found: pa.Schema, section: Section) -> Conversion | Misfit:
     if found.names != section.schema.names:
         return Misfit("it is another kind of state, or has another key")
     for old, new in zip(found, section.schema, strict=True):
-        if new.name != section.evolves and old.type != new.type:  # EV6
+        if new.name != section.evolves and not is_same_key(old.type, new.type):  # EV6
             return Misfit(f"'{old.name}' never changes its type")
     old_type, new_type = (value_type(schema.field(section.evolves).type) for schema in (found, section.schema))
     return conversion_of(old_type, new_type, section.evolution.rules())
+
+
+def is_same_key(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether keys of ``old`` are those of ``new``: the same type, or moments that were local times (EV12)."""
+    return bool(old == new or (old, new) == (LOCAL_TIME, MOMENT))
 
 
 def evolved_values(values: pa.Array, dtype: pa.DataType, evolution: Evolution) -> pa.Array | Misfit:

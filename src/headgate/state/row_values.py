@@ -9,14 +9,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 _TEXT_CHARS_MAX = 200
+
+_ZONE = ZoneInfo("UTC")
+"""Of moments, as Polars and Arrow make them: what was put reads the same as what was restored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +92,24 @@ def _scalar_store(dtype: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_large_string(dtype):
         return lambda value: value if type(value) is str and value.isascii() else by_arrow(value)
     if pa.types.is_timestamp(dtype):
-        return lambda value: value if type(value) is datetime and _is_plain(value) else by_arrow(value)
+        to_plain = _plain_local_time if dtype.tz is None else _plain_moment
+        return lambda value: by_arrow(value) if (plain := to_plain(value)) is None else plain
     exact = _exact_type(dtype)
     return by_arrow if exact is None else (lambda value: value if type(value) is exact else by_arrow(value))
 
 
-def _is_plain(value: datetime) -> bool:
-    return value.tzinfo is None and value.fold == 0
+def _plain_local_time(value: Any) -> datetime | None:
+    """Return a local time that may be kept as it is, or None."""
+    return value if type(value) is datetime and value.tzinfo is None and value.fold == 0 else None
+
+
+def _plain_moment(value: Any) -> datetime | None:
+    """Return a moment as it is kept; without a zone it is in UTC. None: Arrow has to say which moment it is."""
+    if type(value) is not datetime or value.fold:
+        return None
+    if value.tzinfo is _ZONE:
+        return value
+    return value.replace(tzinfo=_ZONE) if value.tzinfo is None or value.tzinfo is UTC else None
 
 
 def _exact_type(dtype: pa.DataType) -> type | None:

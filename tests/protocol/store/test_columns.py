@@ -55,6 +55,15 @@ def test_a_column_that_is_no_routing_key_may_become_a_float() -> None:  # S76
     assert update(BEFORE, columns(key="double", value="float"), None) == Updated((), ("key",))
 
 
+def test_local_times_become_moments_and_are_still_read_as_local_times() -> None:  # S76, S77
+    local, moment = Plain("timestamp[us]"), Plain("timestamp[us, tz=UTC]")
+    assert update(columns(at=local), columns(at=moment), "at") == Updated((), ("at",))
+    assert isinstance(update(columns(at=moment), columns(at=local), None), Incompatible)
+    assert fits_if_small(moment, local)
+    assert not fits_if_small(local, moment)
+    assert not holds(Plain("timestamp[ms]"), moment)
+
+
 def test_what_is_within_a_value_is_added_and_widened_too() -> None:  # S76
     old = StructOf((("a", Plain("int8")), ("b", ListOf(Plain("float")))))
     new = StructOf((("a", Plain("int16")), ("b", ListOf(Plain("double"))), ("c", Plain("bool"))))

@@ -20,6 +20,7 @@ from headgate.model.graph import Partitioner
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, WorkerIndex
 from headgate.model.key_groups import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups, Manifest, SubtaskEntry
+from headgate.operators import types
 from headgate.operators.partition import partition
 from headgate.runtime.checkpoints import in_flight
 from headgate.runtime.checkpoints.in_flight import FrozenInFlight, Way, edge_names, misfit, restored_records, ways_of
@@ -249,6 +250,40 @@ def test_a_pipeline_without_the_edge_or_with_another_schema_is_refused() -> None
     assert "to 'sum', and in this pipeline there is no such way" in keyed
     nothing = Manifest(CheckpointId(1), Generation(1), 2, MAX, ())
     assert misfit(nothing, definition_of(2, others=True)) is None
+
+
+def test_local_times_in_flight_arrive_as_moments(monkeypatch: pytest.MonkeyPatch) -> None:  # EV12
+    """Of a release that dropped zones, to this one; and not the other way round."""
+
+    def made() -> PipelineDefinition:
+        pipeline = hg.Pipeline("p")
+        schema = pa.schema([("at", pa.timestamp("us", "Asia/Kolkata"))])
+        rows = pipeline.source(hg.FromRows([{"at": 5}], schema=schema), name="in").rebalance()
+        rows.filter(lambda row: True, name="out").sink(hg.Discard(), name="end")
+        return pipeline.definition()
+
+    definition = made()
+    with monkeypatch.context() as patch:
+        patch.setattr(types, "MOMENT", types.LOCAL_TIME)
+        former = made()
+    for old, new in ((former, definition), (definition, former)):
+        subtask = SubtaskId(old.plan.edges[0].target, 0)
+        mine, storage = ways(old, subtask), MemoryStorage()
+        batch = pa.record_batch([[5]], schema=mine[0].schema)
+        target = SubtaskTarget(Destination(storage, "p", Generation(1), 1 << 20), subtask, CheckpointId(1))
+        target.put_state("out", FrozenInFlight(mine, {mine[0].channel.channel: [batch]}), IN_FLIGHT_PREFIX)
+        manifest = Manifest(CheckpointId(1), Generation(1), 1, MAX, (SubtaskEntry(subtask, target.finish()),))
+        if old is definition:
+            assert "holds records on their way" in str(misfit(manifest, new))
+            continue
+        assert misfit(manifest, new) is None
+        messages = restored_by(manifest, new.plan, WorkerIndex(0))
+        parts = read_restored(storage, "p", WorkerIndex(0), new.plan, messages).in_flight(
+            new.plan.vertex(subtask.vertex)
+        )
+        ((_, found),) = restored_records(parts, ways(new, subtask), new.plan, subtask)
+        assert (found.schema, found.column(0).view(pa.int64()).to_pylist()) == (ways(new, subtask)[0].schema, [5])
+        assert found.schema.field("at").type == types.MOMENT
 
 
 def test_edges_between_the_same_ends_are_kept_apart() -> None:  # UA16

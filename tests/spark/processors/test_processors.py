@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -268,6 +268,40 @@ def test_what_was_put_is_got_in_sparks_types_before_and_after_a_restore(backend:
         again = running(rows=told, init=declare, states=[run.snapshot()])
         again.send(visits(("a", "get", 1), ("b", "get", 1)))
         assert said(again) == [*first, "[None, [], [], None]", "[False, False, False, False]"]
+
+
+@pytest.mark.parametrize("is_pandas", [False, True])
+def test_moments_are_naive_times_in_utc_to_a_processor(is_pandas: bool) -> None:  # SX3
+    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("l", pa.large_list(pa.timestamp("us", "UTC")))])
+    moment = datetime(2026, 7, 1, 16)
+
+    class Told(Giving):
+        def init(self, handle: Any) -> None:
+            self.map = handle.getMapState("map", "at TIMESTAMP", "at TIMESTAMP, l ARRAY<TIMESTAMP>")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            (row,) = rows
+            at = row["at"][0].to_pydatetime() if is_pandas else row["at"]
+            self.map.updateValue((at,), (at, [at]))
+            assert (key, at) == ((moment,), moment)
+            assert list(self.map.iterator()) == [((moment,), (moment, [moment]))]
+            assert list(row["l"][0] if is_pandas else row["l"]) == [np.datetime64(moment) if is_pandas else moment]
+            yield pd.DataFrame({"at": [at]}) if is_pandas else (at,)
+
+    spec = processor_spec(
+        "node",
+        ("at",),
+        Told(),
+        schema,
+        output_schema="at TIMESTAMP",
+        time_mode="none",
+        time_column=None,
+        initial_state=None,
+        is_pandas=is_pandas,
+    )
+    run = Harness(spec)
+    run.send(pa.RecordBatch.from_pylist([{"at": moment, "l": [moment]}], schema))
+    assert run.out.rows() == [{"at": moment.replace(tzinfo=UTC)}]
 
 
 def test_a_changed_state_is_what_it_says() -> None:  # SX5

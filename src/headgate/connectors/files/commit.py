@@ -29,6 +29,8 @@ from headgate.storage.reading import read_again
 _GENERATION = re.compile(r"-\d{10}-\d{5}-(\d{10})-\d{5}\.")
 """In the name of a prepared file (see ``layout``)."""
 
+_LOCAL_TIME, _MOMENT = pl.Datetime("us"), pl.Datetime("us", "UTC")
+
 
 class FileCommitter:
     """Decides the prepared files of one sink, for one generation."""
@@ -249,7 +251,15 @@ def committed_files(url: str) -> list[str]:
 def read_committed(url: str) -> pl.DataFrame:
     """Return the records of all completed checkpoints (JSON types are inferred); no columns if there is no file."""
     storage = open_storage(url)
-    return pl.concat(list(_frames(storage, committed_files(url))) or [pl.DataFrame()], how="diagonal_relaxed")
+    frames = list(_frames(storage, committed_files(url))) or [pl.DataFrame()]
+    moments = {name for frame in frames for name, dtype in frame.schema.items() if dtype == _MOMENT}
+    return pl.concat([_with_moments(frame, moments) for frame in frames], how="diagonal_relaxed")
+
+
+def _with_moments(frame: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
+    """Return a frame with moments for the local times in ``names``: what older releases wrote of the same (D17)."""
+    found = [name for name in names if frame.schema.get(name) == _LOCAL_TIME]
+    return frame.with_columns(pl.col(found).dt.replace_time_zone("UTC")) if found else frame
 
 
 def _frames(storage: Storage, names: Sequence[str]) -> Iterator[pl.DataFrame]:

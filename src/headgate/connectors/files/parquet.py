@@ -1,6 +1,6 @@
 """Parquet files as a bounded source; a position is a file, a row group and a row in it.
 
-Counterpart: a captured DataFrame, or any directory of Parquet files. Source: rules N16, N17 and N22 of
+Counterpart: a captured DataFrame, or any directory of Parquet files. Source: rules N16, N17, N22 and N74 of
 docs/spec/connectors.md. Never holds more than a few decoded pages of each file it reads.
 """
 
@@ -16,6 +16,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import xxhash
 
+from headgate.codec.zones import joined_zones
 from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
 from headgate.connectors.breaking_reader import BreakingReader
 from headgate.connectors.files.listing import Paths, numbered, select_files
@@ -82,11 +83,13 @@ class ParquetFiles:
         first = self._schema_of(files[0])
         for path in files[1:]:
             other = self._schema_of(path)
-            if not other.equals(first):
+            joined = joined_zones(first, other)  # N74
+            if joined is None:
                 raise UsageError(
                     f"{path} has columns ({schema_text(other)}), but {files[0]} has ({schema_text(first)}); "
                     "read files of one schema at a time"
                 )
+            first = joined
         self._schema = first
         return first
 
@@ -100,7 +103,7 @@ class ParquetFiles:
     def _schema_of(self, path: str) -> pa.Schema:
         try:
             with pq.ParquetFile(path, filesystem=_filesystem(self._url)) as file:
-                schema = canonical_schema(file.schema_arrow)
+                schema = canonical_schema(_with_zones(file))
         except _FAILURES as error:
             raise UsageError(f"{path} cannot be read as Parquet: {error}") from error
         if self._columns is None:
@@ -306,6 +309,26 @@ class ParquetReader(BreakingReader):
             return SourceBatch(file.path, pa.RecordBatch.from_pylist([], schema=self._schema), None, True)
         self._active.append(file)
         return SourceBatch(file.path, batch)
+
+
+def _with_zones(file: pq.ParquetFile) -> pa.Schema:
+    """Return the columns of a file, with those moments that Arrow does not tell from local times (N74).
+
+    Spark writes its ``TIMESTAMP`` as INT96, which are always in UTC, unless it is configured otherwise.
+    """
+    physical = iter([file.schema.column(at).physical_type for at in range(len(file.schema))])
+    return pa.schema([field.with_type(_zoned(field.type, physical)) for field in file.schema_arrow])
+
+
+def _zoned(dtype: pa.DataType, physical: Iterator[str]) -> pa.DataType:
+    """Return a type whose leaves are stored as ``physical`` says, in their order."""
+    if pa.types.is_struct(dtype):
+        return pa.struct([field.with_type(_zoned(field.type, physical)) for field in dtype])
+    if pa.types.is_map(dtype):
+        return pa.map_(_zoned(dtype.key_type, physical), _zoned(dtype.item_type, physical))
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype):
+        return pa.list_(_zoned(dtype.value_type, physical))
+    return pa.timestamp("us", tz="UTC") if next(physical) == "INT96" else dtype
 
 
 def _filesystem(url: str | None) -> pafs.FileSystem | None:

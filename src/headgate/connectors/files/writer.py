@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from headgate.codec.zones import gains_zones, in_zones_of
 from headgate.connectors.base import SealedTransaction, SinkContext
 from headgate.connectors.encode import FileFormat, encode
 from headgate.connectors.files.buffer import HeldRecords, RowBuffer, held_in
@@ -84,7 +85,12 @@ class FileWriter:
         """Take over what former subtasks held back, each of them by one subtask: the next ``seal`` writes it (D14)."""
         for state in states:
             if state.subtask_index % self._context.parallelism == self._context.subtask_index:
-                self._restored += held_in(state, self._context.node)
+                self._restored += [self._zoned(batch) for batch in held_in(state, self._context.node)]
+
+    def _zoned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return records of before with moments where the sink has them now (EV12)."""
+        schema = self._context.schema
+        return in_zones_of(batch, schema) if gains_zones(batch.schema, schema) else batch
 
     def finish(self) -> None:
         """Hold nothing back any more (D14)."""

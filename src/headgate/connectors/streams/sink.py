@@ -12,14 +12,13 @@ import pyarrow as pa
 
 from headgate.connectors.base import SinkContext
 from headgate.connectors.owned_sinks import KEPT, Holding
-from headgate.connectors.streams.transactions import StreamCommitter, StreamSinkWriter, owner_of, written_as
+from headgate.connectors.streams.transactions import StreamCommitter, StreamSinkWriter, misfit, owner_of, written_as
 from headgate.errors import UsageError
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Mine, Owner
 from headgate.model.targets import Target, TargetKind
 from headgate.operators.types import canonical_schema
 from headgate.store.retention import Retention, RetentionPolicy, policy_of
-from headgate.store.schemas import difference_by_name
 from headgate.store.store import Store, store_root
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, check_takes, no_such_stream
 
@@ -153,7 +152,7 @@ class StreamSink:
         check_takes(info, self.routing_key)
         schemas = Store.shared(self.store).schemas(info.name)
         if written_as(schemas, schema) is None:
-            difference = difference_by_name(canonical_schema(info.schema), canonical_schema(schema))
+            difference = misfit(info.schema, schema)
             raise UsageError(
                 f"records do not fit stream '{self.stream}' in {self.store}: column {difference}; "
                 "select or cast the columns before the sink, or write to another stream; a pipeline that shall start "

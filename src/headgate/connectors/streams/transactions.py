@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 import pyarrow as pa
 
+from headgate.codec.zones import unzoned_schema
 from headgate.connectors.base import SealedTransaction, SinkContext
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId, Generation
@@ -49,8 +50,12 @@ def checkpoint_of(name: str) -> CheckpointId | None:
 
 def written_as(schemas: Sequence[pa.Schema], schema: pa.Schema) -> int | None:
     """Return the newest of a stream's schemas that records of ``schema`` fit, by name; None: they fit none (SC51)."""
-    wanted = canonical_schema(schema)
-    return newest_fit(schemas, lambda known: difference_by_name(canonical_schema(known), wanted))
+    return newest_fit(schemas, lambda known: misfit(known, schema))
+
+
+def misfit(known: pa.Schema, schema: pa.Schema) -> str:
+    """Return by which columns records of ``schema`` do not fit a stream's, or "": zones are no difference (SC53)."""
+    return difference_by_name(*(unzoned_schema(canonical_schema(one)) for one in (known, schema)))
 
 
 class _Payload(msgspec.Struct, frozen=True, array_like=True):

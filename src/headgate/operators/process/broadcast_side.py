@@ -20,7 +20,7 @@ from headgate.errors import CorruptionError, UsageError
 from headgate.model.evolution import Misfit
 from headgate.operators.base import OperatorContext, RestoredState
 from headgate.state.descriptors import KeyColumns, StateDescriptor, section_schema
-from headgate.state.evolving import evolved_values
+from headgate.state.evolving import evolved_values, is_same_key
 from headgate.state.frozen import FrozenState
 from headgate.state.ipc import decode_stream, encode_batches
 from headgate.state.meta import MetaSection
@@ -215,7 +215,7 @@ def _fill(one: BroadcastMap, data: memoryview, path: str) -> None:
     descriptor = one.descriptor
     found, batches = decode_stream(data, path)
     wanted = section_schema(_NO_KEY, descriptor)
-    if found.names != wanted.names or found.field(0).type != descriptor.key_type:
+    if found.names != wanted.names or not is_same_key(found.field(0).type, descriptor.key_type):
         raise CorruptionError(path, 0, f"columns {wanted}", f"columns {found}")
     of_keys, of_values = conversions(descriptor)
     entries = dict(one.get(None) or {})
@@ -223,6 +223,7 @@ def _fill(one: BroadcastMap, data: memoryview, path: str) -> None:
         values = evolved_values(batch.column(1), descriptor.type, descriptor.evolution)
         if isinstance(values, Misfit):
             raise CorruptionError(path, 0, f"values of {descriptor.type}", f"{found.field(1).type}: {values.why}")
-        pairs = zip(python_values(batch.column(0)), python_values(values), strict=True)
+        keys = batch.column(0).cast(descriptor.key_type)  # EV12
+        pairs = zip(python_values(keys), python_values(values), strict=True)
         entries |= {of_keys.store(key): of_values.store(value) for key, value in pairs}
     one.put(None, entries)

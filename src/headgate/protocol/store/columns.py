@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from headgate.model.evolution import is_widening
 from headgate.model.value_types import ListOf, Plain, StructOf, ValueType, path_of
+from headgate.model.zones import gains_zone
 
 Columns: TypeAlias = tuple[tuple[str, ValueType], ...]
 """Columns in their order, each with its type."""
@@ -76,7 +77,7 @@ def holds(old: ValueType, new: ValueType) -> bool:
 
 def fits_if_small(old: ValueType, new: ValueType) -> bool:
     """Whether values of ``old`` may be read as ``new`` if each of them is one of it, which can be told (S77)."""
-    if (new, old) in {(Plain(small), Plain(large)) for small, large in _LARGER}:
+    if (new, old) in {(Plain(small), Plain(large)) for small, large in _LARGER} or gains_zone(str(new), str(old)):
         return True
     return _is_whole(old) and _is_whole(new)
 
@@ -95,8 +96,8 @@ def _why_not(old: ValueType, new: ValueType, path: str) -> str:
             if problem:
                 return problem
         return ""
-    is_plain = isinstance(old, Plain) and isinstance(new, Plain)
-    if is_plain and (is_widening(str(old), str(new)) or (str(old), str(new)) in _LARGER):
+    is_plain, texts = isinstance(old, Plain) and isinstance(new, Plain), (str(old), str(new))
+    if is_plain and (is_widening(*texts) or gains_zone(*texts) or texts in _LARGER):
         return ""
     return f"not every {old} can be kept as a {new}"
 

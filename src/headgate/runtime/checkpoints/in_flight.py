@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from headgate.codec.frames import schema_fingerprint
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, Buffer, decode_sections, encode_sections
+from headgate.codec.zones import gains_zones, in_zones_of, unzoned_schema
+from headgate.errors import CorruptionError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import BROADCAST_INPUT, Partitioner
 from headgate.model.ids import ChannelIndex, SubtaskId
@@ -23,7 +25,7 @@ from headgate.model.manifest import Manifest
 from headgate.model.plan import InputChannel, Plan, PlanEdge
 from headgate.operators.partition import partition
 from headgate.state.frozen import FrozenState, SnapshotTarget
-from headgate.state.ipc import decode_batches, encode_batches
+from headgate.state.ipc import decode_stream, encode_batches
 
 PART_BYTES = 8 << 20
 """About the size of a part, so that one at a time is encoded, and read again (SF10)."""
@@ -173,7 +175,11 @@ def restored_records(parts: Iterable[RestoredPart], ways: Sequence[Way], plan: P
     Raises (while it is read):
         CorruptionError, StorageError
     """
-    by_name = {way.name.encode(): [w for w in ways if w.channel.edge == way.channel.edge] for way in ways}
+    by_name = {
+        name.encode(): [w for w in ways if w.channel.edge == way.channel.edge]
+        for way in ways
+        for name in (way.name, _unzoned(way.name, way.schema))
+    }
     for part in sorted(parts, key=lambda part: not is_alike(part.name)):
         channels = by_name[part.name]
         edge, schema = channels[0].channel.edge, channels[0].schema
@@ -190,10 +196,22 @@ def restored_records(parts: Iterable[RestoredPart], ways: Sequence[Way], plan: P
             sender = heirs.of(int(section.rpartition("/")[2]))
             on = next((w.channel.channel for w in channels if w.channel.upstream.index == sender), None)
             channel = channels[0].channel.channel if on is None else on
-            for batch in decode_batches(data, schema, where):
+            for batch in _batches(data, schema, where):
                 mine = _mine(batch, edge, plan, subtask) if is_keyed and heirs.are_others else batch
                 if mine is not None:
                     yield channel, mine
+
+
+def _unzoned(name: EdgeName, schema: pa.Schema) -> EdgeName:
+    """Return the name of an edge whose records have this schema, as it was before there were moments (EV12)."""
+    return msgspec.structs.replace(name, fingerprint=schema_fingerprint(unzoned_schema(schema)))
+
+
+def _batches(data: memoryview, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
+    found, batches = decode_stream(data, where)
+    if not gains_zones(found, schema):
+        raise CorruptionError(where, 0, f"columns {schema.names}", f"columns {found.names} or other types")
+    return (in_zones_of(batch, schema) for batch in batches)
 
 
 def _mine(batch: pa.RecordBatch, edge: PlanEdge, plan: Plan, subtask: SubtaskId) -> pa.RecordBatch | None:
@@ -226,7 +244,9 @@ def misfit(manifest: Manifest, definition: PipelineDefinition) -> str | None:
     plan = definition.plan
     schemas = [cast(pa.Schema, definition.schema(edge.from_node, edge.tag)) for edge in plan.edges]
     in_loops = {edge.index for edge in plan.edges if plan.vertex(edge.target).nest is not None}  # UA2
-    there = {name.encode() for index, name in enumerate(edge_names(plan, schemas)) if index not in in_loops}
+    named = [(name, schema) for name, schema in zip(edge_names(plan, schemas), schemas, strict=True)]
+    ways = [way for index, way in enumerate(named) if index not in in_loops]
+    there = {one.encode() for name, schema in ways for one in (name, _unzoned(name, schema))}
     for name in sorted(names - there):
         found = msgspec.json.decode(name, type=EdgeName)
         return (

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from headgate.codec.snapshot import BROADCAST_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
+from headgate.codec.zones import gains_zones
 from headgate.errors import UsageError
 from headgate.model.state_identity import StateIdentity, declared
 from headgate.runtime.stored_state.catalog import StoredState
@@ -208,7 +209,7 @@ class _Keyed:
         stored = self.stored[name].shape
         is_same = stored.shown_keys == shape.shown_keys or not stored.keys
         forms = [other_form(shape.schema)] if shape.kind in _DECLARED else []  # TL7
-        if is_same and any(stored.schema.equals(one) for one in (shape.schema, *forms)):
+        if is_same and any(gains_zones(stored.schema, one) for one in (shape.schema, *forms)):  # EV12
             return stored.schema
         raise UsageError(
             f"state '{name}' of operator '{self.operator}' has the columns ({_text(stored)}), and the pipeline "

@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.codec.zones import unzoned
 from headgate.errors import UsageError
 from headgate.operators.types import canonical_type, schema_text
 from headgate.runtime.stored_state.shapes import (
@@ -149,7 +150,7 @@ def _column(given: pa.Table, name: str, dtype: pa.DataType, what: str) -> pa.Arr
 
 def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether values of a type can be those of another without meaning something else; each is checked beside that."""
-    if pa.types.is_null(given) or given.equals(wanted):
+    if pa.types.is_null(given) or unzoned(given).equals(unzoned(wanted)):  # WS4: times that lack a zone are in UTC
         return True
     if pa.types.is_integer(given):
         return bool(pa.types.is_integer(wanted) or pa.types.is_floating(wanted))

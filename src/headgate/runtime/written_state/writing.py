@@ -24,6 +24,7 @@ from headgate.codec.snapshot import (
     decode_sections,
 )
 from headgate.codec.state_rows import ARROW_START, stored_rows
+from headgate.codec.zones import in_zones_of
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.key_groups import key_groups_of_subtask
@@ -215,7 +216,8 @@ class _Writer:
                 stored = [sections[name] for sections in former if name in sections]
                 where = f"state '{name}' of {subtask}"
                 kept = [batch for data in stored for batch in decode_batches(data, becomes.stays, where)]
-                batches = [as_declared(batch, becomes.shape.schema) for batch in kept]  # TL7
+                declared = [as_declared(batch, becomes.shape.schema) for batch in kept]  # TL7
+                batches = [in_zones_of(batch, becomes.shape.schema) for batch in declared]  # EV12
             found.append((change.stored(name), batches))
         meta = dict(change.meta)
         for sections in former:

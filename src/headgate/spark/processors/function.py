@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
+from headgate.codec.zones import unzoned_schema
 from headgate.operators.process.by_key import KeyContext, KeyFunction
 from headgate.operators.process.functions import StateHandle
 from headgate.operators.process.timers import Timer
@@ -21,7 +22,7 @@ from headgate.operators.schemas import frame_of
 from headgate.operators.types import to_canonical
 from headgate.operators.user_function import shortened
 from headgate.spark.processors.states import ProcessorHandle
-from headgate.spark.processors.values import Fields
+from headgate.spark.processors.values import Fields, without_zone
 from headgate.state.timers import TimeKind
 
 
@@ -68,7 +69,7 @@ class ProcessorFunction(KeyFunction):
 
     def _key(self) -> tuple[Any, ...]:
         key = self._context.key
-        return key if type(key) is tuple else (key,)
+        return tuple(map(without_zone, key if type(key) is tuple else (key,)))
 
     def _times(self, timer: Timer | None = None) -> TimerValues:
         """Return what time it is; -1 where the processor has no notion of it (SX11)."""
@@ -116,7 +117,8 @@ class FrameFunction(ProcessorFunction):
 
     def rows(self, batch: pa.RecordBatch) -> Callable[[Sequence[int]], Iterator[Any]]:
         """See ``KeyFunction``."""
-        whole = batch.to_pandas(coerce_temporal_nanoseconds=True)  # as in Spark
+        plain = batch.cast(unzoned_schema(batch.schema))
+        whole = plain.to_pandas(coerce_temporal_nanoseconds=True)  # as in Spark
 
         def frames(places: Sequence[int]) -> Iterator[pd.DataFrame]:
             return iter((whole.iloc[list(places)].reset_index(drop=True),))

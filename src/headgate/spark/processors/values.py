@@ -1,12 +1,13 @@
 """Between values as Spark's Python users have them and Headgate's (SX5, SX6, SX8).
 
 Structs are dicts to Headgate, and tuples or Rows to Spark, where numpy's and pandas' scalars may be in them. Times
-are UTC in both directions.
+are UTC and have no zone in both directions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import msgspec
@@ -124,7 +125,9 @@ def _scalar(value: Any) -> Any:
 
 
 def shown(dtype: pa.DataType) -> Convert | None:
-    """Return what makes Rows of structs within a value; None where there are none."""
+    """Return what makes Rows of structs within a value, and takes the zone off moments; None where there are none."""
+    if pa.types.is_timestamp(dtype) and dtype.tz is not None:
+        return without_zone
     if pa.types.is_struct(dtype):
         fields = Fields(pa.schema(list(dtype)))
         return lambda value: fields.row_of(list(value.values()))
@@ -133,6 +136,11 @@ def shown(dtype: pa.DataType) -> Convert | None:
         if inner is not None:
             return lambda value: [None if one is None else inner(one) for one in value]
     return None
+
+
+def without_zone(value: Any) -> Any:
+    """Return a moment as Spark's users have it, without its zone, which is UTC; anything else as it is."""
+    return value.replace(tzinfo=None) if isinstance(value, datetime) else value
 
 
 class MapKeys:
@@ -172,7 +180,7 @@ class MapKeys:
 
     def shown(self, stored: Any) -> tuple[Any, ...]:
         """Return Headgate's key as the user's."""
-        return tuple(msgspec.msgpack.decode(stored)) if self._is_packed else (stored,)
+        return tuple(msgspec.msgpack.decode(stored)) if self._is_packed else (without_zone(stored),)
 
 
 def _is_packable(dtype: pa.DataType) -> bool:
