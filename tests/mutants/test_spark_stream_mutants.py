@@ -47,6 +47,14 @@ def every_segment_has_a_task_of_its_own() -> AbstractContextManager[None]:  # SP
     return patched(decided, "in_order", lambda layout, pieces: [[piece] for piece in pieces])
 
 
+def all_is_read_by_one_task() -> AbstractContextManager[None]:  # SP3
+    return patched(decided, "dealt", lambda pieces, rows_max, rows_min, at_once: [list(pieces)])
+
+
+def each_piece_has_a_task_of_its_own() -> AbstractContextManager[None]:  # SP3
+    return patched(decided, "dealt", lambda pieces, rows_max, rows_min, at_once: [[piece] for piece in pieces])
+
+
 def what_was_truncated_is_not_missed() -> AbstractContextManager[None]:  # SP6
     return skipped(stream_reading, "first_missing")
 
@@ -144,6 +152,8 @@ DECIDED: list[tuple[Mutant, Callable[..., object]]] = [
         segments_are_read_before_those_in_front_of_them,
         decided.test_nothing_is_taken_of_a_segment_before_those_in_front_of_it,
     ),
+    (all_is_read_by_one_task, decided.test_as_many_tasks_read_as_run_at_one_time),
+    (each_piece_has_a_task_of_its_own, decided.test_as_many_tasks_read_as_run_at_one_time),
     (the_first_segment_takes_all_rows, decided.test_a_backlog_keeps_no_other_segment_waiting),
     (every_segment_has_a_task_of_its_own, decided.test_segments_with_keys_in_common_are_read_in_order_by_one_task),
 ]

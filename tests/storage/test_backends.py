@@ -347,3 +347,27 @@ def test_an_object_store_gets_each_object_in_one_request(monkeypatch: pytest.Mon
     storage.put_if_absent("b", [bytes(6 << 20)])
     assert seen == [False, False]
     assert len(storage.get("a")) == 6 << 20
+
+
+def test_a_part_of_an_object_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:  # O26
+    storage = open_storage("obstore+memory:///")
+    storage.put("a", [b"0123456789"])
+    asked: list[str] = []
+    for name in ("head", "get_range"):
+        usual = getattr(obstore, name)
+        monkeypatch.setattr(
+            obstore, name, lambda *a, _name=name, _usual=usual, **k: asked.append(_name) or _usual(*a, **k)
+        )
+    assert [storage.get_range("a", offset, 4) for offset in (0, 8)] == [b"0123", b"89"]
+    assert asked == ["get_range"] * 2
+    assert storage.get_range("a", 10, 4) == b""
+    assert asked[2:] == ["get_range", "head"]
+
+
+def test_a_storage_says_whether_its_requests_travel(tmp_path: Path) -> None:  # O27
+    assert [open_storage(url).is_afar for url in (str(tmp_path), "memory://x", "obstore+memory:///")] == [
+        False,
+        False,
+        True,
+    ]
+    assert FaultyStorage(open_storage("obstore+memory:///")).is_afar

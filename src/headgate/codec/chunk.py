@@ -122,7 +122,7 @@ def decode_footer(path: str, data: bytes) -> Footer:
         raise CorruptionError(path, at - size, "a footer", str(error)) from error
 
 
-def verify_part(path: str, entry: PartEntry, payload: bytes) -> None:
+def verify_part(path: str, entry: PartEntry, payload: bytes | memoryview) -> None:
     """Check the bytes of one part.
 
     Raises:

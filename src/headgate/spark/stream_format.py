@@ -23,6 +23,9 @@ from headgate.spark.stream_options import EARLIEST, READING, STREAMING, WRITING,
 from headgate.spark.stream_reading import MicroBatchReader, Selected, Span, StreamReader
 from headgate.spark.stream_writing import MicroBatchWriter, StreamWriter, Written
 
+AT_ONCE = 8
+"""So many tasks are thought to run at one time where a session does not tell: Spark Connect."""
+
 
 class StreamDataSource(DataSource):  # type: ignore[misc]
     """``format("headgate")``; the name of the stream is the argument of ``load``, ``save`` or ``start``.
@@ -33,13 +36,16 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
             (``readStream`` has no end).
         columns: names of columns, separated by commas; default: all.
         place: true adds the columns ``_segment`` and ``_position``.
-        rows_per_partition: the maximum number of rows of a partition of ``read``; default: as many as there are in
-            128 MiB.
+        rows_per_partition: the maximum number of rows of a partition of ``read``, each of one segment; default: equal
+            partitions, one for each core, or a multiple of that where they would have more than 256 MiB.
         rows_per_batch: the maximum number of rows of a micro-batch of ``readStream``.
         holder: the name under which the store keeps the events that a ``readStream`` still needs.
         routing_key, segments: the routing key and the number of segments of a stream that ``write`` or ``writeStream``
             creates.
     """
+
+    at_once = AT_ONCE
+    """How many tasks run at one time: that of the session, where it is known (``register_streams``)."""
 
     _span: Span | None = None
 
@@ -56,7 +62,7 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
 
     def reader(self, schema: Any) -> DataSourceReader:
         """Return what ``spark.read`` reads with."""
-        return StreamReader(self._loaded(), schema, self._options(READING).number("rows_per_partition"))
+        return StreamReader(self._loaded(), schema, self._options(READING).number("rows_per_partition"), self.at_once)
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
         """Return what ``spark.readStream`` reads with."""
@@ -105,4 +111,6 @@ def register_streams(spark: Any) -> None:
     if not hasattr(spark, "dataSource"):
         raise UsageError(f"register_streams needs the SparkSession that shall read or write, not {spark!r}")
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    spark.dataSource.register(StreamDataSource)
+    context = getattr(spark, "sparkContext", None)
+    at_once = AT_ONCE if context is None else max(1, context.defaultParallelism)
+    spark.dataSource.register(type(StreamDataSource.__name__, (StreamDataSource,), {"at_once": at_once}))

@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from headgate.errors import TruncatedError, UsageError
 from headgate.operators.types import canonical_schema, canonical_type
 from headgate.protocol.store.layouts import Layout
-from headgate.protocol.store.micro_batches import Piece, cut_up, first_missing, in_order, pieces_between, taken
+from headgate.protocol.store.micro_batches import Piece, cut_up, dealt, first_missing, in_order, pieces_between, taken
 from headgate.protocol.store.truncation import Extent
 from headgate.spark.columns import batches_for_spark, is_plain, schema_for_spark
 from headgate.spark.stream_options import EARLIEST, LATEST, PLACE_COLUMNS, Options, Place
@@ -35,8 +35,11 @@ from headgate.store.cuts import StreamCut
 from headgate.store.routing import places_of
 from headgate.store.streams import StreamInfo
 
-PARTITION_BYTES = 128 << 20
-"""What one task reads, about: as much as Spark gives it of files. PySpark's start of a task costs 50 ms and more."""
+PARTITION_BYTES = 256 << 20
+"""What one task reads, at most about: it takes a second, and PySpark's start and end of a task 100 ms and more."""
+
+TASK_BYTES_MIN = 4 << 20
+"""Less is not worth a task, as to Spark that reads files."""
 
 Offset = dict[str, str]
 """``{"cut": text}``: as JSON in the checkpoint of a streaming query."""
@@ -109,10 +112,10 @@ class Selected:
             raise TruncatedError(info.name, gone, begin.positions.get(gone, 0), extents[gone].head)
         return info, layout, extents
 
-    def rows_per_partition(self) -> int:
-        """Return about how many events a task should read: by the mean size of those that are there."""
+    def rows_in(self, size_bytes: int) -> int:
+        """Return about how many events have so many bytes, at least one: by the mean size of those that are there."""
         info = self.place.store.describe(self.find().name)
-        return max(1, PARTITION_BYTES * info.events_count // info.size_bytes) if info.size_bytes else 1
+        return max(1, size_bytes * info.events_count // info.size_bytes) if info.size_bytes else 1
 
     def read(self, partition: InputPartition, schema: Any) -> Iterator[pa.RecordBatch]:
         """Yield the events of one partition; of none if there was nothing to be read."""
@@ -185,11 +188,12 @@ class Span:
 class StreamReader(DataSourceReader):  # type: ignore[misc]
     """Reads the events between two cuts; filters choose segments."""
 
-    def __init__(self, span: Span, schema: Any, rows_per_partition: int | None) -> None:
-        """``rows_per_partition``: at most; None: as many as there are in so many bytes."""
+    def __init__(self, span: Span, schema: Any, rows_per_partition: int | None, at_once: int) -> None:
+        """``rows_per_partition``: at most, of one segment; None: by their size, for ``at_once`` tasks at one time."""
         self._span = span
         self._schema = schema
         self._rows_max = rows_per_partition
+        self._at_once = at_once
         self._filters: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
@@ -198,14 +202,17 @@ class StreamReader(DataSourceReader):  # type: ignore[misc]
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return a partition for each piece of a segment that can have what is wanted."""
+        """Return what each task reads, of segments that can have what is wanted."""
         info, layout, extents = self._span.selected.look(self._span.begin)
         wanted = functools.reduce(
             lambda found, one: found & _segments_with(info, layout, *one), self._filters, set(extents)
         )
-        pieces = pieces_between(extents, self._span.begin.positions, self._span.end.positions)
-        rows_max = self._rows_max or self._span.selected.rows_per_partition()
-        return [Pieces([one]) for one in cut_up((x for x in pieces if x.segment in wanted), rows_max)]
+        between = pieces_between(extents, self._span.begin.positions, self._span.end.positions)
+        pieces = [piece for piece in between if piece.segment in wanted]
+        if self._rows_max is not None:
+            return [Pieces([one]) for one in cut_up(pieces, self._rows_max)]
+        rows_max, rows_min = (self._span.selected.rows_in(size) for size in (PARTITION_BYTES, TASK_BYTES_MIN))
+        return [Pieces(some) for some in dealt(pieces, rows_max, rows_min, self._at_once)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the events of one partition."""

@@ -47,6 +47,10 @@ class Storage(Protocol):
     def puts_may_land_late(self) -> bool:
         """Whether a put that reported an error may still take effect after a look that did not find it (X10)."""
 
+    @property
+    def is_afar(self) -> bool:
+        """Whether each request travels, so that several at once take less time than one behind the other (O27)."""
+
     def draw_name(self, size_bytes: int) -> str:
         """Return what nothing else is called, in hexadecimal digits: so many bytes at random."""
 

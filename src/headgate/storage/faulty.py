@@ -87,6 +87,11 @@ class FaultyStorage:
         """The inner storage's."""
         return self._inner.puts_may_land_late
 
+    @property
+    def is_afar(self) -> bool:
+        """The inner storage's."""
+        return self._inner.is_afar
+
     def draw_name(self, size_bytes: int) -> str:
         """The inner storage's."""
         return self._inner.draw_name(size_bytes)

@@ -94,6 +94,11 @@ class LocalStorage:
         """A system call that has failed does nothing later."""
         return False
 
+    @property
+    def is_afar(self) -> bool:
+        """Its pages are in this machine's memory, or on its disk."""
+        return False
+
     def draw_name(self, size_bytes: int) -> str:
         """See ``Storage``."""
         return secrets.token_hex(size_bytes)

@@ -46,6 +46,11 @@ class MemoryStorage:
         """Nothing is on its way."""
         return False
 
+    @property
+    def is_afar(self) -> bool:
+        """Nothing travels."""
+        return False
+
     def draw_name(self, size_bytes: int) -> str:
         """See ``Storage``."""
         return secrets.token_hex(size_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +105,18 @@ def _routes(stream: StreamInfo, keys: pa.Array) -> Segments:
     return ranges_of(keys, [segment.key_low for segment in stream.segments])
 
 
-def read_part(storage: Storage, part: StoredPart, schema: pa.Schema) -> pa.RecordBatch:
+class Ranges(Protocol):
+    """What parts are read from: a storage, or one of which some was fetched before."""
+
+    @property
+    def url(self) -> str:
+        """See ``Storage``."""
+
+    def get_range(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
+        """See ``Storage``."""
+
+
+def read_part(storage: Ranges, part: StoredPart, schema: pa.Schema) -> pa.RecordBatch:
     """Return the events of a part, verified.
 
     Raises:

@@ -16,6 +16,7 @@ from headgate.protocol.store.reading_order import FirstStart
 from headgate.protocol.store.truncation import Extent
 from headgate.store.autoscaled_store import AutoscaledStore
 from headgate.store.cuts import StreamCut
+from headgate.store.fetching import Fetching
 from headgate.store.following import OnlyKey, StreamFollower
 from headgate.store.streams import StreamInfo
 from headgate.threads import Threads
@@ -27,6 +28,7 @@ class FollowedStore(AutoscaledStore):
     """The part of a store that reads whole streams without a reader group."""
 
     _threads: Threads
+    _fetching: Fetching
 
     def follow(
         self,
@@ -60,7 +62,9 @@ class FollowedStore(AutoscaledStore):
             raise UsageError(f"a reader of a stream ends at a cut or at 'latest', not at {end!r}")
         first = FirstStart(moment, start == LATEST, end is not None, begin)
         only = None if key is None else _only(stream, key)
-        return StreamFollower(self._catalogue, self._storage, stream, first, only, self._threads, self._clock)
+        return StreamFollower(
+            self._catalogue, self._storage, stream, first, only, self._fetching, self._threads, self._clock
+        )
 
     def _begin(
         self, stream: StreamInfo, extents: Mapping[int, Extent], start: str | StreamCut | dt.datetime

@@ -21,6 +21,7 @@ from headgate.protocol.store.truncation import Extent
 from headgate.storage.base import Storage
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.cuts import StreamCut
+from headgate.store.fetching import Fetching
 from headgate.store.group_reader import LOOK_PAUSE_MS
 from headgate.store.reader import READ_ROWS, SegmentReader
 from headgate.store.routing import places_of
@@ -73,6 +74,7 @@ class StreamFollower:
         stream: StreamInfo,
         start: FirstStart,
         key: OnlyKey | None,
+        fetching: Fetching,
         threads: Threads,
         clock: Clock,
     ) -> None:
@@ -81,6 +83,7 @@ class StreamFollower:
         """As it was when it was looked at last."""
         self._catalogue = catalogue
         self._storage = storage
+        self._fetching = fetching
         self._key = key
         self._clock = clock
         self._order = ReadingOrder(0, 1, start)
@@ -257,5 +260,7 @@ class StreamFollower:
     def _reader(self, number: int) -> SegmentReader:
         if number not in self._readers:
             position = self._places[number].position
-            self._readers[number] = SegmentReader(self._catalogue, self._storage, self.stream, number, position)
+            self._readers[number] = SegmentReader(
+                self._catalogue, self._storage, self.stream, number, position, self._fetching
+            )
         return self._readers[number]

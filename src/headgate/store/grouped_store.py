@@ -90,4 +90,4 @@ class GroupedStore(FollowedStore):
             raise UsageError(
                 f"stream '{segment.stream}' was deleted and created again; reset the reader group to read it"
             )
-        return SegmentReader(self._catalogue, self._storage, stream, segment.segment, position)
+        return SegmentReader(self._catalogue, self._storage, stream, segment.segment, position, self._fetching)

@@ -1,6 +1,6 @@
 """A reader of one segment from a position on.
 
-Counterpart: ``writer`` and committed ``transactions``. Source: S14, S35 and S44 of docs/spec/stream-store.md.
+Counterpart: ``writer`` and committed ``transactions``. Source: S14, S35, S44 and S82 of docs/spec/stream-store.md.
 Never returns an event that was not verified, and never skips one.
 """
 
@@ -13,8 +13,10 @@ import pyarrow as pa
 from headgate.errors import CorruptionError, StorageError, TruncatedError
 from headgate.storage.base import Storage
 from headgate.store.catalogue.base import Catalogue, StoredPart
-from headgate.store.chunks import read_part
+from headgate.store.chunks import Ranges, read_part
 from headgate.store.evolving import Schemas, in_schema
+from headgate.store.fetching import Fetching
+from headgate.store.read_ahead import ReadAhead
 from headgate.store.streams import OtherSchemaError, StreamInfo
 
 READ_ROWS = 65_536
@@ -28,10 +30,19 @@ PARTS_AT_A_TIME = 512
 class SegmentReader:
     """Reads one segment in order. One thread at a time."""
 
-    def __init__(self, catalogue: Catalogue, storage: Storage, stream: StreamInfo, segment: int, position: int) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        storage: Storage,
+        stream: StreamInfo,
+        segment: int,
+        position: int,
+        fetching: Fetching,
+    ) -> None:
         """Use ``Store.reader``."""
         self._catalogue = catalogue
-        self._storage = storage
+        self._ahead = ReadAhead(storage, fetching) if storage.is_afar else None
+        self._ranges: Ranges = storage if self._ahead is None else self._ahead
         self.stream = stream
         self._schemas = Schemas(catalogue, stream)
         self.segment = segment
@@ -42,6 +53,7 @@ class SegmentReader:
         self._batch: pa.RecordBatch | None = None
         self._batch_at = 0
         self._tail_changes = -1
+        self._end: int | None = None
         self._is_closed = False
         self.part_chunk = ""
         """File the last event came from, for messages."""
@@ -58,6 +70,7 @@ class SegmentReader:
             UsageError: the stream was deleted.
             TruncatedError: the segment begins behind the position now.
         """
+        self._end = end
         try:
             batch = self._collect(rows_max if end is None else min(rows_max, end - self.position))
         except BaseException:  # whatever was taken out of the part is not returned: begin there again
@@ -70,7 +83,13 @@ class SegmentReader:
         """Whether the last ``read`` found the end of a segment that takes no more: closed, or of a sealed stream."""
         return self._is_closed and not self._parts and self._unread() == 0
 
+    def close(self) -> None:
+        """Give up what is fetched ahead. Repeating is fine, and so is reading on, which begins to fetch anew (S83)."""
+        if self._ahead is not None:
+            self._ahead.forget()
+
     def _rewind(self) -> None:
+        self.close()
         self._parts.clear()
         self._batch, self._batch_at, self._fetched, self._tail_changes = None, 0, self.position, -1
 
@@ -107,9 +126,11 @@ class SegmentReader:
         if not self._parts and not self._fetch():
             return None
         part = self._parts[0]
+        if self._ahead is not None:
+            self._ahead.ask(self._parts, self._end)
         try:
             self._batch = self._in_own_schema(
-                part, read_part(self._storage, part, self._schemas.of(part.schema_version))
+                part, read_part(self._ranges, part, self._schemas.of(part.schema_version))
             )
         except CorruptionError:
             self._check_not_truncated()

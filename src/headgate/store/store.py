@@ -27,6 +27,7 @@ from headgate.storage.local import LocalStorage
 from headgate.storage.roots import checked_access, make_root
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.chunks import delete_quietly, random_name
+from headgate.store.fetching import Fetching
 from headgate.store.fsck import Problem, check_store
 from headgate.store.linger import LINGER
 from headgate.store.owned_store import OwnedStore
@@ -93,6 +94,7 @@ class Store(OwnedStore):
         super().__init__(catalogue, storage, clock)
         self.root = root
         self._threads = threads
+        self._fetching = Fetching(threads)
         self._new_name = new_name
         self._transactions = TransactionLog(catalogue, storage, clock.wall_ms, new_name, threads)
 
@@ -175,7 +177,8 @@ class Store(OwnedStore):
         return "://" in directory or _catalogue_file(directory).is_file()
 
     def close(self) -> None:
-        """Close the catalogue."""
+        """Close the catalogue, and fetch nothing ahead any more."""
+        self._fetching.close()
         self._catalogue.close()
 
     def __enter__(self) -> Store:
@@ -325,7 +328,7 @@ class Store(OwnedStore):
                 f"segment {segment} of stream '{name}' has positions {head} to {end}, not {position}; the position "
                 "comes from another store, or the stream was deleted and created anew"
             )
-        return SegmentReader(self._catalogue, self._storage, info, segment, position)
+        return SegmentReader(self._catalogue, self._storage, info, segment, position, self._fetching)
 
     def changes(self) -> int:
         """Return a number that changes when another connection changes anything in the store. Takes some µs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -12,6 +13,7 @@ from headgate.protocol.store.micro_batches import (
     Piece,
     Turn,
     cut_up,
+    dealt,
     first_missing,
     in_order,
     pieces_between,
@@ -132,6 +134,35 @@ def test_what_lies_between_two_cuts_is_found_by_segment() -> None:  # SP4
     ]
     assert pieces_between(extents, {}, {1: 5}) == []
     assert cut_up([Piece(0, 4, 10), Piece(2, 0, 3)], 4) == [Piece(0, 4, 8), Piece(0, 8, 10), Piece(2, 0, 3)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 50)), max_size=6),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.integers(1, 5),
+)
+def test_pieces_are_dealt_out_in_equal_shares(
+    ranges: list[tuple[int, int]], rows_max: int, rows_min: int, at_once: int
+) -> None:  # SP3
+    pieces = [Piece(number, begin, begin + rows) for number, (begin, rows) in enumerate(ranges)]
+    tasks = dealt(pieces, rows_max, rows_min, at_once)
+    events = [(x.segment, at) for some in tasks for x in some for at in range(x.begin, x.end)]
+    assert events == [(x.segment, at) for x in pieces for at in range(x.begin, x.end)]
+    counts = [sum(x.rows_count for x in some) for some in tasks]
+    assert all(0 < count <= rows_max for count in counts)
+    assert len(set(counts[:-1])) <= 1
+    assert counts[-1:] <= counts[:1]
+
+
+def test_as_many_tasks_read_as_run_at_one_time() -> None:  # SP3
+    pieces = [Piece(number, 0, 25) for number in range(4)]
+    assert [len(dealt(pieces, 100, 1, at_once)) for at_once in (1, 2, 3, 8)] == [1, 2, 3, 8]
+    assert dealt(pieces, 50, 1, 2) == [[Piece(0, 0, 25), Piece(1, 0, 25)], [Piece(2, 0, 25), Piece(3, 0, 25)]]
+    assert len(dealt(pieces, 49, 1, 2)) == 4, "a multiple"
+    assert len(dealt(pieces, 100, 40, 8)) == 2, "worth a task"
+    assert len(dealt(pieces, 10, 40, 8)) == 10, "not more than one takes"
+    assert dealt([Piece(0, 3, 3)], 10, 1, 2) == []
 
 
 def test_what_a_cut_has_lost_is_known() -> None:  # SP6

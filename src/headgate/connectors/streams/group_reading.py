@@ -85,6 +85,8 @@ class GroupSourceReader(BreakingReader, CheckpointedFunction, CheckpointListener
 
     def close(self) -> None:
         """The store is shared by the process and stays open; the group lets nobody else in until it begins anew."""
+        for reader in self._readers.values():
+            reader.close()
 
     def _poll(self) -> SourceBatch | None:
         found = self._next()

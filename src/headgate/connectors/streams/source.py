@@ -257,6 +257,8 @@ class StreamSourceReader(BreakingReader, CheckpointedFunction, CheckpointListene
 
     def close(self) -> None:
         """The store is shared by the process and stays open."""
+        for reader in self._readers.values():
+            reader.close()
 
     def _poll_split(self, split: str) -> Polled:
         reader, end = self._readers[split], self._ends[split]

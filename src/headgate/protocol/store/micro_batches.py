@@ -86,6 +86,36 @@ def cut_up(pieces: Iterable[Piece], rows_max: int) -> list[Piece]:
     ]
 
 
+def dealt(pieces: Iterable[Piece], rows_max: int, rows_min: int, at_once: int) -> list[list[Piece]]:
+    """Deal pieces out to tasks of equal size, of which ``at_once`` run at one time (SP3).
+
+    Args:
+        pieces: in the order in which they are dealt out; one is cut where a task has enough.
+        rows_max: no task has more events.
+        rows_min: tasks of less would cost more than they save.
+        at_once: as many tasks have something to do, or a multiple of them, unless they had too little.
+    """
+    left = [piece for piece in pieces if piece.rows_count]
+    rows = sum(piece.rows_count for piece in left)
+    if not rows:
+        return []
+    needed = -(-rows // rows_max)
+    tasks = max(needed, min(-(-needed // at_once) * at_once, rows // rows_min))
+    share = -(-rows // tasks)
+    found: list[list[Piece]] = [[]]
+    room = share
+    for piece in left:
+        begin = piece.begin
+        while begin < piece.end:
+            if not room:
+                found.append([])
+                room = share
+            end = min(piece.end, begin + room)
+            found[-1].append(Piece(piece.segment, begin, end))
+            begin, room = end, room - (end - begin)
+    return found
+
+
 class Turn(Enum):
     """What becomes of a micro-batch that is to be committed."""
 

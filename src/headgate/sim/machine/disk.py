@@ -92,6 +92,11 @@ class SimStorage:
         """See ``Storage``."""
         return self._disk.faults.puts_land_late
 
+    @property
+    def is_afar(self) -> bool:
+        """Requests take as long as they take, one by one: seeds decide when."""
+        return False
+
     def draw_name(self, size_bytes: int) -> str:
         """See ``Storage``; no two of one disk are equal."""
         return self._disk.names.randbytes(size_bytes).hex()

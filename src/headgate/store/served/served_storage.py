@@ -41,6 +41,11 @@ class ServedStorage:
         """A put whose answer was lost may still be under way."""
         return True
 
+    @property
+    def is_afar(self) -> bool:
+        """See ``Storage``."""
+        return True
+
     def draw_name(self, size_bytes: int) -> str:
         """See ``Storage``."""
         return secrets.token_hex(size_bytes)

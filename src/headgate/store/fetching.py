@@ -1,0 +1,139 @@
+"""Bytes of chunks that are fetched beside their reader, on a few threads for the whole store.
+
+Counterpart: ``read_ahead``, which says what comes next. Source: S83 of docs/spec/stream-store.md. Never fetches
+anything by itself, and never holds more bytes than there is room for.
+"""
+
+from __future__ import annotations
+
+from headgate.storage.base import Storage
+from headgate.threads import SIGNAL_S, Lock, Pool, Threads
+
+THREADS = 8
+"""Requests under way at one time: where each takes long, it is their number that decides."""
+
+ROOM_BYTES = 128 << 20
+"""All readers of a store in one process have so much fetched and not read yet, at most."""
+
+
+class Fetch:
+    """Some bytes of one object, on their way."""
+
+    def __init__(self, storage: Storage, path: str, offset: int, size_bytes: int, room: Room, threads: Threads) -> None:
+        self.path, self.offset, self.size_bytes = path, offset, size_bytes
+        self._storage = storage
+        self._room = room
+        self._over = threads.event()
+        self._is_unwanted = False
+        self._payload: bytes | None = None
+        self._error: Exception | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether ``wait`` will not wait."""
+        return self._over.is_set()
+
+    def run(self) -> None:
+        """Fetch them, unless nobody wants them any more."""
+        try:
+            if not self._is_unwanted:
+                self._payload = self._storage.get_range(self.path, self.offset, self.size_bytes)
+        except Exception as error:
+            self._error = error
+        finally:
+            self._over.set()
+            if self._is_unwanted:
+                self.let_go()
+
+    def wait(self) -> bytes | None:
+        """Return the bytes, or None if they were not fetched, and no error says why.
+
+        Raises:
+            Exception: what the storage raised.
+        """
+        while not self._over.wait(SIGNAL_S):
+            pass
+        if self._error is not None:
+            raise self._error
+        return self._payload
+
+    def let_go(self) -> None:
+        """Nobody wants them any more: they take no room as soon as they are not under way. Repeating is fine."""
+        self._is_unwanted = True
+        if self._over.is_set():  # asked behind the line above, as ``run`` does it the other way round
+            self._payload = None
+            self._room.give_back(self)
+
+
+class Room:
+    """How many bytes may be on their way or wait to be read. Safe from several threads, and from finalisers."""
+
+    def __init__(self, size_bytes: int, lock: Lock) -> None:
+        self._size_bytes = size_bytes
+        self._lock = lock
+        self._taken: dict[Fetch, int] = {}
+
+    @property
+    def taken_bytes(self) -> int:
+        """What is taken now."""
+        return sum(list(self._taken.values()))
+
+    def take(self, fetch: Fetch) -> bool:
+        """Take as much room as ``fetch`` needs; False: there is not so much."""
+        with self._lock:
+            if self.taken_bytes + fetch.size_bytes > self._size_bytes:
+                return False
+            self._taken[fetch] = fetch.size_bytes
+            return True
+
+    def give_back(self, fetch: Fetch) -> None:
+        """Take it back. Without the lock: a finaliser may interrupt whoever holds it."""
+        self._taken.pop(fetch, None)
+
+    def let_all_go(self) -> None:
+        """Whoever waits for a fetch that has not begun waits no longer."""
+        for fetch in list(self._taken):
+            fetch.let_go()
+
+
+class Fetching:
+    """The threads and the room of one store, in each process that uses it: those of a parent do not survive a fork."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._here: dict[int, tuple[Pool, Room]] = {}
+        """By process. Neither has anything yet when it is made, so it does not matter who of several threads does."""
+        self._is_closed = False
+
+    @property
+    def process_id(self) -> int:
+        """Whose fetches these are: what was begun in another process never ends."""
+        return self._threads.process_id
+
+    def begin(self, storage: Storage, path: str, offset: int, size_bytes: int) -> Fetch | None:
+        """Have bytes fetched; None: there is no room, or no thread, so whoever needs them asks for them himself."""
+        if self._is_closed:
+            return None
+        here = self._here.get(self.process_id)
+        if here is None:
+            made = self._threads.pool(THREADS, "headgate-fetch"), Room(ROOM_BYTES, self._threads.lock())
+            here = self._here.setdefault(self.process_id, made)
+        pool, room = here
+        fetch = Fetch(storage, path, offset, size_bytes, room, self._threads)
+        if not room.take(fetch):
+            return None
+        try:
+            pool.submit(fetch.run)
+        except RuntimeError:
+            room.give_back(fetch)
+            return None
+        return fetch
+
+    def close(self) -> None:
+        """Begin nothing more, and end what has not begun. Repeating is fine."""
+        self._is_closed = True
+        here = self._here.pop(self.process_id, None)
+        if here is not None:
+            pool, room = here
+            room.let_all_go()
+            pool.shutdown(wait=False)
