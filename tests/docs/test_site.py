@@ -92,7 +92,7 @@ def test_every_command_line_names_commands_and_options_that_exist(page: str) -> 
 
 
 def test_wrong_command_lines_are_found() -> None:
-    assert problem_of("headgate run program.py --dir d --from chk -- --anything") is None
+    assert problem_of("headgate run program.py --dir d --restore chk -- --anything") is None
     assert problem_of("headgate streams list") is None
     assert "no option --directory" in str(problem_of("headgate run program.py --directory d"))
     assert "no command 'crash'" in str(problem_of("headgate crash"))
