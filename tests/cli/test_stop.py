@@ -89,7 +89,7 @@ def test_an_object_store_is_refused() -> None:
 
 def test_the_help_names_every_option() -> None:
     result = CliRunner().invoke(cli.app, ["stop", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
-    for word in ("--drain", "--dir,--checkpoints", "does not continue", "Timers of processing time do not fire"):
+    for word in ("--drain", "--dir", "does not continue", "Timers of processing time do not fire"):
         assert word in result.output
 
 
