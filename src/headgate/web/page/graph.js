@@ -1,6 +1,6 @@
 // Draws operators and what flows between them: sources on the left, each operator behind all that feed it.
 
-const WIDTH = 190, HEIGHT = 74, GAP_X = 104, GAP_Y = 30, MARGIN = 14, LOOP_ROOM = 88, SCALE_MIN = 0.6;
+const WIDTH = 190, HEIGHT = 74, GAP_X = 92, GAP_Y = 30, MARGIN = 14, LOOP_ROOM = 88, SCALE_MIN = 0.6;
 const BAR = 44, STROKE = 1.3, STROKE_MORE = 3.2; // an edge that is held back all the time is so much wider
 
 export function svg(name, attributes = {}, ...children) {
