@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -165,12 +165,16 @@ def test_a_jvm_that_knows_its_pipeline_is_found() -> None:
     assert_caught(a_jvm_knows_its_pipeline, jvm_tests.test_a_jvm_is_told_nothing_of_its_pipeline)
 
 
+PATIENCE_S = 60
+TOGETHER = threading.Barrier(8)
+
+
 def looked_at_before_it_is_made(name: str) -> bool:
     directory = tips.user_state_directory()
     if (directory / name).exists():
         return False
     directory.mkdir(parents=True, exist_ok=True)
-    time.sleep(0.05)
+    TOGETHER.wait(PATIENCE_S)
     (directory / name).touch()
     return True
 
