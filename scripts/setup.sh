@@ -2,7 +2,7 @@
 # Makes .venv with everything that development needs, unless it is up to date. Used by the Makefile.
 # Usage: scripts/setup.sh [java] [browser] [servers] [docs]     with "java": also require Java 17 or newer; with "browser": also get
 # Chromium where apt-get may, for the tests that look at a page; with "servers": get PostgreSQL and a server of objects,
-# for the tests of stores that machines share, where that needs nobody's leave; with "docs": also install what builds the documentation
+# for the tests of stores that machines share, and promtool, where that needs nobody's leave; with "docs": also install what builds the documentation
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -46,7 +46,23 @@ get_browser() {
     echo "There is no Chromium: tests that look at pages are skipped ('$how' gets it)." >&2
 }
 
+# Takes the one program out of Debian's package of Prometheus, because installing the package starts a server.
+get_promtool() {
+    if command -v promtool >/dev/null || [ -x .venv-servers/bin/promtool ]; then return; fi
+    local there=$PWD/.venv-servers/bin found
+    found=$(mktemp -d)
+    echo "Getting promtool, which checks the numbers for Prometheus, into .venv-servers …" >&2
+    mkdir -p "$there"
+    {
+        (cd "$found" && { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; }) &&
+            dpkg-deb --fsys-tarfile "$found"/prometheus_*.deb | tar -xO ./usr/bin/promtool >"$found/promtool" &&
+            chmod +x "$found/promtool" && "$found/promtool" --version && mv "$found/promtool" "$there"
+    } >/dev/null 2>&1 || echo "There is no promtool: the test that needs it is skipped (on Debian it is in the package prometheus)." >&2
+    rm -rf "$found"
+}
+
 get_servers() {
+    get_promtool
     local how="apt-get install postgresql"
     if ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

@@ -49,8 +49,8 @@ TEXTS = {
     UnknownFormat: "log/1 is not in a format that this release of Headgate reads: expected format version 9 or less, "
     "found 10; use the release that wrote it, if one did, or restore the file from a copy",
     OutputDenied: "sink 'out' cannot commit the output of checkpoint 7: it is gone; starting again cannot help: bring "
-    "back what is missing there, restore another checkpoint (headgate run PROGRAM --from PLACE --go-back-behind 7), or "
-    "start over, which deletes all output: headgate run PROGRAM --fresh",
+    "back what is missing there, restore another checkpoint (headgate run PROGRAM --restore PLACE --go-back-behind 7), "
+    "or start over, which deletes all output: headgate run PROGRAM --fresh",
     FencedError: "pipeline p: generation 3 was replaced by generation 4",
     StorageError: "cannot put log/1: no space",
     TruncatedError: "segment 1 of stream 'app/logs' begins at position 1520 now, and events from position 20 were "

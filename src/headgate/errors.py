@@ -177,7 +177,7 @@ class OutputDenied(HeadgateError):
         what = f"commit the output of checkpoint {self.checkpoint}" if self.checkpoint else "be recovered"
         back = ""
         if self.checkpoint:
-            named = f"--from PLACE --go-back-behind {self.checkpoint}"
+            named = f"--restore PLACE --go-back-behind {self.checkpoint}"
             back = f", restore another checkpoint (headgate run PROGRAM {named})"
         return (
             f"sink '{self.sink}' cannot {what}: {self.cause}; starting again cannot help: bring back what is missing "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+from tests.servers.objects import OWN
 
 from headgate.api.pipeline import METRICS_HOST
 from headgate.api.prometheus import MetricsPort
@@ -116,9 +118,11 @@ def test_openmetrics_is_understood_too(port: MetricsPort) -> None:
 
 
 def test_promtool_finds_nothing_wrong(port: MetricsPort) -> None:
-    promtool = shutil.which("promtool")
+    promtool = shutil.which("promtool", path=os.pathsep.join([os.environ["PATH"], str(OWN)]))
     if promtool is None:
-        pytest.skip("promtool is not installed; on Debian it is in the package prometheus")
+        pytest.skip(
+            "promtool is not installed: 'make setup-test' gets it on Debian, where it is in the package prometheus"
+        )
     port.watch("counts", lambda: PROGRESS)
     text = fetched(port.url)
     checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=120)

@@ -99,7 +99,7 @@ def test_a_supervisor_that_cannot_begin_deletes_nothing(monkeypatch: pytest.Monk
     monkeypatch.setattr("headgate.cli.run.check_cluster", no_master)
     monkeypatch.setattr("headgate.cli.run.start_over", lambda *_: happened.append("deleted"))
     monkeypatch.setattr("headgate.cli.run.become_keeper", lambda *_: happened.append("kept"))
-    options = ["--fresh", "--supervised", "--quiet", "--checkpoint-dir", str(tmp_path / "home")]
+    options = ["--fresh", "--supervised", "--quiet", "--dir", str(tmp_path / "home")]
     result = CliRunner().invoke(app, ["run", str(program), *options])
     assert str(result.exception) == "there is no such master"
     assert happened == []

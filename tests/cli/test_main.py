@@ -123,7 +123,7 @@ def test_describe_prints_the_plan_without_running(
         encoding="utf-8",
     )
     where = str(tmp_path / "checkpoints")
-    assert run(monkeypatch, "run", str(program), "-p", "7", "--checkpoint-dir", where, "--describe") == 0
+    assert run(monkeypatch, "run", str(program), "-p", "7", "--dir", where, "--describe") == 0
     assert f"pipeline shown: 1 chains, parallelism 7, checkpoints in {where}" in capsys.readouterr().out
 
 

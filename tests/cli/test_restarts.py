@@ -80,14 +80,14 @@ def test_supervised_becomes_a_keeper_of_the_same_command(monkeypatch: pytest.Mon
 
 
 def test_a_kept_driver_has_all_options_of_its_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = ["--supervised", "--standby", "--master", "local[3]", "-p", "3", "--checkpoint-dir", "s3://b/c", "--json"]
+    given = ["--supervised", "--standby", "--master", "local[3]", "-p", "3", "--dir", "s3://b/c", "--json"]
     _, orders = became(monkeypatch, *given, "--silence", "20s", "--restart", "fixed-delay:attempts=2", "program")
     assert orders.command == [
         *run.COMMAND,
         "run",
         "--master=local[3]",
         "--parallelism=3",
-        "--checkpoint-dir=s3://b/c",
+        "--dir=s3://b/c",
         "--silence=20s",
         "--json",
         "--standby",

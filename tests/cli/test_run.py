@@ -70,7 +70,7 @@ def test_a_start_that_is_refused_leaves_the_options_as_they_were(
     assert os.environ[JVM_OPTIONS] == "-Dmine"
 
 
-NAMED = ["--from", "41", "--go-back-behind", "43", "--allow-unclaimed-state", "a", "--allow-unclaimed-state", "b"]
+NAMED = ["--restore", "41", "--go-back-behind", "43", "--allow-unclaimed-state", "a", "--allow-unclaimed-state", "b"]
 
 
 def told(monkeypatch: pytest.MonkeyPatch, options: list[str], program: Path) -> tuple[Any, ...]:
@@ -101,7 +101,7 @@ def test_every_driver_of_a_keeper_is_told_what_its_command_names(
         raise Kept
 
     monkeypatch.setattr(run, "become_keeper", become_keeper)
-    given = [*NAMED, *more, "-p", "2", "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    given = [*NAMED, *more, "-p", "2", "--dir", str(tmp_path / "checkpoints")]
     with pytest.raises(Kept):
         CliRunner().invoke(app, ["run", "--supervised", *given, "--", str(program), "argument"])
     of_child = orders[0].command[len(run.COMMAND) + 1 :]

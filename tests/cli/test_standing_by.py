@@ -193,7 +193,7 @@ def test_the_progress_of_a_takeover_that_came_too_late_is_not_shown_any_more(
     monkeypatch.setattr(running, "WarmSession", Warm)
     monkeypatch.setattr(running, "_observer", lambda *given, **named: Shown())
     monkeypatch.setattr(running.Pipeline, "start", start)
-    result = CliRunner().invoke(app, ["run", "--standby", "--checkpoint-dir", ROOT, str(program)])
+    result = CliRunner().invoke(app, ["run", "--standby", "--dir", ROOT, str(program)])
     assert result.exit_code == 0, (result.output, result.exception)
     assert opened == [1, -1, 1, -1]
     assert "p: another process was quicker; standing by again" in result.stderr
@@ -208,7 +208,7 @@ def test_the_directory_is_made_for_whom_the_pipeline_wants(tmp_path: Path, monke
     monkeypatch.setattr(running, "WarmSession", Warm)
     monkeypatch.setattr(StandingBy, "run", lambda self: open_storage(self.root).list("p") or None)
     where = tmp_path / "checkpoints"
-    result = CliRunner().invoke(app, ["run", "--standby", "--checkpoint-dir", str(where), str(program)])
+    result = CliRunner().invoke(app, ["run", "--standby", "--dir", str(where), str(program)])
     assert result.exit_code == 0, result.output
     assert stat.S_IMODE(where.stat().st_mode) & 0o2770 == 0o2770
 

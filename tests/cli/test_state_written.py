@@ -58,7 +58,7 @@ def test_a_program_declares_what_the_state_shall_be(tmp_path: Path) -> None:  # 
     full(tmp_path, tmp_path / "one")
     rows = pl.DataFrame({"key": [1], "other": [2], "value": [2.5]})
     rows.write_parquet(tmp_path / "rows.parquet")
-    arguments = ["newest", "accumulators", tmp_path / "rows.parquet", "--pipeline", tmp_path / "program.py"]
+    arguments = ["newest", "accumulators", tmp_path / "rows.parquet", "--program", tmp_path / "program.py"]
     told("write", tmp_path / "one", *arguments, "--to", tmp_path / "two")
     assert same(hg.read_state(tmp_path / "two", "newest"), rows)
 

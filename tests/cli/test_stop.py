@@ -48,7 +48,7 @@ def test_a_running_pipeline_is_asked_and_waited_for(tmp_path: Path, option: list
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
-        result = CliRunner().invoke(cli.app, ["stop", "p", "--checkpoints", str(tmp_path), *option])
+        result = CliRunner().invoke(cli.app, ["stop", "p", "--dir", str(tmp_path), *option])
         assert child.wait(120) == 0
     assert result.exit_code == 0, result.output
     assert result.stdout == sentence
@@ -58,7 +58,7 @@ def test_a_running_pipeline_is_asked_and_waited_for(tmp_path: Path, option: list
 def test_a_pipeline_that_does_not_run_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["headgate", "stop", "p", "--checkpoints", str(tmp_path)])
+    monkeypatch.setattr("sys.argv", ["headgate", "stop", "p", "--dir", str(tmp_path)])
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2
@@ -82,14 +82,14 @@ def test_a_lock_that_may_not_be_read_is_not_taken_for_a_pipeline_that_does_not_r
 
 
 def test_an_object_store_is_refused() -> None:
-    result = CliRunner().invoke(cli.app, ["stop", "p", "--checkpoints", "s3://bucket/checkpoints"])
+    result = CliRunner().invoke(cli.app, ["stop", "p", "--dir", "s3://bucket/checkpoints"])
     assert isinstance(result.exception, UsageError)
     assert "does not say which process runs the pipeline" in str(result.exception)
 
 
 def test_the_help_names_every_option() -> None:
     result = CliRunner().invoke(cli.app, ["stop", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
-    for word in ("--drain", "--dir,--checkpoints", "does not continue", "Timers of processing time do not fire"):
+    for word in ("--drain", "--dir", "does not continue", "Timers of processing time do not fire"):
         assert word in result.output
 
 

@@ -35,7 +35,7 @@ def test_lines_go_in_and_come_out() -> None:
     assert run("read", "app/log") == "one\ntwo\nthrée\n"
     assert run("read", "app/log", "--limit", "2") == "one\ntwo\n"
     assert run("read", "app/log", "--format", "json", "-n", "1") == '{"line": "one"}\n'
-    assert run("read", "app/log", "--from", "latest") == ""
+    assert run("read", "app/log", "--start", "latest") == ""
 
 
 @pytest.mark.parametrize("version", ["store_0_1", "store_2"])
@@ -59,7 +59,9 @@ def test_a_stream_is_given_a_policy_of_scaling() -> None:  # S79
     run("create", "app/x")
     assert run("scaling", "app/x") == "stream app/x: it is scaled by hand only\n"
     wanted = "stream app/x: 1,000 events a second in a segment, 2 to 8 segments\n"
-    assert run("scaling", "app/x", "--events-per-second", "1000", "--min", "2", "--max", "8") == wanted
+    assert (
+        run("scaling", "app/x", "--events-per-second", "1000", "--min-segments", "2", "--max-segments", "8") == wanted
+    )
     assert run("scaling", "app/x") == wanted
     assert "both" in run("scaling", "app/x", "--events-per-second", "1", "--bytes-per-second", "1MB", code=2)
     assert "--off goes with neither" in run("scaling", "app/x", "--off", "--bytes-per-second", "1MB", code=2)
@@ -117,7 +119,7 @@ def test_following_ends_at_the_seal() -> None:
 
 def test_list_and_describe(root: Path) -> None:
     assert run("list") == f"no streams in {root}\n"
-    run("create", "app/x", "--columns", "k:string,t:timestamp", "--key", "k", "--segments", "2")
+    run("create", "app/x", "--columns", "k:string,t:timestamp", "--routing-key", "k", "--segments", "2")
     run("write", "app/x", text='{"k":"a"}\n')
     table = run("list")
     assert "app/x" in table
@@ -249,9 +251,9 @@ def test_what_is_held_is_shown_and_released(root: Path) -> None:  # S69
 
 
 def test_retention_is_set_shown_and_taken_away() -> None:  # S71
-    run("create", "app/log", "--max-age", "7 days")
+    run("create", "app/log", "--retention-age", "7 days")
     assert run("retention", "app/log") == "stream app/log: events stay for 7 days, 0:00:00\n"
-    assert "1,073,741,824 bytes" in run("retention", "app/log", "--max-size", "1GB")
+    assert "1,073,741,824 bytes" in run("retention", "app/log", "--retention-size", "1GB")
     assert run("retention", "app/log", "--off") == "stream app/log: events stay\n"
-    assert "must look like" in run("retention", "app/log", "--max-age", "long", code=2)
-    assert "--off goes with neither" in run("retention", "app/log", "--off", "--max-age", "1s", code=2)
+    assert "must look like" in run("retention", "app/log", "--retention-age", "long", code=2)
+    assert "--off goes with neither" in run("retention", "app/log", "--off", "--retention-age", "1s", code=2)

@@ -55,7 +55,7 @@ def test_a_copy_has_the_order_of_each_key_and_the_next_one_goes_on(root: Path, t
         assert store.find("kept/events").routing_key == "key"
         assert store.fsck() == []
     assert json.loads(run("copy", STREAM, "one-key", "--key", "k3", "--json"))["events"] == 12
-    assert json.loads(run("copy", STREAM, "first", "--until", told["cut"], "--json"))["events"] == 40
+    assert json.loads(run("copy", STREAM, "first", "--end", told["cut"], "--json"))["events"] == 40
     assert "into itself" in run("copy", STREAM, STREAM, code=2)
     run("create", "other/columns")
     assert "columns" in run("copy", STREAM, "other/columns", code=2)

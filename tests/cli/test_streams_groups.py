@@ -47,7 +47,7 @@ def drain(store: Store, name: str = "g") -> None:
 def test_a_group_is_made_shown_and_deleted(store: Store) -> None:
     assert run("list") == f"no reader groups in {store.root}\n"
     assert run("list", "--json") == ""
-    assert run("create", "g", "app/a", "app/b", "--keep", "2") == "reader group g reads app/a, app/b\n"
+    assert run("create", "g", "app/a", "app/b", "--checkpoints-kept", "2") == "reader group g reads app/a, app/b\n"
     assert "already" in run("create", "g", "app/a", code=2)
     run("create", "g", "app/b", "app/a", "--if-not-exists")
     assert "reads app/a, app/b, not app/a" in run("create", "g", "app/a", "--if-not-exists", code=2)
@@ -102,15 +102,15 @@ def test_a_checkpoint_is_waited_for_and_gone_back_to(store: Store) -> None:
 
 def test_a_group_begins_anew_at_a_place(store: Store) -> None:
     tail = run("cut", "app/a", words=()).strip()
-    run("create", "g", "app/a", "app/b", "--cut", tail, "--from", "latest")
+    run("create", "g", "app/a", "app/b", "--cut", tail, "--start", "latest")
     assert facts()["unread_bytes"] == 0
-    assert run("reset", "g", "--from", "earliest", "--yes").endswith("the first events of each other stream\n")
+    assert run("reset", "g", "--start", "earliest", "--yes").endswith("the first events of each other stream\n")
     everything = facts()["unread_bytes"]
-    assert run("reset", "g", "--cut", tail, "--from", "earliest", "--yes").count(tail) == 1
+    assert run("reset", "g", "--cut", tail, "--start", "earliest", "--yes").count(tail) == 1
     assert 0 < int(str(facts()["unread_bytes"])) < int(str(everything))
     assert facts()["epoch"] == 3
     assert "say where to" in run("reset", "g", "--yes", code=2)
-    assert "say where to" in run("reset", "g", "--checkpoint", "c", "--from", "latest", code=2)
+    assert "say where to" in run("reset", "g", "--checkpoint", "c", "--start", "latest", code=2)
     assert "no stream cut" in run("reset", "g", "--cut", "nonsense", code=2)
 
 

@@ -58,14 +58,14 @@ def test_places_are_chosen(store: Store) -> None:  # CL1
     write(store, *range(10, 20))
     assert sorted(values(run("read", STREAM))) == list(range(20))
     assert sorted(values(run("read", STREAM, "--cut", cut))) == list(range(10, 20))
-    assert sorted(values(run("read", STREAM, "--until", cut))) == list(range(10))
+    assert sorted(values(run("read", STREAM, "--end", cut))) == list(range(10))
     assert values(run("read", STREAM, "--key", "k3")) == [3, 8, 13, 18]
-    assert values(run("read", STREAM, "--from", "latest")) == []
+    assert values(run("read", STREAM, "--start", "latest")) == []
     assert values(run("read", STREAM, "--at", "2001-01-01", "--key", "k1", "-n", "2")) == [1, 6]
     assert len(values(run("read", STREAM, "-n", "7"))) == 7
     assert run("read", STREAM, "-n", "0") == ""
-    assert "begin once" in run("read", STREAM, "--cut", cut, "--from", "latest", code=2)
-    assert "does not go with --follow" in run("read", STREAM, "--until", cut, "-f", code=2)
+    assert "begin once" in run("read", STREAM, "--cut", cut, "--start", "latest", code=2)
+    assert "does not go with --follow" in run("read", STREAM, "--end", cut, "-f", code=2)
     assert "no routing key" in run("read", "plain", "--key", "a", code=2) if store.create_stream("plain", KEYED) else 0
     assert "is no stream cut" in run("read", STREAM, "--cut", "here", code=2)
 

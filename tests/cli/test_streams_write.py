@@ -86,7 +86,7 @@ def test_every_command_answers_in_json(root: Path) -> None:  # CL4
     def told(*arguments: str, text: str = "", code: int = 0) -> list[dict[str, object]]:
         return [json.loads(line) for line in run(*arguments, "--json", text=text, code=code).splitlines()]
 
-    assert told("create", STREAM, "--columns", "k:string", "--key", "k")[0]["segments"] == 4
+    assert told("create", STREAM, "--columns", "k:string", "--routing-key", "k")[0]["segments"] == 4
     assert told("write", STREAM, text='{"k":"a"}\n') == [{"stream": STREAM, "events": 1, "already_there": 0}]
     assert told("read", STREAM) == told("tail", STREAM) == [{"k": "a"}]
     assert told("list")[0] == told("describe", STREAM)[0]
@@ -95,11 +95,11 @@ def test_every_command_answers_in_json(root: Path) -> None:  # CL4
     assert told("update", STREAM, "--columns", "n:int")[0]["schema_version"] == 1
     assert told("scale", STREAM, "--segments", "2")[0]["before"] == 4
     assert told("scaling", STREAM, "--bytes-per-second", "1MB")[0]["scaling"]
-    assert told("retention", STREAM, "--max-age", "7 days")[0]["retention"] is not None
+    assert told("retention", STREAM, "--retention-age", "7 days")[0]["retention"] is not None
     assert told("groups", "create", "g", STREAM)[0]["group"] == "g"
     assert told("groups", "checkpoint", "g", "c")[0]["is_complete"] is True
     assert told("groups", "forget", "g", "c") == [{"group": "g", "checkpoint": "c"}]
-    assert told("groups", "reset", "g", "--from", "latest", "--yes")[0]["unread_bytes"] == 0
+    assert told("groups", "reset", "g", "--start", "latest", "--yes")[0]["unread_bytes"] == 0
     assert told("groups", "delete", "g", "--yes") == [{"group": "g"}]
     with Store.open(root) as store:
         store.hold(store.head(STREAM), holder="h")

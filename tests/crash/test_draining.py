@@ -87,7 +87,7 @@ def test_a_driver_killed_in_mid_drain_forgets_it_and_the_next_one_continues_unti
 
 def stop(root: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run ``headgate stop``."""
-    command = [sys.executable, "-m", "headgate.cli.main", "stop", name, "--checkpoints", str(root / "checkpoints")]
+    command = [sys.executable, "-m", "headgate.cli.main", "stop", name, "--dir", str(root / "checkpoints")]
     return subprocess.run(
         [*command, *options], env=environment(), capture_output=True, text=True, timeout=STARTED_S, check=False
     )

@@ -45,12 +45,12 @@ def options_of_a_named_start(here: Place) -> list[str]:
     first = here.run()
     first.checkpoint()
     taken = str(here.root / "taken")
-    stopped = headgate("stop", "kept", "--checkpoints", here.checkpoints, "--savepoint", taken)
+    stopped = headgate("stop", "kept", "--dir", here.checkpoints, "--savepoint", taken)
     assert stopped.returncode == 0, stopped
     assert first.exit_code(STARTED_S) == 0, tale(here.processes)
     listed = json.loads(headgate("checkpoints", "list", "kept", "--dir", here.checkpoints, "--json").stdout)
     newest = max(entry["checkpoint"] for entry in listed if entry["kind"] == "checkpoint")
-    return ["--from", taken, "--go-back-behind", str(newest)]
+    return ["--restore", taken, "--go-back-behind", str(newest)]
 
 
 @pytest.mark.parametrize("with_spark", WITH_SPARK)

@@ -48,7 +48,7 @@ class Place:
 
     def stop(self, savepoint: Path) -> subprocess.CompletedProcess[str]:
         where = str(self.root / "checkpoints")
-        return self.headgate("stop", self.what["name"], "--checkpoints", where, "--savepoint", str(savepoint))
+        return self.headgate("stop", self.what["name"], "--dir", where, "--savepoint", str(savepoint))
 
 
 @pytest.mark.early
@@ -76,13 +76,13 @@ def test_a_pipeline_moves_with_a_savepoint_whatever_is_killed(
         shutil.rmtree(tmp_path / "checkpoints")
         moved = shutil.move(tmp_path / "taken", tmp_path / "moved")
         for _ in range(3):  # the sinks belong to the pipeline that was: the user does what each of them says
-            child = place.start("--from", str(moved))
+            child = place.start("--restore", str(moved))
             assert child.exit_code() not in (0, -9), child.tale("exit code")
             forget = re.search(r"run: headgate (.*)$", child.stderr(), re.MULTILINE)
             assert forget is not None, child.tale("what to do")
             assert place.headgate(*shlex.split(forget.group(1)), "--yes").returncode == 0
         for expected in (-9, -9, 0):
-            child = place.start("--from", str(moved), kill_at="after-claim after-adoption")
+            child = place.start("--restore", str(moved), kill_at="after-claim after-adoption")
             assert child.exit_code(2 * STEP_S) == expected, child.tale("exit code")
             child.assert_gone()
         notes = [event["text"] for event in child.events if event["event"] == "note"]

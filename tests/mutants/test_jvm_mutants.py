@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.cli import test_entry as entry_tests
+from tests.cli import test_tips as tip_tests
 from tests.cli.test_entry import launches, program
 from tests.mutants.harness import assert_caught, patched
 from tests.sim.product.patching import around
@@ -19,7 +21,7 @@ from tests.spark.test_class_archive import place
 from tests.spark.test_jvm import Java, java, no_jvm
 from tests.spark.test_jvm_process import home, launch
 
-from headgate.cli import entry
+from headgate.cli import entry, tips
 from headgate.spark import archiving, class_archive, jvm, jvm_process, session
 from headgate.spark.jvm_process import JvmProcess, Launch
 
@@ -161,3 +163,42 @@ def a_jvm_knows_its_pipeline() -> AbstractContextManager[None]:
 
 def test_a_jvm_that_knows_its_pipeline_is_found() -> None:
     assert_caught(a_jvm_knows_its_pipeline, jvm_tests.test_a_jvm_is_told_nothing_of_its_pipeline)
+
+
+PATIENCE_S = 60
+TOGETHER = threading.Barrier(8)
+
+
+def looked_at_before_it_is_made(name: str) -> bool:
+    directory = tips.user_state_directory()
+    if (directory / name).exists():
+        return False
+    directory.mkdir(parents=True, exist_ok=True)
+    TOGETHER.wait(PATIENCE_S)
+    (directory / name).touch()
+    return True
+
+
+def everywhere(call: Any, master: Any, environ: Any, *, is_terminal: bool) -> Any:
+    return call(None, {**environ, "HEADGATE_MASTER": "local"}, is_terminal=is_terminal)
+
+
+def test_a_tip_that_is_told_twice_or_where_it_does_not_help_is_found(tmp_path: Path) -> None:  # OM17
+    def at_home(test: Any) -> Any:
+        def run(number: int) -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                root = tmp_path / f"{test.__name__}{number}"
+                root.mkdir(exist_ok=True)
+                patch.setenv("XDG_STATE_HOME", str(root / "state"))
+                patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
+                test(*((root, patch) if test.__code__.co_argcount == 2 else ()))
+
+        return run
+
+    together = at_home(tip_tests.test_of_commands_that_end_at_one_moment_one_tells_it)
+    together(0)
+    assert_caught(lambda: patched(tips, "_is_first", looked_at_before_it_is_made), together, 1)
+    helping = at_home(tip_tests.test_it_is_told_only_where_it_helps)
+    helping(2)
+    assert_caught(lambda: patched(tips, "is_own", lambda file: False), helping, 3)
+    assert_caught(lambda: around(tip_tests, "prepare_tip", everywhere), helping, 4)

@@ -13,7 +13,10 @@ from tests.api import test_prometheus as port_tests
 from tests.api import test_running as running_tests
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.runtime import test_totals as totals_tests
+from tests.runtime.driver import test_edge_book as edges_tests
 from tests.runtime.driver import test_node_book as book_tests
+from tests.runtime.worker import test_chain as chain_tests
+from tests.runtime.worker import test_edges as edge_tests
 from tests.runtime.worker import test_stopwatch as watch_tests
 from tests.runtime.worker import test_subtask_runner as runner_tests
 from tests.sim.product.patching import around, skipped
@@ -25,9 +28,11 @@ from headgate.api.prometheus import MetricsPort
 from headgate.model.manifest import Manifest
 from headgate.model.progress import SubtaskProgress
 from headgate.runtime.driver.claims import Finished
+from headgate.runtime.driver.edge_book import EdgeBook
 from headgate.runtime.driver.node_book import NodeBook
 from headgate.runtime.driver.supervision import Supervision
-from headgate.runtime.worker.chain import Chain
+from headgate.runtime.worker.chain import Chain, Link
+from headgate.runtime.worker.input_meter import EdgeInput
 from headgate.runtime.worker.stopwatch import HeldBack, Stopwatch
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 from headgate.spark import own_jvm
@@ -112,6 +117,48 @@ def the_size_of_state_is_not_known() -> AbstractContextManager[None]:
     return skipped(NodeBook, "completed")
 
 
+def all_edges_hold_back_whoever_is_held_back() -> AbstractContextManager[None]:
+    def note(self: SubtaskRunner, is_held_back: bool) -> None:
+        self.held_back.note(is_held_back)
+        for outlet in self.outlets:
+            outlet.held_back.note(is_held_back)
+
+    return patched(SubtaskRunner, "_note_held_back", note)
+
+
+def an_edge_is_noted_when_it_begins_and_not_when_it_ends() -> AbstractContextManager[None]:
+    def note(call: Any, self: SubtaskRunner, is_held_back: bool) -> None:
+        if is_held_back:
+            call(self, is_held_back)
+        self.held_back.note(is_held_back)
+
+    return around(SubtaskRunner, "_note_held_back", note)
+
+
+def an_edge_is_as_full_as_its_channels_are_on_average() -> AbstractContextManager[None]:
+    return patched(EdgeInput, "fill", property(lambda self: sum(c.fill for c in self.channels) / len(self.channels)))
+
+
+def edges_are_told_by_whoever_reported_last() -> AbstractContextManager[None]:
+    def add(call: Any, self: EdgeBook, worker: int, samples: Any) -> None:
+        call(self, worker, samples)
+        self._lately = {worker: self._lately.get(worker, {})}
+
+    return around(EdgeBook, "add", add)
+
+
+def edges_of_a_former_generation_are_told() -> AbstractContextManager[None]:
+    return skipped(EdgeBook, "begin")
+
+
+def the_last_of_one_pass_is_given_what_the_first_is_given() -> AbstractContextManager[None]:
+    def measured(call: Any, self: Link) -> Any:
+        *before, last = call(self)
+        return [*before, replace(last, records_in=self.totals.records_in)]
+
+    return around(Link, "measured", measured)
+
+
 def the_port_stays_open_after_a_start_that_failed() -> AbstractContextManager[None]:
     def closed(call: Any, self: MetricsPort) -> None:
         if self._registry._collector_to_names:  # it watches somebody
@@ -141,6 +188,18 @@ CAUGHT: list[tuple[Mutant, Callable[..., object]]] = [
         book_tests.test_shares_are_those_of_the_busiest_subtask_between_its_last_two_reports,
     ),
     (bad_records_are_not_counted, watch_tests.test_what_is_counted_is_what_went_through_and_what_was_bad),
+    (all_edges_hold_back_whoever_is_held_back, edge_tests.test_an_edge_says_whether_it_is_the_one_without_room),
+    (
+        an_edge_is_noted_when_it_begins_and_not_when_it_ends,
+        edge_tests.test_an_edge_says_whether_it_is_the_one_without_room,
+    ),
+    (an_edge_is_as_full_as_its_channels_are_on_average, edge_tests.test_an_edge_is_as_full_as_its_fullest_channel),
+    (edges_are_told_by_whoever_reported_last, edges_tests.test_edges_are_added_up_over_their_subtasks),
+    (edges_of_a_former_generation_are_told, edges_tests.test_a_restart_begins_with_nothing),
+    (
+        the_last_of_one_pass_is_given_what_the_first_is_given,
+        chain_tests.test_a_pass_is_measured_operator_by_operator,
+    ),
     (the_size_of_state_is_not_known, book_tests.test_the_size_of_the_state_is_that_of_the_last_checkpoint),
 ]
 

@@ -65,7 +65,7 @@ def a_keeper_forgets(option: str) -> AbstractContextManager[None]:
     return around(RunOptions, "of_a_driver", of_a_driver)
 
 
-@pytest.mark.parametrize("option", ["--from", "--go-back-behind", "--allow-unclaimed-state", "--standby"])
+@pytest.mark.parametrize("option", ["--restore", "--go-back-behind", "--allow-unclaimed-state", "--standby"])
 def test_a_keeper_that_forgets_what_was_named_is_caught(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
 ) -> None:

@@ -6,7 +6,7 @@ import pytest
 from tests.operators.harness import Harness
 
 from headgate.errors import UsageError
-from headgate.operators.expressions import filter_spec, fuse, select_spec, with_columns_spec
+from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
 from headgate.operators.user_function import UserFunctionError
 
 SCHEMA = pa.schema([("level", pa.large_string()), ("size", pa.int64())])
@@ -97,3 +97,26 @@ def test_an_expression_that_fails_on_data_names_the_operator() -> None:
     run = Harness(select_spec(pl.col("level").cast(pl.Int64)))
     with pytest.raises(UserFunctionError, match="operator 'node' failed on a batch of 3 records"):
         run.send(BATCH)
+
+
+def test_expressions_that_run_as_one_count_their_records_one_by_one() -> None:  # OM15
+    again = with_columns_spec((pl.col("size") + 1).alias("more"))
+    steps = [filter_spec(pl.col("size") > 1), again, select_spec(pl.col("more")), filter_spec(pl.col("more") > 3)]
+    run = Harness(fuse([*steps, again_of("more")]))
+    run.send(BATCH)
+    run.send(BATCH.slice(0, 1))
+    tallies = run.operator.tallies  # type: ignore[attr-defined]
+    assert [(t.records_in, t.records_out) for t in tallies] == [(4, 2), (2, 2), (2, 2), (2, 1), (1, 1)]
+
+
+def again_of(column: str) -> ExpressionsSpec:
+    return with_columns_spec((pl.col(column) + 1).alias("again"))
+
+
+def test_literals_alone_are_a_record_for_each_record() -> None:  # OP1
+    run = Harness(fuse([select_spec(pl.lit(7).alias("x"), pl.lit("a").alias("y"))]))
+    run.send(BATCH)
+    assert run.out.rows() == [{"x": 7, "y": "a"}] * 3
+    run = Harness(fuse([select_spec(pl.lit(7).alias("x")), with_columns_spec((pl.col("x") + 1).alias("y"))]))
+    run.send(BATCH)
+    assert run.out.rows() == [{"x": 7, "y": 8}] * 3

@@ -7,49 +7,16 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import tarfile
-import venv
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.packaging.conftest import ROOT, Installed, environment_with, ran
 
 import headgate
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
-
-ROOT = Path(__file__).parents[2]
-INSTALL = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-
-
-def ran(command: Sequence[str | Path], directory: Path) -> str:
-    """Run it there, with nothing of this environment; return what it printed."""
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(Path.home()), "LANG": "C.UTF-8"}
-    told = subprocess.run(
-        [str(part) for part in command], cwd=directory, env=environment, capture_output=True, text=True
-    )
-    assert told.returncode == 0, told.stdout + told.stderr
-    return told.stdout
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the wheel, which is made from the sdist, and the sdist."""
-    directory = tmp_path_factory.mktemp("built")
-    ran([sys.executable, "-m", "build", "--outdir", directory, ROOT], directory)
-    (wheel,), (sdist,) = directory.glob("*.whl"), directory.glob("*.tar.gz")
-    return wheel, sdist
-
-
-def environment_with(package: Path, directory: Path, *options: str) -> Path:
-    """Return the Python of a new environment with ``package``, and what it requires as it was tested."""
-    venv.create(directory, with_pip=True)
-    python = directory / "bin" / "python"
-    ran([python, *INSTALL, *options, "-c", ROOT / "constraints.txt", package], directory)
-    return python
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800), pytest.mark.xdist_group("packaging")]
 
 
 def quickstart() -> str:
@@ -62,15 +29,15 @@ def quickstart() -> str:
     return str(program).replace("rows=100_000", "rows=1_000")
 
 
-def test_a_wheel_runs_the_quickstart_where_nothing_else_is_installed(built: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_wheel_runs_the_quickstart_where_nothing_else_is_installed(
+    built: tuple[Path, Path], installed: Installed, tmp_path: Path
+) -> None:
     wheel, _ = built
     names = zipfile.ZipFile(wheel).namelist()
     assert {"headgate/py.typed", "headgate/spark/log4j2-quiet.properties"} <= set(names)
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"headgate"}  # no tests
-    python = environment_with(wheel, tmp_path / "env")
-    installed = {one["name"] for one in json.loads(ran([python, "-m", "pip", "list", "--format=json"], tmp_path))}
-    assert installed.isdisjoint({"rocksdict", "obstore", "pytest", "mypy"})
-    command = python.with_name("headgate")
+    assert installed.packages.isdisjoint({"rocksdict", "obstore", "pytest", "mypy"})
+    command = installed.python.with_name("headgate")
     assert ran([command, "--version"], tmp_path) == f"headgate {headgate.__version__}\n"
     (tmp_path / "quickstart.py").write_text(quickstart())
     ran([command, "run", "quickstart.py"], tmp_path)

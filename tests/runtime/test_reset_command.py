@@ -126,7 +126,7 @@ def test_a_pipeline_of_an_earlier_release_needs_its_program(place: Path) -> None
     assert facts()["sinks"][0]["holds"].endswith("with 1,200 records")
 
 
-@pytest.mark.parametrize("options", [("--from", "3"), ("--standby",)])
+@pytest.mark.parametrize("options", [("--restore", "3"), ("--standby",)])
 def test_what_does_not_go_together_is_refused(place: Path, options: tuple[str, ...]) -> None:
     result = call("run", "program.py", "--fresh", *options)
     assert isinstance(result.exception, UsageError)

@@ -107,7 +107,7 @@ def test_the_command_of_a_program_leaves_too(tmp_path: Path, monkeypatch: Any) -
     monkeypatch.setattr("headgate.spark.session.start_pipeline", gone)
 
     def told(*options: str) -> Any:
-        place = ["--quiet", "--checkpoint-dir", str(tmp_path / "home")]
+        place = ["--quiet", "--dir", str(tmp_path / "home")]
         return CliRunner().invoke(app, ["run", str(program), *options, *place]).exception
 
     told("--fresh", "--leave", "a", "--leave", "b", "--supervised")

@@ -118,7 +118,7 @@ def test_a_pipeline_that_needs_what_is_gone_says_so_at_once(
     run.driver.stop()
     run.result()
     append(store, 100, 100)
-    store.truncate(store.tail("in"), anyway=True)
+    store.truncate(store.tail("in"), force=True)
     again = start(copied(tmp_path))
     with pytest.raises(PipelineFailed, match=r"segment \d of stream 'in' begins at position \d+ now, and events from"):
         again.result()

@@ -57,3 +57,17 @@ def test_totals_survive_kills_of_workers_and_the_end_of_a_driver(start: Start, t
     found = {str(node.node): (node.records_in, node.records_out) for node in second.driver.progress.nodes}
     assert found["reduce"] == (ROWS, ROWS)
     assert (second.driver.progress.failures, second.driver.progress.restarts) == (1, 1)
+
+
+def test_what_flows_over_the_edges_of_a_run_is_told(start: Start, tmp_path: Path) -> None:  # OM14, OM15
+    pipeline = pipeline_at(tmp_path)
+    rows = pipeline.source(hg.FromRows([{"n": n} for n in range(10)]), name="rows")
+    kept = rows.filter(pl.col("n") > 3, name="kept").with_columns(m=pl.col("n") * 2, name="doubled").key_by("n")
+    kept.reduce(lambda so_far, record: record, name="last").sink(hg.Discard(), name="end")
+    run = start(definition_of(pipeline))
+    assert run.result().is_finished
+    found = run.driver.progress
+    counts = {str(node.node): (node.records_in, node.records_out, node.runs_with) for node in found.nodes}
+    assert counts["kept"] == (10, 6, "doubled")
+    assert counts["doubled"] == (6, 6, None)
+    assert [(edge.source, edge.target) for edge in found.edges] == [("key-by", "last")]

@@ -140,7 +140,7 @@ def test_a_group_whose_stream_was_deleted_or_scaled_is_no_problem(store: Store) 
         for _ in range(10):
             reader.read()
     store.reader_group("h").forget_checkpoint("c")
-    store.truncate(store.tail(STREAM), anyway=True)
+    store.truncate(store.tail(STREAM), force=True)
     assert problems(store) == []
     store.delete(STREAM, force=True)
     assert (problems(store), store.repair()) == ([], [])

@@ -229,7 +229,7 @@ def test_what_a_group_needs_is_not_truncated_unless_it_is_said(store: Store) -> 
         drain(reader)
     with pytest.raises(UsageError, match="'reader group g' needs"):  # the checkpoint does
         store.truncate(store.tail(STREAM))
-    store.truncate(store.tail(STREAM), anyway=True)
+    store.truncate(store.tail(STREAM), force=True)
     group.forget_checkpoint("c")
     assert store.delete_reader_group("g")
     assert not store.delete_reader_group("g")

@@ -225,7 +225,7 @@ def test_what_is_held_is_not_truncated_and_the_error_says_by_whom(store: Store) 
 def test_what_is_held_goes_when_it_is_said(store: Store) -> None:  # S69
     fill(store)
     store.hold(store.head(STREAM), holder="audit")
-    assert store.truncate(store.tail(STREAM), anyway=True).positions == {0: 5, 1: 5}
+    assert store.truncate(store.tail(STREAM), force=True).positions == {0: 5, 1: 5}
 
 
 def test_what_was_truncated_cannot_be_held(store: Store) -> None:  # S69

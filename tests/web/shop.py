@@ -12,6 +12,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, NodeName
 from headgate.model.progress import (
     CheckpointOutcome,
+    EdgeProgress,
     LoopProgress,
     NodeProgress,
     PendingCheckpoint,
@@ -41,6 +42,8 @@ def progress(read: float = 1_500.0, **changes: Any) -> Progress:
     """The numbers of a moment."""
     nodes = (
         NodeProgress(NodeName("orders"), 0, 9_000, 0.0, read),
+        NodeProgress(NodeName("again"), 900, 300, 90.0, 30.0, runs_with=NodeName("with-columns")),
+        NodeProgress(NodeName("with-columns"), 300, 300, 30.0, 30.0, busy=0.05),
         NodeProgress(NodeName("latest"), 9_000, 8_000, read, 1_200.0, (("late", 3),)),
         NodeProgress(NodeName("out"), 8_000, 0, 1_200.0, 0.0),
     )
@@ -51,6 +54,11 @@ def progress(read: float = 1_500.0, **changes: Any) -> Progress:
         "pending_checkpoint": PendingCheckpoint(CheckpointId(8), 1_200, ("latest[1]",)),
         "busy": 0.42,
         "uptime_ms": 61_000,
+        "edges": (
+            EdgeProgress(0, NodeName("orders"), NodeName("tries"), read, 0.25, 0.5, 3, 2_048, 0.75),
+            EdgeProgress(1, NodeName("with-columns"), NodeName("tries"), 300.0, 0.05),
+            EdgeProgress(2, NodeName("key-by"), NodeName("latest"), 1_200.0, 0.42, 0.0),
+        ),
         "loops": (LoopProgress(NodeName("tries"), 4, 2_048, came_back=17),),
     }
     return Progress(**{**given, **changes})

@@ -106,6 +106,32 @@ def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
     assert shown.complaints() == []
 
 
+def test_edges_say_who_waits_and_expressions_that_they_run_as_one(browser: Any, tmp_path: Path) -> None:  # OM14, OM15
+    shown = Shown(browser, tmp_path)
+    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
+        browser.get(address)
+        shown.until("#graph [data-edge='orders → tries']", "1.50 k/s")
+        assert shown.text("#graph [data-edge='orders → tries']") == "1.50 k/s\n25 %\n50 %"
+        assert shown.text("#graph [data-edge='key-by → latest']") == "by shop\n1.20 k/s\n42 %\n0 %"
+        assert shown.text("#graph [data-edge='again → with-columns']") == "one pass\n30/s"
+        assert "one pass with with-columns" in shown.text("#graph [data-operator='again']")
+        assert "again with with-columns" in shown.text("#operators")
+        told = browser.find_element("css selector", "[data-edge='orders → tries'] title").get_attribute("textContent")
+        assert "holds the sender back 50 %" in told
+        assert "3 batches, 2.0 KiB wait, 75 % of what may" in told
+        widths = {
+            name: float(
+                browser.find_element("css selector", f"[data-edge='{name}'] path").get_attribute("stroke-width")
+            )
+            for name in ("orders → tries", "key-by → latest")
+        }
+        assert widths["orders → tries"] > 2 * widths["key-by → latest"]
+        shown.story.progressed(progress(edges=(), nodes=()), NOW_MS, 0)  # between two generations nothing is known
+        shown.until("#graph [data-operator='orders']", "source")
+        assert shown.text("#graph [data-edge='orders → tries']") == ""
+    assert shown.complaints() == []
+
+
 def colours(browser: Any, scheme: str) -> tuple[str, str]:
     """Return the colours of the ground and of the text for somebody whose system has this scheme."""
     wanted = [{"name": "prefers-color-scheme", "value": scheme}]

@@ -63,9 +63,7 @@ class Finding:
 
 
 def doctor(
-    checkpoint_dir: str = typer.Option(
-        CHECKPOINT_DIR_DEFAULT, "--dir", "--checkpoint-dir", help="Where checkpoints will be written."
-    ),
+    checkpoint_dir: str = typer.Option(CHECKPOINT_DIR_DEFAULT, "--dir", help="Where checkpoints will be written."),
     store: str | None = typer.Option(
         None, help="Where streams will be. Default: $HEADGATE_STORE, else .headgate/store."
     ),

@@ -26,6 +26,7 @@ from headgate.cli import (
     streams,
 )
 from headgate.cli.failures import report
+from headgate.cli.old_names import take_old_names
 from headgate.cli.options import let_help_flow
 from headgate.errors import HeadgateError, UsageError
 
@@ -65,6 +66,7 @@ def rescale() -> None:
 
 
 let_help_flow(app)
+take_old_names(app)
 
 
 def _version(is_wanted: bool) -> None:

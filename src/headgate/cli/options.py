@@ -31,7 +31,7 @@ DirOption: TypeAlias = Annotated[
 ]
 LocalDirOption: TypeAlias = Annotated[
     str,
-    typer.Option("--dir", "--checkpoints", help="Directory of the checkpoints.", show_default=CHECKPOINT_DIR_DEFAULT),
+    typer.Option("--dir", help="Directory of the checkpoints.", show_default=CHECKPOINT_DIR_DEFAULT),
 ]
 """A pipeline of this machine is found by the lock in its directory."""
 

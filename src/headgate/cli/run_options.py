@@ -41,12 +41,12 @@ ParallelismOption: TypeAlias = Annotated[
 ]
 CheckpointDirOption: TypeAlias = Annotated[
     str | None,
-    typer.Option("--dir", "--checkpoint-dir", help="Directory or URL of the checkpoints, instead of the program's."),
+    typer.Option("--dir", help="Directory or URL of the checkpoints, instead of the program's."),
 ]
 FromOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--from",
+        "--restore",
         help="Begin at this savepoint, at DIR/NAME (the newest checkpoint of a pipeline), at DIR/NAME/chk-ID, or "
         "at the pipeline's own checkpoint ID. If the same command runs again, it continues from the newest checkpoint.",
     ),
@@ -54,7 +54,7 @@ FromOption: TypeAlias = Annotated[
 GoBackOption: TypeAlias = Annotated[
     int | None,
     typer.Option(
-        help="ID of the newest checkpoint: allows --from to go back behind it, so that its output is produced again."
+        help="ID of the newest checkpoint: allows --restore to go back behind it, so that its output is produced again."
     ),
 ]
 UnclaimedOption: TypeAlias = Annotated[
@@ -158,7 +158,7 @@ class Beginning:
 
     @property
     def restored(self) -> str | int | None:
-        """What ``--from`` names; a number is one of the pipeline's own checkpoints."""
+        """What ``--restore`` names; a number is one of the pipeline's own checkpoints."""
         return int(self.restore) if self.restore is not None and self.restore.isdecimal() else self.restore
 
 
@@ -198,7 +198,7 @@ class RunOptions:
                 "--restart is about --supervised, which is not given; restarts of workers are in the program"
             )
         if self.fresh and self.begins.restore is not None:
-            raise UsageError("give --fresh to begin at the beginning, or --from to begin elsewhere, not both")
+            raise UsageError("give --fresh to begin at the beginning, or --restore to begin elsewhere, not both")
         if self.leave and not self.fresh:
             raise UsageError("--leave is about --fresh, which is not given")
         if self.fresh and self.standby:
@@ -255,8 +255,8 @@ class RunOptions:
         values = {
             "--master": self.master,
             "--parallelism": self.parallelism,
-            "--checkpoint-dir": self.checkpoint_dir,
-            "--from": self.begins.restore,
+            "--dir": self.checkpoint_dir,
+            "--restore": self.begins.restore,
             "--go-back-behind": self.begins.go_back_behind,
             "--silence": self.silence,
             "--metrics-port": self.metrics_port,

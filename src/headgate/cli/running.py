@@ -6,6 +6,7 @@ Counterparts: ``cli.run`` says what is to run, ``cli.standby`` when it is a stan
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
@@ -22,6 +23,7 @@ from headgate.cli.progress import JsonLinesProgress, LiveProgress, PlainProgress
 from headgate.cli.run_options import RunOptions
 from headgate.cli.standby import StandingBy, jvm_check
 from headgate.cli.text import result_text
+from headgate.cli.tips import prepare_tip
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.progress import PipelineHandle, RunResult
 from headgate.runtime.driver.succession import Succession, succeeding
@@ -36,6 +38,13 @@ def run_here(pipeline: Pipeline, options: RunOptions, kept: Kept) -> None:
     result = _standing_by(pipeline, options, kept) if options.standby else _running(pipeline, options, kept)
     if result is not None and not options.quiet and not options.as_json:
         typer.echo(f"{pipeline.name}: {result_text(result)}", err=True)
+        tip = prepare_tip(options.master, os.environ, is_terminal=_is_terminal()) if not kept.keeper else None
+        if tip is not None:
+            typer.echo(tip, err=True)
+
+
+def _is_terminal() -> bool:
+    return Console(stderr=True).is_terminal
 
 
 def shown_by(pipeline: Pipeline, options: RunOptions) -> ShownObserver:

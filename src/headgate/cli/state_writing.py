@@ -42,7 +42,7 @@ ToOption = Annotated[str, typer.Option("--to", help="Where the new savepoint goe
 IdOption = Annotated[int | None, typer.Option("--id", help="Id of the checkpoint, if it is not the newest one.")]
 PipelineOption = Annotated[
     str | None,
-    typer.Option("--pipeline", help="The program that declares the new form of the state, if its columns change."),
+    typer.Option("--program", help="The program that declares the new form of the state, if its columns change."),
 ]
 
 EXAMPLES = """\

@@ -53,7 +53,7 @@ def create(
     name: Name,
     segments: Annotated[int, typer.Option(help="How many readers can share the stream.")] = 4,
     columns: Annotated[str, typer.Option(help="Columns as name:type,…; default is one text column 'line'.")] = "",
-    key: Annotated[str | None, typer.Option(help="Routing key: equal values stay in order.")] = None,
+    key: Annotated[str | None, typer.Option("--routing-key", help="Routing key: equal values stay in order.")] = None,
     if_not_exists: Annotated[
         bool, typer.Option(help="No error if a stream with the same columns and key exists.")
     ] = False,
@@ -163,7 +163,7 @@ def seal(name: Name, as_json: JsonOption = False, store: StoreOption = None) -> 
 @app.command("delete")
 def delete(
     name: Name,
-    force: Annotated[bool, typer.Option(help="Delete it even if it is not sealed.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete it even if it is not sealed.")] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
     store: StoreOption = None,
@@ -205,9 +205,12 @@ def forget(
 
 @app.command("check")
 def check(
-    quick: Annotated[bool, typer.Option(help="Do not read the events.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not read the events.")] = False,
     remove_orphans: Annotated[
-        bool, typer.Option(help="Remove files that crashes left. Only while no process writes to the store.")
+        bool,
+        typer.Option(
+            "--remove-orphans", help="Remove files that crashes left. Only while no process writes to the store."
+        ),
     ] = False,
     repair: Annotated[
         bool, typer.Option("--repair", help="Restore the holds of reader groups; change nothing else.")

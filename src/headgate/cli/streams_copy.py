@@ -36,7 +36,7 @@ def copy(
     cut: Annotated[
         str | None, typer.Option("--cut", help="Begin at this cut, for example the one of an earlier copy.")
     ] = None,
-    until: Annotated[str | None, typer.Option("--until", help="End at this cut, instead of the present end.")] = None,
+    until: Annotated[str | None, typer.Option("--end", help="End at this cut, instead of the present end.")] = None,
     key: Annotated[str | None, typer.Option("--key", help="Only events with this value of the routing key.")] = None,
     as_json: JsonOption = False,
     store: StoreOption = None,

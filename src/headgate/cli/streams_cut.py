@@ -15,9 +15,10 @@ from headgate.errors import UsageError
 from headgate.store.cuts import StreamCut
 from headgate.store.retention import Retention
 
-MaxAge = Annotated[str | None, typer.Option("--max-age", help="Remove events that are older, such as '7 days'.")]
+MaxAge = Annotated[str | None, typer.Option("--retention-age", help="Remove events that are older, such as '7 days'.")]
 MaxSize = Annotated[
-    str | None, typer.Option("--max-size", help="Remove the oldest events beyond this size, such as 10GB.")
+    str | None,
+    typer.Option("--retention-size", help="Remove the oldest events beyond this size, such as 10GB."),
 ]
 
 
@@ -47,7 +48,7 @@ def retention(
     wanted = retention_of(max_age, max_size)
     with opened(store) as opened_store:
         if off and wanted is not None:
-            raise UsageError("--off goes with neither --max-age nor --max-size")
+            raise UsageError("--off goes with neither --retention-age nor --retention-size")
         if off or wanted is not None:
             opened_store.set_retention(name, wanted)
         policy = opened_store.describe(name).retention
@@ -80,8 +81,8 @@ def truncate(
     before: Annotated[
         datetime | None, typer.Option("--before", help="Events that became visible before then, local time.")
     ] = None,
-    anyway: Annotated[
-        bool, typer.Option("--anyway", help="Remove them even if a pipeline or another holder needs them.")
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove them even if a pipeline or another holder needs them.")
     ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -96,7 +97,7 @@ def truncate(
             raise UsageError(f"the cut {wanted} is of another stream than '{name}'")
         count = opened_store.events_between(opened_store.head(name), wanted)
         confirm(f"Remove {count:,} events of stream {name} for good?", yes=yes, as_json=as_json)
-        head = opened_store.truncate(wanted, anyway=anyway)
+        head = opened_store.truncate(wanted, force=force)
         told = f"{count:,} events removed; {name} begins at {head}"
         answer(told, {"stream": name, "events_removed": count, "head": str(head)}, as_json=as_json)
 

@@ -37,7 +37,7 @@ class Begin(StrEnum):
 
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the reader group.")]
-From = Annotated[Begin, typer.Option("--from", help="Where to begin in streams without a cut.")]
+From = Annotated[Begin, typer.Option("--start", help="Where to begin in streams without a cut.")]
 Cuts = Annotated[
     list[str] | None, typer.Option("--cut", help="Begin at this cut, from 'headgate streams cut'; one for each stream.")
 ]
@@ -99,7 +99,9 @@ def create(
     streams: Annotated[list[str], typer.Argument(metavar="STREAM", help="The streams that it reads.")],
     begin: From = Begin.EARLIEST,
     cuts: Cuts = None,
-    keep: Annotated[int, typer.Option(help="How many completed checkpoints are kept to go back to.")] = 1,
+    checkpoints_kept: Annotated[
+        int, typer.Option("--checkpoints-kept", help="How many completed checkpoints are kept to go back to.")
+    ] = 1,
     if_not_exists: Annotated[
         bool, typer.Option(help="No error if a group that reads the same streams exists.")
     ] = False,
@@ -110,7 +112,9 @@ def create(
     with opened(store) as opened_store:
         if not if_not_exists and name in opened_store.reader_groups():
             raise UsageError(f"there is a reader group '{name}' already; --if-not-exists accepts it")
-        group = opened_store.reader_group(name, streams, start=begin, cuts=_parsed(cuts), checkpoints_kept=keep)
+        group = opened_store.reader_group(
+            name, streams, start=begin, cuts=_parsed(cuts), checkpoints_kept=checkpoints_kept
+        )
         answer(f"reader group {name} reads {', '.join(streams)}", _facts(group) if as_json else {}, as_json=as_json)
 
 
@@ -171,7 +175,7 @@ def reset(
     to_checkpoint: Annotated[
         str | None, typer.Option("--checkpoint", help="Go back to this completed checkpoint.")
     ] = None,
-    begin: Annotated[Begin | None, typer.Option("--from", help="Where to begin in streams without a cut.")] = None,
+    begin: Annotated[Begin | None, typer.Option("--start", help="Where to begin in streams without a cut.")] = None,
     cuts: Cuts = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -180,7 +184,7 @@ def reset(
     """Reset a group to a checkpoint or a position. Its readers get an error and have to join again."""
     with opened(store) as opened_store:
         if (to_checkpoint is None) == (begin is None and not cuts):
-            raise UsageError("say where to: --checkpoint CHECKPOINT, or --from and --cut")
+            raise UsageError("say where to: --checkpoint CHECKPOINT, or --start and --cut")
         group, wanted = opened_store.reader_group(name), _parsed(cuts)
         places = [f"checkpoint {to_checkpoint}"] if to_checkpoint else [*map(str, wanted)]
         if to_checkpoint is None and group.streams() != sorted({cut.stream for cut in wanted}):

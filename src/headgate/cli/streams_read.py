@@ -51,12 +51,12 @@ def read(
     name: Name,
     follow: Follow = False,
     limit: Annotated[int | None, typer.Option("--limit", "-n", help="Stop after this many events.")] = None,
-    start: Annotated[Start, typer.Option("--from", help="Where to begin.")] = Start.EARLIEST,
+    start: Annotated[Start, typer.Option("--start", help="Where to begin.")] = Start.EARLIEST,
     at: Annotated[
         datetime | None, typer.Option("--at", help="Begin with events that became visible at this local time or later.")
     ] = None,
     cut: Annotated[str | None, typer.Option("--cut", help="Begin at this cut, from 'headgate streams cut'.")] = None,
-    until: Annotated[str | None, typer.Option("--until", help="End at this cut.")] = None,
+    until: Annotated[str | None, typer.Option("--end", help="End at this cut.")] = None,
     key: Key = None,
     format_: FormatOption = Format.AUTO,
     as_json: JsonOption = False,
@@ -65,9 +65,9 @@ def read(
     """Print the events of a stream. Events of a routing key stay in order, even while the stream is scaled."""
     with opened(store) as opened_store:
         if (at is not None) + (cut is not None) + (start is not Start.EARLIEST) > 1:
-            raise UsageError("say where to begin once: --from, --at or --cut")
+            raise UsageError("say where to begin once: --start, --at or --cut")
         if follow and until is not None:
-            raise UsageError("--until says where to end, so it does not go with --follow")
+            raise UsageError("--end says where to end, so it does not go with --follow")
         begin = at or (StreamCut.parse(cut) if cut is not None else start.value)
         end = LATEST if until is None else StreamCut.parse(until)
         follower = opened_store.follow(name, start=begin, end=None if follow else end, key=key)

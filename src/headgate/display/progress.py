@@ -27,7 +27,7 @@ def node_cells(node: NodeProgress) -> tuple[str, ...]:
     """Return what stands in the row of ``node``, one text for each of ``NODE_TITLES``."""
     return (
         str(node.node),
-        f"{node.busy:.0%}",
+        f"{node.busy:.0%}" if node.runs_with is None else f"with {node.runs_with}",
         f"{node.held_back:.0%}",
         count_text(node.records_in_per_second),
         count_text(node.records_out_per_second),

@@ -99,6 +99,8 @@ class NodeProgress:
         state_rows, state_bytes: of its state in the last completed checkpoint; rows of RocksDB are not counted there.
         counters: the operator's own, by name (for example ``late``).
         subtasks: each of them.
+        runs_with: expressions that follow each other run as one pass, whose time the last of them has: its name. The
+            others have none, and None says that the operator is not one of those.
     """
 
     node: NodeName
@@ -122,12 +124,41 @@ class NodeProgress:
     state_rows: int = 0
     state_bytes: int = 0
     subtasks: tuple[SubtaskProgress, ...] = ()
+    runs_with: NodeName | None = None
 
     def numbers(self) -> dict[str, int | float]:
-        """Return every number by its name, the operator's own counters, too; nothing of what is None."""
+        """Return every number by its name, the operator's own counters, too; nothing of what is None or not known."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-        return {**numbers, **dict(self.counters)}
+        unknown = () if self.runs_with is None else ("busy", "idle", "busy_ms", "idle_ms")
+        return {**{name: n for name, n in numbers.items() if name not in unknown}, **dict(self.counters)}
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeProgress:
+    """What flows between two chains of operators, over all subtasks, now (OM14).
+
+    Attributes:
+        edge: its index among the edges of the plan.
+        source, target: the operator that sends, and the first one of the chain that receives.
+        records_per_second: that were sent lately.
+        busy: the share of the time, 0 to 1, that its busiest receiver worked on what came over this edge, with all
+            operators of its chain.
+        held_back: the share in which the sender that waited longest had something to do, and this edge was one of those
+            without room.
+        queued_batches, queued_bytes: what waits at the receivers.
+        fill: how full its fullest channel is, 0 to 1. Feedback is never full.
+    """
+
+    edge: int
+    source: NodeName
+    target: NodeName
+    records_per_second: float = 0.0
+    busy: float = 0.0
+    held_back: float = 0.0
+    queued_batches: int = 0
+    queued_bytes: int = 0
+    fill: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +255,7 @@ class Progress:
         lost_outputs: pieces of output that a target denied and without which the pipeline continued, in all its runs
             (K26).
         workers: the registered workers, by number.
+        edges: what flows between chains of operators, in the order of the plan.
     """
 
     state: PipelineState
@@ -241,6 +273,7 @@ class Progress:
     lost_outputs: int = 0
     failures: int = 0
     workers: tuple[WorkerProgress, ...] = ()
+    edges: tuple[EdgeProgress, ...] = ()
 
 
 class LogPlace(str):

@@ -99,13 +99,23 @@ def fuse(specs: Sequence[ExpressionsSpec]) -> ExpressionsSpec:
     return ExpressionsSpec(tuple(step for spec in specs for step in spec.steps))
 
 
+@dataclass(slots=True)
+class Tally:
+    """How many records one step was given, and how many it passed on."""
+
+    records_in: int = 0
+    records_out: int = 0
+
+
 class ExpressionsOperator(Operator):
     """Runs the steps on each batch: filters as a mask, what stands between them as one Polars query.
 
     A filter within a query would hand even a batch of a few rows to Polars' pool, at several times its cost.
+    ``tallies``: of each step, from the heights of the batches (OM15).
     """
 
     def __init__(self, steps: Sequence[Step]) -> None:
+        self.tallies = [Tally() for _ in steps]
         self._parts = [tuple(part) for _, part in itertools.groupby(steps, _part_of)]
         self._only: Step | None = steps[0] if len(steps) == 1 and steps[0].verb is Verb.FILTER else None
         self._schema: pa.Schema | None = None
@@ -121,8 +131,14 @@ class ExpressionsOperator(Operator):
             self.output.emit(results)
 
     def _results(self, frame: pl.DataFrame) -> pa.RecordBatch | None:
+        first = 0
         for part in self._parts:
+            height = frame.height
             frame = _filtered(frame, part[0]) if part[0].verb is Verb.FILTER else _queried(frame, part)
+            for tally in self.tallies[first : first + len(part)]:
+                tally.records_in += height
+                tally.records_out += (height := frame.height)  # only filters change it, and each is a part of its own
+            first += len(part)
             if frame.height == 0:
                 return None
         if self._schema is None:
@@ -139,7 +155,10 @@ def _queried(frame: pl.DataFrame, steps: Sequence[Step]) -> pl.DataFrame:
     query = frame.lazy()
     for step in steps:
         query = step.apply(query)
-    return query.collect(engine="in-memory")  # the default one, for long input, costs more per batch
+    found = query.collect(engine="in-memory")  # the default one, for long input, costs more per batch
+    if found.height == frame.height:
+        return found
+    return found[[0] * frame.height]  # literals alone are one row to Polars, and one for each record here
 
 
 def _mask(frame: pl.DataFrame, step: Step) -> pl.Series:

@@ -69,21 +69,21 @@ class CutStore:
 
     # -- truncation --------------------------------------------------------------------------------------------------
 
-    def truncate(self, cut: StreamCut, *, anyway: bool = False) -> StreamCut:
+    def truncate(self, cut: StreamCut, *, force: bool = False) -> StreamCut:
         """Remove the events before ``cut`` for good, and return where the stream begins now (S65).
 
         Repeating the call, or passing a cut before the head, changes nothing.
 
         Args:
             cut: where to truncate: a cut such as ``tail`` or ``cut_at`` returns.
-            anyway: also remove events that a holder still needs.
+            force: also remove events that a holder still needs.
 
         Raises:
             UsageError: it is not a cut of an existing stream, or a holder still needs events before it; the message
                 names the holder.
         """
         stream = self._stream_of(cut)
-        self._catalogue.truncate(stream, cut.positions, anyway=anyway)
+        self._catalogue.truncate(stream, cut.positions, anyway=force)
         self._tidy(stream)
         return self.head(stream.name)
 

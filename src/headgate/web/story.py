@@ -15,9 +15,10 @@ from typing import Any, TypeAlias
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import MAIN, Partitioner
-from headgate.model.ids import CheckpointId
+from headgate.model.ids import CheckpointId, NodeName
 from headgate.model.plan import Plan, PlanEdge
 from headgate.model.progress import NodeProgress, Progress, SubtaskAlignment
+from headgate.operators.fusing import runs_with
 
 CHECKPOINTS_MAX = 100
 RESTARTS_MAX = 100
@@ -134,14 +135,28 @@ class Story:
 
 
 def graph_of(plan: Plan) -> Shown:
-    """Return the operators and what flows between them: chained ones, too, which are a function call apart."""
+    """Return the operators and what flows between them: chained ones, too, which are a function call apart.
+
+    ``index`` is that of an edge between chains, of which more is measured (OM14); None: within a chain.
+    """
+    last = runs_with(plan)
+
+    def pass_of(name: NodeName) -> NodeName:
+        return last.get(name, name)
+
     nodes = [
         {"name": str(node.name), "role": node.role.value, "chain": str(vertex.id), "columns": node.schema_text}
         for vertex in plan.vertices
         for node in vertex.nodes
     ]
     chained = [
-        {"from": str(edge.upstream), "to": str(node.name), "how": "chained", "is_feedback": False}
+        {
+            "from": str(edge.upstream),
+            "to": str(node.name),
+            "how": "one pass" if pass_of(edge.upstream) == pass_of(node.name) else "chained",
+            "is_feedback": False,
+            "index": None,
+        }
         for vertex in plan.vertices
         for node in vertex.nodes[1:]
         for edge in node.inputs
@@ -182,7 +197,8 @@ def _edge(plan: Plan, edge: PlanEdge) -> Shown:
     if edge.tag != MAIN:
         how = f"{edge.tag}, {how}"
     target = plan.vertex(edge.target).head.name
-    return {"from": str(edge.from_node), "to": str(target), "how": how, "is_feedback": edge.is_feedback}
+    ends = {"from": str(edge.from_node), "to": str(target)}
+    return {**ends, "how": how, "is_feedback": edge.is_feedback, "index": edge.index}
 
 
 def _plain(value: Any) -> Any:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import polars as pl
 from tests.clocks import HandClock
 
+import headgate as hg
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, SnapshotPart, SubtaskEntry, Totals
 from headgate.model.metrics import CLOCK_S, NODE, Sample, Samples
 from headgate.model.progress import NodeProgress
+from headgate.operators.fusing import runs_with
 from headgate.runtime.driver.coordination import added
 from headgate.runtime.driver.node_book import END_MS, NodeBook
 
@@ -112,3 +115,17 @@ def test_sums_leave_out_what_was_never_counted() -> None:
         "b": {"x": 3},
         "c": {"x": 5},
     }
+
+
+def test_operators_of_one_pass_name_the_one_that_has_their_time() -> None:  # OM15
+    pipeline = hg.Pipeline("p")
+    kept = pipeline.source(hg.FromRows([{"n": 1}])).filter(pl.col("n") > 0, name="kept").select("n", name="chosen")
+    kept.with_columns(name="more", m=pl.col("n") + 1).map(lambda row: row, name="other").sink(hg.Discard(), name="end")
+    book = NodeBook(HandClock().wall_ms, runs_with(pipeline.definition(1).plan))
+    book.begin({})
+    book.add(
+        0,
+        report(1.0, kept={"records_in": 2}, chosen={"records_in": 1}, more={"records_in": 1}, other={"records_in": 1}),
+    )
+    told = {str(node.node): node.runs_with for node in book.nodes({})}
+    assert told == {"kept": "more", "chosen": "more", "more": None, "other": None}

@@ -17,8 +17,9 @@ from headgate.model.ids import NodeName, VertexId
 from headgate.model.plan import Vertex
 from headgate.operators import bad_records
 from headgate.operators.base import Operator, OperatorContext
+from headgate.operators.expressions import filter_spec, fuse, with_columns_spec
+from headgate.operators.fusing import fused_groups
 from headgate.runtime.worker.chain import Chain, NodeError
-from headgate.runtime.worker.deployment import fused_groups
 
 
 class Told(Operator):
@@ -202,3 +203,24 @@ def test_the_end_of_a_round_comes_behind_what_operators_above_held_back() -> Non
     chain.head.process(pa.RecordBatch.from_pydict({"n": [7]}))
     chain.on_round(0, NodeName("loop"))
     assert operators[1].seen == ["records", "records", "round"]
+
+
+def test_a_pass_is_measured_operator_by_operator() -> None:  # OM15
+    names = ("kept", "doubled", "few")
+    nodes = [Node(NodeName(name), Role.OPERATOR, (Edge(NodeName("above")),), None) for name in names]
+    steps = filter_spec(pl.col("n") > 1), with_columns_spec((pl.col("n") * 2).alias("d")), filter_spec(pl.col("d") > 4)
+    chain = Chain(Vertex(VertexId("v"), tuple(nodes)))
+    context = OperatorContext("p", "few", 0, 1, 128, clock_ms=lambda: 0)
+    chain.add(nodes[-1], None, fuse(steps).build(), context, False, passes=nodes[:-1])
+    chain.open()
+    context.metrics.add("own", 5)
+    chain.head.process(pa.RecordBatch.from_pydict({"n": [1, 2, 3, 4]}))
+    chain.advance(7)
+    found = {one.node: (one.records_in, one.records_out, one.watermark_ms) for one in chain.head.measured()}
+    assert found == {"kept": (4, 3, 7), "doubled": (3, 3, 7), "few": (3, 2, 7)}
+    assert {name: (n["records_in"], n["records_out"], n.get("own")) for name, n in chain.counted().items()} == {
+        "kept": (4, 3, None),
+        "doubled": (3, 3, None),
+        "few": (3, 2, 5),
+    }
+    assert chain.head.totals.records_in == 4, "the pass is called once"

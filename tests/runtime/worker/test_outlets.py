@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -21,7 +23,14 @@ CREDIT = 1 << 20
 class Sent:
     """An outlet whose channels write down what they carry."""
 
-    def __init__(self, partitioner: Partitioner, parallelism: int, index: int = 0, credit: int = CREDIT) -> None:
+    def __init__(
+        self,
+        partitioner: Partitioner,
+        parallelism: int,
+        index: int = 0,
+        credit: int = CREDIT,
+        clock_ns: Callable[[], int] = lambda: 0,
+    ) -> None:
         count = 1 if partitioner is Partitioner.FORWARD else parallelism
         keys = ("key",) if partitioner is Partitioner.HASH else ()
         edge = PlanEdge(0, VertexId("a"), NodeName("a"), MAIN, VertexId("b"), partitioner, keys)
@@ -34,7 +43,7 @@ class Sent:
             for i in range(count)
         ]
         self.channels = channels
-        self.outlet = EdgeOutlet(edge, plan, channels, index)
+        self.outlet = EdgeOutlet(edge, plan, channels, index, clock_ns)
 
     def rows(self) -> list[list[tuple[int, int]]]:
         return [
@@ -113,3 +122,10 @@ def test_one_channel_without_credit_holds_the_whole_edge_back() -> None:
     assert sent.outlet.can_send
     sent.outlet.send(batch([1]))
     assert not sent.outlet.can_send
+
+
+def test_an_edge_counts_each_record_once_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:  # OM14
+    monkeypatch.setattr(outlets, "BATCH_BYTES_MAX", 160)
+    sent = Sent(Partitioner.HASH, 3)
+    sent.outlet.send(batch(list(range(100))))
+    assert sent.outlet.records == 100

@@ -172,18 +172,20 @@ class Made:
         rounds: RoundProgress = NO_ROUNDS,
         sink: Sink | None = None,
         on_arrival: Callable[[], None] | None = None,
+        beside: Sequence[Sent] = (),
         **more: Any,
     ) -> None:
-        """Make it; ``more`` are further fields of ``SubtaskParts``."""
+        """Make it; ``beside``: more edges out of it; ``more`` are further fields of ``SubtaskParts``."""
         Passing.finished = Passing.resumed = 0
         Passing.splits.clear()
         self.reader = reader
-        self.sent = Sent(Partitioner.REBALANCE, 1, credit=credit)
+        self.sent = Sent(Partitioner.REBALANCE, 1, credit=credit, clock_ns=more.get("clock_ns", lambda: 0))
         node = Node(NodeName("a"), Role.OPERATOR, (), None)
         chain = Chain(Vertex(VertexId("v"), (node,)))
         context = OperatorContext("p", "a", 0, 1, 128, clock_ms=lambda: 0, diverts=False, flush_ms=5)
         chain.add(node, None, Passing(), context, False)
-        chain.head.output.tagged(MAIN).outlets.append(self.sent.outlet)
+        outlets = [self.sent.outlet, *(one.outlet for one in beside)]
+        chain.head.output.tagged(MAIN).outlets.extend(outlets)
         if sink is not None:
             holding = Node(NodeName("holding"), Role.OPERATOR, (Edge(node.name),), None)
             out = Node(NodeName("out"), Role.SINK, (Edge(holding.name),), None)
@@ -208,7 +210,7 @@ class Made:
                 SUBTASK,
                 chain,
                 self.inputs,
-                [self.sent.outlet],
+                outlets,
                 {} if sink is None else {"out": sink},
                 reader,
                 lambda: SnapshotWriter(

@@ -205,8 +205,8 @@ class Adoption:
         if adoptable.newest is not None:
             at = adoptable.newest.checkpoint
             ways = (
-                f"start it without naming anything to go on from checkpoint {at}, or {ways} (headgate run --from PLACE "
-                f"--go-back-behind {at})"
+                f"start it without naming anything to go on from checkpoint {at}, or {ways} (headgate run --restore "
+                f"PLACE --go-back-behind {at})"
             )
         name = self._definition.config.name
         return UsageError(f"pipeline '{name}' is not restored from {self._url}: {why}; {ways}")

@@ -72,7 +72,7 @@ class Driver:
         log = self._log = CheckpointLog(storage, config.name)
         self._heart = Heart(storage, config.name, lock.claimant, around) if beats else None
         self._observer = observer
-        self.book = ProgressBook("bad-records", around.monotonic_ns, around.wall_ms)
+        self.book = ProgressBook("bad-records", around.monotonic_ns, around.wall_ms, definition.plan)
         self._latest = Progress(PipelineState.STARTING)
         self._end = RunEnd(definition, lock, around)
         self._answers = Answers(self._end.result)

@@ -41,8 +41,10 @@ Measured = dict[str, int | float]
 class NodeBook:
     """The operators of one run."""
 
-    def __init__(self, wall_ms: Callable[[], int]) -> None:
+    def __init__(self, wall_ms: Callable[[], int], runs_with: Mapping[NodeName, NodeName] | None = None) -> None:
+        """``runs_with``: as ``NodeProgress`` tells it, by operator (OM15)."""
         self._wall_ms = wall_ms
+        self._runs_with = runs_with or {}
         self._before: Totals = {}
         self._worked: dict[int, dict[str, Measured]] = {}
         self._now: dict[int, dict[str, Measured]] = {}
@@ -110,7 +112,8 @@ class NodeBook:
     ) -> NodeProgress:
         subtasks = tuple(self._subtask(worker, node) for worker in sorted({*self._now, *self._worked}))
         busiest = max(subtasks, key=lambda s: (s.busy, s.held_back), default=SubtaskProgress(0))
-        is_measured = busiest.busy_ms + busiest.held_back_ms + busiest.idle_ms > 0
+        runs_with = self._runs_with.get(NodeName(node))
+        is_measured = runs_with is None and busiest.busy_ms + busiest.held_back_ms + busiest.idle_ms > 0
         watermark_ms = min((s.watermark_ms for s in subtasks if s.watermark_ms is not None), default=None)
         is_open = watermark_ms is not None and abs(watermark_ms) < END_MS
         rows, size_bytes = self._state.get(node, (0, 0))
@@ -135,6 +138,7 @@ class NodeBook:
             state_rows=rows,
             state_bytes=size_bytes,
             subtasks=subtasks,
+            runs_with=runs_with,
         )
 
     def _subtask(self, worker: int, node: str) -> SubtaskProgress:

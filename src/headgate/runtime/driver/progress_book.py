@@ -10,6 +10,7 @@ from headgate.codec import messages
 from headgate.model.ids import Generation, NodeName
 from headgate.model.manifest import Manifest, Totals
 from headgate.model.metrics import BUSY, RECORDS_IN, RECORDS_OUT, WATERMARK_MS, Samples
+from headgate.model.plan import Plan
 from headgate.model.progress import (
     CheckpointProgress,
     LoopProgress,
@@ -17,25 +18,33 @@ from headgate.model.progress import (
     PipelineState,
     Progress,
 )
+from headgate.operators.fusing import runs_with
 from headgate.runtime.driver.alignment_book import AlignmentBook
+from headgate.runtime.driver.edge_book import EdgeBook
 from headgate.runtime.driver.node_book import NodeBook
 
 CHECKPOINTS_MAX = 1_000
 ALIGNMENTS_MAX = 10_000
+NO_PLAN = Plan((), (), 1, 1)
 
 
 class ProgressBook:
     """The latest numbers of one run."""
 
     def __init__(
-        self, bad_records_node: str, clock_ns: Callable[[], int], wall_ms: Callable[[], int] = SYSTEM_CLOCK.wall_ms
+        self,
+        bad_records_node: str,
+        clock_ns: Callable[[], int],
+        wall_ms: Callable[[], int] = SYSTEM_CLOCK.wall_ms,
+        plan: Plan = NO_PLAN,
     ) -> None:
         self._clock_ns = clock_ns
         self._begun_ns = clock_ns()
         self._bad_records_node = bad_records_node
         self._generation = Generation(0)
         self._workers: dict[int, Samples] = {}
-        self._nodes = NodeBook(wall_ms)
+        self._nodes = NodeBook(wall_ms, runs_with(plan))
+        self._edges = EdgeBook(plan)
         self._heads: dict[int, Sequence[LoopProgress]] = {}
         self._rates: dict[NodeName, tuple[float, float]] = {}
         self._rated: tuple[int, dict[NodeName, tuple[int, int]]] = (self._begun_ns, {})
@@ -47,6 +56,7 @@ class ProgressBook:
         """A generation starts, from a checkpoint that had counted ``before``."""
         self._generation = generation
         self._nodes.begin(before or {})
+        self._edges.begin()
         self._workers, self._heads = {}, {}
         self._rated = (self._clock_ns(), _records(self._nodes.totals()))
         self._rates = {}
@@ -56,6 +66,7 @@ class ProgressBook:
         if metrics.generation == self._generation:
             samples = self._workers[worker] = Samples(metrics.samples)
             self._nodes.add(worker, samples)
+            self._edges.add(worker, samples)
             self._heads[worker] = metrics.loops
             self.alignments.extend(metrics.alignments)
             self.aligned.add(worker, metrics.alignments)
@@ -99,6 +110,7 @@ class ProgressBook:
             bad,
             round((self._clock_ns() - self._begun_ns) / 1_000_000),
             self._loops(),
+            edges=self._edges.edges(),
         )
 
     def _loops(self) -> tuple[LoopProgress, ...]:

@@ -53,6 +53,7 @@ class InputChannel:
         self.key = key
         self._on_arrival = on_arrival
         self._arrived: deque[Barrier | Cancel] = deque()
+        self._credit_bytes = credit_bytes
         self._return_at = max(1, credit_bytes // 2)  # CH9: half a window at a time
         self._on_ready = on_ready
         self._return_credit = return_credit
@@ -66,6 +67,11 @@ class InputChannel:
     def size_bytes(self) -> int:
         """Bytes of batches that wait to be read."""
         return self._put_bytes - self._taken_bytes
+
+    @property
+    def fill(self) -> float:
+        """The share of the sender's credit that waits to be read, 0 to 1 (OM14)."""
+        return min(self.size_bytes / self._credit_bytes, 1.0)
 
     @property
     def outstanding_bytes(self) -> int:

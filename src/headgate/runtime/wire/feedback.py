@@ -139,6 +139,11 @@ class FeedbackChannel:
         return 0
 
     @property
+    def fill(self) -> float:
+        """Never full: its sender's credit does not end."""
+        return 0.0
+
+    @property
     def is_blocked(self) -> bool:
         """Whether the channel is set aside."""
         return self._is_blocked

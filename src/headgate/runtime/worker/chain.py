@@ -7,9 +7,9 @@ go depth first through the tree, so an operator's children have seen a batch bef
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import pyarrow as pa
 
@@ -29,6 +29,7 @@ from headgate.operators.base import (
     OperatorContext,
     RestoredState,
 )
+from headgate.operators.expressions import ExpressionsOperator
 from headgate.protocol.watermarks import Origin
 from headgate.runtime.worker.stopwatch import NodeTotals, Stopwatch
 from headgate.state.frozen import FrozenState
@@ -143,15 +144,38 @@ class Link:
     """A node in the chain: its operator with the bookkeeping around it."""
 
     def __init__(
-        self, node: Node, operator: Operator, context: OperatorContext, output: NodeOutput, watch: Stopwatch
+        self,
+        node: Node,
+        operator: Operator,
+        context: OperatorContext,
+        output: NodeOutput,
+        watch: Stopwatch,
+        passes: Sequence[Node] = (),
     ) -> None:
+        """``passes``: the nodes above it that ``operator`` runs in one pass with it."""
         self.node = node
+        self._passes = passes
         self._switch = watch.switch
         self.operator = operator
         self.context = context
         self.output = output
         self.totals = output._totals
         self.has_ticks = type(operator).next_tick_ms is not Operator.next_tick_ms
+
+    def measured(self) -> list[NodeTotals]:
+        """Return the totals of the node, behind those of the operators that run in one pass with it (OM15).
+
+        The pass is one call of the operator, which counts what its steps keep; its time is that of the node.
+        """
+        if not self._passes:
+            return [self.totals]
+        tallies = cast(ExpressionsOperator, self.operator).tallies
+        watermark_ms = self.totals.watermark_ms
+        inside = [
+            NodeTotals(tally.records_in, tally.records_out, watermark_ms, node=str(node.name))
+            for node, tally in zip(self._passes, tallies, strict=False)
+        ]
+        return [*inside, replace(self.totals, records_in=tallies[-1].records_in)]
 
     def process(self, batch: pa.RecordBatch, name: InputName = MAIN_INPUT) -> None:
         """Count and process one batch that came on input ``name``; name the node in whatever is raised."""
@@ -205,12 +229,18 @@ class Chain:
         self._watermark_ms = WATERMARK_MIN_MS
 
     def add(
-        self, node: Node, upstream: Edge | None, operator: Operator, context: OperatorContext, diverts: bool
+        self,
+        node: Node,
+        upstream: Edge | None,
+        operator: Operator,
+        context: OperatorContext,
+        diverts: bool,
+        passes: Sequence[Node] = (),
     ) -> NodeOutput:
-        """Append ``node`` below the node that ``upstream`` names (None: it is the head)."""
+        """Append ``node`` below the node that ``upstream`` names (None: it is the head); ``passes``: see ``Link``."""
         totals = self.totals[node.name] = NodeTotals(node=str(node.name))
         output = NodeOutput(node, totals, diverts)
-        link = Link(node, operator, context, output, self._watch)
+        link = Link(node, operator, context, output, self._watch, passes)
         if upstream is not None:
             parent = self._by_name[upstream.upstream]
             parent.output.tagged(upstream.tag).children.append((link, upstream.input))
@@ -335,15 +365,16 @@ class Chain:
 
     def counted(self) -> Totals:
         """Return how many records each operator has counted since the generation began, by its name."""
-        return {
-            str(name): {
-                RECORDS_IN: totals.records_in,
-                RECORDS_OUT: totals.records_out,
-                BAD_RECORDS_COUNTED: totals.bad_records,
-                **self._by_name[name].context.metrics.counters,
-            }
-            for name, totals in self.totals.items()
-        }
+        counted: Totals = {}
+        for link in self.links:
+            for totals in link.measured():
+                counted[totals.node] = {
+                    RECORDS_IN: totals.records_in,
+                    RECORDS_OUT: totals.records_out,
+                    BAD_RECORDS_COUNTED: totals.bad_records,
+                }
+            counted[str(link.node.name)].update(link.context.metrics.counters)
+        return counted
 
     def close(self) -> None:
         """Close every operator; the first error is raised after all have been closed."""

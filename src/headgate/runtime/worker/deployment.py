@@ -18,13 +18,14 @@ from headgate.connectors.induced import AnyReader, InducedReader, InducedSource
 from headgate.connectors.offers import HoldingWriter
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.definition import PipelineDefinition
-from headgate.model.graph import MAIN, Node, Role
+from headgate.model.graph import Node, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.places import Place
 from headgate.model.plan import Plan, PlanEdge, Vertex
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
 from headgate.operators.checkpointed.exploring import own_copy_of
 from headgate.operators.expressions import ExpressionsSpec, fuse
+from headgate.operators.fusing import fused_groups
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
 from headgate.protocol.loops.part import LoopPlace
 from headgate.runtime.checkpoints.in_flight import restored_records, ways_of
@@ -158,7 +159,8 @@ class Deployment:
             operator, opened = self._operator(group, subtask, restored, sinks)
             reader = reader or opened
             upstream = None if group[0] is vertex.head else group[0].inputs[0]
-            chain.add(group[-1], upstream, operator, self._context(group[-1], subtask), self._definition.diverts)
+            context, diverts = self._context(group[-1], subtask), self._definition.diverts
+            chain.add(group[-1], upstream, operator, context, diverts, passes=group[:-1])
         if isinstance(reader, InducedReader):
             self._induced.add(vertex.id)
         outlets = [self._attach(chain, edge, plan, subtask) for edge in plan.outputs(vertex.id)]
@@ -293,7 +295,7 @@ class Deployment:
         )
 
     def _attach(self, chain: Chain, edge: PlanEdge, plan: Plan, subtask: SubtaskId) -> EdgeOutlet:
-        outlet = EdgeOutlet(edge, plan, self._exchange.outputs(edge), subtask.index)
+        outlet = EdgeOutlet(edge, plan, self._exchange.outputs(edge), subtask.index, self._clock.monotonic_ns)
         chain.attach(edge.from_node, edge.tag, outlet)
         return outlet
 
@@ -310,34 +312,6 @@ def loop_place(plan: Plan, subtask: SubtaskId) -> LoopPlace | None:
         feedback=frozenset(i.channel for i in inputs if i.edge.is_feedback),
         is_leaf=all(edge.nest is None for edge in plan.outputs(subtask.vertex)),
     )
-
-
-def fused_groups(vertex: Vertex, plan: Plan) -> list[list[Node]]:
-    """Group neighbouring expression nodes of a chain that can run in one pass (each has one consumer only)."""
-    consumers: dict[str, int] = {}
-    for node in vertex.nodes[1:]:
-        consumers[str(node.inputs[0].upstream)] = consumers.get(str(node.inputs[0].upstream), 0) + 1
-    for edge in plan.outputs(vertex.id):
-        consumers[str(edge.from_node)] = consumers.get(str(edge.from_node), 0) + 1
-    groups: list[list[Node]] = []
-    group_of: dict[str, list[Node]] = {}
-    for node in vertex.nodes:
-        upstream = str(node.inputs[0].upstream) if node is not vertex.head else ""
-        group = group_of.get(upstream)
-        fits = (
-            group is not None
-            and consumers.get(upstream) == 1
-            and node.inputs[0].tag == MAIN
-            and isinstance(node.spec, ExpressionsSpec)
-            and isinstance(group[-1].spec, ExpressionsSpec)
-        )
-        if fits and group is not None:
-            group.append(node)
-        else:
-            group = [node]
-            groups.append(group)
-        group_of[str(node.name)] = group
-    return groups
 
 
 def late_inputs(plan: Plan, subtask: SubtaskId, induced: Collection[VertexId]) -> frozenset[ChannelIndex]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -160,7 +161,7 @@ class LoopHeadRunner(SubtaskRunner):
             self._next_feedback = (at + 1) % count
             index = ChannelIndex(self._first_feedback + at)
             if isinstance(element, BatchElement):
-                self._on_feedback(index, element.batch)
+                self.meter.work(index, partial(self._on_feedback, index, element.batch))
             else:
                 self._on_feedback_control(index, element)
             return True

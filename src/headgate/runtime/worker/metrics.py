@@ -13,11 +13,14 @@ from headgate.model.metrics import (
     BYTES_IN,
     BYTES_OUT,
     CLOCK_S,
+    EDGE,
+    FILL,
     HELD_BACK_MS,
     IDLE_MS,
     NODE,
     QUEUED_BATCHES,
     QUEUED_BYTES,
+    RECORDS,
     RECORDS_IN,
     RECORDS_OUT,
     WATERMARK_MS,
@@ -86,25 +89,45 @@ class WorkerMetrics:
         for runner in runners:
             for link in runner.chain.links:
                 samples += _of_node(link, runner, ran_ns)
+            samples += _of_edges(runner)
         loops = [runner.progress() for runner in runners if isinstance(runner, LoopHeadRunner)]
         return MetricsReport(generation, samples, alignments, loops)
 
 
 def _of_node(link: Link, runner: SubtaskRunner, ran_ns: int) -> Iterator[Sample]:
     """``ran_ns``: since the mailbox loop began."""
-    labels, totals = ((NODE, str(link.node.name)),), link.totals
     held_ns = runner.held_back.total_ns
-    yield Sample(BUSY_MS, labels, totals.busy_ns // 1_000_000)
-    yield Sample(HELD_BACK_MS, labels, held_ns // 1_000_000)
-    yield Sample(IDLE_MS, labels, max(ran_ns - totals.busy_ns - held_ns, 0) // 1_000_000)
-    yield Sample(BAD_RECORDS, labels, totals.bad_records)
-    if link is runner.chain.head:
-        batches, size_bytes = runner.queued
+    is_head = link is runner.chain.head
+    for totals in link.measured():  # several, if they run in one pass
+        labels = ((NODE, totals.node),)
+        if totals.node == str(link.node.name):  # the others have no time of their own
+            yield Sample(BUSY_MS, labels, totals.busy_ns // 1_000_000)
+            yield Sample(IDLE_MS, labels, max(ran_ns - totals.busy_ns - held_ns, 0) // 1_000_000)
+        yield Sample(HELD_BACK_MS, labels, held_ns // 1_000_000)
+        yield Sample(BAD_RECORDS, labels, totals.bad_records)
+        if is_head:
+            batches, size_bytes = runner.queued
+            yield Sample(QUEUED_BATCHES, labels, batches)
+            yield Sample(QUEUED_BYTES, labels, size_bytes)
+            is_head = False
+        yield Sample(RECORDS_IN, labels, totals.records_in)
+        yield Sample(RECORDS_OUT, labels, totals.records_out)
+        if totals.watermark_ms is not None:
+            yield Sample(WATERMARK_MS, labels, totals.watermark_ms)
+    for name, count in link.context.metrics.counters.items():
+        yield Sample(name, ((NODE, str(link.node.name)),), count)
+
+
+def _of_edges(runner: SubtaskRunner) -> Iterator[Sample]:
+    """What leaves the subtask and what comes to it: of each edge its two ends are in the same worker (OM14)."""
+    for outlet in runner.outlets:
+        labels = ((EDGE, str(outlet.edge.index)),)
+        yield Sample(RECORDS, labels, outlet.records)
+        yield Sample(HELD_BACK_MS, labels, outlet.held_back.total_ns // 1_000_000)
+    for edge, received in runner.meter.edges.items():
+        labels = ((EDGE, str(edge)),)
+        batches, size_bytes = received.queued
+        yield Sample(BUSY_MS, labels, received.busy_ns // 1_000_000)
         yield Sample(QUEUED_BATCHES, labels, batches)
         yield Sample(QUEUED_BYTES, labels, size_bytes)
-    yield Sample(RECORDS_IN, labels, totals.records_in)
-    yield Sample(RECORDS_OUT, labels, totals.records_out)
-    if totals.watermark_ms is not None:
-        yield Sample(WATERMARK_MS, labels, totals.watermark_ms)
-    for name, count in link.context.metrics.counters.items():
-        yield Sample(name, labels, count)
+        yield Sample(FILL, labels, received.fill)

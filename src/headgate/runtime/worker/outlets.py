@@ -6,7 +6,7 @@ the edge, in line with the data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -15,6 +15,7 @@ from headgate.model.graph import Partitioner
 from headgate.model.plan import Plan, PlanEdge
 from headgate.operators.partition import partition
 from headgate.runtime.wire.channels import OutputChannel
+from headgate.runtime.worker.stopwatch import HeldBack
 
 BATCH_BYTES_MAX = 8 << 20
 """Larger batches are cut before they are sent, so that one batch cannot overdraw a credit window many times."""
@@ -23,11 +24,21 @@ BATCH_BYTES_MAX = 8 << 20
 class EdgeOutlet:
     """One plan edge, seen from one upstream subtask.
 
-    ``channels`` are ordered by downstream subtask (a FORWARD edge has one).
+    ``channels`` are ordered by downstream subtask (a FORWARD edge has one). Measured of it (OM14): ``records`` sent,
+    and ``held_back``, which whoever is held back notes.
     """
 
-    def __init__(self, edge: PlanEdge, plan: Plan, channels: Sequence[OutputChannel], subtask_index: int) -> None:
+    def __init__(
+        self,
+        edge: PlanEdge,
+        plan: Plan,
+        channels: Sequence[OutputChannel],
+        subtask_index: int,
+        clock_ns: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.edge = edge
+        self.records = 0
+        self.held_back = HeldBack(clock_ns)
         self._plan = plan
         self._channels = list(channels)
         self._next = subtask_index % len(self._channels)  # rebalancing starts spread over the receivers
@@ -44,6 +55,7 @@ class EdgeOutlet:
             self.send(batch.slice(0, half))
             self.send(batch.slice(half))
             return
+        self.records += batch.num_rows
         match self.edge.partitioner:
             case Partitioner.FORWARD | Partitioner.FIRST:
                 self._channels[0].send(batch_element(batch))

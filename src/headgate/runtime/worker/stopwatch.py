@@ -55,6 +55,11 @@ class HeldBack:
         self._total_ns = 0
         self._since_ns: int | None = None
 
+    @property
+    def lasts(self) -> bool:
+        """Whether it was when it was noted last."""
+        return self._since_ns is not None
+
     def note(self, is_held_back: bool) -> None:
         """Say whether it is; the clock is read only when that changes."""
         if is_held_back is (self._since_ns is not None):

@@ -7,6 +7,8 @@ elements to events and effects to calls (walks: ARCHITECTURE.md). Its parts: ``s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import assert_never
 
 import pyarrow as pa
@@ -35,6 +37,8 @@ from headgate.runtime.checkpoints.uploads import FrozenSubtask
 from headgate.runtime.wire.channels import InputChannel
 from headgate.runtime.worker.freezing import Freezing
 from headgate.runtime.worker.hooks import Hooks
+from headgate.runtime.worker.input_meter import InputMeter
+from headgate.runtime.worker.outlets import EdgeOutlet
 from headgate.runtime.worker.overtaking import Timing
 from headgate.runtime.worker.source_reading import SourceReading
 from headgate.runtime.worker.sources import Source
@@ -53,6 +57,7 @@ class SubtaskRunner:
         self.chain = parts.chain
         self._inputs = list(parts.inputs)
         self._input_names = [MAIN_INPUT] * len(self._inputs) if parts.input_names is None else list(parts.input_names)
+        self.meter = InputMeter(self._inputs, parts.clock_ns)
         self._outlets = list(parts.outlets)
         source = Source.of(parts.reader, parts.mode, is_over=parts.is_draining)
         self._writer = parts.make_writer()
@@ -139,7 +144,7 @@ class SubtaskRunner:
     def step(self) -> bool:
         """Process some input if there is any and the outputs have room; return whether anything was done."""
         may_send = self.can_send
-        self.held_back.note(not may_send and self._has_work)
+        self._note_held_back(not may_send and self._has_work)
         if self._reading is not None:
             return may_send and self._reading.step()
         did = False
@@ -151,12 +156,23 @@ class SubtaskRunner:
                 break
         return did
 
+    def _note_held_back(self, is_held_back: bool) -> None:
+        if is_held_back or self.held_back.lasts:
+            self.held_back.note(is_held_back)
+            for outlet in self._outlets:
+                outlet.held_back.note(is_held_back and not outlet.can_send)
+
     @property
     def _has_work(self) -> bool:
         """Whether it would process something if those behind it had room; a source always would."""
         if self._reading is not None:
             return not self._reading.has_ended and not self._machine.is_suspended
         return self._in_flight.is_replaying or any(len(c) and not c.is_blocked for c in self._inputs)
+
+    @property
+    def outlets(self) -> Sequence[EdgeOutlet]:
+        """The edges that leave it."""
+        return self._outlets
 
     @property
     def queued(self) -> tuple[int, int]:
@@ -259,7 +275,7 @@ class SubtaskRunner:
                 "ended, or run the pipeline under a new name"
             )
         self.chain.set_origin(self._origins[channel])
-        self.chain.head.process(batch, self._input_names[channel])
+        self.meter.work(channel, partial(self.chain.head.process, batch, self._input_names[channel]))
 
     def _on_element(self, channel: ChannelIndex, element: Element) -> None:
         match element:

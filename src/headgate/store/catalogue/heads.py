@@ -80,8 +80,8 @@ def truncate(connection: Connection, stream: StreamInfo, cut: Mapping[int, int],
     if isinstance(answer, Held):
         raise UsageError(
             f"'{answer.holder}' needs the events of segment {answer.segment} of stream '{stream.name}' from position "
-            f"{answer.position} on, so it cannot be truncated at {answer.wanted}; truncate it up to there, or say "
-            "that it is to be truncated anyway"
+            f"{answer.position} on, so it cannot be truncated at {answer.wanted}; truncate it up to there, or "
+            "remove the events although they are needed (truncate(force=True), --force)"
         )
     return _move(connection, stream, answer)
 

@@ -42,6 +42,21 @@ function rateText(node, now) {
   return `${count(now.records_in_per_second)} in, ${count(now.records_out_per_second)} out per s`;
 }
 
+// What an edge says when somebody points at it. Within a chain it is a function call, which waits for nobody.
+function edgeText(edge, now) {
+  const ends = `${edge.from} → ${edge.to}`;
+  if (edge.index === null) return `${ends}\n${edge.how === "one pass" ? "run as one pass" : "a function call: in one thread"}`;
+  if (!now) return ends;
+  const fill = edge.is_feedback ? "" : `, ${share(now.fill)} of what may`;
+  return `${ends}\n${count(now.records_per_second)} records/s\nkeeps the receiver busy ${share(now.busy)} of its time
+holds the sender back ${share(now.held_back)} of its time\n${now.queued_batches} batches, ${size(now.queued_bytes)} wait${fill}`;
+}
+
+function edgeRate(now, isCall) {
+  const rate = isCall ? now?.records_in_per_second : now?.records_per_second;
+  return rate === undefined ? "" : `${count(rate)}/s`;
+}
+
 // ---- the whole
 
 function show(now) {
@@ -55,7 +70,8 @@ function show(now) {
   if (now.ended) message(now.ended.text, now.ended.outcome === "failed");
   tiles(now, progress);
   curves(now.rates);
-  draw(find("graph"), now.graph, byName, rateText);
+  const byIndex = Object.fromEntries((progress?.edges ?? []).map((edge) => [edge.edge, edge]));
+  draw(find("graph"), now.graph, byName, byIndex, { node: rateText, edge: edgeText, rate: edgeRate });
   operators(nodes);
   loops(progress?.loops ?? []);
   const pending = progress?.pending_checkpoint;
@@ -96,7 +112,7 @@ function tiles(now, progress) {
 function operators(nodes) {
   const titles = ["operator", "#busy", "#held back", "#in/s", "#out/s", "#in", "#out", "#waiting", "#lag", "#late", "#bad", "#state"];
   const rows = nodes.toSorted((a, b) => (b.busy ?? 0) - (a.busy ?? 0)).map((node) => [
-    node.node, share(node.busy), share(node.held_back),
+    node.node, node.runs_with ? `with ${node.runs_with}` : share(node.busy), share(node.held_back),
     count(node.records_in_per_second), count(node.records_out_per_second), count(node.records_in), count(node.records_out),
     node.queued_batches ? size(node.queued_bytes) : null, node.lag_ms === null ? null : duration(node.lag_ms),
     node.late_records || null, node.bad_records || null, node.state_bytes ? size(node.state_bytes) : null,

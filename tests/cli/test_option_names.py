@@ -1,0 +1,235 @@
+"""One name for one option everywhere: on the command line, in Python, and in what is printed for programs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from tests.syntax import parsed
+from typer.testing import CliRunner
+
+import headgate as hg
+from headgate import testing
+from headgate.api.pipeline import Pipeline
+from headgate.cli.main import app
+from headgate.cli.old_names import OLD_NAMES
+from headgate.model.progress import PipelineHandle
+from headgate.store.serving.server import ServerOptions
+
+ROOT = Path(__file__).parents[2]
+UPGRADING = (ROOT / "docs" / "upgrading.md").read_text()
+
+COUNTERPARTS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "run": (Pipeline.run, Pipeline.begin_with, Pipeline, hg.Checkpointing),
+    "stop": (PipelineHandle.stop, hg.Checkpointing),
+    "cancel": (PipelineHandle.cancel, hg.Checkpointing),
+    "reset": (Pipeline.begin_with, hg.Checkpointing),
+    "doctor": (Pipeline.run, hg.Checkpointing, hg.StreamSource),
+    "streams create": (hg.Store.create_stream, hg.Store.open, hg.Retention, hg.Scaling),
+    "streams update": (hg.Store.update_stream,),
+    "streams retention": (hg.Retention,),
+    "streams scaling": (hg.Scaling,),
+    "streams truncate": (hg.Store.truncate,),
+    "streams delete": (hg.Store.delete,),
+    "streams read": (hg.Store.follow,),
+    "streams tail": (hg.Store.follow,),
+    "streams copy": (hg.Store.follow,),
+    "streams write": (hg.Store.writer, hg.StreamSink),
+    "streams cut": (),
+    "streams scale": (hg.Store.split, hg.Store.resize),
+    "streams groups create": (hg.Store.reader_group, hg.Store.create_stream),
+    "streams groups reset": (hg.ReaderGroup.reset,),
+    "streams transactions list": (hg.Store.list_transactions,),
+    "state show": (hg.read_state,),
+    "state write": (hg.edit_savepoint, hg.read_state),
+    "state drop": (hg.edit_savepoint, hg.read_state),
+    "store serve": (ServerOptions, hg.Security),
+}
+"""What does the same in Python: an option has the name of its keyword, alone or behind that of its class."""
+
+EVERYWHERE = {
+    "--json": "how the command prints",
+    "--yes": "answers the command's question",
+    "--dir": "where checkpoints are: Checkpointing(dir=)",
+    "--store": "where streams are: StreamSource(store=)",
+    "--help": "of the command line itself",
+}
+ONLY_HERE = {
+    "--py-files": "Spark's own name; a program has the session's",
+    "--conf": "Spark's own name; a program has the session's",
+    "--describe": "p.describe(), which is a call",
+    "--quiet": "observer=",
+    "--supervised": "a program cannot supervise itself",
+    "--restart": "of --supervised; restart= of a pipeline takes the same strategies as objects",
+    "--standby": "a program cannot stand by for itself",
+    "--silence": "of --standby",
+    "--log-dir": "$HEADGATE_LOG_DIR",
+    "--ui": "a page is served by the command",
+    "--ui-host": "of --ui",
+    "--port": "of a page or a server",
+    "--host": "of a page or a server",
+    "--at": "start= of follow, given as a time",
+    "--before": "cut=, given as a time",
+    "--head": "Store.head, which is a call",
+    "--format": "how events are printed",
+    "--limit": "limit= of collect",
+    "--lines": "of each segment",
+    "--follow": "follow= of StreamSource",
+    "--to-store": "the store of the target; --store is that of the source",
+    "--to": "EditedSavepoint.write, which is a call",
+    "--program": "edit_savepoint(pipeline=) takes the object that the program makes",
+    "--where": "a frame is filtered",
+    "--all": "nothing is left out",
+    "--off": "None instead of Retention or Scaling",
+    "--columns": "schema= of create_stream, as words",
+    "--create": "create= of StreamSink",
+    "--merge": "Store.merge, which is a call",
+    "--split": "Store.split, which is a call",
+    "--quick": "verify_events=False",
+    "--remove-orphans": "Store.collect_orphans, which is a call",
+    "--repair": "Store.repair, which is a call",
+    "--timeout": "a loop asks whether all have passed",
+    "--abort-prepared": "Store.abort_prepared, which is a call",
+    "--master": "master= of a run; the executors that doctor looks at",
+    "--cut": "cut=, and start= of follow, given as a cut",
+    "--tls": "tls= of Security",
+    "--token-file": "the token itself, in Python",
+}
+"""Options that no keyword does the same as, and why."""
+
+SECOND_NAMES = {
+    "dir": ("directory_of", "checkpoint_dir", "checkpoint_directory", "checkpoints_dir", "root_dir", "folder"),
+    "parallelism": ("num_workers", "workers_count", "subtasks_count", "concurrency"),
+    "restore": ("from_savepoint", "restore_from", "resume_from", "start_from", "from"),
+    "force": ("anyway", "overwrite", "ignore_holds"),
+    "timeout": ("time_limit", "wait_at_most", "patience", "deadline"),
+    "interval": ("period", "frequency"),
+    "start": ("begin_at", "since", "starting_position"),
+    "end": ("until", "stop_at", "ending_position"),
+    "routing_key": ("partition_key", "shard_key"),
+    "size_bytes": ("bytes_size", "nbytes", "length_bytes"),
+    "duration_ms": ("took_ms", "elapsed_ms", "time_taken_ms"),
+    "checkpoint": ("checkpoint_number", "chk"),
+    "records_in": ("rows_in", "events_in", "input_records"),
+    "records_out": ("rows_out", "events_out", "output_records"),
+    "checkpoints_kept": ("checkpoints_max", "keep_checkpoints"),
+}
+"""By name what would be a second one for the same. In front of what is printed and in Python, too."""
+
+KNOWN_SECOND = {
+    "checkpoint_dir": "of headgate.testing and Pipeline.override, where dir alone would not say of what",
+}
+
+
+def commands(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    command = command or typer.main.get_command(app)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+    if not hasattr(command, "commands"):
+        yield " ".join(path), command
+
+
+def options() -> Iterator[tuple[str, list[str]]]:
+    """Yield each command with the long names of each of its options."""
+    for name, command in commands():
+        for option in command.params:
+            long = [one for one in option.opts if one.startswith("--")]
+            if long:
+                yield name, long
+
+
+def keywords(call: Callable[..., Any]) -> Iterator[str]:
+    """Yield what an option for a keyword of ``call`` may be called; of a list, the option gives one at a time."""
+    owner = call.__name__.lower() if inspect.isclass(call) else ""
+    for name in inspect.signature(call).parameters:
+        for one in (name, name.removesuffix("s")):
+            yield f"--{one.replace('_', '-')}"
+            yield f"--{owner}-{one.replace('_', '-')}"
+
+
+def test_an_option_of_a_command_has_the_name_of_its_keyword() -> None:  # OM16
+    given = set(EVERYWHERE) | set(ONLY_HERE)
+    other = {
+        f"{command} {names[0]}"
+        for command, names in options()
+        if names[0] not in given
+        and names[0] not in {one for call in COUNTERPARTS.get(command, ()) for one in keywords(call)}
+    }
+    assert other == set()
+
+
+def test_every_exception_is_still_needed() -> None:
+    given = {names[0] for _, names in options()}
+    assert set(ONLY_HERE) - given == set()
+    assert set(COUNTERPARTS) - {command for command, _ in options()} == set()
+    assert set(KNOWN_SECOND) - {name for _, name in public_keywords()} == set()
+
+
+def test_an_old_name_still_works_and_people_are_told_of_it() -> None:  # OM16
+    rows = [row.split("|") for row in UPGRADING.splitlines() if row.startswith("| ")]
+    for name, olds in OLD_NAMES.items():
+        for old in olds:
+            assert any(re.search(rf"{old}\b", row[1]) and f"`{name}" in row[2] for row in rows), f"{old} is {name} now"
+    assert [names for _, names in options() if len(names) > 1] == []
+    assert all(name in {names[0] for _, names in options()} for name in OLD_NAMES)
+
+
+def test_a_command_takes_the_old_name_and_shows_the_new_one(tmp_path: Path) -> None:  # OM16
+    store = ["--store", str(tmp_path)]
+
+    def run(*words: str) -> str:
+        return CliRunner().invoke(app, ["streams", *words], env={"COLUMNS": "300"}).output
+
+    told = run("create", "app/x", "--columns", "k:string", "--key", "k", "--max-age=7 days", "--json", *store)
+    assert json.loads(told)["routing_key"] == "k"
+    assert "7 days" in run("describe", "app/x", *store)
+    assert "No such option" not in run("read", "app/x", "--key", "a", "--from", "latest", *store)
+    shown = run("create", "--help")
+    assert "--routing-key" in shown
+    assert "--key" not in shown.replace("--routing-key", "")
+
+
+def test_one_name_has_one_kind_of_value() -> None:
+    """A flag in one command takes no value in another, and none asks for a number where another takes a word."""
+    kinds: dict[str, set[str]] = {}
+    for _, command in commands():
+        for option in command.params:
+            for one in option.opts[:1]:
+                if one.startswith("--"):
+                    kinds.setdefault(one, set()).add("flag" if option.is_flag else "value")
+    assert {name: found for name, found in kinds.items() if len(found) > 1} == {}
+
+
+def public_keywords() -> Iterator[tuple[str, str]]:
+    for owner in (hg, testing):
+        for name in owner.__all__:
+            found = getattr(owner, name)
+            calls = [(name, found)] if callable(found) else []
+            if inspect.isclass(found):
+                calls += [(f"{name}.{n}", f) for n, f in inspect.getmembers(found, inspect.isfunction) if n[0] != "_"]
+            for told, call in calls:
+                try:
+                    yield from ((told, one) for one in inspect.signature(call).parameters)
+                except (TypeError, ValueError):
+                    continue
+
+
+def printed_keys() -> Iterator[tuple[str, str]]:
+    for path in sorted((ROOT / "src" / "headgate" / "cli").glob("*.py")):
+        for node in ast.walk(parsed(path.read_text())):
+            if isinstance(node, ast.Dict):
+                keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+                yield from ((path.name, str(key)) for key in keys if re.fullmatch(r"[a-z_]+", str(key)))
+
+
+def test_nothing_has_a_second_name() -> None:  # OM16
+    second = {one: name for name, others in SECOND_NAMES.items() for one in others if one not in KNOWN_SECOND}
+    used = {*public_keywords(), *printed_keys(), *((c, names[0][2:].replace("-", "_")) for c, names in options())}
+    assert len(used) > 400
+    assert sorted(f"{where}: {name} is called {second[name]}" for where, name in used if name in second) == []
