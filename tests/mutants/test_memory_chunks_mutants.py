@@ -17,7 +17,16 @@ from tests.state.test_backends import Columns, Rows
 
 from headgate.codec import log_entry
 from headgate.runtime.checkpoints.targets import SubtaskTarget
-from headgate.state.memory import by_column, chunk_log, chunked, chunks, stored_chunks, timer_changes, windows
+from headgate.state.memory import (
+    by_column,
+    chunk_log,
+    chunked,
+    chunks,
+    counted_timers,
+    stored_chunks,
+    timer_changes,
+    windows,
+)
 from headgate.state.memory.cells import MemoryCells
 from headgate.state.memory.changes import ChangedKeys, ChangedSlots, KeyChanges, SlotChanges
 from headgate.state.memory.chunk_log import ChunkLog
@@ -267,10 +276,24 @@ def what_is_done_to_timers_is_kept_call_by_call() -> AbstractContextManager[None
 
 
 def timers_that_are_there_are_counted_again() -> AbstractContextManager[None]:
-    return patched(timer_changes, "_are_in", lambda base, times, slots: np.zeros(len(times), np.bool_))
+    def places(older: Any, newer: Any) -> Any:
+        return np.zeros(len(newer[0]), np.int64), np.zeros(len(newer[0]), np.bool_)
+
+    return patched(counted_timers, "_places", places)
 
 
-def what_was_done_since_timers_were_sorted_is_forgotten() -> AbstractContextManager[None]:
+def timers_are_counted_from_the_first_snapshot() -> AbstractContextManager[None]:
+    original, firsts = MemoryColumnTimers._since_counted, {}
+
+    def since_counted(self: MemoryColumnTimers) -> Any:
+        if self._counted is not None:
+            self._counted = firsts.setdefault(id(self), self._counted)
+        return original(self)
+
+    return patched(MemoryColumnTimers, "_since_counted", since_counted)
+
+
+def what_was_done_since_timers_were_counted_is_forgotten() -> AbstractContextManager[None]:
     return patched(NotedTimers, "since", lambda self, number: [])
 
 
@@ -369,7 +392,7 @@ WHOLE = timers.test_what_is_not_known_of_timers_is_no_reason_to_write_all_values
             ("column",),
         ),
         (
-            what_was_done_since_timers_were_sorted_is_forgotten,
+            what_was_done_since_timers_were_counted_is_forgotten,
             timers.test_a_checkpoint_writes_which_timers_came_and_went,
             ("column",),
         ),
@@ -426,6 +449,11 @@ def test_bugs_of_chunks_are_caught(mutant: Mutant, test: Callable[..., Any], giv
         (
             what_is_done_to_timers_is_kept_call_by_call,
             timers.test_little_is_done_for_each_batch_that_changes_timers,
+            (),
+        ),
+        (
+            timers_are_counted_from_the_first_snapshot,
+            timers.test_a_checkpoint_brings_into_order_what_changed_since_the_last_one,
             (),
         ),
         (older_chunks_count_for_a_whole_state, WHOLE, ("column",)),
