@@ -23,7 +23,7 @@ that a file has not got it. Each file that waits costs a search its time; each m
 _SLOW_FILES, _STOP_FILES = 2 * _MERGED_FILES, 3 * _MERGED_FILES
 _NEW_ROWS_FILTER = 0.03
 """Of the memory of rows that are not in a file yet, for a filter: most rows that are looked up are not there."""
-METADATA_BYTES = 32 << 10
+METADATA_BYTES = 64 << 10
 """Of a part of a filter or index, about. Smaller ones are more to search, larger ones more to read (RB25)."""
 _OPEN_FILES_MAX = 128
 """Of one database: 1,024 per process is a usual limit."""
