@@ -6,8 +6,8 @@ checkpoint is full. Then a part of the keys changes before each of the following
 is that of ``freeze`` and of writing, without processing beside it. Judged are medians; the means stand beside them,
 because RocksDB merges its files now and then. On RocksDB it is measured with larger values, too (``rocksdb_large``):
 a full checkpoint copies files, so with numbers it is over before one row in twenty could be written. Settings:
-``keys``, ``changed`` (share), ``checkpoints``, ``memory_mb`` (of RocksDB), ``value_bytes`` (0: numbers), ``large_keys``,
-``large_bytes``.
+``keys``, ``changed`` (share), ``checkpoints``, ``memory_mb`` (of RocksDB), ``value_bytes`` (0: numbers),
+``large_keys``, ``large_bytes``.
 """
 
 from __future__ import annotations
