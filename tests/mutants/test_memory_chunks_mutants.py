@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.state.memory import test_memory_chunks as tests
+from tests.state.memory import test_memory_expiring_chunks as expiring
 from tests.state.memory import test_memory_timer_chunks as timers
 from tests.state.memory.chunk_stories import KeptWindows, Windows
 from tests.state.test_backends import Columns, Rows
@@ -31,6 +32,9 @@ from headgate.state.memory.cells import MemoryCells
 from headgate.state.memory.changes import ChangedKeys, ChangedSlots, KeyChanges, SlotChanges
 from headgate.state.memory.chunk_log import ChunkLog
 from headgate.state.memory.column_timers import MemoryColumnTimers
+from headgate.state.memory.expiring_cells import ExpiringCells
+from headgate.state.memory.expiry import Expiries
+from headgate.state.memory.lists import MemoryLists
 from headgate.state.memory.maps import MemoryMaps
 from headgate.state.memory.row_timers import MemoryRowTimers
 from headgate.state.memory.timer_changes import NotedTimers, TimerChanges
@@ -297,6 +301,27 @@ def what_was_done_since_timers_were_counted_is_forgotten() -> AbstractContextMan
     return patched(NotedTimers, "since", lambda self, number: [])
 
 
+def slots_that_a_restore_shortened_have_not_changed() -> AbstractContextManager[None]:
+    original = Expiries.end_restore
+
+    def end_restore(self: Expiries, size: int) -> Any:
+        return original(self, size)[:0]
+
+    return patched(Expiries, "end_restore", end_restore)
+
+
+def lists_that_a_restore_shortened_have_not_changed() -> AbstractContextManager[None]:
+    return patched(MemoryLists, "touched", lambda self, slots: None)
+
+
+def keys_that_a_restore_shortened_have_not_changed() -> AbstractContextManager[None]:
+    return patched(ExpiringCells, "put", ExpiringCells._set)
+
+
+def keys_that_a_restore_looked_at_have_changed() -> AbstractContextManager[None]:
+    return patched(ExpiringCells, "_set", ExpiringCells.put)
+
+
 def older_chunks_count_for_a_whole_state() -> AbstractContextManager[None]:
     return patched(chunks.Description, "since", lambda self, state: self.chunks)
 
@@ -364,6 +389,9 @@ WRITES = tests.test_a_checkpoint_writes_what_changed_and_refers_to_the_rest
 WINDOWS = tests.test_windows_write_what_changed_and_which_have_gone
 BEGINS_AGAIN = tests.test_a_window_that_begins_again_within_a_chunk_in_several_files_is_there
 WHOLE = timers.test_what_is_not_known_of_timers_is_no_reason_to_write_all_values_anew
+
+
+SHORTENED = expiring.test_what_a_restore_shortens_is_written_again
 
 
 @pytest.mark.parametrize(
@@ -455,6 +483,14 @@ def test_bugs_of_chunks_are_caught(mutant: Mutant, test: Callable[..., Any], giv
             timers_are_counted_from_the_first_snapshot,
             timers.test_a_checkpoint_brings_into_order_what_changed_since_the_last_one,
             (),
+        ),
+        (slots_that_a_restore_shortened_have_not_changed, SHORTENED, ("column",)),
+        (lists_that_a_restore_shortened_have_not_changed, SHORTENED, ("column",)),
+        (keys_that_a_restore_shortened_have_not_changed, SHORTENED, ("row",)),
+        (
+            keys_that_a_restore_looked_at_have_changed,
+            expiring.test_what_a_restore_does_not_shorten_is_not_written_again,
+            ("row",),
         ),
         (older_chunks_count_for_a_whole_state, WHOLE, ("column",)),
         (one_state_of_which_nothing_is_known_has_all_written, WHOLE, ("row",)),
