@@ -4,8 +4,10 @@ One subtask, state by column, on both backends, and in memory with a timer for e
 key changes (``memory_timers``); files go to a local directory, with the syncs that it makes. The first
 checkpoint is full. Then a part of the keys changes before each of the following ones, and every one is completed. Time
 is that of ``freeze`` and of writing, without processing beside it. Judged are medians; the means stand beside them,
-because RocksDB merges its files now and then. Settings: ``keys``, ``changed`` (share), ``checkpoints``, ``memory_mb``
-(of RocksDB), ``value_bytes`` (0: numbers).
+because RocksDB merges its files now and then. On RocksDB it is measured with larger values, too (``rocksdb_large``):
+a full checkpoint copies files, so with numbers it is over before one row in twenty could be written. Settings:
+``keys``, ``changed`` (share), ``checkpoints``, ``memory_mb`` (of RocksDB), ``value_bytes`` (0: numbers),
+``large_keys``, ``large_bytes``.
 """
 
 from __future__ import annotations
@@ -47,12 +49,19 @@ def run(options: Options) -> Result:
     checkpoints = int(options.number("checkpoints", 10, quick=5))
     rocks = RocksState(int(options.number("memory_mb", 512)) << 20, None)
     values = Values(int(options.number("value_bytes", 0)))
-    figures: dict[str, Any] = {"keys": keys, "changed": changed}
-    for name, state in (("memory", MemoryState()), ("memory_timers", MemoryState()), ("rocksdb", rocks)):
-        timers = Timers(keys) if name == "memory_timers" else None
-        found = measure(state, keys, changed, checkpoints, values, timers)
+    large_keys = int(options.number("large_keys", 5_000_000, quick=100_000))
+    large = Values(int(options.number("large_bytes", 100)))
+    figures: dict[str, Any] = {"keys": keys, "changed": changed, "large_keys": large_keys}
+    cases: list[tuple[str, StateConfig, int, Values, Timers | None]] = [
+        ("memory", MemoryState(), keys, values, None),
+        ("memory_timers", MemoryState(), keys, values, Timers(keys)),
+        ("rocksdb", rocks, keys, values, None),
+        ("rocksdb_large", rocks, large_keys, large, None),
+    ]
+    for name, state, count, some, timers in cases:
+        found = measure(state, count, changed, checkpoints, some, timers)
         figures |= {f"{name}_{what}": value for what, value in found.items()}
-    judged = [f"{name}_{what}_share" for name in ("memory", "rocksdb") for what in ("bytes", "time")]
+    judged = [f"{name}_{what}_share" for name in ("memory", "rocksdb", "rocksdb_large") for what in ("bytes", "time")]
     judged.append("memory_timers_bytes_share")
     return Result(figures, {name: at_most(SHARE_MAX) for name in judged})
 

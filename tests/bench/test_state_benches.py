@@ -80,7 +80,9 @@ def test_timers_that_do_not_fire_are_an_error(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_checkpoints_of_changes_are_measured_on_either_backend() -> None:
-    result = increments.run(tiny(keys=3_000, checkpoints=2, memory_mb=32, value_bytes=600))
+    result = increments.run(
+        tiny(keys=3_000, checkpoints=2, memory_mb=32, value_bytes=600, large_keys=3_000, large_bytes=600)
+    )
     positive(result, "memory_bytes_share", "rocksdb_bytes_share", "memory_time_share", "rocksdb_time_share")
     assert result.figures["rocksdb_bytes_share"] < 0.2
     assert result.figures["memory_full_mb"] == pytest.approx(1.8, rel=0.1)

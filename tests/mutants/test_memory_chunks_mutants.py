@@ -11,17 +11,30 @@ import numpy as np
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.state.memory import test_memory_chunks as tests
+from tests.state.memory import test_memory_expiring_chunks as expiring
 from tests.state.memory import test_memory_timer_chunks as timers
 from tests.state.memory.chunk_stories import KeptWindows, Windows
 from tests.state.test_backends import Columns, Rows
 
 from headgate.codec import log_entry
 from headgate.runtime.checkpoints.targets import SubtaskTarget
-from headgate.state.memory import by_column, chunk_log, chunked, chunks, stored_chunks, timer_changes, windows
+from headgate.state.memory import (
+    by_column,
+    chunk_log,
+    chunked,
+    chunks,
+    counted_timers,
+    stored_chunks,
+    timer_changes,
+    windows,
+)
 from headgate.state.memory.cells import MemoryCells
 from headgate.state.memory.changes import ChangedKeys, ChangedSlots, KeyChanges, SlotChanges
 from headgate.state.memory.chunk_log import ChunkLog
 from headgate.state.memory.column_timers import MemoryColumnTimers
+from headgate.state.memory.expiring_cells import ExpiringCells
+from headgate.state.memory.expiry import Expiries
+from headgate.state.memory.lists import MemoryLists
 from headgate.state.memory.maps import MemoryMaps
 from headgate.state.memory.row_timers import MemoryRowTimers
 from headgate.state.memory.timer_changes import NotedTimers, TimerChanges
@@ -267,11 +280,46 @@ def what_is_done_to_timers_is_kept_call_by_call() -> AbstractContextManager[None
 
 
 def timers_that_are_there_are_counted_again() -> AbstractContextManager[None]:
-    return patched(timer_changes, "_are_in", lambda base, times, slots: np.zeros(len(times), np.bool_))
+    def places(older: Any, newer: Any) -> Any:
+        return np.zeros(len(newer[0]), np.int64), np.zeros(len(newer[0]), np.bool_)
+
+    return patched(counted_timers, "_places", places)
 
 
-def what_was_done_since_timers_were_sorted_is_forgotten() -> AbstractContextManager[None]:
+def timers_are_counted_from_the_first_snapshot() -> AbstractContextManager[None]:
+    original, firsts = MemoryColumnTimers._since_counted, {}
+
+    def since_counted(self: MemoryColumnTimers) -> Any:
+        if self._counted is not None:
+            self._counted = firsts.setdefault(id(self), self._counted)
+        return original(self)
+
+    return patched(MemoryColumnTimers, "_since_counted", since_counted)
+
+
+def what_was_done_since_timers_were_counted_is_forgotten() -> AbstractContextManager[None]:
     return patched(NotedTimers, "since", lambda self, number: [])
+
+
+def slots_that_a_restore_shortened_have_not_changed() -> AbstractContextManager[None]:
+    original = Expiries.end_restore
+
+    def end_restore(self: Expiries, size: int) -> Any:
+        return original(self, size)[:0]
+
+    return patched(Expiries, "end_restore", end_restore)
+
+
+def lists_that_a_restore_shortened_have_not_changed() -> AbstractContextManager[None]:
+    return patched(MemoryLists, "touched", lambda self, slots: None)
+
+
+def keys_that_a_restore_shortened_have_not_changed() -> AbstractContextManager[None]:
+    return patched(ExpiringCells, "put", ExpiringCells._set)
+
+
+def keys_that_a_restore_looked_at_have_changed() -> AbstractContextManager[None]:
+    return patched(ExpiringCells, "_set", ExpiringCells.put)
 
 
 def older_chunks_count_for_a_whole_state() -> AbstractContextManager[None]:
@@ -343,6 +391,9 @@ BEGINS_AGAIN = tests.test_a_window_that_begins_again_within_a_chunk_in_several_f
 WHOLE = timers.test_what_is_not_known_of_timers_is_no_reason_to_write_all_values_anew
 
 
+SHORTENED = expiring.test_what_a_restore_shortens_is_written_again
+
+
 @pytest.mark.parametrize(
     ("mutant", "test", "given"),
     [
@@ -369,7 +420,7 @@ WHOLE = timers.test_what_is_not_known_of_timers_is_no_reason_to_write_all_values
             ("column",),
         ),
         (
-            what_was_done_since_timers_were_sorted_is_forgotten,
+            what_was_done_since_timers_were_counted_is_forgotten,
             timers.test_a_checkpoint_writes_which_timers_came_and_went,
             ("column",),
         ),
@@ -427,6 +478,19 @@ def test_bugs_of_chunks_are_caught(mutant: Mutant, test: Callable[..., Any], giv
             what_is_done_to_timers_is_kept_call_by_call,
             timers.test_little_is_done_for_each_batch_that_changes_timers,
             (),
+        ),
+        (
+            timers_are_counted_from_the_first_snapshot,
+            timers.test_a_checkpoint_brings_into_order_what_changed_since_the_last_one,
+            (),
+        ),
+        (slots_that_a_restore_shortened_have_not_changed, SHORTENED, ("column",)),
+        (lists_that_a_restore_shortened_have_not_changed, SHORTENED, ("column",)),
+        (keys_that_a_restore_shortened_have_not_changed, SHORTENED, ("row",)),
+        (
+            keys_that_a_restore_looked_at_have_changed,
+            expiring.test_what_a_restore_does_not_shorten_is_not_written_again,
+            ("row",),
         ),
         (older_chunks_count_for_a_whole_state, WHOLE, ("column",)),
         (one_state_of_which_nothing_is_known_has_all_written, WHOLE, ("row",)),

@@ -26,6 +26,7 @@ from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.runtime.driver import claims
 from headgate.runtime.worker import worker
 from headgate.state.files import UnsoundFiles
+from headgate.state.rocksdb import blocks as file_blocks
 from headgate.state.rocksdb import increments, reopening
 from headgate.state.rocksdb.blocks import _File, check_blocks
 from headgate.storage.base import AlreadyExists
@@ -63,6 +64,18 @@ def every_file_must_be_of_this_format() -> Iterator[None]:
 @contextmanager
 def options_of_the_former_are_taken() -> Iterator[None]:
     with patched(reopening, "_OPTIONS", "nothing"):
+        yield
+
+
+@contextmanager
+def parts_of_an_index_are_taken_for_rows() -> Iterator[None]:
+    with patched(_File, "_has_two_levels", lambda self, metas: False):
+        yield
+
+
+@contextmanager
+def parts_of_filters_are_forgotten() -> Iterator[None]:
+    with patched(file_blocks, "_FILTER_IN_PARTS", b"none"):
         yield
 
 
@@ -285,6 +298,13 @@ def test_damage_of_the_disk_is_written_nowhere(
     mutant: Mutant, test: Any, others: tuple[Any, ...], subtask: Subtask
 ) -> None:
     assert_caught(mutant, test, subtask, *others)
+
+
+@pytest.mark.parametrize("mutant", [parts_of_an_index_are_taken_for_rows, parts_of_filters_are_forgotten])
+def test_parts_of_indexes_and_filters_are_looked_at(
+    mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_caught(mutant, blocks.test_filters_and_indexes_are_in_parts, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("mutant", [every_file_must_be_of_this_format, options_of_the_former_are_taken])

@@ -16,7 +16,7 @@ from headgate.codec.snapshot import STATE_PREFIX
 from headgate.protocol.checkpoints.sharing import SharedFiles
 from headgate.state import keyed
 from headgate.state.descriptors import StateDescriptor, StateKind
-from headgate.state.memory import changes
+from headgate.state.memory import changes, timer_changes
 from headgate.state.timers import TimeKind
 from headgate.storage.backends import open_storage
 
@@ -269,6 +269,25 @@ def test_little_is_done_for_each_batch_that_changes_timers(monkeypatch: pytest.M
     story.model["timers"] |= {(key, 7): None for key in range(3_000)}
     story.checkpoint()
     story.check()
+
+
+# MC9
+def test_a_checkpoint_brings_into_order_what_changed_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what has changed since somebody had all timers in order."""
+    story, _ = begun("column")
+    in_order, looked_at = timer_changes._last_of_each, []
+
+    def counting(times: Any, slots: Any) -> Any:
+        looked_at[-1] += len(times)
+        return in_order(times, slots)
+
+    monkeypatch.setattr(timer_changes, "_last_of_each", counting)
+    for at in range(8):
+        story.change("register", [(key, at) for key in range(100)])
+        looked_at.append(0)
+        manifest = story.checkpoint()
+    assert max(looked_at) < 400
+    assert story.contents(manifest) == story.use.wanted(story.model)
 
 
 # MC2 MC9

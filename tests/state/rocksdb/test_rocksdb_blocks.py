@@ -20,6 +20,7 @@ from headgate.state.rocksdb.database import Changes
 from headgate.state.rocksdb.rows import RocksRowBackend
 
 KEYS = 4_000
+GOLDEN = Path(__file__).parents[2] / "golden" / "rocksdb_6"
 
 
 @pytest.fixture
@@ -81,10 +82,7 @@ def test_blocks_that_changed_places_are_damage(subtask: Subtask) -> None:
     """Each of them has its checksum."""
     path = file_of(subtask)
     data = path.read_bytes()
-    file = blocks._File(memoryview(data))
-    metas = dict(blocks._entries(file._block((len(data) - 53 - 5 - (size := file._check_footer()), size))))
-    index = file._block(blocks._handle(metas[b"rocksdb.index"]))
-    handles = [blocks._handle(value) for _, value in blocks._entries(index, has_sizes=False)]
+    handles, _ = blocks._File(memoryview(data)).blocks()
     by_size: dict[int, int] = {}
     for at, length in handles:
         if length in by_size:
@@ -97,6 +95,35 @@ def test_blocks_that_changed_places_are_damage(subtask: Subtask) -> None:
     swapped[first : first + length], swapped[at : at + length] = data[at : at + length], data[first : first + length]
     with pytest.raises(LocalDamage, match="a block with checksum"):
         check_blocks(swapped, path)
+
+
+# RB25 RB23
+def test_filters_and_indexes_are_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So whoever looks a row up reads a part of the filter, not all of it; and all parts are checked."""
+    monkeypatch.setattr(memory, "METADATA_BYTES", 512)
+    subtask = Subtask(tmp_path / "local")
+    subtask.claim()
+    path = file_of(subtask)
+    subtask.worker.close()
+    data = path.read_bytes()
+    file = blocks._File(memoryview(data))
+    rows, others = file.blocks()
+    assert len(rows) > 30
+    assert len(others) > 10
+    check_blocks(data, path)
+    for at, size in others[::4]:
+        spoiled = bytearray(data)
+        spoiled[at + size // 2] ^= 1
+        with pytest.raises(LocalDamage, match=path.name):
+            check_blocks(spoiled, path)
+
+
+# RB25
+def test_files_whose_filter_is_one_block_can_be_checked() -> None:
+    paths = [path for path in GOLDEN.rglob("*.f*") if path.is_file()]
+    assert paths
+    for path in paths:
+        check_blocks(path.read_bytes(), path)
 
 
 # RB23

@@ -64,6 +64,10 @@ class MemoryCells:
         """See ``RowCells``."""
         if self._changed is not None:
             self._changed[key] = None
+        self._set(key, value)
+
+    def _set(self, key: Any, value: Any) -> None:
+        """Have ``value`` in the place of one that is written in the same way."""
         (self._base if self._overlay is None else self._overlay)[key] = value
 
     def get_all(self, keys: Iterable[Any]) -> dict[Any, Any]:

@@ -18,7 +18,8 @@ from headgate.state.columns import FrozenChanges, FrozenRows, KeyedColumns
 from headgate.state.key_hash import Hashes, Words
 from headgate.state.key_index import Slots
 from headgate.state.memory.changes import Interval
-from headgate.state.memory.timer_changes import Changes, NotedTimers, columns_of, count_of, latest, living
+from headgate.state.memory.counted_timers import CountedTimers, counted
+from headgate.state.memory.timer_changes import Changes, NotedTimers, columns_of, latest, living
 from headgate.state.slot_array import Mask
 from headgate.state.timers import stay_first
 
@@ -69,7 +70,7 @@ class MemoryColumnTimers:
         self._tail_rows = 0
         self._tail_ms = 0
         self._window = 64
-        self._sorted: tuple[int, Changes] | None = None
+        self._counted: tuple[int, CountedTimers] | None = None
         """All timers at the end of an interval: set by the thread that writes snapshots."""
 
     def __len__(self) -> int:
@@ -203,50 +204,54 @@ class MemoryColumnTimers:
         slots = np.searchsorted(living, changes >> 1)
         if self._noted is not None:
             self._noted.forget()
-            self._sorted = None
+            self._counted = None
         self._runs = [_Run(*latest([(times, slots << 1)]))] if len(times) else []
 
     def freeze(self) -> FrozenRows:
         """Return the timers as they are now, to be read in any thread. Takes references only."""
-        self._go_on_from_sorted()
+        former = self._since_counted()
+        if former is not None:
+            self._refer_to(*former)
         held = [self._due, *(run.rest() for run in self._runs), *self._tail]
-        is_based = bool(self._runs) and not len(self._due[0])
         done_to = None if self._noted is None else self._noted.number
 
         @cache
-        def whole() -> Changes:
-            found = living(latest(held))
+        def found() -> CountedTimers:
+            now = counted(living(latest(held))) if former is None else former[0].after(former[1])
             if done_to is not None:
-                self._sorted = done_to, found
-            return found
+                self._counted = done_to, now
+            return now
 
         @cache
-        def count() -> int:
-            found = count_of(held[1], held[2:] or held[:1]) if is_based else None
-            return len(whole()[0]) if found is None else found
-
         def rows() -> KeyedColumns:
-            return columns_of(whole())
+            return columns_of(found().whole())
+
+        def count() -> int:
+            return found().count
 
         if self._noted is None:
             return FrozenRows(count, rows, _no_places)
         noted = self._noted.freeze()
         return FrozenRows(count, rows, noted.living, FrozenChanges(noted.after, noted.gone))
 
-    def _go_on_from_sorted(self) -> None:
-        """Have one run of all timers of a former snapshot, if somebody has sorted them, and what was done since.
-
-        So that a later snapshot looks at that alone. Not while timers are due, which are in an order of their own.
-        """
-        found, self._sorted = self._sorted, None
-        if found is None or self._noted is None or len(self._due[0]):
-            return
-        number, (times, changes) = found
+    def _since_counted(self) -> tuple[CountedTimers, list[Changes]] | None:
+        """Return the timers of a former snapshot that somebody has counted, and what was done since."""
+        if self._noted is None or self._counted is None:
+            return None
+        number, found = self._counted
         since = self._noted.since(number)
-        if since is not None:
-            self._runs = [_Run(times, changes)] if len(times) else []
-            self._tail, self._tail_rows = since, sum(len(part) for part, _ in since)
-            self._tail_ms = min((int(part.min()) for part, _ in since), default=0)
+        return None if since is None else (found, since)
+
+    def _refer_to(self, former: CountedTimers, since: list[Changes]) -> None:
+        """Have the timers of a former snapshot in memory once, and what was done since behind them.
+
+        Not while timers are due, which are in an order of their own.
+        """
+        if len(self._due[0]) or (self._runs and self._runs[0].times is former.base[0]):
+            return
+        self._runs = [_Run(*found) for found in (former.base, former.done) if len(found[0])]
+        self._tail, self._tail_rows = since, sum(len(part) for part, _ in since)
+        self._tail_ms = min((int(part.min()) for part, _ in since), default=0)
 
 
 def _no_places(places: Slots) -> KeyedColumns:

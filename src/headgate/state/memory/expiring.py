@@ -82,7 +82,7 @@ class ExpiringValues(MemoryValues):
 
     def end_restore(self) -> None:
         """See ``backend.TimedBackend``."""
-        self._expiries.end_restore(self._size)
+        self._touched(self._expiries.end_restore(self._size))
         self._drop(0, self._size)
         self._sweep.turn(self._size)  # nothing of this has come since
 
@@ -165,7 +165,7 @@ class ExpiringMaps(MemoryMaps):
 
     def end_restore(self) -> None:
         """See ``backend.TimedBackend``."""
-        self._expiries.end_restore(len(self._pairs))
+        self._touched(self._expiries.end_restore(len(self._pairs)))
         self._drop(0, len(self._pairs))
         self._sweep.turn(len(self._pairs))
 
@@ -289,9 +289,11 @@ class ExpiringLists:
     def end_restore(self) -> None:
         """See ``backend.TimedBackend``."""
         slots = np.flatnonzero(self._at.living())
-        rows, at = self._at.explode(slots)
+        rows, found = self._at.explode(slots)
+        at, next_ms = to_numpy(found), self._read_until.next_ms
+        self._values.touched(np.unique(slots[rows[at > next_ms]]))
         self._at = MemoryLists(pa.int64(), self._keys_count, is_queue=True)
-        self._at.append(slots[rows], pa.array(np.minimum(at.to_numpy(), self._read_until.next_ms)))
+        self._at.append(slots[rows], pa.array(np.minimum(at, next_ms)))
         self._drop_expired(slots)
         self._sweep.turn(self._keys_count())
 

@@ -68,6 +68,8 @@ class ExpiringCells(MemoryCells):
         now_ms = self._time.now_ms
         limit_ms = now_ms + self._ttl_ms
         for key in list(super().keys()):
-            self.put(key, no_longer_than(self._kind, self.get(key), limit_ms))
+            found = self.get(key)
+            kept = no_longer_than(self._kind, found, limit_ms)
+            (self._set if kept == found else self.put)(key, kept)  # in another order, perhaps, which changes nothing
             self._live(self, key, now_ms)
         self._due = 0

@@ -64,10 +64,12 @@ class Expiries:
         """Set the expiries of ``slots``, as a snapshot has them."""
         self._at.written(size)[slots] = column.to_numpy()
 
-    def end_restore(self, size: int) -> None:
-        """Nothing lives longer than a TTL from now on (TL7)."""
-        at = self._at.written(size)
-        np.minimum(at, self.next_ms, out=at)
+    def end_restore(self, size: int) -> Slots:
+        """Nothing lives longer than a TTL from now on (TL7); return the slots that would have."""
+        longer = np.flatnonzero(self._at.read(size)[:size] > self.next_ms)
+        if len(longer):
+            self._at.written(size)[longer] = self.next_ms
+        return longer
 
     def freeze(self, size: int) -> Array:
         """Return the expiries as they are now."""

@@ -16,39 +16,32 @@ from headgate.state.columns import KeyedColumns
 from headgate.state.key_hash import Words
 from headgate.state.key_index import Slots
 from headgate.state.memory.changes import Interval, are_too_many
-from headgate.state.slot_array import Mask
 
 Changes: TypeAlias = tuple[Words, Words]
 """Times, and for each ``slot · 2``, or one more if the timer was deleted."""
-
-_LITTLE = 4
-"""Of what so much more was there is little."""
 
 
 class TimerChanges:
     """What had been done to timers at a barrier, in the order in which it was done. A place is one thing that was."""
 
     def __init__(self, found: Sequence[tuple[int, Changes]], known_since: int) -> None:
-        """``found``: what was done in each interval. ``known_since``: see ``changes.SlotChanges``."""
+        """``found``: what was done in each interval, in order. ``known_since``: see ``changes.SlotChanges``."""
         self._found = found
         self._known_since = known_since
         self.after = cache(self._after)
 
     @cached_property
-    def _all(self) -> tuple[Words, Words, Words]:
-        """Times, changes, and the interval of each."""
-        numbers = [np.full(len(times), number) for number, (times, _) in self._found]
+    def _all(self) -> Changes:
         nothing = np.empty(0, np.int64)
-        times, changes = together([(nothing, nothing), *(found for _, found in self._found)])
-        return times, changes, np.concatenate([nothing, *numbers])
+        return together([(nothing, nothing), *(found for _, found in self._found)])
 
     def _after(self, interval: int) -> Slots | None:
         """Return the last thing that was done to each timer after the snapshot of ``interval``; None: nobody knows."""
         if interval < self._known_since:
             return None
-        times, changes, numbers = self._all
-        places = np.flatnonzero(numbers > interval)
-        return places[_last_of_each(times[places], changes[places] >> 1)]
+        times, changes = self._all
+        start = sum(len(found[0]) for number, found in self._found if number <= interval)
+        return start + _last_of_each(times[start:], changes[start:] >> 1)
 
     def living(self, places: Slots) -> KeyedColumns:
         """Return the timers that were registered at ``places``."""
@@ -59,7 +52,7 @@ class TimerChanges:
         return self._of(places, is_gone=True)
 
     def _of(self, places: Slots, *, is_gone: bool) -> KeyedColumns:
-        times, changes, _ = self._all
+        times, changes = self._all
         places = places[changes[places] & 1 == is_gone]
         return columns_of((times[places], changes[places]))
 
@@ -127,36 +120,6 @@ def living(changes: Changes) -> Changes:
     """Return the timers that were not deleted."""
     is_there = changes[1] & 1 == 0
     return changes[0][is_there], changes[1][is_there]
-
-
-def count_of(base: Changes, done: Sequence[Changes]) -> int | None:
-    """Return how many timers there are when, after there were those of ``base``, this was done.
-
-    It costs what sorting ``done`` does; None: that is not much less than sorting everything.
-
-    Args:
-        base: in the order of time and slot.
-        done: from the oldest to the latest.
-    """
-    if sum(len(times) for times, _ in done) > len(base[0]) // _LITTLE or (base[1] & 1).any():
-        return None
-    times, changes = latest(done)
-    is_there, was_there = changes & 1 == 0, _are_in(base, times, changes >> 1)
-    return len(base[0]) + int((is_there & ~was_there).sum()) - int((~is_there & was_there).sum())
-
-
-def _are_in(base: Changes, times: Words, slots: Slots) -> Mask:
-    """Return which timers are in ``base``: all are bisected at once, among those of their time by slot."""
-    low, end = np.searchsorted(base[0], times, "left"), np.searchsorted(base[0], times, "right")
-    held, high = base[1] >> 1, end.copy()
-    while len(rows := np.flatnonzero(low < high)):
-        middle = (low[rows] + high[rows]) // 2
-        is_before = held[middle] < slots[rows]
-        low[rows[is_before]] = middle[is_before] + 1
-        high[rows[~is_before]] = middle[~is_before]
-    found: Mask = low < end
-    found[found] = held[low[found]] == slots[found]
-    return found
 
 
 def together(found: Sequence[Changes]) -> Changes:

@@ -2,12 +2,13 @@
 
 The library offers no such look at one file. A file is blocks without gaps (data, filter, index, properties), then an
 index of those that hold no data, then a footer; each block has a trailer of its kind of compression and a checksum.
+The index, and the filter, are either one block or many with an index of their own (RB25).
 Counterpart: ``memory``, whose options say how files are written; ``increments`` asks before a file is written away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from struct import Struct
 from typing import TypeAlias
@@ -31,6 +32,11 @@ _TRAILER = Struct("<BI")
 _LAST_BYTE = 0x6B9083D9
 _PLAIN, _LZ4 = 0, 4
 _INDEX = b"rocksdb.index"
+_PROPERTIES = b"rocksdb.properties"
+_INDEX_KIND = b"rocksdb.block.based.table.index.type"
+_TWO_LEVELS = (2).to_bytes(4, "little")
+_FILTER_IN_PARTS = b"partitionedfilter."
+"""What the name of a filter begins with that is an index of its parts."""
 _32_BITS = 0xFFFFFFFF
 
 _Handle: TypeAlias = tuple[int, int]
@@ -68,20 +74,38 @@ class _File:
 
     def check(self) -> None:
         """Check the footer, then all blocks, and that there is nothing else."""
-        metas_size = self._check_footer()
-        at = self._end - metas_size - _TRAILER.size
-        metas = dict(_entries(self._block((at, metas_size))))
-        handles = [_handle(value) for value in metas.values() if value]
-        index = self._block(_handle(metas[_INDEX])) if _INDEX in metas else b""
-        data = [_handle(value) for _, value in _entries(index, has_sizes=False)]
+        data, others = self.blocks()
         end = 0
-        for handle in sorted([*data, *handles, (at, metas_size)]):
+        for handle in sorted([*data, *others]):
             if handle[0] != end:
                 raise _Wrong(end, "a block", f"the next one at {handle[0]}")
             self._checked(handle)
             end = handle[0] + handle[1] + _TRAILER.size
         if end != self._end:
             raise _Wrong(end, "the footer", f"it at {self._end}")
+
+    def blocks(self) -> tuple[list[_Handle], list[_Handle]]:
+        """Check the footer; return the blocks that have rows, and all others."""
+        metas_size = self._check_footer()
+        at = self._end - metas_size - _TRAILER.size
+        metas = dict(_entries(self._block((at, metas_size))))
+        others = [(at, metas_size), *(_handle(value) for value in metas.values() if value)]
+        for name, value in metas.items():
+            if name.startswith(_FILTER_IN_PARTS):
+                others += self._listed(_handle(value))
+        listed = self._listed(_handle(metas[_INDEX])) if _INDEX in metas else []
+        if not self._has_two_levels(metas):
+            return listed, others
+        return [handle for part in listed for handle in self._listed(part)], others + listed
+
+    def _has_two_levels(self, metas: Mapping[bytes, bytes]) -> bool:
+        """Return whether the index is one of other indexes."""
+        properties = dict(_entries(self._block(_handle(metas[_PROPERTIES])))) if _PROPERTIES in metas else {}
+        return properties.get(_INDEX_KIND) == _TWO_LEVELS
+
+    def _listed(self, index: _Handle) -> list[_Handle]:
+        """Return the blocks that an index tells."""
+        return [_handle(value) for _, value in _entries(self._block(index), has_sizes=False)]
 
     def _check_footer(self) -> int:
         """Return the size of the index of what is no data."""
@@ -130,23 +154,24 @@ class _File:
 
 
 def _entries(block: bytes, *, has_sizes: bool = True) -> Iterator[tuple[bytes, bytes]]:
-    """Yield what is in a block that shortens no key; without sizes each value is one handle."""
+    """Yield what is in a block; without sizes each value is one handle, and no key is shortened."""
     if not block:
         return
     restarts = int.from_bytes(block[-4:], "little") & 0x0FFFFFFF
     end = len(block) - 4 - 4 * restarts
-    at = 0
+    at, key = 0, b""
     while at < end:
         shared, at = _number(block, at)
         key_size, at = _number(block, at)
-        if shared:
+        if shared > (len(key) if has_sizes else 0):
             raise _Wrong(at, "a whole key", f"one that shares {shared} bytes")
         value_size = 0
         if has_sizes:
             value_size, at = _number(block, at)
         begin = at + key_size
         after = begin + value_size if has_sizes else _number(block, _number(block, begin)[1])[1]
-        yield block[at:begin], block[begin:after]
+        key = key[:shared] + block[at:begin]
+        yield key, block[begin:after]
         at = after
 
 

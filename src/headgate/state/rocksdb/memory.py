@@ -23,6 +23,8 @@ that a file has not got it. Each file that waits costs a search its time; each m
 _SLOW_FILES, _STOP_FILES = 2 * _MERGED_FILES, 3 * _MERGED_FILES
 _NEW_ROWS_FILTER = 0.03
 """Of the memory of rows that are not in a file yet, for a filter: most rows that are looked up are not there."""
+METADATA_BYTES = 64 << 10
+"""Of a part of a filter or index, about. Smaller ones are more to search, larger ones more to read (RB25)."""
 _OPEN_FILES_MAX = 128
 """Of one database: 1,024 per process is a usual limit."""
 
@@ -98,6 +100,11 @@ class SharedMemory:
         blocks.set_cache_index_and_filter_blocks(True)
         blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
         blocks.set_bloom_filter(10, False)
+        # in parts (RB25): in one it is some MB of a large file, read anew for every few rows when it has no room
+        blocks.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
+        blocks.set_partition_filters(True)
+        blocks.set_metadata_block_size(METADATA_BYTES)
+        blocks.set_pin_top_level_index_and_filter(True)
         blocks.set_format_version(FORMAT_VERSION)
         blocks.set_checksum_type(rocksdict.ChecksumType.xxh3())
         options = rocksdict.Options(raw_mode=True)
