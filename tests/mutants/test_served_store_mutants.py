@@ -16,7 +16,7 @@ from tests.store.served import test_served_chunks as chunking
 from tests.store.served import test_served_news as telling
 from tests.store.served import test_served_settling as settlings
 from tests.store.served import test_served_verbs as verbs
-from tests.store.served.conftest import _stores_are_served, server, wire  # noqa: F401
+from tests.store.served.conftest import _stores_are_served, port, server, wire  # noqa: F401
 from tests.store.served.serving import TOKEN, serving
 from tests.store.served.test_served_chunks import storage  # noqa: F401
 
@@ -362,14 +362,14 @@ def test_sizes_that_nobody_looks_at_are_caught(
     assert_caught(sizes_are_not_looked_at, test, server, storage, monkeypatch)
 
 
-def test_that_a_new_process_knows_nothing_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_a_new_process_knows_nothing_is_caught(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     test = answering.test_a_server_that_is_another_one_by_now_does_not_know
-    assert_caught(a_new_process_of_the_server_says_that_nothing_was_done, test, tmp_path, monkeypatch)
+    assert_caught(a_new_process_of_the_server_says_that_nothing_was_done, test, tmp_path, port, monkeypatch)
 
 
-def test_that_stores_are_told_apart_is_caught(tmp_path: Path) -> None:
+def test_that_stores_are_told_apart_is_caught(tmp_path: Path, port: int) -> None:
     test = answering.test_another_store_in_the_place_of_the_first_is_refused
-    assert_caught(any_store_is_the_one_that_was_opened, test, tmp_path)
+    assert_caught(any_store_is_the_one_that_was_opened, test, tmp_path, port)
 
 
 def test_that_strangers_are_told_nothing_is_caught(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def who_stops_is_waited_for() -> Iterator[None]:
 @contextmanager
 def a_commit_that_was_not_answered_is_not_waited_for() -> Iterator[None]:
     """DB8, as it was before a test found it."""
-    with patched(PostgresDatabase, "_settle", lambda self: None):
+    with patched(PostgresDatabase, "_settle", lambda self: None), patched(losses, "SLOW_S", 5.0):
         yield
 
 
