@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,11 +179,11 @@ def strangers_may_take_their_time() -> Iterator[None]:
 @contextmanager
 def strangers_make_no_room() -> Iterator[None]:
     """SS4."""
-    real = StoreServer.came
 
     def came(self: StoreServer, connection: Connection) -> None:
-        with patched(servers, "STRANGERS_MAX", 1_000):
-            real(self, connection)
+        with self._lock:
+            self._strangers[connection] = time.monotonic() + servers.GREETING_S
+        self._counting.add(connections=1)
 
     with patched(StoreServer, "came", came), patched(access, "WAIT_S", 2):
         yield
@@ -273,8 +274,15 @@ def who_cannot_hear_says_that_nothing_changed() -> Iterator[None]:
 
 @contextmanager
 def own_changes_are_told_by_the_server_only() -> Iterator[None]:
-    """SS12."""
-    with patched(hearing.Hearing, "changed_here", lambda self: None):
+    """SS12. It takes its time: it might be as quick as the process itself."""
+    real = News.wait
+
+    def wait(self: News, number: int, wait_s: float) -> int:
+        found = real(self, number, wait_s)
+        time.sleep(0.3)  # slow work: not a wait for anything
+        return found
+
+    with patched(hearing.Hearing, "changed_here", lambda self: None), patched(News, "wait", wait):
         yield
 
 
