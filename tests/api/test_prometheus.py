@@ -62,7 +62,7 @@ def port() -> Iterator[MetricsPort]:
 
 def fetched(url: str, accept: str = "text/plain") -> str:
     request = urllib.request.Request(url, headers={"Accept": accept})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         text: str = answer.read().decode()
     return text
 

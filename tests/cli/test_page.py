@@ -48,7 +48,7 @@ def shown(heard: Heard, root: Path, port: int = 0) -> ShownByPage:
 def state_at(note: str, token: str = "", path: str = "state") -> dict[str, Any]:
     address = re.findall(r"http://[^ ]+", note)[0]
     request = urllib.request.Request(f"{address}api/{path}", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         found: dict[str, Any] = json.load(answer)
         return found
 

@@ -66,6 +66,15 @@ def spec(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     return make
 
 
+def gated(spec: dict[str, Any]) -> tuple[dict[str, Any], Path | None]:
+    """Give a pipeline a gate that its input waits for until its test wants the result (``gate=None``: it has none).
+
+    Whoever kills, stops or watches a pipeline needs it to run still, however slow the machine is.
+    """
+    gate = spec.get("gate", f"{spec['root']}/{spec['name']}.gate")
+    return {**spec, "gate": gate}, None if gate is None else Path(gate)
+
+
 @pytest.fixture
 def run(host: Child) -> Iterator[Callable[[dict[str, Any]], Life]]:
     """Run a pipeline in the host."""
@@ -82,7 +91,9 @@ def running_in(host: Child) -> Iterator[Callable[[dict[str, Any]], Life]]:
     lives: list[Life] = []
 
     def begin(spec: dict[str, Any]) -> Life:
-        life = Life(host, spec["name"])
+        spec, gate = gated(spec)
+        host.asked_to_end.discard(spec["name"])
+        life = Life(host, spec["name"], gate)
         lives.append(life)
         host.send(spec)
         return life
@@ -99,11 +110,12 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Life]]:
     children: list[Child] = []
 
     def begin(spec: dict[str, Any], **env: str) -> Life:
+        spec, gate = gated(spec)
         child = Child(
             [sys.executable, "-u", str(PROGRAM), json.dumps(spec)], tmp_path / "driver", {**quick_jvm(), **env}
         )
         children.append(child)
-        return Life(child, spec["name"])
+        return Life(child, spec["name"], gate)
 
     yield begin
     for child in children:

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from crash.processes import TESTS, environment, until
+from crash.processes import environment, until
 
 HUB = "192.0.2.1"
 """Address of the machine on which the program runs, with all servers."""
@@ -45,7 +45,6 @@ def run_in_a_network_of_its_own(program: Path, *arguments: str, log: Path, timeo
     """Run a program of the test; it must end well. Skips the test where there are no such networks."""
     _skip_without_networks()
     env = environment()
-    env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], str(TESTS.parent)])
     with open(log, "wb") as output:
         command = [*_OWN_NETWORK, sys.executable, "-u", str(program), *arguments]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)

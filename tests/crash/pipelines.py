@@ -11,29 +11,40 @@ from typing import Any
 
 import polars as pl
 import pyarrow as pa
+from tests.runtime.holding import held
 
 import headgate as hg
-from headgate.model.config import RuntimeConfig
 
 KEYS = 50
 REDUCED_EVERY = 20
 
 
+SILENCE_MS = 20_000
+"""Who is killed is noticed at once, by its connections; busy machines are not to be taken for dead ones."""
+
+STOPPED_MS = 10_000
+"""The same where a test stops somebody, and waits until that is noticed."""
+
+
 class Pipeline(hg.Pipeline):
-    """A pipeline that notices silence sooner, and may be told to write every snapshot to a file of its own."""
+    """A pipeline that is patient, and may be told to write every snapshot to a file of its own.
+
+    Its generators with a rate do not end before the file ``gate`` is there, if it is told of one; then they hurry.
+    """
 
     spec: dict[str, Any] = {}
 
     def definition(self, parallelism: int | None = None):
         found = super().definition(parallelism)
-        timeout_ms = self.spec.get("heartbeat_timeout_ms", RuntimeConfig().heartbeat_timeout_ms)
+        timeout_ms = self.spec.get("heartbeat_timeout_ms", SILENCE_MS)
         inline = self.spec.get("inline_bytes_max", found.config.checkpoints.inline_bytes_max)
         config = replace(
             found.config,
             runtime=replace(found.config.runtime, heartbeat_timeout_ms=timeout_ms, **self.spec.get("runtime", {})),
             checkpoints=replace(found.config.checkpoints, inline_bytes_max=inline),
         )
-        return replace(found, config=config)
+        found, gate = replace(found, config=config), self.spec.get("gate")
+        return found if gate is None else held(found, Path(gate), hurries=True)
 
 
 def make(spec: dict[str, Any], **options: Any) -> Pipeline:

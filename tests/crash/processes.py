@@ -29,11 +29,14 @@ HOOK = Path(__file__).with_name("hook")
 STARTED_S = 300.0
 """JVM start and registration on a busy machine."""
 
-STEP_S = 90.0
+STEP_S = 240.0
 """Anything that takes longer hangs."""
 
-GONE_S = 30.0
+GONE_S = 120.0
 """Spark waits up to ten seconds for some of its threads; a JVM without driver ends when its input closes."""
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""What has a driver stop, or drain."""
 
 Event = dict[str, Any]
 
@@ -69,7 +72,8 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = STEP_S) ->
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HEADGATE_", "SPARK_", "PYSPARK_"))}
     jvm = os.environ.get(JVM_OPTIONS, "")  # see ``class_archive``
-    path = os.pathsep.join([str(HOOK), str(TESTS), str(TESTS.parent / "src")])  # the code beside these tests
+    # The code beside these tests; their parent for those that say where they are from, ``tests.runtime`` for example.
+    path = os.pathsep.join([str(HOOK), str(TESTS), str(TESTS.parent / "src"), str(TESTS.parent)])
     return {
         **kept,
         "PYTHONPATH": path,
@@ -92,6 +96,8 @@ class Child:
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / f"stderr-{time.monotonic_ns()}.txt"
         self.events: list[Event] = []
+        self.asked_to_end: set[str] = set()
+        """Names of its pipelines that this test has told to stop or to drain; "": all of them, by a signal."""
         self._changed = threading.Condition()
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
@@ -126,6 +132,7 @@ class Child:
 
     def send(self, command: dict[str, Any]) -> None:
         assert self.process.stdin is not None
+        self.asked_to_end |= {command[how] for how in ("stop", "drain") if how in command}
         self.process.stdin.write(json.dumps(command).encode() + b"\n")
         self.process.stdin.flush()
 
@@ -151,6 +158,8 @@ class Child:
         return f"{problem}\nlast events:\n  {lines}\nstderr:\n{self.stderr()[-4000:]}"
 
     def signal(self, number: int) -> None:
+        if number in ENDING:
+            self.asked_to_end.add("")
         self.process.send_signal(number)
 
     def kill(self) -> None:
@@ -194,11 +203,17 @@ class Child:
 
 
 class Life:
-    """One pipeline in a child; remembers how far its events have been read."""
+    """One pipeline in a child; remembers how far its events have been read.
 
-    def __init__(self, child: Child, name: str) -> None:
+    ``gate``: a file that lets its input end; see ``pipelines.make``.
+    """
+
+    def __init__(self, child: Child, name: str, gate: Path | None = None) -> None:
         self.child = child
         self.name = name
+        self._gate = gate
+        if gate is not None:
+            gate.unlink(missing_ok=True)  # of a life before this one
         self.cursor = len(child.events)
         self.begun = self.cursor
 
@@ -239,6 +254,9 @@ class Life:
         return self.wait("a restart", lambda e: e["event"] == "restart")
 
     def result(self, timeout_s: float = STEP_S) -> Event:
+        """Let the input end, unless the pipeline was asked to end before, and wait for the end."""
+        if self._gate is not None and not self.child.asked_to_end & {"", self.name}:
+            self._gate.touch()
         return self.wait("the result", lambda e: e["event"] == "result", timeout_s)
 
     def failed(self, timeout_s: float = STEP_S) -> Event:

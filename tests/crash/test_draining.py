@@ -94,7 +94,7 @@ def stop(root: Path, name: str, *options: str) -> subprocess.CompletedProcess[st
 
 
 def test_headgate_takes_a_checkpoint_of_a_pipeline_of_another_terminal(spec: Spec, tmp_path: Path) -> None:  # C63
-    what = spec("standard", rows=ROWS)
+    what = spec("standard", rows=ROWS, gate=str(tmp_path / "never"))
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     child = Child(command_line(program, what), tmp_path / "driver")
@@ -121,7 +121,7 @@ def test_headgate_takes_a_checkpoint_of_a_pipeline_of_another_terminal(spec: Spe
 
 
 def test_headgate_stop_stops_and_later_drains_a_pipeline_of_another_terminal(spec: Spec, tmp_path: Path) -> None:
-    what = spec("standard", rows=ROWS)
+    what = spec("standard", rows=ROWS, gate=str(tmp_path / "never"))
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     children: list[Child] = []

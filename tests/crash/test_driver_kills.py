@@ -38,7 +38,7 @@ DRIVER_POINTS = {
 def test_a_driver_killed_at_each_named_point_continues_by_the_same_command(
     spec: Spec, launch: Launch, tmp_path: Path
 ) -> None:
-    what = spec("standard", rows=ROWS, inline_bytes_max=0)
+    what = spec("standard", rows=ROWS, inline_bytes_max=0, gate=None)
     markers = {point: tmp_path / f"killed-{point}" for point in DRIVER_POINTS}
     points = ";".join(f"{point}:{count}:{markers[point]}" for point, count in DRIVER_POINTS.items())
     for _ in range(len(DRIVER_POINTS)):
@@ -60,7 +60,7 @@ def test_a_driver_killed_at_each_named_point_continues_by_the_same_command(
 def test_a_driver_killed_at_random_continues_and_ends_only_once(
     spec: Spec, launch: Launch, tmp_path: Path, dice: random.Random
 ) -> None:
-    what = spec("standard", rows=ROWS)
+    what = spec("standard", rows=ROWS, rate=2_000)
     life = launch(what)
     life.running()
     life.checkpoint()

@@ -16,7 +16,8 @@ from crash.cluster import Cluster
 from crash.loop_kills import TIMES
 from crash.loop_results import assert_flip16, assert_trips
 from crash.pacing import hurry
-from crash.processes import STEP_S, Life, kill, until
+from crash.pipelines import STOPPED_MS
+from crash.processes import STARTED_S, STEP_S, Life, kill, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
@@ -56,7 +57,7 @@ class Faults:
 
     def wait(self, life: Life) -> None:
         """Wait until all have happened."""
-        until(lambda: not self.missing() or life.seen("result") or life.seen("failed"), "all kills")
+        until(lambda: not self.missing() or life.seen("result") or life.seen("failed"), "all kills", STARTED_S)
         assert self.missing() == [], life.child.tale("points that were not reached")
 
 
@@ -144,7 +145,7 @@ def test_stopped_workers_of_a_loop_are_replaced_and_change_nothing_when_they_wak
 ) -> None:  # F4
     kills = max(1, TIMES // 3)
     rows = 3_000 * (kills + 1)
-    what = spec("flip16", rows=rows, rate=700, repartitioned=True, heartbeat_timeout_ms=1_000)
+    what = spec("flip16", rows=rows, rate=700, repartitioned=True, heartbeat_timeout_ms=STOPPED_MS)
     life = run(what)
     generation = 0
     for _ in range(kills):
@@ -166,7 +167,7 @@ def test_stopped_workers_of_a_loop_are_replaced_and_change_nothing_when_they_wak
 def test_a_loop_on_a_cluster_loses_workers_an_executor_and_its_driver(
     cluster: Cluster, spec: Spec, launch: Launch, tmp_path: Path, told: Told
 ) -> None:
-    what = spec("flip16", rows=8_000, rate=700, repartitioned=True, master=cluster.url, heartbeat_timeout_ms=2_000)
+    what = spec("flip16", rows=8_000, rate=700, repartitioned=True, master=cluster.url)
     life = launch(what)
     running = life.running()
     life.checkpoint()

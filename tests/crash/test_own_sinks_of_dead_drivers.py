@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from examples.sqlite_sink import connect
 
-from crash.processes import STARTED_S, TESTS, Life, environment
+from crash.processes import STARTED_S, Life
 from crash.results import assert_clean
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
@@ -23,9 +22,6 @@ ROWS = 16_000
 KILLS = 4
 START_S = 3 * STARTED_S
 """Five JVMs start in a row, beside whatever else runs."""
-
-PATH = os.pathsep.join([environment()["PYTHONPATH"], str(TESTS.parent)])
-"""The sinks are in a module of the user's."""
 
 POINTS = {"before-manifest": 2, "after-manifest": 3, "in-recover": 2, "in-commit": 3, "after-commit": 2}
 """In the order in which a start passes them first; one kills each start."""
@@ -48,7 +44,7 @@ def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
 ) -> None:  # CS23
     what = spec("own_sinks", rows=ROWS, rate=2_000)
     for number in range(KILLS):
-        life = launch(what, PYTHONPATH=PATH)
+        life = launch(what)
         if number != 1:  # and one of them dies while it begins
             life.wait("a start", lambda e: e["event"] == "running", START_S)
             life.checkpoint(dice.randint(0, 2))
@@ -57,7 +53,7 @@ def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
         threading.Event().wait(dice.uniform(0.0, 0.6))  # the fault's time: not a wait for anything
         life.child.kill()
         life.child.assert_gone()
-    life = launch(what, PYTHONPATH=PATH)
+    life = launch(what)
     assert life.result(START_S)["is_finished"]
     assert life.child.exit_code() == 0
     assert_exactly_once(tmp_path)
@@ -67,14 +63,14 @@ def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
 def test_own_sinks_have_every_record_once_wherever_in_a_commit_the_driver_is_killed(
     spec: Spec, launch: Launch, tmp_path: Path
 ) -> None:  # CS23
-    what = spec("own_sinks", rows=ROWS, rate=4_000)
+    what = spec("own_sinks", rows=ROWS, rate=4_000, gate=None)
     markers = {point: tmp_path / f"killed-{point}" for point in POINTS}
     points = ";".join(f"{point}:{count}:{markers[point]}" for point, count in POINTS.items())
     for _ in POINTS:
-        life = launch(what, PYTHONPATH=PATH, HEADGATE_KILL_AT=points)
+        life = launch(what, HEADGATE_KILL_AT=points)
         assert life.child.exit_code(START_S) == -9, life.child.tale("it was not killed")
         life.child.assert_gone()
-    life = launch(what, PYTHONPATH=PATH)
+    life = launch(what)
     assert life.result(START_S)["is_finished"]
     assert life.child.exit_code() == 0
     assert [point for point, marker in markers.items() if not marker.exists()] == []

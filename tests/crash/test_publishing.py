@@ -52,7 +52,7 @@ def test_a_driver_killed_behind_the_final_manifest_has_everything_published_by_t
     spec: Spec, launch: Launch, tmp_path: Path
 ) -> None:
     """All is committed with the final checkpoint, and nobody was told: the next start tells (HL8)."""
-    what = spec("publishing", rows=4_000, rate=8_000, interval="1h")
+    what = spec("publishing", rows=4_000, rate=8_000, interval="1h", gate=None)
     marker = tmp_path / "killed"
     first = launch(what, HEADGATE_KILL_AT=f"after-manifest:1:{marker}")
     assert first.child.exit_code(2 * STEP_S) == -9, first.child.tale("it was not killed")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from crash.cluster import Cluster
+from crash.pipelines import STOPPED_MS
 from crash.processes import Life, kill
 from crash.results import assert_clean, assert_standard
 
@@ -24,7 +25,7 @@ Told = Callable[[Life], None]
 def test_workers_executors_and_the_driver_die_on_a_cluster_and_every_record_counts_once(
     cluster: Cluster, spec: Spec, launch: Launch, tmp_path: Path, told: Told
 ) -> None:
-    what = spec("standard", rows=80_000, master=cluster.url, heartbeat_timeout_ms=2_000)
+    what = spec("standard", rows=80_000, master=cluster.url, heartbeat_timeout_ms=STOPPED_MS)
     life = launch(what)
     running = life.running()
     assert len(cluster.executors()) == 2

@@ -47,12 +47,15 @@ def command_of_jvm(child: Child) -> list[str]:
 def test_ctrl_c_and_sigterm_keep_the_last_checkpoint_and_the_next_run_continues(
     spec: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
-    what = spec("standard", rows=24_000)
+    gate = tmp_path / "gate"
+    what = spec("standard", rows=24_000, gate=str(gate))
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     children: list[Child] = []
     try:
         for number in (signal.SIGINT, signal.SIGTERM, None):
+            if number is None:
+                gate.touch()
             child = Child(command_line(program, what), tmp_path / "driver")
             children.append(child)
             if number is not None:

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from crash.processes import Life, kill, until
+from crash.pipelines import STOPPED_MS
+from crash.processes import STARTED_S, Life, kill, until
 from crash.results import assert_clean, assert_standard
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
@@ -58,7 +59,8 @@ WORKER_POINTS = {
 def test_workers_killed_at_each_named_point(spec: Spec, run: Run, tmp_path: Path, told: Told) -> None:
     markers = {point: tmp_path / f"killed-{point}" for point in WORKER_POINTS}
     points = ";".join(f"{point}:{count}:{markers[point]}" for point, count in WORKER_POINTS.items())
-    life = run(spec("standard", rows=40_000, kill_at=points, inline_bytes_max=0))
+    life = run(spec("standard", rows=40_000, rate=4_000, kill_at=points, inline_bytes_max=0))
+    until(lambda: all(marker.exists() for marker in markers.values()), "a kill at each point", STARTED_S)
     result = life.result()
     told(life)
     assert [point for point, marker in markers.items() if not marker.exists()] == []
@@ -81,7 +83,7 @@ def test_a_worker_lost_before_the_first_checkpoint_starts_from_the_beginning(
 def test_a_stopped_worker_is_replaced_and_changes_nothing_when_it_wakes(
     spec: Spec, run: Run, tmp_path: Path, told: Told
 ) -> None:
-    life = run(spec("standard", rows=40_000, heartbeat_timeout_ms=1_000))
+    life = run(spec("standard", rows=40_000, heartbeat_timeout_ms=STOPPED_MS))
     running = life.running()
     life.checkpoint(2)
     zombie = next(iter(running["workers"].values()))
@@ -101,7 +103,7 @@ def test_a_worker_that_wakes_beside_its_replacement_changes_nothing(
 ) -> None:
     """Spark kills a lingering worker after two seconds; here it may linger, and there are slots for all (I8)."""
     linger = "--conf spark.python.task.killTimeout=10m pyspark-shell"
-    what = spec("standard", rows=60_000, heartbeat_timeout_ms=1_000, master="local[4]")
+    what = spec("standard", rows=60_000, heartbeat_timeout_ms=STOPPED_MS, master="local[4]")
     life = launch(what, PYSPARK_SUBMIT_ARGS=linger)
     running = life.running()
     life.checkpoint(2)

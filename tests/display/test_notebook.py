@@ -51,7 +51,7 @@ def left():
     return sorted(threads), files, len(psutil.Process().children(recursive=True))
 
 def is_clean():
-    for _ in range(500):  # threads that are told to end take a moment
+    for _ in range(9_000):  # threads that are told to end take a moment
         if left() == before:
             return True
         time.sleep(0.01)

@@ -15,9 +15,10 @@ Bugs that seeds of the simulator find are planted in ``tests/sim/product``.
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import hypothesis
@@ -28,10 +29,27 @@ import headgate
 Mutant = Callable[[], AbstractContextManager[None]]
 
 
+_PLANTED: list[tuple[object, str, object]] = []
+"""What was planted since somebody looked: owner, name, replacement."""
+
+
+def left_behind() -> list[str]:
+    """Return where a replacement is still in its place, and forget all of them."""
+    left = [
+        f"{getattr(owner, '__name__', owner)}.{name}"
+        for owner, name, replacement in _PLANTED
+        if inspect.getattr_static(owner, name, None) is replacement
+    ]
+    _PLANTED.clear()
+    return left
+
+
 @contextmanager
 def patched(owner: object, name: str, replacement: object) -> Iterator[None]:
     """Replace the attribute ``name`` of a class or module for the time of the block; it must exist."""
     assert hasattr(owner, name), f"{owner!r} has no attribute {name!r}: the mutant is out of date"
+    if replacement is not inspect.getattr_static(owner, name):
+        _PLANTED.append((owner, name, replacement))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, replacement)
         yield
@@ -86,8 +104,18 @@ def _drawing_alike(test: Callable[..., object]) -> Iterator[None]:
         yield
 
 
-def _caught(mutant: Mutant, test: Callable[..., object], *args: object) -> BaseException | None:
-    with mutant(), _drawing_alike(test):
+@contextmanager
+def _patches_of_its_own(args: tuple[object, ...]) -> Iterator[list[object]]:
+    """Have what the test patches be put back before the mutant ends.
+
+    Else a test that patches what the mutant has patched puts the planted bug back at its own end, for all tests behind.
+    """
+    with ExitStack() as opened:
+        yield [opened.enter_context(arg.context()) if isinstance(arg, pytest.MonkeyPatch) else arg for arg in args]
+
+
+def _caught(mutant: Mutant, test: Callable[..., object], *given: object) -> BaseException | None:
+    with mutant(), _drawing_alike(test), _patches_of_its_own(given) as args:
         try:
             test(*args)
         except (Exception, pytest.fail.Exception) as error:

@@ -3,7 +3,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mutants.harness import assert_caught, patched
+from tests.mutants.harness import assert_caught, left_behind, patched
 
 import headgate as hg
 from headgate.api import config
@@ -24,6 +24,28 @@ def looks_away():
 def test_a_mutant_that_breaks_what_a_test_says_is_caught():
     assert_caught(mutated, names_its_values)
     names_its_values()
+
+
+def patches_what_the_mutant_patches(monkeypatch):
+    real = json.dumps
+    monkeypatch.setattr(json, "dumps", lambda value: real(value))
+    names_its_values()
+
+
+def test_a_test_that_patches_the_same_does_not_put_the_mutant_back(monkeypatch):
+    assert_caught(mutated, patches_what_the_mutant_patches, monkeypatch)
+    monkeypatch.undo()
+    names_its_values()
+    assert left_behind() == []
+
+
+def test_a_mutant_that_was_put_back_is_noticed(monkeypatch):
+    sound = json.dumps
+    with mutated():
+        monkeypatch.setattr(json, "dumps", sound)
+    monkeypatch.undo()
+    assert left_behind() == ["json.dumps"]
+    json.dumps = sound
 
 
 def test_a_mutant_that_nobody_notices_survives_aloud():

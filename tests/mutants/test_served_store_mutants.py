@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.store.served import test_served_chunks as chunking
 from tests.store.served import test_served_news as telling
 from tests.store.served import test_served_settling as settlings
 from tests.store.served import test_served_verbs as verbs
-from tests.store.served.conftest import _stores_are_served, server, wire  # noqa: F401
+from tests.store.served.conftest import _stores_are_served, port, server, wire  # noqa: F401
 from tests.store.served.serving import TOKEN, serving
 from tests.store.served.test_served_chunks import storage  # noqa: F401
 
@@ -178,11 +179,11 @@ def strangers_may_take_their_time() -> Iterator[None]:
 @contextmanager
 def strangers_make_no_room() -> Iterator[None]:
     """SS4."""
-    real = StoreServer.came
 
     def came(self: StoreServer, connection: Connection) -> None:
-        with patched(servers, "STRANGERS_MAX", 1_000):
-            real(self, connection)
+        with self._lock:
+            self._strangers[connection] = time.monotonic() + servers.GREETING_S
+        self._counting.add(connections=1)
 
     with patched(StoreServer, "came", came), patched(access, "WAIT_S", 2):
         yield
@@ -273,8 +274,15 @@ def who_cannot_hear_says_that_nothing_changed() -> Iterator[None]:
 
 @contextmanager
 def own_changes_are_told_by_the_server_only() -> Iterator[None]:
-    """SS12."""
-    with patched(hearing.Hearing, "changed_here", lambda self: None):
+    """SS12. It takes its time: it might be as quick as the process itself."""
+    real = News.wait
+
+    def wait(self: News, number: int, wait_s: float) -> int:
+        found = real(self, number, wait_s)
+        time.sleep(0.3)  # slow work: not a wait for anything
+        return found
+
+    with patched(hearing.Hearing, "changed_here", lambda self: None), patched(News, "wait", wait):
         yield
 
 
@@ -362,14 +370,14 @@ def test_sizes_that_nobody_looks_at_are_caught(
     assert_caught(sizes_are_not_looked_at, test, server, storage, monkeypatch)
 
 
-def test_that_a_new_process_knows_nothing_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_that_a_new_process_knows_nothing_is_caught(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     test = answering.test_a_server_that_is_another_one_by_now_does_not_know
-    assert_caught(a_new_process_of_the_server_says_that_nothing_was_done, test, tmp_path, monkeypatch)
+    assert_caught(a_new_process_of_the_server_says_that_nothing_was_done, test, tmp_path, port, monkeypatch)
 
 
-def test_that_stores_are_told_apart_is_caught(tmp_path: Path) -> None:
+def test_that_stores_are_told_apart_is_caught(tmp_path: Path, port: int) -> None:
     test = answering.test_another_store_in_the_place_of_the_first_is_refused
-    assert_caught(any_store_is_the_one_that_was_opened, test, tmp_path)
+    assert_caught(any_store_is_the_one_that_was_opened, test, tmp_path, port)
 
 
 def test_that_strangers_are_told_nothing_is_caught(tmp_path: Path) -> None:

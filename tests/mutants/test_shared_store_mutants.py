@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +51,7 @@ def who_stops_is_waited_for() -> Iterator[None]:
 @contextmanager
 def a_commit_that_was_not_answered_is_not_waited_for() -> Iterator[None]:
     """DB8, as it was before a test found it."""
-    with patched(PostgresDatabase, "_settle", lambda self: None):
+    with patched(PostgresDatabase, "_settle", lambda self: None), patched(losses, "SLOW_S", 5.0):
         yield
 
 
@@ -76,8 +77,14 @@ def who_cannot_hear_says_that_nothing_changed() -> Iterator[None]:
 
 @contextmanager
 def own_changes_are_told_by_the_server_only() -> Iterator[None]:
-    """DB9."""
-    with patched(database, "changed_here", lambda url: None):
+    """DB9. It takes its time: it might be as quick as the process itself."""
+    real = Watch.changed
+
+    def changed(self: Watch) -> None:
+        time.sleep(0.3)  # slow work: not a wait for anything
+        real(self)
+
+    with patched(database, "changed_here", lambda url: None), patched(Watch, "changed", changed):
         yield
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.servers.processes import LOOPBACK, ServerProcess, answers, free_port
+from tests.servers.processes import LOOPBACK, Port, ServerProcess, answers
 
 KEY, SECRET, BUCKET = "tests", "tests-of-headgate", "headgate"
 OWN = Path(__file__).parents[2] / ".venv-servers" / "bin"
@@ -26,7 +26,8 @@ class ObjectServer:
     """A server with one bucket. ``keeps``: what was put survives its end."""
 
     def __init__(self, directory: Path, host: str = LOOPBACK) -> None:
-        self.host, self.port = host, free_port(host)
+        self._place = Port(host)
+        self.host, self.port = host, self._place.number
         gateway, moto = program("versitygw"), program("moto_server")
         self.keeps = gateway is not None
         if gateway is not None:
@@ -73,6 +74,7 @@ class ObjectServer:
 
     def end(self) -> None:
         self._process.end(signal.SIGKILL)
+        self._place.close()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.servers.processes import LOOPBACK, ServerProcess, free_port
+from tests.servers.processes import LOOPBACK, Port, ServerProcess
 
 OWN_USERS = ("postgres", "nobody")
 """The server refuses root; then it runs as one of these."""
@@ -71,7 +71,9 @@ class PostgresServer:
         small_disk: tuple[Path, str] | None = None,
         settings: str = "",
     ) -> None:
-        self._programs, self._user, self.host, self.port = programs, own_user(), host, free_port(host)
+        self._programs, self._user, self.host = programs, own_user(), host
+        self._place = Port(host)
+        self.port = self._place.number
         if self._user is not None:
             shutil.chown(directory, self._user)
         data = directory / "data"
@@ -99,6 +101,7 @@ class PostgresServer:
 
     def end(self) -> None:
         self._process.end(signal.SIGQUIT)
+        self._place.close()
 
     def _order(self) -> list[str]:
         told = subprocess.run([self._programs / "initdb", "--help"], capture_output=True, text=True).stdout

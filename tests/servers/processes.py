@@ -16,11 +16,21 @@ START_S = 120.0
 """A busy machine may take long; nothing is measured by it."""
 
 
-def free_port(host: str = LOOPBACK) -> int:
-    """A port that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+class Port:
+    """A port for a server that is started, and perhaps again: nobody else is given it meanwhile.
+
+    It is bound here, and nobody listens: a server that says SO_REUSEADDR, as ours and most do, can listen on it.
+    """
+
+    def __init__(self, host: str = LOOPBACK) -> None:
+        self._place = socket.socket()
+        self._place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._place.bind((host, 0))
+        self.number = int(self._place.getsockname()[1])
+
+    def close(self) -> None:
+        """Let others have it."""
+        self._place.close()
 
 
 class ServerProcess:

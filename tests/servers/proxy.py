@@ -8,7 +8,11 @@ import threading
 
 
 class Wire:
-    """Passes on what comes to ``port`` to another port of the loopback, as long as it is not cut."""
+    """Passes on what comes to ``port`` to another port of the loopback, as long as it is not cut.
+
+    Whoever is done shuts a socket down; it is closed when nobody can be about to use it: its number becomes another
+    one's, whose bytes would be taken.
+    """
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -21,7 +25,8 @@ class Wire:
         self.lost_count = 0
         self.asked_bytes = 0
         """What clients have sent so far, whoever of them for whatever reason."""
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def lose_answer(self, question: bytes, *, is_given: bool = False) -> None:
         """The next question with these bytes gets through; its answer does not, and the connection is gone.
@@ -34,26 +39,31 @@ class Wire:
         """Every connection is gone; new ones are taken."""
         pairs, self._pairs = self._pairs, []
         for pair in pairs:
-            self._close(*pair)
+            self._end(*pair)
 
     def close(self) -> None:
-        self._listener.close()
+        self._end(self._listener)
+        self._accepting.join()
         self.cut()
 
     def _accept(self) -> None:
-        while True:
-            try:
+        with self._listener, contextlib.suppress(OSError):
+            while True:
                 client, _ = self._listener.accept()
-            except OSError:
-                return
-            try:
-                server = socket.create_connection(("127.0.0.1", self._target))
-            except OSError:
-                client.close()
-                continue
-            self._pairs.append((client, server))
-            threading.Thread(target=self._ask, args=(client, server), daemon=True).start()
-            threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:
+                    client.close()
+                    continue
+                self._pairs.append((client, server))
+                threading.Thread(target=self._pass, args=(client, server), daemon=True).start()
+
+    def _pass(self, client: socket.socket, server: socket.socket) -> None:
+        with client, server:
+            answering = threading.Thread(target=self._answer, args=(server, client), daemon=True)
+            answering.start()
+            self._ask(client, server)
+            answering.join()
 
     def _ask(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -74,10 +84,9 @@ class Wire:
         with contextlib.suppress(OSError):
             while (data := server.recv(65_536)) and server not in self._unheard:
                 client.sendall(data)
-        self._close(server, client)
+        self._end(server, client)
 
-    def _close(self, *ends: socket.socket) -> None:
+    def _end(self, *ends: socket.socket) -> None:
         for end in ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            end.close()

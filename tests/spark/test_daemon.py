@@ -81,7 +81,7 @@ THREADS = """
 
 def _python(program: str) -> str:
     result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=300, check=False
     )
     assert result.returncode == 0, result.stderr
     return result.stdout

@@ -185,7 +185,7 @@ print(jvm_process._ahead[0].process.pid, flush=True)
 
 def test_a_jvm_that_nobody_takes_ends_with_its_process(home: Path, tmp_path: Path) -> None:  # OM11
     around = {**os.environ, "SPARK_HOME": str(home), "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", LEFT], env=around, stdout=subprocess.PIPE, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", LEFT], env=around, stdout=subprocess.PIPE, check=True, timeout=300)
     with pytest.raises(ProcessLookupError):
         os.kill(int(done.stdout), 0)
     assert [path.name for path in tmp_path.iterdir()] == ["spark"], "nothing is left"

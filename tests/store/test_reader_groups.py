@@ -281,6 +281,8 @@ from headgate.store.store import Store
 root, name, asks = sys.argv[1], sys.argv[2], sys.argv[3] == "asks"
 reader = Store.open(root).reader_group("g").join(name, lease="1s", commit_every=None)
 print("joined", flush=True)
+if asks:
+    sys.stdin.readline()
 try:
     while not reader.has_ended:
         found = reader.read(5)
@@ -326,12 +328,15 @@ def test_readers_that_are_killed_or_stopped_lose_nothing_and_what_they_committed
         killed, stopped = started(store, "killed", "asks"), None
         try:
             assert line(killed) == ["joined"]
+            answer(killed)
             committed = line(killed)[1:]
             stopped = started(store, "stopped", "asks")
             assert line(stopped) == ["joined"]
             answer(killed)  # it commits, and gives a segment up
             assert line(killed) == ["committed"]
-            in_vain = [*line(killed)[1:], *line(stopped)[1:]]
+            in_vain = line(killed)[1:]
+            answer(stopped)  # not before: while it reads it looks whether the other one is silent
+            in_vain += line(stopped)[1:]
             killed.kill()
             stopped.send_signal(signal.SIGSTOP)
             store.split(STREAM, 1)

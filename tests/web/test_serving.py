@@ -45,7 +45,7 @@ class Page:
 
     def connect(self) -> http.client.HTTPConnection:
         place = urlsplit(self.address)
-        return http.client.HTTPConnection(str(place.hostname), place.port, timeout=30)
+        return http.client.HTTPConnection(str(place.hostname), place.port, timeout=120)
 
     def get(self, path: str, **headers: str) -> tuple[int, bytes]:
         connection = self.connect()

@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 from tests.servers.postgres import PostgresServer, postgres_server
 
+from headgate.store import listening
 from headgate.store import store as stores
 from headgate.store.store import Store
+
+HEARS_S = 60.0
+"""Until a reader hears of news: whoever gives up before asks again and again, which some tests count."""
 
 ESSENTIAL = ("test_server", "test_transactions")
 """What ``make check`` runs of this room; the rest takes minutes."""
@@ -55,6 +59,7 @@ def schema_for(path: Path) -> str:
 def _stores_are_on_the_server(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store in a directory is a store on the server, of a schema of its own, with its chunks in that directory."""
     real_open, real_exists = Store.open.__func__, Store.exists  # type: ignore[attr-defined]
+    monkeypatch.setattr(listening, "START_S", HEARS_S)
     with ExitStack() as opened:
 
         def url_of(root: object) -> str:

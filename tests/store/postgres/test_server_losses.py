@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ from headgate.store.catalogue.postgres.database import PostgresDatabase
 from headgate.store.store import Store
 
 SOON_S = 60.0
+SLOW_S = 0.5
+"""So long a commit takes in a test that asks meanwhile what became of it."""
+TRIES = 3
 COMMIT = b"COMMIT\0"
 """The whole command, as the client sends it."""
 
@@ -90,7 +94,7 @@ def test_who_asks_for_what_is_still_being_committed_waits_for_it(through: Store,
     with database_of(through).write() as connection:
         connection.exec_driver_sql(
             "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql "
-            "AS 'BEGIN PERFORM pg_sleep(0.5); RETURN NULL; END'"
+            f"AS 'BEGIN PERFORM pg_sleep({SLOW_S}); RETURN NULL; END'"
         )
         connection.exec_driver_sql(
             "CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON chunks INITIALLY DEFERRED "
@@ -161,9 +165,12 @@ def test_who_stops_in_the_middle_does_not_stop_the_others(store: Store, monkeypa
                 made.append(other.create_stream("later", KEYED).name)  # waits until the first one is out
                 connection.exec_driver_sql("SELECT 1")
 
-        with pytest.raises(StorageError) as caught:
-            stop_in_the_middle()
-        assert caught.value.is_transient
+        for _ in range(TRIES):  # a busy machine may keep it from its first statement for so long
+            with pytest.raises(StorageError) as caught:
+                stop_in_the_middle()
+            assert caught.value.is_transient
+            if made:
+                break
         assert made == ["later"]
         assert not other.find(STREAM).is_sealed
 
@@ -180,10 +187,17 @@ def test_who_waits_too_long_for_others_may_try_again(store: Store, monkeypatch: 
 
 
 def test_threads_that_append_at_once_get_positions_of_their_own(store: Store) -> None:  # DB4
+    at_once = threading.Barrier(4)
+
     def write(name: str) -> None:
-        with Store.open(store.root) as own, own.writer(STREAM, linger=None) as writer:
+        with (
+            at_once_or_not_at_all(at_once),
+            Store.open(store.root) as own,
+            own.writer(STREAM, linger=None) as writer,
+        ):
             for number in range(20):
                 writer.append(keyed((name, number)))
+                at_once.wait(120)
                 writer.flush()
 
     threads = [threading.Thread(target=write, args=(f"t{number}",)) for number in range(4)]
@@ -193,6 +207,16 @@ def test_threads_that_append_at_once_get_positions_of_their_own(store: Store) ->
         thread.join(120)
     assert sorted(drained(store)) == sorted((f"t{t}", number) for t in range(4) for number in range(20))
     assert store.fsck() == []
+
+
+@contextmanager
+def at_once_or_not_at_all(barrier: threading.Barrier) -> Iterator[None]:
+    """Nobody waits for a thread that has failed."""
+    try:
+        yield
+    except BaseException:
+        barrier.abort()
+        raise
 
 
 def test_a_reader_hears_of_news_and_asks_nobody_before(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # DB9

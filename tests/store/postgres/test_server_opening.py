@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.servers.postgres import PostgresServer
-from tests.servers.processes import free_port
+from tests.servers.processes import Port
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
 from headgate.clock import SystemClock
@@ -72,6 +73,7 @@ def test_a_place_is_marked_although_whoever_made_the_store_died(
 
 PROGRAM = """
 import sys
+from contextlib import closing
 import pyarrow as pa
 from headgate.store.store import Store
 with Store.open(sys.argv[1], chunks=sys.argv[2]) as store:
@@ -173,8 +175,11 @@ def test_a_server_that_is_not_there_is_waited_for_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # DB8, DB10
     monkeypatch.setattr(databases, "OPENING_PATIENCE_S", 0.2)
-    with pytest.raises(StorageError, match=r"cannot connect to postgresql://u@127\.0\.0\.1:\d+/db.*refused") as caught:
-        opened(f"postgresql://u@127.0.0.1:{free_port()}/db", tmp_path)
+    with (
+        closing(Port()) as nobodys,
+        pytest.raises(StorageError, match=r"cannot connect to postgresql://u@127\.0\.0\.1:\d+/db.*refused") as caught,
+    ):
+        opened(f"postgresql://u@127.0.0.1:{nobodys.number}/db", tmp_path)
     assert caught.value.is_transient
 
 

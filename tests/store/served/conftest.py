@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.servers.processes import Port
 from tests.servers.proxy import Wire
 from tests.store import storing
 from tests.store.served.serving import WAIT_S, serving
 from tests.store.storing import KEYED, STREAM
 
+from headgate.store import listening
 from headgate.store import store as stores
 from headgate.store.serving.server import ServerOptions, StoreServer
 from headgate.store.store import Store
+
+HEARS_S = 60.0
+"""Until a reader hears of news: whoever gives up before asks again and again, which some tests count."""
 
 ESSENTIAL = ("test_served", "test_transactions")
 """What ``make check`` runs of this room; the rest takes minutes."""
@@ -49,6 +54,7 @@ def _stores_are_served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store in a directory is one that a server in this process has, from its first opening on."""
     real_open, real_exists = Store.open.__func__, Store.exists  # type: ignore[attr-defined]
     urls: dict[str, str] = {}
+    monkeypatch.setattr(listening, "START_S", HEARS_S)
     with ExitStack() as opened:
 
         def url_of(root: object, access: str = "owner") -> str:
@@ -89,6 +95,13 @@ def server(tmp_path: Path) -> Iterator[StoreServer]:
     with serving(tmp_path / "served") as made, Store.open(made.address.url) as store:
         store.create_stream(STREAM, KEYED, segments=1)
         yield made
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port for one server after the other."""
+    with closing(Port()) as held:
+        yield held.number
 
 
 @pytest.fixture

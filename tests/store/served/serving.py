@@ -43,10 +43,8 @@ def over(wire: Wire) -> Iterator[Store]:
 class ServerProcess:
     """``headgate store serve`` in a process of its own, which can be killed and started again at the same port."""
 
-    def __init__(self, root: Path, *arguments: str) -> None:
-        self._root = root
-        self._arguments = arguments
-        self._port = 0
+    def __init__(self, root: Path, port: int) -> None:
+        self._root, self._port = root, port
         self._process: subprocess.Popen[str] | None = None
         self.start()
 
@@ -58,11 +56,9 @@ class ServerProcess:
         """Start it; return what it says then."""
         command = [sys.executable, "-m", "headgate.cli.main", "store", "serve", "--json", "--store", str(self._root)]
         self._process = subprocess.Popen(
-            [*command, "--port", str(self._port), *self._arguments], stdout=subprocess.PIPE, text=True, env=os.environ
+            [*command, "--port", str(self._port)], stdout=subprocess.PIPE, text=True, env=os.environ
         )
-        told = self.line()
-        self._port = int(told["url"].rpartition(":")[2])
-        return told
+        return self.line()
 
     def line(self) -> dict[str, Any]:
         """Return the next thing that it says."""

@@ -271,15 +271,25 @@ def test_a_stranger_that_takes_too_long_is_closed(server: StoreServer, monkeypat
             except OSError:
                 is_open = False
         assert not is_open
+    monkeypatch.setattr(servers, "GREETING_S", WAIT_S)  # who greets may be as slow as the machine
     with Store.open(server.address.url) as store:
         assert store.find(STREAM)
 
 
 def test_a_flood_of_strangers_keeps_no_client_out(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS4
     monkeypatch.setattr(servers, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(servers, "GREETING_S", 2 * WAIT_S)  # who is closed has made room
+    monkeypatch.setattr(connections.Connection, "timeout", 2 * WAIT_S)
+    came = threading.Semaphore(0)
+    monkeypatch.setattr(server, "came", lambda connection: (StoreServer.came(server, connection), came.release()))
     with Store.open(server.address.url) as store:
         store.changes()
-        flood = [socket.create_connection(("127.0.0.1", server.address.port), WAIT_S) for _ in range(10)]
+        while came.acquire(blocking=False):
+            pass
+        flood = []
+        for _ in range(10):  # each has its place before the next one comes, so it is known who is the oldest
+            flood.append(socket.create_connection(("127.0.0.1", server.address.port), WAIT_S))
+            assert came.acquire(timeout=WAIT_S)
         assert store.find(STREAM)
         with Store.open(server.address.url) as another:
             assert another.find(STREAM)

@@ -135,10 +135,9 @@ def test_a_chunk_whose_answer_was_lost_is_there_once(wire: Wire) -> None:  # SS9
         assert drained(store) == [("a", 0)]
 
 
-def test_writers_and_readers_go_on_when_the_server_is_started_again(tmp_path: Path) -> None:  # SS10, SS12
+def test_writers_and_readers_go_on_when_the_server_is_started_again(tmp_path: Path, port: int) -> None:  # SS10, SS12
     root = tmp_path / "served"
-    with serving(root) as first:
-        port = first.address.port
+    with serving(root, port) as first:
         store = Store.open(first.address.url)
         store.create_stream(STREAM, KEYED, segments=1)
         writer, reader = store.writer(STREAM, linger=None), store.reader(STREAM, 0)
@@ -159,7 +158,7 @@ def test_writers_and_readers_go_on_when_the_server_is_started_again(tmp_path: Pa
 
 
 def test_a_server_that_is_another_one_by_now_does_not_know(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SS9: its memory went with it, so the caller looks it up
     asks, is_another = threading.Event(), threading.Event()
     real = clients.Client._settled
@@ -174,8 +173,7 @@ def test_a_server_that_is_another_one_by_now_does_not_know(
     monkeypatch.setattr(clients.Client, "_settled", settled)
     flushed: list[BaseException | None] = []
     with ExitStack() as opened:
-        with serving(tmp_path / "served") as first:
-            port = first.address.port
+        with serving(tmp_path / "served", port):
             wire = Wire(port)
             opened.callback(wire.close)
             store = opened.enter_context(over(wire))
@@ -205,9 +203,8 @@ def caught(work: Callable[[], object]) -> BaseException | None:
     return None
 
 
-def test_another_store_in_the_place_of_the_first_is_refused(tmp_path: Path) -> None:  # SS11
-    with serving(tmp_path / "first") as first:
-        port = first.address.port
+def test_another_store_in_the_place_of_the_first_is_refused(tmp_path: Path, port: int) -> None:  # SS11
+    with serving(tmp_path / "first", port) as first:
         store = Store.open(first.address.url)
         store.create_stream(STREAM, KEYED)
     with serving(tmp_path / "second", port) as second:

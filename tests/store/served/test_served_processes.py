@@ -24,8 +24,8 @@ from headgate.store.serving.server import StoreServer
 from headgate.store.store import Store
 
 
-def test_a_server_ends_when_it_is_told_to(tmp_path: Path) -> None:  # SS14, SS15
-    process = ServerProcess(tmp_path / "served")
+def test_a_server_ends_when_it_is_told_to(tmp_path: Path, port: int) -> None:  # SS14, SS15
+    process = ServerProcess(tmp_path / "served", port)
     try:
         with Store.open(process.url) as store:
             store.create_stream(STREAM, KEYED)
@@ -39,8 +39,8 @@ def test_a_server_ends_when_it_is_told_to(tmp_path: Path) -> None:  # SS14, SS15
         process.kill()
 
 
-def test_a_server_says_in_json_what_it_does(tmp_path: Path) -> None:  # SS15
-    process = ServerProcess(tmp_path / "served")
+def test_a_server_says_in_json_what_it_does(tmp_path: Path, port: int) -> None:  # SS15
+    process = ServerProcess(tmp_path / "served", port)
     try:
         with Store.open(process.url) as store:
             store.create_stream(STREAM, KEYED)
@@ -102,19 +102,20 @@ def forked(work: Callable[[], object]) -> int:
     return child
 
 
-def start_server(root: Path, port: int) -> tuple[int, int]:
-    """Start a server; return its process and port when it listens."""
+def start_server(root: Path, port: int) -> int:
+    """Start a server; return its process when it listens."""
     reading, writing = os.pipe()
 
     def serve() -> None:
-        with serving(root, port) as server:
-            os.write(writing, b"%d\n" % server.address.port)
+        with serving(root, port):
+            os.write(writing, b"listens\n")
             signal.pause()
 
     child = forked(serve)
     os.close(writing)
     with os.fdopen(reading) as told:
-        return child, int(told.readline())
+        assert told.readline() == "listens\n"
+        return child
 
 
 def write(url: str, name: str) -> None:
@@ -136,13 +137,15 @@ def patiently(work: Callable[[], T]) -> T:
 
 
 @pytest.mark.crash
-def test_servers_and_clients_that_are_killed_lose_and_repeat_nothing(tmp_path: Path) -> None:  # SS8, SS9, SS10
+def test_servers_and_clients_that_are_killed_lose_and_repeat_nothing(
+    tmp_path: Path, port: int
+) -> None:  # SS8, SS9, SS10
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
     root = tmp_path / "served"
     with Store._open_directory(str(root), None, "owner") as own:
         own.create_stream(STREAM, KEYED, segments=1)
-    server, port = start_server(root, 0)
+    server = start_server(root, port)
     url = f"headgate://127.0.0.1:{port}"
     clients = {name: forked(partial(write, url, name)) for name in ("a", "b")}
     try:
@@ -153,7 +156,7 @@ def test_servers_and_clients_that_are_killed_lose_and_repeat_nothing(tmp_path: P
             os.kill(victim, signal.SIGKILL)
             os.waitpid(victim, 0)
             if name == "server":
-                server, _ = start_server(root, port)
+                server = start_server(root, port)
             else:
                 clients[name] = forked(partial(write, url, name))
         codes = [os.waitstatus_to_exitcode(os.waitpid(clients.pop(name), 0)[1]) for name in ("a", "b")]
