@@ -26,6 +26,7 @@ from headgate.store.served import client as clients
 from headgate.store.served import connection as asking
 from headgate.store.served import failures, hearing
 from headgate.store.served.client import Client, Settled
+from headgate.store.served.connection import ServerConnection
 from headgate.store.served.served_storage import ServedStorage
 from headgate.store.serving import carrying, chunks, connections, place
 from headgate.store.serving import server as servers
@@ -52,6 +53,19 @@ def a_lost_answer_is_asked_for_again_as_if_it_only_read() -> Iterator[None]:
     """SS9: the verb is carried out twice."""
     real = Client.ask
     with patched(Client, "ask", lambda self, question, is_once=False: real(self, question, is_once=False)):
+        yield
+
+
+@contextmanager
+def a_connection_that_was_ended_opens_itself() -> Iterator[None]:
+    """SS3: and is not greeted."""
+    real = ServerConnection._greet
+
+    def greet(self: ServerConnection, *given: Any, **more: Any) -> Any:
+        self._http.auto_open = 1
+        return real(self, *given, **more)
+
+    with patched(ServerConnection, "_greet", greet), patched(ServerConnection, "is_open", True):
         yield
 
 
@@ -311,6 +325,7 @@ BY_SETTLING: dict[Mutant, Any] = {
     what_nobody_waited_for_is_not_looked_at: settlings.test_what_came_between_two_questions_for_news_is_heard,
 }
 BY_SERVER: dict[Mutant, Any] = {
+    a_connection_that_was_ended_opens_itself: chunking.test_a_connection_that_the_server_has_ended_is_not_used_again,
     strangers_may_take_their_time: access.test_a_stranger_that_takes_too_long_is_closed,
     strangers_make_no_room: access.test_a_flood_of_strangers_keeps_no_client_out,
     versions_are_not_compared: access.test_another_version_is_refused_in_one_sentence,

@@ -20,7 +20,7 @@ from headgate.storage.local import LocalStorage
 from headgate.store.served import client as clients
 from headgate.store.served import served_storage
 from headgate.store.served.client import Client
-from headgate.store.served.connection import Question
+from headgate.store.served.connection import ConnectionLostError, Question
 from headgate.store.served.opening import open_served
 from headgate.store.served.served_storage import ServedStorage
 from headgate.store.serving import chunks, connections
@@ -176,6 +176,26 @@ def test_a_question_that_is_too_large_is_refused_before_it_is_read(
     with pytest.raises(StorageError, match="append smaller batches") as caught:
         storage.put("a", [b"x" * 1_001])
     assert not caught.value.is_transient
+
+
+def test_a_connection_that_the_server_has_ended_is_not_used_again(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:  # SS3
+    client = Client(server.address)
+    client.ask(Question("POST", "/date"))
+    with monkeypatch.context() as patch:
+        patch.setattr(connections, "BODY_BYTES_MAX", 1_000)
+        with pytest.raises(StorageError, match="the server takes 1,000"):
+            client.ask(Question("POST", "/verb/catalogue/look", [b"x" * 1_001]))
+    assert client.ask(Question("POST", "/date"))  # by one that was greeted
+    client.close()
+
+
+def test_a_connection_that_was_closed_does_not_open_itself(server: StoreServer) -> None:  # SS3
+    connection = Client(server.address).connect()
+    connection.close()
+    with pytest.raises(ConnectionLostError):
+        connection.ask(Question("POST", "/date"))  # nobody would be greeted
 
 
 def test_a_disk_that_is_full_is_told(

@@ -256,7 +256,7 @@ class Client:
 
     def _put_back(self, connection: ServerConnection) -> None:
         with self._lock:
-            if len(self._idle) < IDLE_MAX:
+            if connection.is_open and len(self._idle) < IDLE_MAX:
                 self._idle.append((time.monotonic(), connection))
                 return
         connection.close()

@@ -97,6 +97,7 @@ class ServerConnection:
         )
         try:
             self._http.connect()
+            self._http.auto_open = 0  # a connection that opened itself would not be greeted
             _tune(self._http.sock)
             self.facts = self._greet(token, is_tls=address.is_tls)
             self._http.sock.settimeout(ANSWER_S)
@@ -109,6 +110,11 @@ class ServerConnection:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody has closed it: a server ends it behind some answers."""
+        return self._http.sock is not None
 
     def ask(self, question: Question) -> Answer:
         """Ask and wait for the answer.
