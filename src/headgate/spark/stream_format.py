@@ -37,7 +37,7 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
         columns: names of columns, separated by commas; default: all.
         place: true adds the columns ``_segment`` and ``_position``.
         rows_per_partition: the maximum number of rows of a partition of ``read``, each of one segment; default: equal
-            partitions, one for each core, or a multiple of that where they would have more than 256 MiB.
+            partitions, one for each core, or a multiple of that where they would have more than 512 MiB.
         rows_per_batch: the maximum number of rows of a micro-batch of ``readStream``.
         holder: the name under which the store keeps the events that a ``readStream`` still needs.
         routing_key, segments: the routing key and the number of segments of a stream that ``write`` or ``writeStream``

@@ -35,8 +35,8 @@ from headgate.store.cuts import StreamCut
 from headgate.store.routing import places_of
 from headgate.store.streams import StreamInfo
 
-PARTITION_BYTES = 256 << 20
-"""What one task reads, at most about: it takes a second, and PySpark's start and end of a task 100 ms and more."""
+PARTITION_BYTES = 512 << 20
+"""What one task reads, at most about: that takes a second or two, and beginning and ending a task 100 ms and more."""
 
 TASK_BYTES_MIN = 4 << 20
 """Less is not worth a task, as to Spark that reads files."""
