@@ -364,3 +364,7 @@ def test_state_of_the_release_before_is_read_and_edited(tmp_path: Path, before: 
         given = ["state", "show", str(tmp_path / "new"), "rows", "first", "--key", text, "--json"]
         (line,) = CliRunner().invoke(cli.app, given).stdout.splitlines()
         assert json.loads(line) == {"at": "2026-11-01T05:30:00+00:00", "value": "2026-11-01T05:30:00+00:00"}
+    for root in ("old", "new"):  # a local time, and a moment
+        given = ["state", "show", str(tmp_path / root), "rows", "first", "--json", "--where"]
+        for text, count in (("at > '2026-11-01'", 1), ("value > '2026-11-02' or at = '2026-11-01 05:30:01'", 0)):
+            assert len(CliRunner().invoke(cli.app, [*given, text]).stdout.splitlines()) == count

@@ -215,7 +215,7 @@ def _rows(
     chosen = selection(state, key_groups_count, [*schema.names, *needed], keys)
     batches = batches_of(found, storage, state, chosen)
     if condition is not None:
-        batches = _where(batches, condition, str(wanted.where))
+        batches = _where(batches, str(wanted.where))
     return schema, (batch.select(schema.names) for batch in batches)
 
 
@@ -226,12 +226,13 @@ def _condition(text: str) -> pl.Expr:
         raise _no_condition(text, error) from None
 
 
-def _where(batches: Iterator[pa.RecordBatch], condition: pl.Expr, text: str) -> Iterator[pa.RecordBatch]:
+def _where(batches: Iterator[pa.RecordBatch], text: str) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         frame = pl.from_arrow(batch)
         assert isinstance(frame, pl.DataFrame)
         try:
-            rows = frame.select(condition).to_series()
+            # as in a query, so that a time may be compared with its text
+            rows = frame.sql(f"SELECT ({text}) FROM self").to_series()
         except pl.exceptions.PolarsError as error:
             raise _no_condition(text, error) from None
         if rows.dtype != pl.Boolean:
