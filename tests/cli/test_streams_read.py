@@ -8,14 +8,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.cli.test_streams import run
 from tests.store.storing import KEYED, STREAM, keyed
+from typer.testing import CliRunner
 
+from headgate.cli import main as cli
+from headgate.store.following import StreamFollower
 from headgate.store.store import Store
 
 PATIENCE_S = 120.0
@@ -124,3 +129,23 @@ def test_following_ends_quietly(store: Store) -> None:  # CL2
         assert process.stderr is not None
         assert (process.wait(PATIENCE_S), process.stderr.read()) == (0, "")
     assert os.environ["HEADGATE_STORE"]
+
+
+def test_a_ctrl_c_that_a_library_swallowed_ends_it_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # CL2
+    write(store, 1)
+    real, reads = StreamFollower.read, []
+
+    def read(self: StreamFollower, *given: Any, **more: Any) -> Any:
+        reads.append(more["timeout"])
+        if len(reads) == 1:
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(60)  # the signal comes at once: not a wait for anything
+        assert len(reads) < 3, "it goes on"
+        return real(self, *given, **more)
+
+    monkeypatch.setattr(StreamFollower, "read", read)
+    before = signal.getsignal(signal.SIGINT)
+    result = CliRunner().invoke(cli.app, ["streams", "read", "-f", STREAM])
+    assert (result.exit_code, result.exception, reads) == (0, None, ["1s"])
+    assert signal.getsignal(signal.SIGINT) == before

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from enum import StrEnum
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -21,10 +24,12 @@ from headgate.cli.streams_text import Format, is_json, text_lines
 from headgate.errors import UsageError
 from headgate.store.cuts import StreamCut
 from headgate.store.followed_store import EARLIEST, LATEST
-from headgate.store.following import FOR_EVER, StreamFollower
+from headgate.store.following import StreamFollower
 from headgate.store.store import Store
 
 LINES_AT_A_TIME = 8_192
+LISTENS_AGAIN = "1s"
+"""So often it is looked whether there was a Ctrl-C."""
 
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Wait for new events until the stream is sealed; Ctrl-C ends it.")
@@ -104,9 +109,11 @@ def _last(store: Store, name: str, count: int) -> StreamCut:
 
 def _print(follower: StreamFollower, *, limit: int | None, follow: bool, as_json: bool) -> None:
     left = sys.maxsize if limit is None else limit
-    with _ending_quietly(follow):
+    with _ending_quietly(follow) as was_interrupted:
         while left > 0 and not follower.has_ended:
-            found = follower.read(min(left, LINES_AT_A_TIME), timeout=FOR_EVER if follow else 0)
+            found = follower.read(min(left, LINES_AT_A_TIME), timeout=LISTENS_AGAIN if follow else 0)
+            if was_interrupted():
+                raise KeyboardInterrupt
             if found is None:
                 if not follow:
                     break
@@ -119,10 +126,22 @@ def _print(follower: StreamFollower, *, limit: int | None, follow: bool, as_json
 
 
 @contextlib.contextmanager
-def _ending_quietly(follow: bool) -> Iterator[None]:
-    """End without a word where a person, or who reads the output, has ended it (CL2)."""
+def _ending_quietly(follow: bool) -> Iterator[Callable[[], bool]]:
+    """End without a word where a person, or who reads the output, has ended it (CL2).
+
+    Yields whether there was a Ctrl-C: its exception is lost if it comes where Python or a library ignores exceptions,
+    as in a callback or a finaliser.
+    """
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    is_ours = follow and threading.current_thread() is threading.main_thread()
+    former = signal.signal(signal.SIGINT, interrupt) if is_ours else None
     try:
-        yield
+        yield lambda: bool(interrupts)
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -131,3 +150,6 @@ def _ending_quietly(follow: bool) -> Iterator[None]:
         with contextlib.suppress(OSError, ValueError):  # what is still to be written at the end has nowhere to go
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+    finally:
+        if former is not None:
+            signal.signal(signal.SIGINT, former)
