@@ -131,7 +131,7 @@ def fail_while(control: Path, part: str, operations: list[str], number: int, unt
 def test_storage_that_fails_for_a_while_is_reported_and_costs_nothing(
     spec: Spec, run: Run, tmp_path: Path, storage_fault: Path
 ) -> None:
-    what = spec("standard", rows=60_000, inline_bytes_max=0)
+    what = spec("standard", rows=60_000, inline_bytes_max=0, gate=None)
     life = run(what)
     running = life.running()
     life.checkpoint()
