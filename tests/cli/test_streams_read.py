@@ -20,6 +20,7 @@ from tests.store.storing import KEYED, STREAM, keyed
 from typer.testing import CliRunner
 
 from headgate.cli import main as cli
+from headgate.errors import StorageError
 from headgate.store.following import StreamFollower
 from headgate.store.store import Store
 
@@ -131,7 +132,10 @@ def test_following_ends_quietly(store: Store) -> None:  # CL2
     assert os.environ["HEADGATE_STORE"]
 
 
-def test_a_ctrl_c_that_a_library_swallowed_ends_it_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # CL2
+@pytest.mark.parametrize("becomes_another", [False, True])
+def test_a_ctrl_c_that_a_library_swallowed_ends_it_too(
+    store: Store, monkeypatch: pytest.MonkeyPatch, becomes_another: bool
+) -> None:  # CL2
     write(store, 1)
     real, reads = StreamFollower.read, []
 
@@ -141,6 +145,8 @@ def test_a_ctrl_c_that_a_library_swallowed_ends_it_too(store: Store, monkeypatch
             with contextlib.suppress(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(60)  # the signal comes at once: not a wait for anything
+            if becomes_another:
+                raise StorageError("read", "catalogue", "user-defined function raised exception")
         assert len(reads) < 3, "it goes on"
         return real(self, *given, **more)
 

@@ -21,7 +21,7 @@ import typer
 
 from headgate.cli.streams_open import Name, StoreOption, opened
 from headgate.cli.streams_text import Format, is_json, text_lines
-from headgate.errors import UsageError
+from headgate.errors import HeadgateError, UsageError
 from headgate.store.cuts import StreamCut
 from headgate.store.followed_store import EARLIEST, LATEST
 from headgate.store.following import StreamFollower
@@ -130,7 +130,7 @@ def _ending_quietly(follow: bool) -> Iterator[Callable[[], bool]]:
     """End without a word where a person, or who reads the output, has ended it (CL2).
 
     Yields whether there was a Ctrl-C: its exception is lost if it comes where Python or a library ignores exceptions,
-    as in a callback or a finaliser.
+    as in a finaliser, and SQLite makes another one of it in a callback.
     """
     interrupts: list[int] = []
 
@@ -144,6 +144,10 @@ def _ending_quietly(follow: bool) -> Iterator[Callable[[], bool]]:
         yield lambda: bool(interrupts)
     except KeyboardInterrupt:
         if not follow:
+            raise
+        raise typer.Exit(0) from None
+    except HeadgateError:
+        if not interrupts:
             raise
         raise typer.Exit(0) from None
     except BrokenPipeError:

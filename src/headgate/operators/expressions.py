@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -158,7 +159,7 @@ def _queried(frame: pl.DataFrame, steps: Sequence[Step]) -> pl.DataFrame:
     found = query.collect(engine="in-memory")  # the default one, for long input, costs more per batch
     if found.height == frame.height:
         return found
-    return found[[0] * frame.height]  # literals alone are one row to Polars, and one for each record here
+    return found[np.zeros(frame.height, np.int64)]  # literals alone are one row to Polars, and one for each record here
 
 
 def _mask(frame: pl.DataFrame, step: Step) -> pl.Series:
