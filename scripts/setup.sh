@@ -77,7 +77,7 @@ get_servers() {
     echo "Installing a server of objects for tests, into .venv-servers …" >&2
     # moto is a program in Python, which gives a reader a quarter of the events that this one gives it
     if command -v go >/dev/null &&
-        GOBIN=$PWD/.venv-servers/bin go install github.com/versity/versitygw/cmd/versitygw@v1.8.0 >/dev/null 2>&1; then return; fi
+        GOBIN=$PWD/.venv-servers/bin timeout 300 go install github.com/versity/versitygw/cmd/versitygw@v1.8.0 >/dev/null 2>&1; then return; fi
     if command -v moto_server >/dev/null || [ -x .venv-servers/bin/moto_server ]; then return; fi
     # in an environment of its own: it wants older packages than the rest
     { "$(find_python)" -m venv .venv-servers &&
