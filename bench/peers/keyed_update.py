@@ -139,9 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         result: dict[str, Any] = {"peer": "keyed_update", "version": spark.version, "keys": options.keys}
         result["fill_s"] = peer.fill(min(FILL_BATCH_ROWS, options.keys))
         for draw in DRAWS:
-            sizes = [peer.measure(draw, rows, options.seconds) for rows in options.batch_rows]
+            sizes = []
+            for rows in options.batch_rows:
+                sizes.append(peer.measure(draw, rows, options.seconds))
+                print(json.dumps({"draw": draw} | sizes[-1]), flush=True)
             result[draw] = summary_of(sizes) | {"sizes": sizes}
-            print(json.dumps({draw: result[draw]}), flush=True)
     finally:
         spark.stop()
         shutil.rmtree(directory, ignore_errors=True)
