@@ -12,7 +12,13 @@ from functools import partial
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import BROADCAST_PREFIX, LISTS_PREFIX, TIMED_DESCRIPTION, UNION_PREFIX
+from headgate.codec.snapshot import (
+    BROADCAST_PREFIX,
+    LISTS_PREFIX,
+    PACKED_DESCRIPTION,
+    TIMED_DESCRIPTION,
+    UNION_PREFIX,
+)
 from headgate.errors import UsageError
 from headgate.model.manifest import SnapshotPart
 from headgate.model.state_identity import StateIdentity
@@ -51,7 +57,8 @@ class StoredState:
 
     def _may_have_expired(self, piece: Piece) -> bool:
         """Whether ``piece`` has rows that count although they had expired."""
-        return self.shape.expires and piece.part.name == TIMED_DESCRIPTION and piece.rows != 0
+        is_described = piece.part.name in (TIMED_DESCRIPTION, PACKED_DESCRIPTION)
+        return self.shape.expires and is_described and piece.rows != 0
 
     @property
     def size_bytes(self) -> int:
