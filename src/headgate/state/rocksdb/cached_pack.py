@@ -1,4 +1,4 @@
-"""Several states by slot whose values are in one row of a database behind them (RB26). Counterpart: ``cached``."""
+"""Several states by slot whose values are in one row of a database behind them (RB27). Counterpart: ``cached``."""
 
 from __future__ import annotations
 

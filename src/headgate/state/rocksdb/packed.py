@@ -1,4 +1,4 @@
-"""Values of several states of one key in one row: one look-up instead of one for each state (RB26).
+"""Values of several states of one key in one row: one look-up instead of one for each state (RB27).
 
 Packed are values of a fixed width that do not expire, if there are at least two of them. A row says in its first bytes,
 a bit each, which of the states have a value, and holds a place for the value of each. A key that has none of them has

@@ -143,7 +143,7 @@ def check_rows(rows: Rows, tables: Sequence[AnyTable], wanted: Mapping[str, int]
 
 
 def _counted(rows: Rows, tables: Sequence[AnyTable]) -> dict[str, int]:
-    """Return how many rows each section has. Values are looked at only if they tell whose they are (RB26)."""
+    """Return how many rows each section has. Values are looked at only if they tell whose they are (RB27)."""
     by_number = {table.number: table for table in tables}
     found = {section.name: 0 for table in tables for section in sections_of(table)}
     has_packed = any(isinstance(table, PackedTable) for table in tables)
