@@ -19,6 +19,8 @@ from headgate.model.manifest import KeyGroups
 from headgate.protocol.checkpoints.sharing import SharedFiles
 from headgate.runtime.checkpoints.targets import SubtaskTarget
 from headgate.state.rocksdb import database, frozen, reopening, room
+from headgate.state.rocksdb import increments as written
+from headgate.state.rocksdb.memory import SharedMemory
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.rows import CachedObjects
 from headgate.storage.own_directory import OwnDirectory
@@ -178,10 +180,26 @@ def a_rescaled_worker_reads_the_first_groups() -> Iterator[None]:
 
 @contextmanager
 def local_damage_is_not_looked_for() -> Iterator[None]:
-    class Nothing:
-        def close(self) -> None: ...
+    with patched(database.Database, "check", lambda self, path: None):
+        yield
 
-    with patched(database.Database, "opened", lambda self, path: Nothing()):
+
+@contextmanager
+def a_manifest_goes_on_for_ever() -> Iterator[None]:
+    original = SharedMemory.options
+
+    def options(self: SharedMemory, **given: bool) -> Any:
+        found = original(self, **given)
+        found.set_max_manifest_file_size(1 << 30)
+        return found
+
+    with patched(SharedMemory, "options", options):
+        yield
+
+
+@contextmanager
+def options_are_in_every_checkpoint() -> Iterator[None]:
+    with patched(written, "OPTIONS", "none"):
         yield
 
 
@@ -316,3 +334,14 @@ def test_bugs_of_reading_rows_are_caught(
 def test_local_damage_is_not_written(subtask: Subtask) -> None:
     test = increments.test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint
     assert_caught(local_damage_is_not_looked_for, test, subtask, "missing")
+
+
+def test_what_grows_with_the_age_of_a_database_is_found(
+    subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = increments.test_what_describes_a_database_does_not_grow_with_its_age
+    assert_caught(a_manifest_goes_on_for_ever, test, subtask, tmp_path, monkeypatch)
+
+
+def test_options_in_checkpoints_are_found(subtask: Subtask) -> None:
+    assert_caught(options_are_in_every_checkpoint, increments.test_options_are_in_no_checkpoint, subtask)

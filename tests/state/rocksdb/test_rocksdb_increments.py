@@ -28,9 +28,14 @@ from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import FILES_VERSION, SnapshotPart
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
+from headgate.state.files import LocalDamage
 from headgate.state.rocksdb import increments as rocks_increments
+from headgate.state.rocksdb import memory as rocks_memory
 from headgate.state.rocksdb import reopening
+from headgate.state.rocksdb.database import Changes, Database
+from headgate.state.rocksdb.described import decode_description
 from headgate.state.rocksdb.frozen import FrozenDatabase
+from headgate.state.rocksdb.memory import SharedMemory
 from headgate.state.rocksdb.tables import Table
 from headgate.storage.backends import open_storage
 
@@ -65,6 +70,67 @@ def test_a_checkpoint_writes_only_the_files_that_no_earlier_one_has(subtask: Sub
     assert restored.continued
     assert restored.found == subtask.expected
     restored.states.close()
+
+
+# RB26
+def test_what_describes_a_database_does_not_grow_with_its_age(
+    subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rocks_memory, "NOTES_BYTES_MAX", 2_000)
+    young = Subtask(tmp_path / "young", subtask.storage)
+    young.claim()
+    young.put(range(KEYS))
+    sizes = []
+    for number in range(1, 31):
+        young.put([number], version=number)
+        manifest = young.checkpoint(number)
+        (described,) = [
+            one for one in manifest.entries[0].parts if not one.name and one.section == f"{FILES_PREFIX}sum"
+        ]
+        sizes.append(described.size_bytes)
+    assert max(sizes) < sizes[0] + 2_500, "each checkpoint adds about 200 bytes"
+    restored = Restored(subtask.storage, manifest, tmp_path / "other")
+    assert restored.continued
+    assert restored.found == young.expected
+    for one in (young.worker, restored.states):
+        one.close()
+
+
+# RB26 RB21
+def test_options_are_in_no_checkpoint(subtask: Subtask) -> None:
+    subtask.put(range(KEYS))
+    parts = subtask.checkpoint(1).entries[0].parts
+    (described,) = [one for one in parts if not one.name and one.section == f"{FILES_PREFIX}sum"]
+    assert described.inline is not None
+    found = decode_description(memoryview(described.inline), "here").small
+    assert sorted(name.partition("-")[0] for name in found) == ["CURRENT", "MANIFEST", "rocksdict"]
+    assert described.size_bytes < 4_000
+
+
+# RB26 RB20
+def test_a_file_of_any_size_but_its_own_is_seen_before_anything_is_written(tmp_path: Path) -> None:
+    """Of so many files only some are opened."""
+    made = Database(tmp_path / "db", SharedMemory(8 << 20), is_searched=False)
+    for number in range(14):
+        changes = Changes()
+        changes.put([number.to_bytes(8, "big")], [b"value"])
+        made.write(changes)
+        made.checkpoint(tmp_path / f"{number}")
+    path = tmp_path / "13"
+    made.check(path)
+    files = sorted(path.glob("*.sst"))
+    assert len(files) == 14
+    for file in files:
+        data = file.read_bytes()
+        for other in (data[:-1], data + b"x", None):
+            file.unlink()
+            if other is not None:
+                file.write_bytes(other)
+            with pytest.raises(LocalDamage, match=file.name):
+                made.check(path)
+            file.write_bytes(data)
+    made.check(path)
+    made.close()
 
 
 # RB20
@@ -399,12 +465,16 @@ def test_a_full_disk_while_restoring_is_one_sentence(
 # RB20 RB6
 @pytest.mark.parametrize("how", ["missing", "truncated"])
 def test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint(subtask: Subtask, how: str) -> None:
+    """What is left without it is enough to be written as files."""
     subtask.put(range(KEYS))
+    subtask.checkpoint(1)
+    subtask.put(range(60), version=1)
+    before = subtask.storage.list("p")
     original: Callable[..., Any] = type(subtask.backend).freeze
 
     def broken(self: Any) -> Any:
         frozen = original(self)
-        path = next(frozen._path.glob("*.sst"))
+        path = max(frozen._path.glob("*.sst"))
         data = path.read_bytes()
         path.unlink()
         if how == "truncated":
@@ -413,9 +483,9 @@ def test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint(subtask: Su
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(subtask.backend), "freeze", broken)
-        with pytest.raises(CorruptionError, match=r"checkpoint-1"):
-            subtask.write(1)
-    assert not [path for path in subtask.storage.list("p") if FILES_PREFIX in path]
+        with pytest.raises(CorruptionError, match=r"checkpoint-2"):
+            subtask.write(2)
+    assert subtask.storage.list("p") == before
 
 
 # RS16

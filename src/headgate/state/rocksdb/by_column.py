@@ -279,7 +279,7 @@ class RocksColumnBackend:
         """See ``StateBackend``."""
         self.write_back()
         counts = {
-            descriptor.name: self._outside[descriptor] + int(state.rows_of().sum())
+            descriptor.name: self._outside[descriptor] + state.rows_count()
             for descriptor, state in self._states.items()
         }
         for timers in self._timers.values():

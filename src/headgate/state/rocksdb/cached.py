@@ -83,6 +83,9 @@ class Cached(Protocol):
     def rows_of(self) -> Slots:
         """Return how many rows each slot has."""
 
+    def rows_count(self) -> int:
+        """Return how many rows there are here, all slots together. Each barrier asks."""
+
     def living(self) -> Mask:
         """Return which slots have anything."""
 
@@ -180,11 +183,15 @@ class CachedValues(MemoryValues):
     @property
     def held_rows(self) -> int:
         """See ``Cached``."""
-        return int(np.count_nonzero(self.living()))
+        return self.rows_count()
 
     def rows_of(self) -> Slots:
         """See ``Cached``."""
         return self.living().astype(np.int64)
+
+    def rows_count(self) -> int:
+        """See ``Cached``."""
+        return int(np.count_nonzero(self.living()))
 
     def drop(self, slots: Slots) -> None:
         """See ``Cached``."""
@@ -243,6 +250,10 @@ class CachedLists(MemoryLists):
     def rows_of(self) -> Slots:
         """See ``Cached``."""
         return self._counts.read(self._size)[: self._size]
+
+    def rows_count(self) -> int:
+        """See ``Cached``."""
+        return int(self.rows_of().sum())
 
     def drop(self, slots: Slots) -> None:
         """See ``Cached``."""
@@ -333,6 +344,10 @@ class CachedMaps(MemoryMaps):
         """See ``Cached``."""
         entries = np.flatnonzero(self._present.read(0)[: len(self._pairs)])
         return np.bincount(self._pairs.words(entries) >> 32, minlength=self._size)
+
+    def rows_count(self) -> int:
+        """See ``Cached``."""
+        return int(self.rows_of().sum())
 
     def drop(self, slots: Slots) -> None:
         """See ``Cached``."""

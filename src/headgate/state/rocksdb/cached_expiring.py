@@ -125,6 +125,10 @@ class CachedExpiringLists(ExpiringLists):
     @property
     def held_rows(self) -> int:
         """See ``Cached``."""
+        return self.rows_count()
+
+    def rows_count(self) -> int:
+        """See ``Cached``."""
         return int(self.rows_of().sum())
 
     def rows_of(self) -> Slots:

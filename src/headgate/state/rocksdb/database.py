@@ -19,7 +19,7 @@ from rocksdict import Rdict
 
 from headgate.errors import StorageError
 from headgate.state.files import LocalDamage
-from headgate.state.rocksdb.memory import RowSizes, SharedMemory
+from headgate.state.rocksdb.memory import RowSizes, SharedMemory, looking_options
 
 _FULL = ("No space left", "no space left", "ENOSPC", "Disk quota exceeded")
 _DAMAGED = ("Corruption", "No such file")
@@ -233,9 +233,18 @@ class Database(Rows):
             LocalDamage: it is damaged.
             StorageError
         """
-        if not path.is_dir():  # the library would make it
-            raise StorageError("open", str(path), "it was removed when its worker ended", False)
+        _require(path)
         return opened(path, self._memory)
+
+    def check(self, path: Path) -> None:
+        """Make sure that the files of a checkpoint fit together: none is missing or too short. In any thread.
+
+        Raises:
+            LocalDamage: they do not.
+            StorageError
+        """
+        _require(path)
+        _opened(path, looking_options()).close()
 
     def go_on_with(self, path: Path) -> None:
         """Have what is in the directory ``path``, instead of what it has. ``path`` becomes this one's.
@@ -256,9 +265,18 @@ def opened(path: Path, memory: SharedMemory) -> Rows:
         LocalDamage: it is damaged.
         StorageError
     """
+    return _opened(path, memory.options(is_new=False))
+
+
+def _opened(path: Path, options: rocksdict.Options) -> Rows:
     with told("open", path):
-        access = rocksdict.AccessType.read_only(False)
-        return Rows(path, Rdict(str(path), memory.options(is_new=False), access_type=access))
+        return Rows(path, Rdict(str(path), options, access_type=rocksdict.AccessType.read_only(False)))
+
+
+def _require(path: Path) -> None:
+    """Refuse a checkpoint that is not there any more: the library would make it."""
+    if not path.is_dir():
+        raise StorageError("open", str(path), "it was removed when its worker ended", False)
 
 
 def disk_error(operation: str, path: Path, error: OSError) -> LocalDamage | StorageError:

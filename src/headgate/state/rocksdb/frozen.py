@@ -128,7 +128,7 @@ class FrozenDatabase(FrozenState):
         self, target: SnapshotTarget, keys: OwnedKeys, shareable: Mapping[str, SnapshotPart], beside: Rows
     ) -> None:
         """Write the database as it is, and what is beside it as ever."""
-        self._database.opened(self._path).close()  # it fits together: nothing is missing or too short
+        self._database.check(self._path)
         self._has_files = True
         about = self._beside
         found, counts = self._encoded((), beside)

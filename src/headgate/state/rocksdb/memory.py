@@ -27,6 +27,10 @@ METADATA_BYTES = 64 << 10
 """Of a part of a filter or index, about. Smaller ones are more to search, larger ones more to read (RB25)."""
 _OPEN_FILES_MAX = 128
 """Of one database: 1,024 per process is a usual limit."""
+_OPEN_FILES_MIN = 20
+"""So many at least: fewer are opened to see whether the files of a database fit together, and all have their sizes."""
+NOTES_BYTES_MAX = 64 << 10
+"""Of a MANIFEST, to which RocksDB adds a note of each file that comes or goes; then it begins a new one (RB26)."""
 
 
 _REMEMBERED_ROWS = 1 << 20
@@ -122,7 +126,22 @@ class SharedMemory:
         options.set_max_background_jobs(2)
         options.set_paranoid_checks(True)
         options.set_max_open_files(_OPEN_FILES_MAX)
+        options.set_max_manifest_file_size(NOTES_BYTES_MAX)
         options.set_keep_log_file_num(1)
         options.set_max_log_file_size(_LOG_BYTES_MAX)
         options.set_stats_dump_period_sec(0)
         return options
+
+
+def looking_options() -> rocksdict.Options:
+    """Return the options with which it is seen whether the files of a database fit together, and nothing else.
+
+    No thread is begun for every file, and nothing is read to find out what is to be merged.
+    """
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(False)
+    options.set_paranoid_checks(True)
+    options.set_max_open_files(_OPEN_FILES_MIN)
+    options.set_max_file_opening_threads(1)
+    options.set_skip_stats_update_on_db_open(True)
+    return options

@@ -31,7 +31,7 @@ from headgate.state.frozen import OwnedKeys
 from headgate.state.rocksdb.database import Rows, disk_error, opened
 from headgate.state.rocksdb.described import AnyTable, Continued, Description, decode_description, sections_of
 from headgate.state.rocksdb.frozen import PART_BYTES, encode_rows
-from headgate.state.rocksdb.increments import Known
+from headgate.state.rocksdb.increments import OPTIONS, Known
 from headgate.state.rocksdb.layout import group_start, runs
 from headgate.state.rocksdb.memory import SharedMemory
 from headgate.state.rocksdb.packed import PackedTable
@@ -40,9 +40,6 @@ from headgate.storage.own_directory import OwnDirectory
 
 Near = Callable[[str], Iterable[Path]]
 """Returns where a file with this name may be on this machine."""
-
-_OPTIONS = "OPTIONS-"
-"""The library would go on with these, whatever it is told: with the format of who wrote them (RB23), and its memory."""
 
 _KEPT = ("CURRENT", "MANIFEST-")
 """The small files that stay as they are when a database is opened for reading: rocksdict writes its own anew."""
@@ -98,8 +95,12 @@ def fetch(stored: StoredFiles, description: Description, to: Path, near: Near) -
 
 
 def _small(description: Description) -> list[tuple[str, bytes]]:
-    """Return the small files that a database is opened with."""
-    return [(name, data) for name, data in description.small.items() if not name.startswith(_OPTIONS)]
+    """Return the small files that a database is opened with.
+
+    Earlier releases wrote options as well: the library would go on with these, whatever it is told: with the format of
+    who wrote them (RB23), and its memory.
+    """
+    return [(name, data) for name, data in description.small.items() if not name.startswith(OPTIONS)]
 
 
 def _is_linked(path: Path, to: Path, part: SnapshotPart) -> bool:
