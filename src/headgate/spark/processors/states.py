@@ -7,7 +7,7 @@ others. Counterparts: ``operators.process.functions``, which holds the state; ``
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,7 +17,7 @@ from headgate.operators.process.functions import StateHandle
 from headgate.operators.process.keyed_states import ListState as Elements
 from headgate.operators.process.keyed_states import MapState as Entries
 from headgate.operators.process.keyed_states import ValueState as Single
-from headgate.spark.processors.values import Fields, MapKeys, SparkSchema, arrow_schema_of
+from headgate.spark.processors.values import Fields, MapKeys, SparkSchema, arrow_schema_of, evolution_of
 from headgate.state.timers import TimeKind
 from headgate.state.ttl import TTL
 
@@ -141,13 +141,15 @@ class ProcessorHandle:
     def getValueState(self, stateName: str, schema: SparkSchema, ttlDurationMs: int | None = None) -> ValueState:
         """Declare one value per key."""
         columns = self._columns(stateName, "the schema", schema)
-        state = self._declarations.value(stateName, pa.struct(list(columns)), ttl=self._ttl(stateName, ttlDurationMs))
+        dtype, ttl = pa.struct(list(columns)), self._ttl(stateName, ttlDurationMs)
+        state = self._declarations.value(stateName, dtype, ttl=ttl, evolution=evolution_of(dtype))
         return ValueState(state, Fields(columns))
 
     def getListState(self, stateName: str, schema: SparkSchema, ttlDurationMs: int | None = None) -> ListState:
         """Declare a list per key; each element lives by itself."""
         columns = self._columns(stateName, "the schema", schema)
-        state = self._declarations.list(stateName, pa.struct(list(columns)), ttl=self._ttl(stateName, ttlDurationMs))
+        dtype, ttl = pa.struct(list(columns)), self._ttl(stateName, ttlDurationMs)
+        state = self._declarations.list(stateName, dtype, ttl=ttl, evolution=evolution_of(dtype))
         return ListState(state, Fields(columns))
 
     def getMapState(
@@ -156,10 +158,9 @@ class ProcessorHandle:
         """Declare a map per key; each entry lives by itself."""
         keys = MapKeys(self._node, stateName, self._columns(stateName, "the schema of the keys", userKeySchema))
         columns = self._columns(stateName, "the schema of the values", valueSchema)
-        ttl = self._ttl(stateName, ttlDurationMs)
-        return MapState(
-            self._declarations.map(stateName, keys.type, pa.struct(list(columns)), ttl=ttl), keys, Fields(columns)
-        )
+        dtype, ttl = pa.struct(list(columns)), self._ttl(stateName, ttlDurationMs)
+        state = self._declarations.map(stateName, keys.type, dtype, ttl=ttl, evolution=evolution_of(dtype))
+        return MapState(state, keys, Fields(columns))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Have ``handleExpiredTimer`` called for the key at this time; if it has passed, behind this batch."""
@@ -173,16 +174,18 @@ class ProcessorHandle:
         """Iterate over the times of the key's timers."""
         return iter(self._with_timers().timers.times())
 
-    def deleteIfExists(self, stateName: str) -> NoReturn:
-        """Refused: states of a Headgate pipeline go with their declaration.
+    def deleteIfExists(self, stateName: str) -> None:
+        """Leave behind what older checkpoints have of a state that is not declared any more (SX17).
 
         Raises:
-            UsageError: always.
+            UsageError: it is called outside ``init``.
         """
-        raise UsageError(
-            f"operator '{self._node}': deleteIfExists('{stateName}') is not there in Headgate, where a checkpoint is "
-            "restored by the states that are declared; remove the call"
-        )
+        if self._context is not None:
+            raise UsageError(
+                f"operator '{self._node}': deleteIfExists('{stateName}') can only be called in init(); to empty a "
+                "state of the current key, call its clear()"
+            )
+        self._declarations.forget(stateName)
 
     def _with_timers(self) -> KeyContext:
         if self._kind is None:

@@ -17,9 +17,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row, StructType
 
 from headgate.errors import UsageError
+from headgate.model.value_types import inner_paths
 from headgate.operators.schemas import as_schema
 from headgate.operators.types import canonical_schema, has_map
 from headgate.spark.processors.ddl import struct_of
+from headgate.state.evolution import Evolution, value_type
 
 SparkSchema: TypeAlias = Any
 """A ``StructType`` or DDL text."""
@@ -51,6 +53,11 @@ def arrow_schema_of(node: str, what: str, given: SparkSchema) -> pa.Schema:
         raise UsageError(f"operator '{node}': {what}: {error.message}") from None
     except Exception as error:  # PySpark's own, of several trees
         raise UsageError(f"operator '{node}': {what} has a type that Headgate does not carry: {error}") from None
+
+
+def evolution_of(dtype: pa.DataType) -> Evolution:
+    """Return what becomes of a state that an older version of a processor wrote: what Spark makes of it (SX17)."""
+    return Evolution(defaults=dict.fromkeys(path for path, _ in inner_paths(value_type(dtype))), starts_empty=True)
 
 
 class Fields:
