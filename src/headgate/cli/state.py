@@ -23,7 +23,6 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
-from headgate.api.stored_state import catalog_row
 from headgate.cli import state_writing
 from headgate.cli.options import DirOption
 from headgate.cli.state_places import located
@@ -31,7 +30,7 @@ from headgate.cli.streams_text import text_lines
 from headgate.cli.text import count_text, size_text, time_text
 from headgate.codec.zones import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
-from headgate.runtime.stored_state.catalog import StoredState, main_of, state_named, states_of
+from headgate.runtime.stored_state.catalog import StoredState, catalog_row, main_of, state_named, states_of
 from headgate.runtime.stored_state.places import StoredCheckpoint, find
 from headgate.runtime.stored_state.reading import batches_of, selection
 from headgate.storage.base import Storage
