@@ -704,6 +704,47 @@ def test_a_state_of_a_processor_is_left_behind_only_by_a_word() -> None:  # SX17
     assert "in a StatefulProcessor is deleteIfExists('" in str(found.refusal)
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("a STRING, b INT", "(a: large_string, b: int32)"),
+        ("a INT, b INT, c INT", "(a: int32, b: int32, c: int32)"),
+        ("a INT, b BOOLEAN", "(a: int32, b: bool)"),
+        ("a INT, b TINYINT", "(a: int32, b: int8)"),
+        ("a INT, b BINARY", "(a: int32, b: large_binary)"),
+        ("a BIGINT, b SMALLINT", None),
+    ],
+)
+@pytest.mark.parametrize("call", ["containsKey", "keys", "updateValue"])
+def test_keys_of_several_fields_that_changed_are_told(keys: str, said: str | None, call: str) -> None:  # SX6
+    def declare(keys: str) -> Callable[[Any], None]:
+        return lambda self: setattr(self, "m", self.handle.getMapState("m", keys, "n INT"))
+
+    def put(self: Any, key: Any, rows: Any, times: Any) -> list[Any]:
+        self.m.updateValue((1, 300), (5,))
+        return []
+
+    def use(self: Any, key: Any, rows: Any, times: Any) -> list[Any]:
+        given = {"a STRING, b INT": ("1", 300), "a INT, b INT, c INT": (1, 2, 3), "a INT, b BOOLEAN": (1, True)}
+        one = {**given, "a INT, b TINYINT": (1, 2), "a INT, b BINARY": (1, b"x")}.get(keys, (1, 300))
+        arguments = {"containsKey": (one,), "keys": (), "updateValue": (one, (6,))}[call]
+        getattr(self.m, call)(*arguments)
+        return [dict(self.m.iterator())]
+
+    first = Harness(spec_of(Saying(init=declare("a INT, b INT"), rows=put)))
+    first.send(visits(("a", "/", 1)))
+    run = Harness(spec_of(Saying(init=declare(keys), rows=use)), [first.snapshot()])
+    if said is None:
+        run.send(visits(("a", "/", 1)))
+        (found,) = (row["said"] for row in run.out.rows())
+        assert found == str({(1, 300): (6 if call == "updateValue" else 5,)})
+        return
+    with pytest.raises(UserFunctionError) as caught:
+        run.send(visits(("a", "/", 1)))
+    assert "map state 'm' of operator 'node' has the key (1, 300), which an older version" in str(caught.value)
+    assert f"declared as {said} now; give the state another name" in str(caught.value)
+
+
 def test_a_state_is_deleted_in_init_only() -> None:  # SX17
     run = Harness(spec_of(Saying(rows=lambda self, *_: self.handle.deleteIfExists("old"))))
     with pytest.raises(UserFunctionError, match=r"deleteIfExists\('old'\) can only be called in init\(\)"):

@@ -17,6 +17,7 @@ from headgate.operators.process.functions import StateHandle
 from headgate.operators.process.keyed_states import ListState as Elements
 from headgate.operators.process.keyed_states import MapState as Entries
 from headgate.operators.process.keyed_states import ValueState as Single
+from headgate.operators.process.keyed_states import first_key
 from headgate.spark.processors.values import Fields, MapKeys, SparkSchema, arrow_schema_of, evolution_of
 from headgate.state.timers import TimeKind
 from headgate.state.ttl import TTL
@@ -93,36 +94,44 @@ class MapState:
 
     def getValue(self, key: Any) -> Any:
         """Return the value of ``key`` as a Row, or None."""
-        found = self._state.get(self._keys.stored(key))
+        found = self._state.get(self._stored(key))
         return None if found is None else self._fields.row_of(list(found.values()))
 
     def containsKey(self, key: Any) -> bool:
         """Return whether there is a value of ``key``."""
-        return self._state.contains(self._keys.stored(key))
+        return self._state.contains(self._stored(key))
 
     def updateValue(self, key: Any, value: Any) -> None:
         """Set the value of ``key``."""
-        self._state.put(self._keys.stored(key), self._fields.dict_of(value))
+        self._state.put(self._stored(key), self._fields.dict_of(value))
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """Iterate over the entries that there are now."""
-        return iter([(self._keys.shown(key), self._fields.tuple_of(value)) for key, value in self._state.items()])
+        return iter([(self._keys.shown(key), self._fields.tuple_of(value)) for key, value in self._items()])
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
         """Iterate over the map's keys that there are now."""
-        return iter([self._keys.shown(key) for key, _ in self._state.items()])
+        return iter([self._keys.shown(key) for key, _ in self._items()])
 
     def values(self) -> Iterator[tuple[Any, ...]]:
         """Iterate over the values that there are now."""
-        return iter([self._fields.tuple_of(value) for _, value in self._state.items()])
+        return iter([self._fields.tuple_of(value) for _, value in self._items()])
 
     def removeKey(self, key: Any) -> None:
         """Remove ``key``; nothing happens if it is not there."""
-        self._state.remove(self._keys.stored(key))
+        self._state.remove(self._stored(key))
 
     def clear(self) -> None:
         """Forget the map."""
         self._state.clear()
+
+    def _stored(self, key: Any) -> Any:
+        self._keys.check(first_key(self._state))
+        return self._keys.stored(key)
+
+    def _items(self) -> list[tuple[Any, Any]]:
+        self._keys.check(first_key(self._state))
+        return self._state.items()
 
 
 class ProcessorHandle:
