@@ -292,8 +292,8 @@ def test_files_of_what_is_only_looked_up_wait_longer_to_be_merged(worker: Worker
         make(KEYS, [VALUE, LIST])
         make(KEYS, [VALUE], has_timers=True)
     room = worker._room  # type: ignore[attr-defined]
-    assert [merged_at(database.path) for database in room._open] == [16] * 3 + [4] * 4
-    looked_up = room._open[0]
+    assert [merged_at(place.database.path) for place in room._open] == [16] * 3 + [4] * 4
+    looked_up = room._open[0].database
     looked_up.checkpoint(tmp_path / "copy")
     for options in (tmp_path / "copy").glob("OPTIONS-*"):
         options.unlink()  # as of every checkpoint (RB21)
