@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -117,6 +118,30 @@ def what_dead_workers_left_goes_at_once() -> Iterator[None]:
 @contextmanager
 def what_dead_workers_left_stays() -> Iterator[None]:
     with patched(room, "remove_abandoned", lambda parent: None):
+        yield
+
+
+@contextmanager
+def a_failed_worker_removes_what_it_had() -> Iterator[None]:
+    original = room.Room.close
+    with patched(room.Room, "close", lambda self, *, is_left=False: original(self)):
+        yield
+
+
+@contextmanager
+def a_failed_worker_leaves_everything() -> Iterator[None]:
+    """Bug: its database, too, which nobody goes on with, takes room until the next snapshot."""
+    with patched(LocalDatabase, "thin_out", lambda self: True):
+        yield
+
+
+@contextmanager
+def what_is_no_lock_ends_a_snapshot() -> Iterator[None]:
+    def remove_abandoned(parent: Path) -> None:
+        for lock in parent.glob("*.lock"):
+            os.close(os.open(lock, os.O_RDWR))
+
+    with patched(room, "remove_abandoned", remove_abandoned):
         yield
 
 
@@ -304,6 +329,19 @@ def test_bugs_of_local_recovery_are_caught(
     assert_caught(
         mutant, increments.test_what_a_killed_worker_left_is_used_and_then_goes, subtask, tmp_path, monkeypatch
     )
+
+
+@pytest.mark.parametrize("mutant", [a_failed_worker_removes_what_it_had, a_failed_worker_leaves_everything])
+def test_bugs_of_what_failed_workers_leave_are_caught(
+    mutant: Mutant, subtask: Subtask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = increments.test_what_a_failed_worker_left_is_used_and_then_goes
+    assert_caught(mutant, test, subtask, monkeypatch)
+
+
+def test_what_stands_about_on_the_disk_ends_nothing(subtask: Subtask, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = increments.test_what_is_beside_the_directories_of_workers_is_in_nobodys_way
+    assert_caught(what_is_no_lock_ends_a_snapshot, test, subtask, monkeypatch)
 
 
 def test_a_damaged_file_that_is_near_is_not_used(

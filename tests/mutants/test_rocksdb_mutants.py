@@ -23,7 +23,7 @@ from headgate.model.config import RocksState
 from headgate.model.security import Access
 from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.key_hash import text_bytes
-from headgate.state.rocksdb import by_column, cells, database, layout, room, tables
+from headgate.state.rocksdb import by_column, cells, database, layout, memory, room, tables, values
 from headgate.state.rocksdb.by_column import RocksColumnBackend
 from headgate.state.rocksdb.cached import CachedMaps, CachedValues
 from headgate.state.rocksdb.cells import RocksCells
@@ -346,6 +346,22 @@ def test_bugs_of_the_directory_are_caught(mutant: Mutant, test: Any, worker: Wor
 def test_rows_that_cannot_be_read_are_not_left_out(worker: WorkerStates, tmp_path: Path) -> None:
     test = files.test_damage_of_a_frozen_state_is_named_and_nothing_is_left_out
     assert_caught(the_end_of_a_scan_is_believed, test, worker, tmp_path, "flipped")
+
+
+def test_nulls_with_decimals_inside_are_caught() -> None:
+    """Bug: texts become decimals in one cast, which reads the empty ones below what is null."""
+    dtype, given = next(found for found in layouts.VALUES if found[0] == pa.struct([("price", layouts.PRICE)]))
+    assert_caught(
+        lambda: patched(values, "_typed", lambda found, dtype: found.cast(dtype)),
+        layouts.test_values_come_back,
+        dtype,
+        given,
+    )
+
+
+def test_databases_that_open_as_many_files_however_many_there_are_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = lambda: patched(memory, "open_files", lambda databases_count, limit: 128)  # noqa: E731
+    assert_caught(mutant, files.test_many_databases_of_a_process_leave_it_files_to_open, monkeypatch)
 
 
 def test_rows_of_another_key_are_not_taken(tmp_path: Path) -> None:

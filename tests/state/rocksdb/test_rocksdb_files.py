@@ -24,7 +24,7 @@ from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
 from headgate.state.rocksdb import database as rocks_database
 from headgate.state.rocksdb import frozen as rocks_frozen
-from headgate.state.rocksdb import reopening
+from headgate.state.rocksdb import memory, reopening
 from headgate.state.rocksdb.database import Changes, Database, Rows
 from headgate.state.rocksdb.memory import SharedMemory
 from headgate.state.rocksdb.reopening import PortableRows
@@ -246,6 +246,26 @@ def test_a_closed_database_is_told_and_closing_never_fails(worker: WorkerStates,
 
 
 # RB5
+def test_many_databases_of_a_process_leave_it_files_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = ([memory.open_files(count, limit) for count in range(1, 17)] for limit in (1_024, 100_000))
+    assert few[0] == 128
+    assert sum(few) < 640, "the others are for everybody else"
+    assert set(many) == {128}
+    asked = []
+
+    def open_files(databases_count: int, limit: int) -> int:
+        asked.append(databases_count)
+        return 64
+
+    monkeypatch.setattr(memory, "open_files", open_files)
+    shared = SharedMemory(16 << 20)
+    for _ in range(3):
+        shared.joined()
+        shared.options()
+    assert asked == [1, 2, 3]
+
+
+# RB5
 def test_all_databases_of_a_worker_share_its_memory() -> None:
     memory = SharedMemory(64 << 20)
     memory.joined()
@@ -272,8 +292,8 @@ def test_files_of_what_is_only_looked_up_wait_longer_to_be_merged(worker: Worker
         make(KEYS, [VALUE, LIST])
         make(KEYS, [VALUE], has_timers=True)
     room = worker._room  # type: ignore[attr-defined]
-    assert [merged_at(database.path) for database in room._open] == [16] * 3 + [4] * 4
-    looked_up = room._open[0]
+    assert [merged_at(place.database.path) for place in room._open] == [16] * 3 + [4] * 4
+    looked_up = room._open[0].database
     looked_up.checkpoint(tmp_path / "copy")
     for options in (tmp_path / "copy").glob("OPTIONS-*"):
         options.unlink()  # as of every checkpoint (RB21)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -18,6 +19,7 @@ from tests.state.rocksdb.increments import (
     files_of,
     manifest_of,
     owned,
+    text,
     written_by,
 )
 
@@ -402,6 +404,77 @@ def test_what_a_killed_worker_left_is_used_and_then_goes(
     restored.backend.freeze()
     assert not left.exists()
     assert restored.found == subtask.expected, "its files are its own"
+    restored.states.close()
+
+
+# RB21 RB3
+def test_what_a_failed_worker_left_is_used_and_then_goes(subtask: Subtask, monkeypatch: pytest.MonkeyPatch) -> None:
+    subtask.put(range(KEYS))
+    for number in (1, 2, 3):
+        subtask.put(range(60), version=number)
+        manifest = subtask.checkpoint(number)
+    subtask.put(range(KEYS), version=9)  # is in no checkpoint
+    (left,) = (path for path in subtask.root.glob("*/*") if path.is_dir())
+    subtask.worker.close(is_left=True)
+    assert sorted(path.name for path in left.glob("*/*")) == ["checkpoint-2", "checkpoint-3"], "and no database"
+    subtask.expected |= {key: text(key, 3 if key < 60 else 0) for key in range(KEYS)}
+    counting = Counting(monkeypatch, subtask)
+    restored = Restored(subtask.storage, manifest, subtask.root)
+    assert counting.files == set(), "nothing was fetched"
+    assert restored.found == subtask.expected
+    assert left.exists(), "another worker may need it"
+    restored.backend.freeze()
+    assert not left.exists()
+    restored.states.close()
+    assert not list(subtask.root.iterdir())
+
+
+# RB21 RB3
+def test_a_worker_that_fails_before_it_wrote_a_snapshot_leaves_what_others_left(subtask: Subtask) -> None:
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    subtask.kill()
+    (left,) = (path for path in subtask.root.glob("*/*") if path.is_dir())
+    restored = Restored(subtask.storage, manifest, subtask.root)
+    restored.states.close(is_left=True)
+    assert [path for path in subtask.root.glob("*/*") if path.is_dir()] == [left]
+    assert list(left.rglob("*.sst"))
+
+
+# RB3 RB21
+def test_what_is_beside_the_directories_of_workers_is_in_nobodys_way(
+    subtask: Subtask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    subtask.kill()
+    (parent,) = subtask.root.iterdir()
+    (parent / "a.lock").mkdir()  # cannot be opened as a file
+    (parent / "b.lock").symlink_to(parent / "b.lock")
+    half = parent / "copied" / "0-sum-0" / "db"  # without a lock
+    half.mkdir(parents=True)
+    for part in files_of(manifest.entries[0].parts):
+        (half / part.name).write_bytes(b"")
+    restored = Restored(subtask.storage, manifest, subtask.root)
+    assert restored.found == subtask.expected
+    restored.backend.freeze().release()
+    restored.states.close()
+    assert sorted(path.name for path in parent.iterdir()) == ["a.lock", "b.lock", "copied"]
+
+
+# RB21
+def test_files_are_fetched_where_what_is_near_cannot_be_read(subtask: Subtask, monkeypatch: pytest.MonkeyPatch) -> None:
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    subtask.kill()
+
+    def unreadable(path: Path, pattern: str) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "glob", unreadable)
+    restored = Restored(subtask.storage, manifest, subtask.root)
+    monkeypatch.undo()
+    assert restored.found == subtask.expected
     restored.states.close()
 
 

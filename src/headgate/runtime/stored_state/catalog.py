@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -171,6 +172,20 @@ def state_named(checkpoint: StoredCheckpoint, storage: Storage, operator: str, n
     if len(main) > 1:
         raise UsageError(f"operator '{operator}' has several states: {_list(names)}; name one")
     return main[0]
+
+
+def catalog_row(state: StoredState) -> dict[str, Any]:
+    """Return what a state is, as a row of the catalogue."""
+    return {
+        "operator": state.operator,
+        "state": state.name,
+        "kind": state.shape.kind.value,
+        "keys": list(state.shape.shown_keys),
+        "columns": ", ".join(f"{field.name}: {field.type}" for field in state.shape.shown),
+        "rows": state.rows,
+        "size_bytes": state.size_bytes,
+        "subtasks": len({piece.subtask.index for piece in state.pieces}),
+    }
 
 
 def main_of(states: Sequence[StoredState]) -> list[StoredState]:

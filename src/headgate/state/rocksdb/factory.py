@@ -80,6 +80,6 @@ class RocksWorkerStates:
         name = re.sub(r"[^\w.-]", "_", node, flags=re.ASCII)
         return RocksStates(self._room, f"{name[:64]}-{subtask_index}", max_parallelism)
 
-    def close(self) -> None:
+    def close(self, *, is_left: bool = False) -> None:
         """See ``WorkerStates``."""
-        self._room.close()
+        self._room.close(is_left=is_left)

@@ -6,6 +6,7 @@ of the caches in front, each of which has an equal share.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
 
 import rocksdict
@@ -26,11 +27,28 @@ _NEW_ROWS_FILTER = 0.03
 METADATA_BYTES = 64 << 10
 """Of a part of a filter or index, about. Smaller ones are more to search, larger ones more to read (RB25)."""
 _OPEN_FILES_MAX = 128
-"""Of one database: 1,024 per process is a usual limit."""
-_OPEN_FILES_MIN = 20
+"""Of one database, unless a worker has many of them."""
+_OPEN_FILES_MIN = 16
+_LOOKING_FILES = 20
 """So many at least: fewer are opened to see whether the files of a database fit together, and all have their sizes."""
 NOTES_BYTES_MAX = 64 << 10
 """Of a MANIFEST, to which RocksDB adds a note of each file that comes or goes; then it begins a new one (RB26)."""
+_FILES_LIMIT_MAX = 1 << 16
+
+
+def open_files(databases_count: int, limit: int) -> int:
+    """Return how many files a database may have open, which is made as the ``databases_count``-th of its process.
+
+    ``limit``: of the process, 1,024 as a rule. Sixteen databases have about half of them; the others are for whoever
+    reads snapshots, for connections, and for the user.
+    """
+    share = limit * 3 // 16 // max(1, databases_count)
+    return max(_OPEN_FILES_MIN, min(_OPEN_FILES_MAX, share))
+
+
+def _files_limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _FILES_LIMIT_MAX if soft == resource.RLIM_INFINITY else min(soft, _FILES_LIMIT_MAX)
 
 
 _REMEMBERED_ROWS = 1 << 20
@@ -125,7 +143,7 @@ class SharedMemory:
             options.set_level_zero_stop_writes_trigger(_STOP_FILES)
         options.set_max_background_jobs(2)
         options.set_paranoid_checks(True)
-        options.set_max_open_files(_OPEN_FILES_MAX)
+        options.set_max_open_files(open_files(self._databases_count, _files_limit()))
         options.set_max_manifest_file_size(NOTES_BYTES_MAX)
         options.set_keep_log_file_num(1)
         options.set_max_log_file_size(_LOG_BYTES_MAX)
@@ -141,7 +159,7 @@ def looking_options() -> rocksdict.Options:
     options = rocksdict.Options(raw_mode=True)
     options.create_if_missing(False)
     options.set_paranoid_checks(True)
-    options.set_max_open_files(_OPEN_FILES_MIN)
+    options.set_max_open_files(_LOOKING_FILES)
     options.set_max_file_opening_threads(1)
     options.set_skip_stats_update_on_db_open(True)
     return options

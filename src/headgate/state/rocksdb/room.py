@@ -1,8 +1,8 @@
-"""Where the databases of one worker are: a directory of its own, which is gone when the worker is (RB3).
+"""Where the databases of one worker are: a directory of its own, which is gone when the worker has ended well (RB3).
 
 Counterpart: ``state.choice``, through which a worker gets it. Two workers on one machine have two directories. What a
-worker left that was killed may serve the next ones: whoever restores takes what fits (RB21). It is removed by whichever
-worker of that machine first takes a snapshot: by then everybody has restored.
+worker left that was killed, or failed, may serve the next ones: whoever restores takes what fits (RB21). It is removed
+by whichever worker of that machine first takes a snapshot: by then everybody has restored.
 """
 
 from __future__ import annotations
@@ -94,10 +94,17 @@ class LocalDatabase:
         while len(self._kept) > _KEPT_MAX:
             shutil.rmtree(self._kept.pop(0), ignore_errors=True)
 
+    def thin_out(self) -> bool:
+        """Remove all but the snapshots that are kept; return whether there are any. The database is closed."""
+        for path in self.directory.iterdir():
+            if path not in self._kept:
+                shutil.rmtree(path, ignore_errors=True)
+        return bool(self._kept)
+
     def near(self, file_name: str) -> Iterator[Path]:
         """Yield files of this name that databases of this name have, or have left, on this machine."""
         mine = self.directory.parent
-        with suppress(FileNotFoundError):  # whose directory it was has just ended
+        with suppress(OSError):  # whose directory it was has just ended; or it cannot be read, and files are fetched
             for path in mine.parent.glob(f"*/*-{self._name}/*/{file_name}"):
                 if mine not in path.parents:
                     yield path
@@ -112,7 +119,7 @@ class Room:
         self._memory_bytes = memory_bytes
         self._own: OwnDirectory | None = None
         self._memory: SharedMemory | None = None
-        self._open: list[Database] = []
+        self._open: list[LocalDatabase] = []
         self._is_tidy = False
 
     def new_database(self, name: str, *, is_searched: bool = True) -> LocalDatabase:
@@ -134,7 +141,7 @@ class Room:
         self._memory.joined()
         directory = self._own.path / f"{len(self._open)}-{name}"
         made = LocalDatabase(directory, name, self._memory, self._tidy, is_searched=is_searched)
-        self._open.append(made.database)
+        self._open.append(made)
         return made
 
     def _tidy(self) -> None:
@@ -143,12 +150,21 @@ class Room:
             self._is_tidy = True
             remove_abandoned(self._parent)
 
-    def close(self) -> None:
-        """Close and remove everything. Idempotent. Snapshots that are still being written fail."""
-        for database in self._open:
-            database.close()
+    def close(self, *, is_left: bool = False) -> None:
+        """Close everything, and remove it. Idempotent. Snapshots that are still being written fail.
+
+        ``is_left``: not the last snapshots, which may serve whoever restores them on this machine (RB21).
+        """
+        for place in self._open:
+            place.database.close()
+        kept = [place.thin_out() for place in self._open] if is_left else []
         self._open.clear()
-        if self._own is not None:
+        if self._own is None:
+            return
+        if not is_left:
             self._tidy()
+        if any(kept):
+            self._own.leave()
+        else:
             self._own.remove()
-            self._own = None
+        self._own = None
