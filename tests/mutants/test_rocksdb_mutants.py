@@ -23,13 +23,14 @@ from headgate.model.config import RocksState
 from headgate.model.security import Access
 from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.key_hash import text_bytes
-from headgate.state.rocksdb import by_column, cells, database, layout, memory, room, tables, values
+from headgate.state.rocksdb import by_column, cells, database, factory, layout, memory, room, tables, values
 from headgate.state.rocksdb.by_column import RocksColumnBackend
 from headgate.state.rocksdb.cached import CachedMaps, CachedValues
 from headgate.state.rocksdb.cells import RocksCells
 from headgate.state.rocksdb.database import Database, Rows
 from headgate.state.rocksdb.frozen import FrozenDatabase
 from headgate.state.rocksdb.list_changes import ListChanges
+from headgate.state.rocksdb.memory import Use
 from headgate.state.rocksdb.rows import CachedObjects
 from headgate.state.rocksdb.stored import StoredLists, StoredMaps
 from headgate.state.rocksdb.timers import RocksColumnTimers
@@ -295,10 +296,16 @@ def files_are_merged_as_by_default_once_it_goes_on() -> Iterator[None]:
     opening = Database._open
 
     def opened(self: Database, *, is_new: bool) -> None:
-        self._is_searched = self._is_searched or not is_new
+        self._use = self._use if is_new else Use.SEARCHED
         opening(self, is_new=is_new)
 
     with patched(Database, "_open", opened):
+        yield
+
+
+@contextmanager
+def numbers_are_taken_for_texts() -> Iterator[None]:
+    with patched(factory, "_looked_up", lambda types: Use.LOOKED_UP):
         yield
 
 
@@ -404,6 +411,12 @@ def test_a_cache_that_takes_more_is_caught(mutant: Mutant, tmp_path: Path) -> No
 def test_options_that_are_forgotten_are_caught(worker: WorkerStates, tmp_path: Path) -> None:
     test = files.test_files_of_what_is_only_looked_up_wait_longer_to_be_merged
     assert_caught(files_are_merged_as_by_default_once_it_goes_on, test, worker, tmp_path)
+
+
+def test_numbers_that_are_packed_are_caught(worker: WorkerStates) -> None:
+    assert_caught(
+        numbers_are_taken_for_texts, files.test_rows_of_numbers_are_neither_packed_nor_copied_to_be_read, worker
+    )
 
 
 @pytest.mark.parametrize("mutant", [timers_fire_before_their_state_is_there])

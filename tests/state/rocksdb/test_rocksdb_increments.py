@@ -37,7 +37,7 @@ from headgate.state.rocksdb import reopening
 from headgate.state.rocksdb.database import Changes, Database
 from headgate.state.rocksdb.described import decode_description
 from headgate.state.rocksdb.frozen import FrozenDatabase
-from headgate.state.rocksdb.memory import SharedMemory
+from headgate.state.rocksdb.memory import SharedMemory, Use
 from headgate.state.rocksdb.tables import Table
 from headgate.storage.backends import open_storage
 
@@ -112,7 +112,7 @@ def test_options_are_in_no_checkpoint(subtask: Subtask) -> None:
 # RB26 RB20
 def test_a_file_of_any_size_but_its_own_is_seen_before_anything_is_written(tmp_path: Path) -> None:
     """Of so many files only some are opened."""
-    made = Database(tmp_path / "db", SharedMemory(8 << 20), is_searched=False)
+    made = Database(tmp_path / "db", SharedMemory(8 << 20), Use.LOOKED_UP)
     for number in range(14):
         changes = Changes()
         changes.put([number.to_bytes(8, "big")], [b"value"])

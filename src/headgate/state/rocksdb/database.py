@@ -19,7 +19,7 @@ from rocksdict import Rdict
 
 from headgate.errors import StorageError
 from headgate.state.files import LocalDamage
-from headgate.state.rocksdb.memory import RowSizes, SharedMemory, looking_options
+from headgate.state.rocksdb.memory import RowSizes, SharedMemory, Use, looking_options
 
 _FULL = ("No space left", "no space left", "ENOSPC", "Disk quota exceeded")
 _DAMAGED = ("Corruption", "No such file")
@@ -177,22 +177,22 @@ class Changes:
 class Database(Rows):
     """A database that is written. ``rows_written``: how many rows were written or removed so far."""
 
-    def __init__(self, path: Path, memory: SharedMemory, *, is_searched: bool = True) -> None:
-        """Make it in the directory ``path``, which does not exist. ``is_searched``: see ``SharedMemory.options``.
+    def __init__(self, path: Path, memory: SharedMemory, use: Use = Use.SEARCHED) -> None:
+        """Make it in the directory ``path``, which does not exist.
 
         Raises:
             StorageError
         """
         self._path = path
         self._memory = memory
-        self._is_searched = is_searched
+        self._use = use
         self.sizes = RowSizes()
         self.rows_written = 0
         self._open(is_new=True)
 
     def _open(self, *, is_new: bool) -> None:
         with told("open", self._path):
-            self._db = Rdict(str(self._path), self._memory.options(is_new=is_new, is_searched=self._is_searched))
+            self._db = Rdict(str(self._path), self._memory.options(is_new=is_new, use=self._use))
         options = rocksdict.WriteOptions()
         options.disable_wal = True  # RB4
         self._db.set_write_options(options)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Sequence
+from enum import Enum
 
 import rocksdict
 
@@ -21,7 +22,10 @@ _LOG_BYTES_MAX = 1 << 20
 _MERGED_FILES = 16
 """So many new files wait to be merged with all others, where a row is found by its name (RB14): a filter tells at once
 that a file has not got it. Each file that waits costs a search its time; each merge writes the whole database."""
-_SLOW_FILES, _STOP_FILES = 2 * _MERGED_FILES, 3 * _MERGED_FILES
+_MERGED_FILES_OF_NUMBERS = 8
+"""The same where reading a row costs little more than asking the filters of the files that wait (RB28)."""
+_SLOW, _STOP = 2, 3
+"""So many times as many slow writing down, and stop it."""
 _NEW_ROWS_FILTER = 0.03
 """Of the memory of rows that are not in a file yet, for a filter: most rows that are looked up are not there."""
 METADATA_BYTES = 64 << 10
@@ -52,6 +56,14 @@ def _files_limit() -> int:
 
 
 _REMEMBERED_ROWS = 1 << 20
+
+
+class Use(Enum):
+    """What a database is for."""
+
+    SEARCHED = "rows are searched for by what they begin with, or read in order"
+    LOOKED_UP = "rows are looked up by their whole keys"
+    NUMBERS = "the same, and keys and values are numbers"
 
 
 class RowSizes:
@@ -110,12 +122,12 @@ class SharedMemory:
         """One more database shares it."""
         self._databases_count += 1
 
-    def options(self, *, is_new: bool = True, is_searched: bool = True) -> rocksdict.Options:
+    def options(self, *, is_new: bool = True, use: Use = Use.SEARCHED) -> rocksdict.Options:
         """Return the options of a database.
 
         Args:
             is_new: it is to be made.
-            is_searched: rows are searched for by what they begin with; otherwise all are looked up, or read in order.
+            use: what it is for.
         """
         blocks = rocksdict.BlockBasedOptions()
         blocks.set_block_cache(self._cache)
@@ -134,13 +146,18 @@ class SharedMemory:
         options.set_block_based_table_factory(blocks)
         options.set_write_buffer_manager(self._buffers)
         options.set_write_buffer_size(self._buffer_bytes)
-        options.set_compression_type(rocksdict.DBCompressionType.lz4())
+        if use is Use.NUMBERS:  # little is saved by packing them, and what is not packed is read where it is (RB28)
+            options.set_compression_type(rocksdict.DBCompressionType.none())
+            options.set_allow_mmap_reads(True)
+        else:
+            options.set_compression_type(rocksdict.DBCompressionType.lz4())
         options.set_memtable_whole_key_filtering(True)
         options.set_memtable_prefix_bloom_ratio(_NEW_ROWS_FILTER)
-        if not is_searched:
-            options.set_level_zero_file_num_compaction_trigger(_MERGED_FILES)
-            options.set_level_zero_slowdown_writes_trigger(_SLOW_FILES)
-            options.set_level_zero_stop_writes_trigger(_STOP_FILES)
+        if use is not Use.SEARCHED:
+            merged_files = _MERGED_FILES_OF_NUMBERS if use is Use.NUMBERS else _MERGED_FILES
+            options.set_level_zero_file_num_compaction_trigger(merged_files)
+            options.set_level_zero_slowdown_writes_trigger(_SLOW * merged_files)
+            options.set_level_zero_stop_writes_trigger(_STOP * merged_files)
         options.set_max_background_jobs(2)
         options.set_paranoid_checks(True)
         options.set_max_open_files(open_files(self._databases_count, _files_limit()))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headgate.errors import StorageError
 from headgate.state.rocksdb.database import Database
-from headgate.state.rocksdb.memory import SharedMemory
+from headgate.state.rocksdb.memory import SharedMemory, Use
 from headgate.storage.own_directory import OwnDirectory, remove_abandoned
 
 _PARENT = f"headgate-state-{os.getuid()}"
@@ -45,10 +45,9 @@ class LocalDatabase:
         name: str,
         memory: SharedMemory,
         before_checkpoint: Callable[[], None],
-        *,
-        is_searched: bool,
+        use: Use,
     ) -> None:
-        """``name``: the same one in every life of the worker. ``is_searched``: see ``SharedMemory.options``."""
+        """``name``: the same one in every life of the worker."""
         self.directory = directory
         self.known: dict[str, tuple[int, int]] = {}
         self._name = name
@@ -57,7 +56,7 @@ class LocalDatabase:
         self._kept: list[Path] = []
         self._checkpoints_count = 0
         directory.mkdir(0o700)
-        self.database = Database(directory / "db", memory, is_searched=is_searched)
+        self.database = Database(directory / "db", memory, use)
 
     @property
     def cache_bytes(self) -> int:
@@ -122,12 +121,12 @@ class Room:
         self._open: list[LocalDatabase] = []
         self._is_tidy = False
 
-    def new_database(self, name: str, *, is_searched: bool = True) -> LocalDatabase:
+    def new_database(self, name: str, use: Use = Use.SEARCHED) -> LocalDatabase:
         """Return an empty database.
 
         Args:
             name: of whose it is, for people who look into the directory.
-            is_searched: see ``SharedMemory.options``.
+            use: what it is for.
 
         Raises:
             StorageError: the directory cannot be made or written.
@@ -140,7 +139,7 @@ class Room:
             self._memory = SharedMemory(self._memory_bytes)
         self._memory.joined()
         directory = self._own.path / f"{len(self._open)}-{name}"
-        made = LocalDatabase(directory, name, self._memory, self._tidy, is_searched=is_searched)
+        made = LocalDatabase(directory, name, self._memory, self._tidy, use)
         self._open.append(made)
         return made
 
