@@ -5,7 +5,9 @@ key changes (``memory_timers``); files go to a local directory, with the syncs t
 checkpoint is full. Then a part of the keys changes before each of the following ones, and every one is completed. Time
 is that of ``freeze`` and of writing, without processing beside it. Judged are medians; the means stand beside them,
 because RocksDB merges its files now and then. On RocksDB it is measured with larger values, too (``rocksdb_large``):
-a full checkpoint copies files, so with numbers it is over before one row in twenty could be written. Settings:
+a full checkpoint copies files, so with numbers it is over before one row in twenty could be written. Beside it is
+therefore, too, what a snapshot costs that does not copy files: a savepoint of the same state, written from its rows
+(``savepoint_share``). Parts are inline as far as they are in a pipeline (C13). Settings:
 ``keys``, ``changed`` (share), ``checkpoints``, ``memory_mb`` (of RocksDB), ``value_bytes`` (0: numbers),
 ``large_keys``, ``large_bytes``.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import pyarrow as pa
 
 from bench.harness import Options, Result, at_most
 from headgate.codec.snapshot import FILES_PREFIX
-from headgate.model.config import MemoryState, RocksState, StateConfig
+from headgate.model.config import CheckpointConfig, MemoryState, RocksState, StateConfig
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.protocol.checkpoints.sharing import SharedFiles
@@ -62,7 +65,7 @@ def run(options: Options) -> Result:
         found = measure(state, count, changed, checkpoints, some, timers)
         figures |= {f"{name}_{what}": value for what, value in found.items()}
     judged = [f"{name}_{what}_share" for name in ("memory", "rocksdb", "rocksdb_large") for what in ("bytes", "time")]
-    judged.append("memory_timers_bytes_share")
+    judged += ["memory_timers_bytes_share", "rocksdb_savepoint_share", "rocksdb_large_savepoint_share"]
     return Result(figures, {name: at_most(SHARE_MAX) for name in judged})
 
 
@@ -141,6 +144,7 @@ def measure(
             for _ in range(checkpoints):
                 change(values.chosen(keys, changed))
                 found.append(taken.checkpoint(backend))
+            savepoint_s = taken.savepoint(backend)
         finally:
             worker.close()
     sizes, times = [size for size, _ in found], [seconds for _, seconds in found]
@@ -151,6 +155,8 @@ def measure(
         "bytes_share_mean": float(np.mean(sizes)) / full_bytes,
         "time_share": float(np.median(times)) / full_s,
         "time_share_mean": float(np.mean(times)) / full_s,
+        "savepoint_s": savepoint_s,
+        "savepoint_share": float(np.median(times)) / savepoint_s,
         "increments_mb": [size / 1e6 for size in sizes],
         "increments_s": times,
     }
@@ -172,16 +178,27 @@ class Taken:
         mine = f"chk-{self._number:010d}/"
         return sum(part.size_bytes for part in parts if not part.path or part.path.startswith(mine)), took_s
 
+    def savepoint(self, state: ColumnBackend) -> float:
+        """Write all of it as rows, which any backend restores; return in how many seconds."""
+        begun = time.perf_counter()
+        self._written(state, None)
+        return time.perf_counter() - begun
+
     def written(self, state: ColumnBackend) -> tuple[SnapshotPart, ...]:
         """Write and complete a checkpoint; return its parts."""
-        self._number += 1
+        parts = self._written(state, self._shared.shareable())
         number = CheckpointId(self._number)
-        to = Destination(self.storage, "p", Generation(1), 0, OwnedKeys(KeyGroups(0, GROUPS), GROUPS))
-        target = SubtaskTarget(to, SubtaskId(VertexId(NODE), 0), number, self._shared.shareable())
+        self._shared.wrote(number, [part for part in parts if part.section.startswith(FILES_PREFIX)])
+        self._shared.completed(number)
+        return parts
+
+    def _written(self, state: ColumnBackend, shareable: Sequence[SnapshotPart] | None) -> tuple[SnapshotPart, ...]:
+        self._number += 1
+        inline_bytes_max = CheckpointConfig().inline_bytes_max
+        to = Destination(self.storage, "p", Generation(1), inline_bytes_max, OwnedKeys(KeyGroups(0, GROUPS), GROUPS))
+        target = SubtaskTarget(to, SubtaskId(VertexId(NODE), 0), CheckpointId(self._number), shareable)
         frozen = state.freeze()
         target.put_state(NODE, frozen)
         parts = target.finish()
         frozen.release()
-        self._shared.wrote(number, [part for part in parts if part.section.startswith(FILES_PREFIX)])
-        self._shared.completed(number)
         return parts

@@ -6,7 +6,8 @@ order that is none; then rates are taken. Headgate runs for ten minutes, in slic
 last third against the first. The peer's half is ``bench/peers/keyed_update.py``: the best of several sizes of
 micro-batches. Keys are made of a running number in the same way on both sides. Both may use ``memory_mb`` for RocksDB,
 all workers together. Settings: ``keys``, ``minutes``, ``slice_s``, ``memory_mb``, ``interval_ms`` (of checkpoints),
-``peer`` (0: leave it out), ``peer_seconds`` (of each size), ``batch_rows`` (list, of the peer).
+``source_rows`` (of a batch of our source), ``peer`` (0: leave it out), ``peer_seconds`` (of each size), ``batch_rows``
+(list, of the peer).
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ STEADY_MIN = 0.8
 """Of the last third's rate to the first's: less than runs of one program differ by on a shared machine (1 to 0.8)."""
 
 PARALLELISM = 2
+SOURCE_ROWS = 262_144
+"""Of a batch, half for each worker: less than a second of work. The peer has the best of several sizes."""
 FILL_TIMEOUT_S = 3_600.0
 SLICES_MIN = 3
 
@@ -115,7 +118,8 @@ def pipeline(draw: Draw, keys: int, directory: str, options: Options) -> hg.Pipe
         ),
         state=hg.RocksDB(memory=memory, dir=f"{directory}/local"),
     )
-    source = p.source(hg.Generator(columns={"n": hg.RowNumber()}, timestamp=None))
+    rows = int(options.number("source_rows", SOURCE_ROWS))
+    source = p.source(hg.Generator(columns={"n": hg.RowNumber()}, timestamp=None, batch_rows=rows))
     stream = source.select(key_of(draw, keys), value=pl.col("n") % 1_000)
     stream.key_by("key").process(CountAndLast(), name="counted").sink(hg.Discard())
     return p

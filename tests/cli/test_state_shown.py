@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import date, timedelta
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from tests.runtime.checkpoints.frozen_cases import made
 from tests.runtime.stored_state.test_stored_state import text_of
 from tests.runtime.stored_state.written import Written, state
 from typer.testing import CliRunner
 
+import headgate as hg
 from headgate.cli import main as cli
 from headgate.errors import CorruptionError, UsageError
 
@@ -104,6 +108,64 @@ def test_rows_are_chosen_by_key_condition_and_column(root: Path) -> None:  # RS1
     assert both == everything
     assert len(objects(path, "sums", "--where", "true")) == 50
     assert objects(path, "in", "--columns", "split,text")[0] == {"split": "0 of 3", "text": '{"row": 313}'}
+
+
+class Kept(hg.ProcessFunction):
+    """Has a value for each key."""
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.value = state.value("value", pa.int64())
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> None:
+        """Nothing is processed."""
+
+
+def savepoint_of(path: Path, types: list[pa.DataType], keys: list[tuple[Any, ...]]) -> Path:
+    """Write a savepoint with the ``keys``, whose columns are called a, b and so on; each value is a key's number."""
+    schema = pa.schema([(name, dtype) for name, dtype in zip("ab", types, strict=False)])
+    rows = pa.Table.from_pylist([dict(zip(schema.names, key, strict=True)) for key in keys], schema)
+    p = hg.Pipeline("p")
+    p.source(hg.FromRows(rows)).key_by(*schema.names).process(Kept(), name="kept").sink(hg.Discard())
+    hg.new_savepoint(p, str(path)).with_state("kept", "value", rows.append_column("value", [range(len(keys))])).write()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("types", "keys", "said"),
+    [
+        ([pa.large_binary()], [(b"\xff\x00",), (b"abc",), (b"",)], ["ff00", "616263", ""]),
+        ([pa.large_string()], [("a,b",), ("",), ("-x",), ("e\u0301\n",)], ["a,b", "", "-x", "e\u0301\n"]),
+        ([pa.large_string(), pa.int32()], [("a,b", 1), ("", -1), ('"', 2)], ['"a,b",1', ",-1", '",2']),
+        ([pa.large_string(), pa.large_string()], [("a,b", "c"), ("a", "b,c")], ['"a,b",c', 'a,"b,c"']),
+        ([pa.float64(), pa.bool_()], [(0.0, True), (1e300, False)], ["-0.0,True", "1e+300,False"]),
+        ([pa.date32(), pa.uint64()], [(date(2026, 1, 2), 2**64 - 1)], [f"2026-01-02,{2**64 - 1}"]),
+    ],
+)
+def test_a_key_is_given_as_it_is_shown(  # RS14
+    tmp_path: Path, types: list[pa.DataType], keys: list[tuple[Any, ...]], said: list[str]
+) -> None:
+    path = savepoint_of(tmp_path / "savepoint", types, keys)
+    for number, text in enumerate(said):
+        assert [row["value"] for row in objects(path, "kept", f"--key={text}")] == [number], text
+
+
+@pytest.mark.parametrize(
+    ("types", "key", "text", "way"),
+    [
+        ([pa.large_binary()], (b"abc",), "abc", r"\(a: large_binary\): non-hexadecimal number found"),
+        ([pa.large_string(), pa.int64()], ("a", 1), "a,b,1", 'one with a comma is "a,b"'),
+        ([pa.large_string(), pa.int64()], ("a", 1), "a", "2 values are needed, with commas between them"),
+        ([pa.duration("us")], (timedelta(seconds=90),), "0:01:30", "give --where \"column = INTERVAL '90 seconds'\""),
+    ],
+)
+def test_what_is_no_key_is_told_with_the_way_to_give_one(  # RS14
+    tmp_path: Path, types: list[pa.DataType], key: tuple[Any, ...], text: str, way: str
+) -> None:
+    path = savepoint_of(tmp_path / "savepoint", types, [key])
+    with pytest.raises(UsageError, match=way):
+        shown(path, "kept", f"--key={text}")
+    if "INTERVAL" in way:
+        assert len(objects(path, "kept", "--where", "a = INTERVAL '90 seconds'")) == 1
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ def test_a_claim_of_version_0_1_is_read() -> None:
 
 
 def test_a_newer_version_is_named_and_not_taken_for_damage() -> None:
-    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 12 ", 1)
-    with pytest.raises(CorruptionError, match="expected format version 11 or less, found 12"):
+    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 13 ", 1)
+    with pytest.raises(CorruptionError, match="expected format version 12 or less, found 13"):
         decode_log_entry(newer, "log/1")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from itertools import product
 
 import pyarrow as pa
@@ -71,6 +72,32 @@ def test_a_wider_number_holds_every_value(old: str, new: str) -> None:  # EV2
     array = pa.array(values, before)
     assert array.cast(after).cast(before).equals(array)
     assert array.cast(after).to_pylist() == array.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_wider"),
+    [
+        ((10, 2), (18, 2), True),
+        ((10, 2), (18, 4), True),
+        ((10, 2), (12, 4), True),
+        ((10, 2), (11, 4), False),
+        ((10, 2), (18, 1), False),
+        ((10, 2), (9, 2), False),
+        ((3, -2), (5, 0), True),
+    ],
+)
+def test_a_decimal_becomes_one_with_more_digits_and_keeps_its_value(  # EV2
+    old: tuple[int, int], new: tuple[int, int], is_wider: bool
+) -> None:
+    before, after = pa.decimal128(*old), pa.decimal128(*new)
+    found = conversion_of(Plain(str(before)), Plain(str(after)))
+    assert isinstance(found, Widened) == is_wider
+    assert isinstance(conversion_of(Plain(str(before)), LONG), Misfit)
+    assert isinstance(conversion_of(INT, Plain(str(after))), Misfit)
+    if is_wider:
+        top = (10 ** old[0] - 1) * Decimal(10) ** -old[1]
+        array = pa.array([top, -top, None], before)
+        assert array.cast(after).to_pylist() == [top, -top, None]
 
 
 def test_fields_are_found_by_name_and_widened_wherever_they_are() -> None:  # EV2, EV3

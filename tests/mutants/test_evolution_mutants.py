@@ -38,6 +38,14 @@ def unsigned_numbers_become_signed_ones_of_the_same_size() -> Patch:
     return patched(model, "is_widening", lambda old, new: is_widening(old, new) or old == f"u{new}")
 
 
+def a_decimal_may_lose_digits_before_the_point() -> Patch:
+    def is_wider(old: str, new: str) -> bool:
+        before, after = model._DECIMAL.fullmatch(old), model._DECIMAL.fullmatch(new)
+        return before is not None and after is not None and int(after[1]) >= int(before[1])
+
+    return patched(model, "is_wider_decimal", is_wider)
+
+
 def an_added_field_is_null_unasked() -> Patch:
     source = model._source
 
@@ -164,6 +172,11 @@ CASES: list[tuple[Callable[[], Patch], Callable[..., Any], tuple[Any, ...]]] = [
         unsigned_numbers_become_signed_ones_of_the_same_size,
         types.test_a_number_becomes_a_wider_one_and_nothing_else_becomes_anything,
         ("uint32", "int32"),
+    ),
+    (
+        a_decimal_may_lose_digits_before_the_point,
+        types.test_a_decimal_becomes_one_with_more_digits_and_keeps_its_value,
+        ((10, 2), (11, 4), False),
     ),
     (an_added_field_is_null_unasked, types.test_an_added_field_needs_a_default, ()),
     (a_renamed_field_wins_over_the_one_that_is_there, types.test_two_fields_never_become_one, ()),

@@ -13,6 +13,7 @@ from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.state.memory import test_memory_chunks as tests
 from tests.state.memory import test_memory_expiring_chunks as expiring
 from tests.state.memory import test_memory_timer_chunks as timers
+from tests.state.memory import test_memory_window_chunks as window_chunks
 from tests.state.memory.chunk_stories import KeptWindows, Windows
 from tests.state.test_backends import Columns, Rows
 
@@ -358,6 +359,18 @@ def windows_that_were_taken_are_not_noted() -> AbstractContextManager[None]:
     return patched(windows._Windows, "_removed", lambda self, window: self._held.pop(window))
 
 
+def windows_that_are_taken_after_a_restore_are_not_noted() -> AbstractContextManager[None]:
+    return patched(ChangedKeys, "start", lambda self: None)
+
+
+def windows_begin_anew_after_a_restore() -> AbstractContextManager[None]:
+    return patched(windows._Windows, "go_on_with", lambda *_: False)
+
+
+def chunks_of_windows_that_are_in_a_database_are_referred_to() -> AbstractContextManager[None]:
+    return patched(windows._Windows, "begin_anew", lambda self: None)
+
+
 def records_of_windows_are_those_of_the_first_interval() -> AbstractContextManager[None]:
     original = windows._Kept
     return patched(windows, "_Kept", lambda interval, window, batch: original(0, window, batch))
@@ -388,6 +401,8 @@ CONTINUED = tests.test_what_goes_on_with_chunks_shares_them
 WRITES = tests.test_a_checkpoint_writes_what_changed_and_refers_to_the_rest
 WINDOWS = tests.test_windows_write_what_changed_and_which_have_gone
 BEGINS_AGAIN = tests.test_a_window_that_begins_again_within_a_chunk_in_several_files_is_there
+WINDOWS_GO_ON = window_chunks.test_windows_that_go_on_with_chunks_write_what_changed
+WITHOUT_ROOM = window_chunks.test_windows_without_room_for_what_is_restored_do_not_refer_to_it
 WHOLE = timers.test_what_is_not_known_of_timers_is_no_reason_to_write_all_values_anew
 
 
@@ -511,6 +526,11 @@ def test_bugs_of_chunks_are_caught(mutant: Mutant, test: Callable[..., Any], giv
         (windows_that_were_taken_are_not_noted, WINDOWS, (KeptWindows, 1)),
         (records_of_windows_are_those_of_the_first_interval, WINDOWS, (KeptWindows, 2)),
         (records_of_windows_are_all_written_each_time, WINDOWS, (KeptWindows, 1)),
+        (windows_that_are_taken_after_a_restore_are_not_noted, WINDOWS_GO_ON, (Windows, "memory")),
+        (windows_that_are_taken_after_a_restore_are_not_noted, WINDOWS_GO_ON, (KeptWindows, "memory")),
+        (windows_begin_anew_after_a_restore, WINDOWS_GO_ON, (Windows, "rocksdb")),
+        (names_begin_again_after_a_restore, WINDOWS_GO_ON, (KeptWindows, "memory")),
+        (chunks_of_windows_that_are_in_a_database_are_referred_to, WITHOUT_ROOM, (KeptWindows,)),
         (what_has_gone_counts_for_its_own_chunk, BEGINS_AGAIN, (KeptWindows,)),
         (what_has_gone_counts_for_its_own_chunk, BEGINS_AGAIN, (Windows,)),
         (rows_of_chunks_are_not_counted, tests.test_rows_that_chunks_do_not_have_are_missed, (False,)),

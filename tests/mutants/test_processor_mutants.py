@@ -108,6 +108,10 @@ def packed_keys_lose_a_field() -> Patch:
     return patched(MapKeys, "stored", stored)
 
 
+def packed_keys_of_other_types_are_taken() -> Patch:
+    return patched(MapKeys, "check", lambda self, stored: None)
+
+
 def values_are_read_by_the_order_of_their_names() -> Patch:
     def tuple_of(self: Any, stored: Any) -> tuple[Any, ...]:
         return tuple(stored[name] for name in sorted(stored))
@@ -147,6 +151,20 @@ def a_state_is_known_by_its_name_alone() -> Patch:
     return patched(StateDescriptor, "text", lambda self: "state")
 
 
+def a_changed_processor_is_asked_for_words() -> Patch:
+    """Bug: what added fields and states are had to be said with an ``Evolution``, which no processor can."""
+    from headgate.spark.processors import states
+    from headgate.state.evolution import NO_EVOLUTION
+
+    return patched(states, "evolution_of", lambda dtype: NO_EVOLUTION)
+
+
+def what_is_deleted_is_still_missed() -> Patch:
+    from headgate.operators.process.declaring import Declarations
+
+    return patched(Declarations, "forgotten", property(lambda self: frozenset()))
+
+
 CAUGHT: list[tuple[Callable[[], Patch], Callable[..., object], tuple[object, ...]]] = [
     (a_key_is_called_for_each_row, tests.test_a_key_is_called_once_a_batch_with_its_rows_in_their_order, ()),
     (
@@ -183,6 +201,11 @@ CAUGHT: list[tuple[Callable[[], Patch], Callable[..., object], tuple[object, ...
     ),
     (a_list_of_timers_has_those_that_fired, tests.test_timers_are_listed_and_deleted_by_key, ()),
     (a_list_of_timers_is_of_every_key, tests.test_timers_are_listed_and_deleted_by_key, ()),
+    (
+        packed_keys_of_other_types_are_taken,
+        tests.test_keys_of_several_fields_that_changed_are_told,
+        ("a STRING, b INT", "(a: large_string, b: int32)", "containsKey"),
+    ),
     (packed_keys_lose_a_field, tests.test_a_map_may_have_keys_of_several_fields, ()),
     (
         values_are_read_by_the_order_of_their_names,
@@ -193,6 +216,12 @@ CAUGHT: list[tuple[Callable[[], Patch], Callable[..., object], tuple[object, ...
     (frames_are_read_by_position, tests.test_frames_are_taken_by_name_or_by_position, ()),
     (the_key_of_one_column_is_no_tuple, tests.test_a_key_is_called_once_a_batch_with_its_rows_in_their_order, ()),
     (a_ttl_is_forgotten, tests.test_state_with_a_ttl_is_gone_after_its_duration_of_processing_time, ()),
+    (
+        a_changed_processor_is_asked_for_words,
+        tests.test_a_processor_that_was_changed_goes_on_as_in_spark,
+        ("memory",),
+    ),
+    (what_is_deleted_is_still_missed, tests.test_a_processor_that_was_changed_goes_on_as_in_spark, ("memory",)),
     (a_state_is_known_by_its_name_alone, tests.test_states_are_known_by_name_kind_and_type, ()),
 ]
 

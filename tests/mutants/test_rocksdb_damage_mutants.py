@@ -63,7 +63,7 @@ def every_file_must_be_of_this_format() -> Iterator[None]:
 
 @contextmanager
 def options_of_the_former_are_taken() -> Iterator[None]:
-    with patched(reopening, "_OPTIONS", "nothing"):
+    with patched(reopening, "OPTIONS", "nothing"):
         yield
 
 

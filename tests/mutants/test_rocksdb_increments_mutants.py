@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,8 @@ from headgate.model.manifest import KeyGroups
 from headgate.protocol.checkpoints.sharing import SharedFiles
 from headgate.runtime.checkpoints.targets import SubtaskTarget
 from headgate.state.rocksdb import database, frozen, reopening, room
+from headgate.state.rocksdb import increments as written
+from headgate.state.rocksdb.memory import SharedMemory
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.rows import CachedObjects
 from headgate.storage.own_directory import OwnDirectory
@@ -119,6 +122,30 @@ def what_dead_workers_left_stays() -> Iterator[None]:
 
 
 @contextmanager
+def a_failed_worker_removes_what_it_had() -> Iterator[None]:
+    original = room.Room.close
+    with patched(room.Room, "close", lambda self, *, is_left=False: original(self)):
+        yield
+
+
+@contextmanager
+def a_failed_worker_leaves_everything() -> Iterator[None]:
+    """Bug: its database, too, which nobody goes on with, takes room until the next snapshot."""
+    with patched(LocalDatabase, "thin_out", lambda self: True):
+        yield
+
+
+@contextmanager
+def what_is_no_lock_ends_a_snapshot() -> Iterator[None]:
+    def remove_abandoned(parent: Path) -> None:
+        for lock in parent.glob("*.lock"):
+            os.close(os.open(lock, os.O_RDWR))
+
+    with patched(room, "remove_abandoned", remove_abandoned):
+        yield
+
+
+@contextmanager
 def other_states_are_gone_on_with() -> Iterator[None]:
     original = reopening.describe
 
@@ -178,10 +205,26 @@ def a_rescaled_worker_reads_the_first_groups() -> Iterator[None]:
 
 @contextmanager
 def local_damage_is_not_looked_for() -> Iterator[None]:
-    class Nothing:
-        def close(self) -> None: ...
+    with patched(database.Database, "check", lambda self, path: None):
+        yield
 
-    with patched(database.Database, "opened", lambda self, path: Nothing()):
+
+@contextmanager
+def a_manifest_goes_on_for_ever() -> Iterator[None]:
+    original = SharedMemory.options
+
+    def options(self: SharedMemory, **given: bool) -> Any:
+        found = original(self, **given)
+        found.set_max_manifest_file_size(1 << 30)
+        return found
+
+    with patched(SharedMemory, "options", options):
+        yield
+
+
+@contextmanager
+def options_are_in_every_checkpoint() -> Iterator[None]:
+    with patched(written, "OPTIONS", "none"):
         yield
 
 
@@ -288,6 +331,19 @@ def test_bugs_of_local_recovery_are_caught(
     )
 
 
+@pytest.mark.parametrize("mutant", [a_failed_worker_removes_what_it_had, a_failed_worker_leaves_everything])
+def test_bugs_of_what_failed_workers_leave_are_caught(
+    mutant: Mutant, subtask: Subtask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = increments.test_what_a_failed_worker_left_is_used_and_then_goes
+    assert_caught(mutant, test, subtask, monkeypatch)
+
+
+def test_what_stands_about_on_the_disk_ends_nothing(subtask: Subtask, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = increments.test_what_is_beside_the_directories_of_workers_is_in_nobodys_way
+    assert_caught(what_is_no_lock_ends_a_snapshot, test, subtask, monkeypatch)
+
+
 def test_a_damaged_file_that_is_near_is_not_used(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,3 +372,14 @@ def test_bugs_of_reading_rows_are_caught(
 def test_local_damage_is_not_written(subtask: Subtask) -> None:
     test = increments.test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint
     assert_caught(local_damage_is_not_looked_for, test, subtask, "missing")
+
+
+def test_what_grows_with_the_age_of_a_database_is_found(
+    subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = increments.test_what_describes_a_database_does_not_grow_with_its_age
+    assert_caught(a_manifest_goes_on_for_ever, test, subtask, tmp_path, monkeypatch)
+
+
+def test_options_in_checkpoints_are_found(subtask: Subtask) -> None:
+    assert_caught(options_are_in_every_checkpoint, increments.test_options_are_in_no_checkpoint, subtask)

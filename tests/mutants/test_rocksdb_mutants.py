@@ -23,13 +23,14 @@ from headgate.model.config import RocksState
 from headgate.model.security import Access
 from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.key_hash import text_bytes
-from headgate.state.rocksdb import by_column, cells, database, layout, room, tables
+from headgate.state.rocksdb import by_column, cells, database, factory, layout, memory, room, tables, values
 from headgate.state.rocksdb.by_column import RocksColumnBackend
 from headgate.state.rocksdb.cached import CachedMaps, CachedValues
 from headgate.state.rocksdb.cells import RocksCells
 from headgate.state.rocksdb.database import Database, Rows
 from headgate.state.rocksdb.frozen import FrozenDatabase
 from headgate.state.rocksdb.list_changes import ListChanges
+from headgate.state.rocksdb.memory import Use
 from headgate.state.rocksdb.rows import CachedObjects
 from headgate.state.rocksdb.stored import StoredLists, StoredMaps
 from headgate.state.rocksdb.timers import RocksColumnTimers
@@ -295,10 +296,16 @@ def files_are_merged_as_by_default_once_it_goes_on() -> Iterator[None]:
     opening = Database._open
 
     def opened(self: Database, *, is_new: bool) -> None:
-        self._is_searched = self._is_searched or not is_new
+        self._use = self._use if is_new else Use.SEARCHED
         opening(self, is_new=is_new)
 
     with patched(Database, "_open", opened):
+        yield
+
+
+@contextmanager
+def numbers_are_taken_for_texts() -> Iterator[None]:
+    with patched(factory, "_looked_up", lambda types: Use.LOOKED_UP):
         yield
 
 
@@ -348,6 +355,22 @@ def test_rows_that_cannot_be_read_are_not_left_out(worker: WorkerStates, tmp_pat
     assert_caught(the_end_of_a_scan_is_believed, test, worker, tmp_path, "flipped")
 
 
+def test_nulls_with_decimals_inside_are_caught() -> None:
+    """Bug: texts become decimals in one cast, which reads the empty ones below what is null."""
+    dtype, given = next(found for found in layouts.VALUES if found[0] == pa.struct([("price", layouts.PRICE)]))
+    assert_caught(
+        lambda: patched(values, "_typed", lambda found, dtype: found.cast(dtype)),
+        layouts.test_values_come_back,
+        dtype,
+        given,
+    )
+
+
+def test_databases_that_open_as_many_files_however_many_there_are_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = lambda: patched(memory, "open_files", lambda databases_count, limit: 128)  # noqa: E731
+    assert_caught(mutant, files.test_many_databases_of_a_process_leave_it_files_to_open, monkeypatch)
+
+
 def test_rows_of_another_key_are_not_taken(tmp_path: Path) -> None:
     test = files.test_rows_of_a_key_that_are_missing_are_named
     assert_caught(missing_rows_of_a_key_are_taken_from_the_next_one, test, tmp_path)
@@ -388,6 +411,12 @@ def test_a_cache_that_takes_more_is_caught(mutant: Mutant, tmp_path: Path) -> No
 def test_options_that_are_forgotten_are_caught(worker: WorkerStates, tmp_path: Path) -> None:
     test = files.test_files_of_what_is_only_looked_up_wait_longer_to_be_merged
     assert_caught(files_are_merged_as_by_default_once_it_goes_on, test, worker, tmp_path)
+
+
+def test_numbers_that_are_packed_are_caught(worker: WorkerStates) -> None:
+    assert_caught(
+        numbers_are_taken_for_texts, files.test_rows_of_numbers_are_neither_packed_nor_copied_to_be_read, worker
+    )
 
 
 @pytest.mark.parametrize("mutant", [timers_fire_before_their_state_is_there])

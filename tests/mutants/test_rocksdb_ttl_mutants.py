@@ -39,7 +39,7 @@ def what_is_loaded_counts_as_written_now() -> Patch:
     def fill(self: Any, slots: Any, stored_: Any) -> None:
         self.put(slots, stored_.flatten()[0])
 
-    return patched(CachedExpiringValues, "_fill", fill)
+    return patched(CachedExpiringValues, "fill", fill)
 
 
 def the_database_is_never_swept() -> Patch:

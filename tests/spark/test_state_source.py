@@ -67,6 +67,16 @@ def test_there_is_a_partition_for_each_subtask(path: Path, monkeypatch: pytest.M
     assert rows_of(reader_of(path, "windows", state="windows", id="4")).height == 63
 
 
+def test_without_an_operator_the_states_are_listed(path: Path) -> None:  # RS13
+    for options in ({}, {"id": "4"}):
+        source = StateDataSource({"path": str(path), **options})
+        reader = travelled(source).reader(source.schema())
+        found = [batch for partition in reader.partitions() for batch in travelled(reader).read(partition)]
+        expected = hg.state_catalog(path, id=int(options["id"]) if options else None)
+        assert pl.DataFrame(pl.from_arrow(found)).rows() == expected.rows()
+        assert source.schema().names == expected.columns
+
+
 def test_filters_on_the_key_choose_what_is_read(path: Path) -> None:  # RS13
     reader = reader_of(path)
     filters = [EqualTo(("key",), 3), GreaterThan(("value",), 5)]
@@ -117,8 +127,10 @@ def test_types_that_spark_does_not_have_become_wider() -> None:  # RS13
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"operator": "sums"}, "the options path and operator are needed"),
-        ({"path": "x"}, "the options path and operator are needed"),
+        ({"operator": "sums"}, "the option path is needed"),
+        ({"path": "x", "state": "y"}, "the option operator is needed to choose a state or columns"),
+        ({"path": "x", "columns": "y"}, "the option operator is needed to choose a state or columns"),
+        ({"path": "/nowhere/p"}, "there is neither a savepoint nor a checkpoint at /nowhere/p"),
         ({"path": "x", "operator": "sums", "stat": "y"}, "there is no option stat; the options are path, operator"),
         ({"path": "x", "operator": "sums", "id": "newest"}, "id must be the number of a checkpoint, not 'newest'"),
         ({"path": "/nowhere/p", "operator": "sums"}, "there is neither a savepoint nor a checkpoint at /nowhere/p"),
@@ -163,6 +175,8 @@ def test_spark_reads_the_state_of_a_checkpoint(spark: Any, path: Path) -> None: 
     joined = by_key.join(sums.select("key"), "key").agg({"value": "sum"}).collect()[0][0]
     assert joined == hg.read_state(path, "counts")["value"].sum()
     assert load("windows", GOLDEN / "savepoint_1", state="windows").count() == 50
+    listed = spark.read.format("headgate-state").load(str(path)).where("kind = 'reduce'").select("operator", "keys")
+    assert [tuple(row) for row in listed.collect()] == [("sums", ["key"])]
     with pytest.raises(AnalysisException, match="the operators with state are counts, in, sums, times, windows"):
         load("summ", path)
 

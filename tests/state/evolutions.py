@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +24,21 @@ PLAIN = {
     pa.float64(): [pa.float64()],
     pa.large_string(): [pa.large_string()],
     pa.bool_(): [pa.bool_()],
+    pa.large_binary(): [pa.large_binary()],
+    pa.date32(): [pa.date32()],
+    pa.time64("ns"): [pa.time64("ns")],
+    pa.duration("us"): [pa.duration("us")],
+    pa.timestamp("us"): [pa.timestamp("us")],
+    pa.timestamp("us", "UTC"): [pa.timestamp("us", "UTC")],
+    pa.decimal128(10, 2): [pa.decimal128(10, 2), pa.decimal128(18, 4), pa.decimal128(38, 2)],
+}
+OTHERS = {
+    pa.large_binary(): st.binary(max_size=3),
+    pa.date32(): st.dates(),
+    pa.time64("ns"): st.times(),
+    pa.duration("us"): st.timedeltas(timedelta(days=-9_999), timedelta(days=9_999)),
+    pa.timestamp("us"): st.datetimes(),
+    pa.timestamp("us", "UTC"): st.datetimes(timezones=st.just(UTC)),
 }
 NAMES = ["a", "b", "c", "d", "e"]
 
@@ -123,5 +140,10 @@ def values_of(dtype: pa.DataType) -> st.SearchStrategy[Any]:
         return st.text(max_size=3)
     if pa.types.is_floating(dtype):
         return st.floats(width=dtype.bit_width, allow_nan=False)
+    if dtype in OTHERS:
+        return OTHERS[dtype]
+    if pa.types.is_decimal(dtype):
+        top = 10**dtype.precision - 1
+        return st.integers(-top, top).map(lambda number: Decimal(number).scaleb(-dtype.scale))
     top = 1 << (dtype.bit_width - 1)
     return st.integers(-top, top - 1) if pa.types.is_signed_integer(dtype) else st.integers(0, 2 * top - 1)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.model.progress import Location
-from headgate.runtime.stored_state.catalog import StoredState, state_named, states_of
+from headgate.runtime.stored_state.catalog import catalog_row, state_named, states_of
 from headgate.runtime.stored_state.places import StoredCheckpoint, find
 from headgate.runtime.stored_state.reading import Selection, batches_of, selection
 from headgate.storage.base import Storage
@@ -110,20 +110,6 @@ def read_state_batches(
     The arguments are checked immediately. Iterating over the batches may still raise CorruptionError and StorageError.
     """
     return _Reading(path, operator, state, id, columns, keys, key_groups).batches()
-
-
-def catalog_row(state: StoredState) -> dict[str, Any]:
-    """Return what a state is, as a row of the catalogue."""
-    return {
-        "operator": state.operator,
-        "state": state.name,
-        "kind": state.shape.kind.value,
-        "keys": list(state.shape.shown_keys),
-        "columns": ", ".join(f"{field.name}: {field.type}" for field in state.shape.shown),
-        "rows": state.rows,
-        "size_bytes": state.size_bytes,
-        "subtasks": len({piece.subtask.index for piece in state.pieces}),
-    }
 
 
 def _found(path: Location, id: int | None) -> StoredCheckpoint:

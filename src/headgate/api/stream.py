@@ -360,6 +360,7 @@ class KeyedStream(Records):
         initial_state: Any = None,
         event_time_column: str | None = None,
         name: str | None = None,
+        state: StateChoice | None = None,
     ) -> Stream:
         """Process records with a PySpark ``StatefulProcessor`` that takes and yields Rows.
 
@@ -371,12 +372,13 @@ class KeyedStream(Records):
             initial_state: a DataFrame or table with the columns of the key. Each key begins with its rows, once.
             event_time_column: the column of the results that has their event time.
             name: name of the operator.
+            state: where the processor's state and timers are kept, if not in the state backend of the pipeline.
 
         Raises:
             UsageError: an argument is wrong, or the processor needs something that is not supported.
         """
         options = ProcessorOptions(processor, output_schema, time_mode, initial_state, event_time_column, False)
-        return self._transformed("transform-with-state", name, options)
+        return self._transformed("transform-with-state", name, options, state)
 
     def transform_with_state_in_pandas(
         self,
@@ -387,19 +389,22 @@ class KeyedStream(Records):
         initial_state: Any = None,
         event_time_column: str | None = None,
         name: str | None = None,
+        state: StateChoice | None = None,
     ) -> Stream:
         """Process records with a PySpark ``StatefulProcessor`` that takes and yields pandas frames.
 
         The arguments are those of ``transform_with_state``.
         """
         options = ProcessorOptions(processor, output_schema, time_mode, initial_state, event_time_column, True)
-        return self._transformed("transform-with-state-in-pandas", name, options)
+        return self._transformed("transform-with-state-in-pandas", name, options, state)
 
-    def _transformed(self, kind: str, name: str | None, options: ProcessorOptions) -> Stream:
+    def _transformed(self, kind: str, name: str | None, options: ProcessorOptions, state: StateChoice | None) -> Stream:
+        where = operator_state(state)
         node = self._pipeline._builder.claim_name(kind, name)
         spec = processor_operator(self, node, options)
         time_column = time_column_of(self, node, spec.function.schema, options)
         output = self._add(node, spec, refuses=True)
+        self._pipeline._builder.keep_state(node, where)
         return Stream(self._pipeline, (Edge(node),), output, time_column)
 
     def iterate(

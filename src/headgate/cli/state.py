@@ -6,6 +6,7 @@ docs/spec/reading-state.md). Counterparts: ``runtime.stored_state``; ``state_wri
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,6 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
-from headgate.api.stored_state import catalog_row
 from headgate.cli import state_writing
 from headgate.cli.options import DirOption
 from headgate.cli.state_places import located
@@ -30,7 +30,7 @@ from headgate.cli.streams_text import text_lines
 from headgate.cli.text import count_text, size_text, time_text
 from headgate.codec.zones import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
-from headgate.runtime.stored_state.catalog import StoredState, main_of, state_named, states_of
+from headgate.runtime.stored_state.catalog import StoredState, catalog_row, main_of, state_named, states_of
 from headgate.runtime.stored_state.places import StoredCheckpoint, find
 from headgate.runtime.stored_state.reading import batches_of, selection
 from headgate.storage.base import Storage
@@ -103,8 +103,8 @@ def show(
     key: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only the rows of this key; may be repeated. A key of several columns: a,1. Only the files that can "
-            "hold it are read."
+            help="Only the rows of this key; may be repeated. A key of several columns: a,1. A binary is in "
+            "hexadecimal. Only the files that can hold it are read."
         ),
     ] = None,
     limit: Annotated[
@@ -251,21 +251,35 @@ def _no_condition(text: str, error: Exception | str) -> UsageError:
 
 
 def _key(state: StoredState, text: str) -> Any:
-    """Return a key as its columns have it; several columns are parted by commas."""
+    """Return a key as its columns have it."""
     fields = [state.shape.schema.field(name) for name in state.shape.keys]
-    parts = text.split(",") if len(fields) > 1 else [text]
-    if len(parts) != len(fields):
-        return tuple(parts)  # whoever looks for it says what a key is
+    parts = _parts(text, len(fields))
+    if not fields:
+        return tuple(parts)  # whoever looks for it says that there is no key
     try:
+        if len(parts) != len(fields):
+            raise ValueError(f'{len(fields)} values are needed, with commas between them; one with a comma is "a,b"')
         values = [_value(part, f.type) for part, f in zip(parts, fields, strict=True)]
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError) as error:
         described = ", ".join(f"{n}: {f.type}" for n, f in zip(state.shape.shown_keys, fields, strict=True))
         raise UsageError(f"--key {text!r} is no key of operator '{state.operator}' ({described}): {error}") from None
     return values[0] if len(values) == 1 else tuple(values)
 
 
+def _parts(text: str, count: int) -> list[str]:
+    """Return the values of ``count`` columns; those with commas in them are quoted, as in CSV."""
+    if count == 1:
+        return [text]
+    parts = text.split(",")
+    return parts if len(parts) == count else next(csv.reader([text]), [])
+
+
 def _value(text: str, dtype: pa.DataType) -> Any:
-    """Return the value that a text says; a moment without a zone is in UTC."""
+    """Return the value that a text says, as it is shown; a moment without a zone is in UTC."""
+    if pa.types.is_large_binary(dtype):
+        return bytes.fromhex(text)
+    if pa.types.is_duration(dtype):
+        raise ValueError("durations cannot be given with --key; give --where \"column = INTERVAL '90 seconds'\"")
     if dtype == MOMENT:
         with suppress(pa.ArrowException):
             return pa.scalar(text).cast(LOCAL_TIME).cast(MOMENT).as_py()

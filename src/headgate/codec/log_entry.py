@@ -14,7 +14,14 @@ import msgspec
 import xxhash
 
 from headgate.codec.malformed import MALFORMED, not_beginning_with
-from headgate.codec.snapshot import CHUNK_SUFFIX, FILES_PREFIX, FORMER_CHUNK_SUFFIX, IN_FLIGHT_PREFIX, TIMED_DESCRIPTION
+from headgate.codec.snapshot import (
+    CHUNK_SUFFIX,
+    FILES_PREFIX,
+    FORMER_CHUNK_SUFFIX,
+    IN_FLIGHT_PREFIX,
+    PACKED_DESCRIPTION,
+    TIMED_DESCRIPTION,
+)
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import (
@@ -26,6 +33,7 @@ from headgate.model.manifest import (
     LEFT_VERSION,
     MANIFEST_VERSION,
     ORDER_VERSION,
+    PACKED_FILES_VERSION,
     PIECES_VERSION,
     TIMED_FILES_VERSION,
     Claim,
@@ -51,6 +59,7 @@ _KNOWN = (
     FORMER_CHUNKS_VERSION,
     CHUNKS_VERSION,
     TIMED_FILES_VERSION,
+    PACKED_FILES_VERSION,
 )
 _VERSIONS = {str(version).encode(): version for version in _KNOWN}
 _LEFT_OUT: dict[str, Any] = {"origin": None, "place": None, "order": None, "left": (), "totals": {}}
@@ -72,6 +81,8 @@ def _version(entry: LogEntry) -> int:
         return ORDER_VERSION
     parts = entry.parts if isinstance(entry, Manifest) else ()
     files = [part.name for part in parts if part.section.startswith(FILES_PREFIX)]
+    if PACKED_DESCRIPTION in files:
+        return PACKED_FILES_VERSION
     if TIMED_DESCRIPTION in files:
         return TIMED_FILES_VERSION
     for suffix, version in ((CHUNK_SUFFIX, CHUNKS_VERSION), (FORMER_CHUNK_SUFFIX, FORMER_CHUNKS_VERSION)):

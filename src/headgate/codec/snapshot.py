@@ -44,6 +44,9 @@ FORMER_CHUNK_SUFFIX = ".chunk"
 TIMED_DESCRIPTION = "timed-description"
 """Name of the part that describes the files of a database with timers, windows or expiries; any other one has none."""
 
+PACKED_DESCRIPTION = "packed-description"
+"""The same if several states share the rows of a database, whatever else there is."""
+
 OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, BROADCAST_PREFIX, IN_FLIGHT_PREFIX)
 """Those whose rows are counted. Lists, unions and broadcast states belong to no key: they are dealt out at a restore,
 seen by everybody, or taken over by everybody.

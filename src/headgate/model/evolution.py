@@ -8,6 +8,7 @@ converts batches.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -162,8 +163,9 @@ def _conversion(old: ValueType, new: ValueType, place: _Place) -> Conversion | M
     if isinstance(old, ListOf) and isinstance(new, ListOf):
         of = _conversion(old.element, new.element, place)
         return of if isinstance(of, Misfit) else Elements(of)
-    if isinstance(old, Plain) and isinstance(new, Plain) and is_widening(old.text, new.text):
-        return Widened(place.new_path, old.text, new.text)
+    is_plain = isinstance(old, Plain) and isinstance(new, Plain)
+    if is_plain and (is_widening(str(old), str(new)) or is_wider_decimal(str(old), str(new))):
+        return Widened(place.new_path, str(old), str(new))
     where = f" in '{place.new_path}'" if place.new_path else ""
     return Misfit(f"not every {old} can be kept as a {new}{where}")
 
@@ -237,3 +239,15 @@ def is_widening(old: str, new: str) -> bool:
         return False
     new_sign, new_bits = _WHOLE[new]
     return new_bits > bits and (new_sign == sign or sign == "u")
+
+
+_DECIMAL = re.compile(r"decimal128\((\d+), (-?\d+)\)")
+
+
+def is_wider_decimal(old: str, new: str) -> bool:
+    """Whether both are decimals, and ``new`` has as many digits at least, both before and after the point (EV2)."""
+    before, after = _DECIMAL.fullmatch(old), _DECIMAL.fullmatch(new)
+    if before is None or after is None:
+        return False
+    (old_digits, old_scale), (new_digits, new_scale) = (map(int, found.groups()) for found in (before, after))
+    return new_scale >= old_scale and new_digits - new_scale >= old_digits - old_scale

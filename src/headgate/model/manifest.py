@@ -39,6 +39,9 @@ CHUNKS_VERSION = 10
 TIMED_FILES_VERSION = 11
 """Of manifests with files of a database that has timers, windows or expiries: who does not know what these are in it
 would take them for damage (SF16)."""
+PACKED_FILES_VERSION = 12
+"""Of manifests with files of a database whose rows several states share: who does not know of that would take them for
+damage (SF16)."""
 
 BUNDLE = ""
 """Section of a part that holds several small ones: a container of ``codec.snapshot``."""

@@ -1,6 +1,7 @@
 """``spark.read.format("headgate-state")``: state of checkpoints and savepoints as a DataFrame.
 
-A PySpark Python data source that yields Arrow batches, one partition for each subtask's snapshot. All tasks, and all
+A PySpark Python data source that yields Arrow batches, one partition for each subtask's snapshot; without an operator
+it lists what there is. All tasks, and all
 actions on one DataFrame, read the checkpoint that was the newest when ``load`` was called (RS13). Counterpart:
 ``runtime.stored_state``; ``api.stored_state`` does the same without Spark.
 """
@@ -17,7 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headgate.errors import UsageError
-from headgate.runtime.stored_state.catalog import StoredState, state_named
+from headgate.runtime.stored_state.catalog import StoredState, catalog_row, state_named, states_of
 from headgate.runtime.stored_state.pieces import Piece
 from headgate.runtime.stored_state.places import StoredCheckpoint, find
 from headgate.runtime.stored_state.reading import Selection, batches_of, selection
@@ -27,6 +28,20 @@ KEYS_MAX = 10_000
 """Filters that stand for more keys choose no parts."""
 
 _OPTIONS = ("path", "operator", "state", "id", "columns")
+
+CATALOG = pa.schema(
+    [
+        ("operator", pa.string()),
+        ("state", pa.string()),
+        ("kind", pa.string()),
+        ("keys", pa.list_(pa.string())),
+        ("columns", pa.string()),
+        ("rows", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("subtasks", pa.int64()),
+    ]
+)
+"""The columns where no operator is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +58,10 @@ class StateDataSource(DataSource):  # type: ignore[misc]
     """``format("headgate-state")``.
 
     Options: ``path`` (also the argument of ``load``), ``operator``, ``state``, ``id`` (of the checkpoint), and
-    ``columns`` (names, with commas between them).
+    ``columns`` (names, with commas between them). Without ``operator`` the rows are the states that there are.
     """
 
-    _loaded: _Loaded | None = None
+    _loaded: _Loaded | pa.RecordBatch | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -59,23 +74,33 @@ class StateDataSource(DataSource):  # type: ignore[misc]
 
     def reader(self, schema: Any) -> DataSourceReader:
         """Return what reads the state in the columns of ``schema``."""
-        return StateReader(self._load(), schema)
+        loaded = self._load()
+        return StateReader(loaded, schema) if isinstance(loaded, _Loaded) else CatalogReader(loaded, schema)
 
-    def _load(self) -> _Loaded:
+    def _load(self) -> _Loaded | pa.RecordBatch:
         """Find the checkpoint, once: the source is pickled with it."""
         if self._loaded is None:
-            unknown = sorted(name for name in self.options if name.lower() not in _OPTIONS)
-            if unknown or not self.options.get("path") or not self.options.get("operator"):
-                wrong = f"there is no option {unknown[0]}" if unknown else "the options path and operator are needed"
+            if wrong := self._wrong():
                 raise UsageError(f"format headgate-state: {wrong}; the options are {', '.join(_OPTIONS)}")
-            self._loaded = self._found()
+            id_ = self.options.get("id")
+            checkpoint = find(str(self.options["path"]), None if id_ is None else int(id_))
+            self._loaded = self._found(checkpoint) if self.options.get("operator") else _catalog(checkpoint)
         return self._loaded
 
-    def _found(self) -> _Loaded:
-        id_, columns = self.options.get("id"), self.options.get("columns")
-        if id_ is not None and not id_.isdecimal():
-            raise UsageError(f"format headgate-state: id must be the number of a checkpoint, not {id_!r}")
-        checkpoint = find(str(self.options["path"]), None if id_ is None else int(id_))
+    def _wrong(self) -> str:
+        """Return what is wrong with the options, or nothing."""
+        unknown = sorted(name for name in self.options if name.lower() not in _OPTIONS)
+        id_ = self.options.get("id")
+        if unknown:
+            return f"there is no option {unknown[0]}"
+        if not self.options.get("path"):
+            return "the option path is needed"
+        if not self.options.get("operator") and (self.options.get("state") or self.options.get("columns")):
+            return "the option operator is needed to choose a state or columns"
+        return "" if id_ is None or id_.isdecimal() else f"id must be the number of a checkpoint, not {id_!r}"
+
+    def _found(self, checkpoint: StoredCheckpoint) -> _Loaded:
+        columns = self.options.get("columns")
         state = state_named(checkpoint, checkpoint.storage(), self.options["operator"], self.options.get("state"))
         names = None if columns is None else [name.strip() for name in columns.split(",")]
         wanted = selection(state, checkpoint.manifest.max_parallelism, names).schema
@@ -85,6 +110,27 @@ class StateDataSource(DataSource):  # type: ignore[misc]
         slim = replace(slim, manifest=replace(slim.manifest, state_texts=text))
         schema = schema_for_spark(wanted)
         return _Loaded(slim, state, tuple(wanted.names), schema)
+
+
+def _catalog(checkpoint: StoredCheckpoint) -> pa.RecordBatch:
+    rows = [catalog_row(state) for state in states_of(checkpoint, checkpoint.storage())]
+    return pa.RecordBatch.from_pylist(rows, CATALOG)
+
+
+class CatalogReader(DataSourceReader):  # type: ignore[misc]
+    """Hands out which states there were when the DataFrame was made."""
+
+    def __init__(self, catalog: pa.RecordBatch, schema: Any) -> None:
+        self._catalog = catalog
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return one partition."""
+        return [InputPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows."""
+        return batches_for_spark(self._catalog, to_arrow_schema(self._schema, timezone="UTC"))
 
 
 class SubtaskPartition(InputPartition):  # type: ignore[misc]

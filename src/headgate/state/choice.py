@@ -26,8 +26,11 @@ class WorkerStates(Protocol):
     def of(self, node: str, subtask_index: int, max_parallelism: int) -> StateFactory:
         """Return where one operator gets its state."""
 
-    def close(self) -> None:
-        """Give everything up that is not in a checkpoint. Idempotent; after the operators are closed."""
+    def close(self, *, is_left: bool = False) -> None:
+        """Give everything up that is not in a checkpoint. Idempotent; after the operators are closed.
+
+        ``is_left``: another worker is about to restore; what may serve it on this machine stays (RB21).
+        """
 
 
 class _InMemory:
@@ -37,7 +40,7 @@ class _InMemory:
         """See ``WorkerStates``."""
         return MemoryStates()
 
-    def close(self) -> None:
+    def close(self, *, is_left: bool = False) -> None:
         """See ``WorkerStates``."""
 
 
@@ -115,10 +118,10 @@ class _ByOperator:
         made = self._made[self._others.get(node, self._config)]
         return made.of(node, subtask_index, max_parallelism)
 
-    def close(self) -> None:
+    def close(self, *, is_left: bool = False) -> None:
         """See ``WorkerStates``."""
         for made in self._made.values():
-            made.close()
+            made.close(is_left=is_left)
 
 
 def worker_states(

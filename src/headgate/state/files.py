@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headgate.codec.snapshot import CHUNK_SUFFIX, FORMER_CHUNK_SUFFIX, TIMED_DESCRIPTION
+from headgate.codec.snapshot import CHUNK_SUFFIX, FORMER_CHUNK_SUFFIX, PACKED_DESCRIPTION, TIMED_DESCRIPTION
 from headgate.errors import CorruptionError
 from headgate.model.manifest import SnapshotPart
 
@@ -73,4 +73,4 @@ class StoredFiles:
 
 def is_description(part: SnapshotPart) -> bool:
     """Whether a part of the files of a backend says what the others are."""
-    return part.name in ("", TIMED_DESCRIPTION)
+    return part.name in ("", TIMED_DESCRIPTION, PACKED_DESCRIPTION)

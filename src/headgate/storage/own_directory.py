@@ -53,6 +53,12 @@ class OwnDirectory:
         with contextlib.suppress(OSError):  # others use it
             self.path.parent.rmdir()
 
+    def leave(self) -> None:
+        """Leave it as a process does that dies: others may look at it, and it goes as what is abandoned. Idempotent."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
 
 def _locked(parent: Path, access: Access) -> tuple[Path, int]:
     """Return the path of a new directory and its lock, which nobody took for abandoned in between.
@@ -73,9 +79,12 @@ def _locked(parent: Path, access: Access) -> tuple[Path, int]:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the directories of processes that are dead. Nothing happens if somebody else does it meanwhile."""
+    """Remove the directories of processes that are dead.
+
+    Nothing happens if somebody else does it meanwhile. What cannot be opened, or is no lock, stays and harms nobody.
+    """
     for lock in parent.glob(f"*{_LOCK}"):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

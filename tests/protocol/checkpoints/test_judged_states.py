@@ -53,7 +53,8 @@ def test_another_type_is_refused_with_operator_state_both_types_and_what_to_do()
     assert refusal(keyed("value n: int64"), keyed("value n: double")) == (
         "state 'n' of operator 'totals' is int64 in checkpoint 7, but is declared as double now: not every int64 can "
         "be kept as a double; restore the old declaration, or give the new one another name with "
-        "evolution=Evolution(starts_empty=True) and call forget('n') to leave the old one behind"
+        "evolution=Evolution(starts_empty=True) and call forget('n') to leave the old one behind, in a "
+        "StatefulProcessor deleteIfExists('n')"
     )
     assert "is date32[day] in checkpoint 7, but is declared as timestamp[us] now" in refusal(
         keyed("value n: date32[day]"), keyed("value n: timestamp[us]")
@@ -94,7 +95,7 @@ def test_a_state_is_renamed_added_and_left_behind_only_by_a_word() -> None:  # E
     assert refusal(before, now, rules("total", starts_empty=True)) == (
         "checkpoint 7 holds state 'n' of operator 'totals', a value of int32, which is not declared any more; declare "
         "it again, or, if it has another name now, give that one evolution=Evolution(renamed_from='n'), or call "
-        "forget('n') to leave it behind"
+        "forget('n') to leave it behind, which in a StatefulProcessor is deleteIfExists('n')"
     )
     assert changes(before, now, rules("total", starts_empty=True, forgotten=frozenset({"n"}))) == [
         "state 'total' of operator 'totals' is new: it starts empty",

@@ -27,8 +27,10 @@ from tests.state.backends import states as states_on
 import headgate as hg
 from headgate.errors import BadRecord, UsageError
 from headgate.operators.base import WATERMARK_MAX_MS
+from headgate.operators.catalog import state_rules, state_text
 from headgate.operators.process.by_key import KeyFunctionSpec
 from headgate.operators.user_function import UserFunctionError
+from headgate.protocol.checkpoints.evolution import judged
 from headgate.spark.processors.definition import processor_spec
 
 VISITS = pa.schema(
@@ -156,9 +158,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: with_state(lambda handle: handle.getMapState("m", "a ARRAY<INT>", "v INT")),
         "the keys of map state 'm' cannot be",
     ),
-    "deleteIfExists": (
-        lambda: with_state(lambda handle: handle.deleteIfExists("old")),
-        r"deleteIfExists\('old'\) is not there in Headgate",
+    "a state that is declared and deleted": (
+        lambda: with_state(lambda handle: (handle.getValueState("old", "n INT"), handle.deleteIfExists("old"))),
+        r"'old' is declared, and forget\('old'\) leaves it behind",
     ),
     "a timer in init": (
         lambda: with_state(lambda handle: handle.registerTimer(5), "eventTime"),
@@ -635,6 +637,118 @@ def test_the_initial_state_is_taken_over_once_by_the_subtask_that_has_the_key(fo
         ("b", 1.0),
         ("c", 301.0),
     ]
+
+
+# -- changed processors -----------------------------------------------------------------------------------------------
+
+
+def older(self: Any) -> None:
+    self.n = self.handle.getValueState("n", "n INT, gone STRING")
+    self.log = self.handle.getListState("log", "at STRUCT<n: INT>")
+    self.seen = self.handle.getMapState("seen", "page STRING", "n INT")
+    self.old = self.handle.getValueState("old", "n INT")
+
+
+def write(self: Any, key: Any, rows: Any, times: Any) -> list[Any]:
+    self.n.update((1, "x"))
+    self.log.put([((1,),), ((2,),)])
+    self.seen.updateValue(("/",), (3,))
+    self.old.update((4,))
+    return []
+
+
+def newer(self: Any) -> None:
+    self.handle.deleteIfExists("old")
+    self.handle.deleteIfExists("never")
+    self.n = self.handle.getValueState("n", "more STRING, n BIGINT")
+    self.log = self.handle.getListState("log", "at STRUCT<n: BIGINT, ms: BIGINT>")
+    self.seen = self.handle.getMapState("seen", "page STRING", "n INT, first TIMESTAMP")
+    self.new = self.handle.getValueState("new", "n INT")
+
+
+def look(self: Any, key: Any, rows: Any, times: Any) -> list[Any]:
+    return [self.n.get(), list(self.log.get()), list(self.seen.iterator()), self.new.get()]
+
+
+@pytest.mark.parametrize("backend", NAMES)
+def test_a_processor_that_was_changed_goes_on_as_in_spark(backend: str) -> None:  # SX17
+    before, after = spec_of(Saying(init=older, rows=write)), spec_of(Saying(init=newer, rows=look))
+    found = judged("node", "checkpoint 1", state_text(before), state_text(after), state_rules(after))
+    assert found.refusal is None
+    assert found.changes == (
+        "operator 'node': in state 'log', int32 becomes int64 in 'at.n'",
+        "operator 'node': in state 'log', 'at.ms' is added",
+        "operator 'node': in state 'n', 'more' is added",
+        "operator 'node': in state 'n', int32 becomes int64 in 'n'",
+        "operator 'node': in state 'n', 'gone' is removed",
+        "state 'new' of operator 'node' is new: it starts empty",
+        "operator 'node': in state 'seen', 'first' is added",
+        "state 'old' of operator 'node' is left behind",
+    )
+    with states_on(backend) as worker:
+        first = Harness(before, worker=worker)
+        first.send(visits(("a", "/", 1)))
+        run = Harness(after, [first.snapshot()], worker=worker)
+        run.send(visits(("a", "/", 1)))
+    assert said(run) == [
+        "(None, 1)",
+        "[(Row(n=1, ms=None),), (Row(n=2, ms=None),)]",
+        "[(('/',), (3, None))]",
+        "None",
+    ]
+
+
+def test_a_state_of_a_processor_is_left_behind_only_by_a_word() -> None:  # SX17
+    before, after = spec_of(Saying(init=older)), spec_of(Saying(init=lambda self: None))
+    found = judged("node", "checkpoint 1", state_text(before), state_text(after), state_rules(after))
+    assert "in a StatefulProcessor is deleteIfExists('" in str(found.refusal)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("a STRING, b INT", "(a: large_string, b: int32)"),
+        ("a INT, b INT, c INT", "(a: int32, b: int32, c: int32)"),
+        ("a INT, b BOOLEAN", "(a: int32, b: bool)"),
+        ("a INT, b TINYINT", "(a: int32, b: int8)"),
+        ("a INT, b BINARY", "(a: int32, b: large_binary)"),
+        ("a BIGINT, b SMALLINT", None),
+    ],
+)
+@pytest.mark.parametrize("call", ["containsKey", "keys", "updateValue"])
+def test_keys_of_several_fields_that_changed_are_told(keys: str, said: str | None, call: str) -> None:  # SX6
+    def declare(keys: str) -> Callable[[Any], None]:
+        return lambda self: setattr(self, "m", self.handle.getMapState("m", keys, "n INT"))
+
+    def put(self: Any, key: Any, rows: Any, times: Any) -> list[Any]:
+        self.m.updateValue((1, 300), (5,))
+        return []
+
+    def use(self: Any, key: Any, rows: Any, times: Any) -> list[Any]:
+        given = {"a STRING, b INT": ("1", 300), "a INT, b INT, c INT": (1, 2, 3), "a INT, b BOOLEAN": (1, True)}
+        one = {**given, "a INT, b TINYINT": (1, 2), "a INT, b BINARY": (1, b"x")}.get(keys, (1, 300))
+        arguments = {"containsKey": (one,), "keys": (), "updateValue": (one, (6,))}[call]
+        getattr(self.m, call)(*arguments)
+        return [dict(self.m.iterator())]
+
+    first = Harness(spec_of(Saying(init=declare("a INT, b INT"), rows=put)))
+    first.send(visits(("a", "/", 1)))
+    run = Harness(spec_of(Saying(init=declare(keys), rows=use)), [first.snapshot()])
+    if said is None:
+        run.send(visits(("a", "/", 1)))
+        (found,) = (row["said"] for row in run.out.rows())
+        assert found == str({(1, 300): (6 if call == "updateValue" else 5,)})
+        return
+    with pytest.raises(UserFunctionError) as caught:
+        run.send(visits(("a", "/", 1)))
+    assert "map state 'm' of operator 'node' has the key (1, 300), which an older version" in str(caught.value)
+    assert f"declared as {said} now; give the state another name" in str(caught.value)
+
+
+def test_a_state_is_deleted_in_init_only() -> None:  # SX17
+    run = Harness(spec_of(Saying(rows=lambda self, *_: self.handle.deleteIfExists("old"))))
+    with pytest.raises(UserFunctionError, match=r"deleteIfExists\('old'\) can only be called in init\(\)"):
+        run.send(visits(("a", "/", 1)))
 
 
 # -- the same as in PySpark -------------------------------------------------------------------------------------------

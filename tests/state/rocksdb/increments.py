@@ -96,8 +96,8 @@ class Subtask:
     def kill(self) -> None:
         """Leave the local directory as a worker leaves it that is killed."""
         room = self.worker._room  # type: ignore[attr-defined]
-        for database in room._open:
-            database.close()
+        for place in room._open:
+            place.database.close()
         os.close(room._own._lock)
         room._own = None
 

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.spark.processors.stateful_processors import Sessions
 
 import headgate as hg
 from headgate.model.config import MemoryState, RocksState, size_bytes
@@ -80,6 +81,8 @@ def several(**options: Any) -> hg.Pipeline:
     rows.key_by("n").reduce(lambda _, row: row, name="last", state=hg.RocksDB(memory="32MB")).sink(hg.Discard())
     timed = rows.with_timestamps("ts").key_by("n")
     timed.window(hg.Tumbling("1m"), state=hg.RocksDB()).agg(count=pl.len(), name="windows").sink(hg.Discard())
+    processed = rows.key_by("n").transform_with_state(Sessions(), "n INT", name="processed", state=hg.Memory())
+    processed.sink(hg.Discard())
     rows.key_by("n").process(Count(), name="as-the-others").sink(hg.Discard())
     return made
 
@@ -88,7 +91,8 @@ def several(**options: Any) -> hg.Pipeline:
 def test_an_operator_may_say_where_its_own_state_is() -> None:
     config = several().definition().config
     large, windows = RocksState(32 << 20), RocksState(512 << 20)
-    assert dict(config.operator_states) == {"large": large, "small": MemoryState(), "last": large, "windows": windows}
+    said = {"large": large, "small": MemoryState(), "last": large, "windows": windows, "processed": MemoryState()}
+    assert dict(config.operator_states) == said
     worker = choice.worker_states(RocksState(16 << 20), None, config.operator_states)
     found = {node: worker.of(node, 0, 128) for node in ("large", "small", "last", "windows", "as-the-others")}
     kinds = {node: type(states) for node, states in found.items()}
@@ -114,6 +118,8 @@ def test_what_is_no_state_of_an_operator_is_told_and_nothing_is_added(state: Any
     before = len(made._builder.nodes)
     calls: list[Callable[[], object]] = [
         lambda: keyed.process(Count(), state=state),
+        lambda: keyed.transform_with_state(Sessions(), "n INT", state=state),
+        lambda: keyed.transform_with_state_in_pandas(Sessions(), "n INT", state=state),
         lambda: keyed.reduce(lambda _, row: row, state=state),
         lambda: keyed.window(hg.Tumbling("1m"), state=state),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
 from headgate.state.rocksdb import database as rocks_database
 from headgate.state.rocksdb import frozen as rocks_frozen
-from headgate.state.rocksdb import reopening
+from headgate.state.rocksdb import memory, reopening
 from headgate.state.rocksdb.database import Changes, Database, Rows
 from headgate.state.rocksdb.memory import SharedMemory
 from headgate.state.rocksdb.reopening import PortableRows
@@ -246,6 +247,26 @@ def test_a_closed_database_is_told_and_closing_never_fails(worker: WorkerStates,
 
 
 # RB5
+def test_many_databases_of_a_process_leave_it_files_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = ([memory.open_files(count, limit) for count in range(1, 17)] for limit in (1_024, 100_000))
+    assert few[0] == 128
+    assert sum(few) < 640, "the others are for everybody else"
+    assert set(many) == {128}
+    asked = []
+
+    def open_files(databases_count: int, limit: int) -> int:
+        asked.append(databases_count)
+        return 64
+
+    monkeypatch.setattr(memory, "open_files", open_files)
+    shared = SharedMemory(16 << 20)
+    for _ in range(3):
+        shared.joined()
+        shared.options()
+    assert asked == [1, 2, 3]
+
+
+# RB5
 def test_all_databases_of_a_worker_share_its_memory() -> None:
     memory = SharedMemory(64 << 20)
     memory.joined()
@@ -257,9 +278,14 @@ def test_all_databases_of_a_worker_share_its_memory() -> None:
 
 def merged_at(path: Path) -> int:
     """Return how many new files of a database are merged with the others, as RocksDB noted it."""
+    return int(option(path, "level0_file_num_compaction_trigger"))
+
+
+def option(path: Path, name: str) -> str:
+    """Return an option of a database, as RocksDB noted it."""
     options = max(path.glob("OPTIONS-*"), key=lambda file: int(file.name.split("-")[1])).read_text()
-    (found,) = re.findall(r"level0_file_num_compaction_trigger=(\d+)", options)
-    return int(found)
+    (found,) = re.findall(rf"^\s*{name}=(.*)$", options, re.MULTILINE)
+    return str(found)
 
 
 # RB14
@@ -272,13 +298,69 @@ def test_files_of_what_is_only_looked_up_wait_longer_to_be_merged(worker: Worker
         make(KEYS, [VALUE, LIST])
         make(KEYS, [VALUE], has_timers=True)
     room = worker._room  # type: ignore[attr-defined]
-    assert [merged_at(database.path) for database in room._open] == [16] * 3 + [4] * 4
-    looked_up = room._open[0]
+    assert [merged_at(place.database.path) for place in room._open] == [16] * 2 + [8] + [4] * 4
+    looked_up = room._open[0].database
     looked_up.checkpoint(tmp_path / "copy")
     for options in (tmp_path / "copy").glob("OPTIONS-*"):
         options.unlink()  # as of every checkpoint (RB21)
     looked_up.go_on_with(tmp_path / "copy")
     assert merged_at(looked_up.path) == 16, "also when it goes on with the files of a checkpoint"
+
+
+# RB28
+def test_rows_of_numbers_are_neither_packed_nor_copied_to_be_read(worker: WorkerStates) -> None:
+    states = worker.of("node", 0, GROUPS)
+    number, text_key = StateDescriptor("n", StateKind.VALUE, pa.int64()), KeyColumns(("id",), (pa.large_string(),))
+    for make in (states.by_column, states.by_row):
+        make(KEYS, [number])
+        make(KEYS, [VALUE])
+        make(text_key, [number])
+    room = worker._room  # type: ignore[attr-defined]
+    found = [
+        [option(place.database.path, name) for name in ("compression", "allow_mmap_reads")] for place in room._open
+    ]
+    assert found == [["kNoCompression", "true"], ["kLZ4Compression", "false"], ["kLZ4Compression", "false"]] * 2
+
+
+SHORTENED = """
+import sys
+from pathlib import Path
+import numpy as np
+import pyarrow as pa
+from headgate.errors import CorruptionError
+from headgate.model.config import RocksState
+from headgate.state.choice import worker_states
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
+
+root = Path(sys.argv[1])
+number = StateDescriptor("n", StateKind.VALUE, pa.int64())
+worker = worker_states(RocksState(16 << 20, str(root)), None)
+state = worker.of("node", 0, 128).by_column(KeyColumns(("id",), (pa.int64(),)), [number])
+keys = pa.array(np.arange(200_000))
+state.values(number).put(state.slots([keys]), keys)
+state.freeze()
+state._give_up_at = 0
+state._place._memory._front_bytes = 0
+state.prepare()
+state.slots([keys.slice(0, 10)])
+for file in root.rglob("*/db/*.sst"):
+    with file.open("r+b") as opened:
+        opened.truncate(4_096)
+try:
+    found = state.values(number).get(state.slots([keys]))
+except CorruptionError:
+    sys.exit(3)
+print("read", found.equals(keys), flush=True)
+"""
+
+
+# RB28 RB6
+def test_a_file_of_numbers_that_is_cut_off_meanwhile_ends_the_process_and_gives_no_wrong_value(tmp_path: Path) -> None:
+    """What is read where it is ends with the file: the system says so by a signal, as when a worker is killed."""
+    command = [sys.executable, "-c", SHORTENED, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode in (3, -signal.SIGBUS), ended.stderr
+    assert "read" not in ended.stdout
 
 
 # RB7

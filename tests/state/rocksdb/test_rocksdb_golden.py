@@ -10,12 +10,13 @@ import pytest
 from tests.state.backends import IN_FILES, states
 from tests.state.moved import Written, restore
 from tests.state.rocksdb import increments
+from tests.state.rocksdb import test_rocksdb_packed as packed
 from tests.state.rocksdb import test_rocksdb_timed_files as timed
 from tests.state.rocksdb.test_rocksdb_windows import taken
 
 import headgate as hg
 from headgate.codec.log_entry import decode_log_entry
-from headgate.model.manifest import FILES_VERSION, TIMED_FILES_VERSION, Manifest
+from headgate.model.manifest import FILES_VERSION, PACKED_FILES_VERSION, TIMED_FILES_VERSION, Manifest
 from headgate.state.timers import TimeKind
 from headgate.storage.backends import open_storage
 
@@ -81,3 +82,29 @@ def test_windows_in_files_that_were_written_once_are_restored(
                 assert {key: [row[3] for row in rows if row[0] == key] for key in mine if key % 2 == window} == {
                     key: [0, 1] for key in mine if key % 2 == window
                 }
+
+
+@later
+@pytest.mark.parametrize(("directory", "version"), [("rocksdb_6", FILES_VERSION), ("rocksdb_12", PACKED_FILES_VERSION)])
+def test_numbers_by_batch_that_were_written_once_are_restored(
+    directory: str, version: int, later: str, parallelism: int, tmp_path: Path
+) -> None:  # RB27: of version 6, each state has rows of its own
+    found = written(tmp_path, directory, "columns", 2, version)
+    wanted = {
+        "count": {key: key for key in range(0, 60, 2)},
+        "last": {key: key / 4 for key in range(0, 60, 3)},
+        "open": {key: bool(key % 2) for key in range(0, 60, 5)},
+        "name": {key: f"n{key}" for key in range(0, 60, 7)},
+        "seen": {key: [key] for key in range(0, 60, 11)},
+    }
+    for name in ("count", "last", "open", "name"):
+        assert dict(hg.read_state(tmp_path / directory / "columns", "node", name).rows()) == wanted[name]
+    with states(later) as worker:
+        for index in range(parallelism):
+            back = packed.State(worker, subtask=index)
+            goes_on = restore(back.backend, [found], index, parallelism)
+            assert goes_on == (later == IN_FILES and parallelism == 1 and version == PACKED_FILES_VERSION)
+            mine = timed.owned_by(range(60), parallelism, index)
+            assert back.held(mine) == {
+                name: {key: value for key, value in held.items() if key in mine} for name, held in wanted.items()
+            }

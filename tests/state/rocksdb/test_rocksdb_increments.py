@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -18,6 +19,7 @@ from tests.state.rocksdb.increments import (
     files_of,
     manifest_of,
     owned,
+    text,
     written_by,
 )
 
@@ -28,9 +30,14 @@ from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import FILES_VERSION, SnapshotPart
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
+from headgate.state.files import LocalDamage
 from headgate.state.rocksdb import increments as rocks_increments
+from headgate.state.rocksdb import memory as rocks_memory
 from headgate.state.rocksdb import reopening
+from headgate.state.rocksdb.database import Changes, Database
+from headgate.state.rocksdb.described import decode_description
 from headgate.state.rocksdb.frozen import FrozenDatabase
+from headgate.state.rocksdb.memory import SharedMemory, Use
 from headgate.state.rocksdb.tables import Table
 from headgate.storage.backends import open_storage
 
@@ -65,6 +72,67 @@ def test_a_checkpoint_writes_only_the_files_that_no_earlier_one_has(subtask: Sub
     assert restored.continued
     assert restored.found == subtask.expected
     restored.states.close()
+
+
+# RB26
+def test_what_describes_a_database_does_not_grow_with_its_age(
+    subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rocks_memory, "NOTES_BYTES_MAX", 2_000)
+    young = Subtask(tmp_path / "young", subtask.storage)
+    young.claim()
+    young.put(range(KEYS))
+    sizes = []
+    for number in range(1, 31):
+        young.put([number], version=number)
+        manifest = young.checkpoint(number)
+        (described,) = [
+            one for one in manifest.entries[0].parts if not one.name and one.section == f"{FILES_PREFIX}sum"
+        ]
+        sizes.append(described.size_bytes)
+    assert max(sizes) < sizes[0] + 2_500, "each checkpoint adds about 200 bytes"
+    restored = Restored(subtask.storage, manifest, tmp_path / "other")
+    assert restored.continued
+    assert restored.found == young.expected
+    for one in (young.worker, restored.states):
+        one.close()
+
+
+# RB26 RB21
+def test_options_are_in_no_checkpoint(subtask: Subtask) -> None:
+    subtask.put(range(KEYS))
+    parts = subtask.checkpoint(1).entries[0].parts
+    (described,) = [one for one in parts if not one.name and one.section == f"{FILES_PREFIX}sum"]
+    assert described.inline is not None
+    found = decode_description(memoryview(described.inline), "here").small
+    assert sorted(name.partition("-")[0] for name in found) == ["CURRENT", "MANIFEST", "rocksdict"]
+    assert described.size_bytes < 4_000
+
+
+# RB26 RB20
+def test_a_file_of_any_size_but_its_own_is_seen_before_anything_is_written(tmp_path: Path) -> None:
+    """Of so many files only some are opened."""
+    made = Database(tmp_path / "db", SharedMemory(8 << 20), Use.LOOKED_UP)
+    for number in range(14):
+        changes = Changes()
+        changes.put([number.to_bytes(8, "big")], [b"value"])
+        made.write(changes)
+        made.checkpoint(tmp_path / f"{number}")
+    path = tmp_path / "13"
+    made.check(path)
+    files = sorted(path.glob("*.sst"))
+    assert len(files) == 14
+    for file in files:
+        data = file.read_bytes()
+        for other in (data[:-1], data + b"x", None):
+            file.unlink()
+            if other is not None:
+                file.write_bytes(other)
+            with pytest.raises(LocalDamage, match=file.name):
+                made.check(path)
+            file.write_bytes(data)
+    made.check(path)
+    made.close()
 
 
 # RB20
@@ -339,6 +407,77 @@ def test_what_a_killed_worker_left_is_used_and_then_goes(
     restored.states.close()
 
 
+# RB21 RB3
+def test_what_a_failed_worker_left_is_used_and_then_goes(subtask: Subtask, monkeypatch: pytest.MonkeyPatch) -> None:
+    subtask.put(range(KEYS))
+    for number in (1, 2, 3):
+        subtask.put(range(60), version=number)
+        manifest = subtask.checkpoint(number)
+    subtask.put(range(KEYS), version=9)  # is in no checkpoint
+    (left,) = (path for path in subtask.root.glob("*/*") if path.is_dir())
+    subtask.worker.close(is_left=True)
+    assert sorted(path.name for path in left.glob("*/*")) == ["checkpoint-2", "checkpoint-3"], "and no database"
+    subtask.expected |= {key: text(key, 3 if key < 60 else 0) for key in range(KEYS)}
+    counting = Counting(monkeypatch, subtask)
+    restored = Restored(subtask.storage, manifest, subtask.root)
+    assert counting.files == set(), "nothing was fetched"
+    assert restored.found == subtask.expected
+    assert left.exists(), "another worker may need it"
+    restored.backend.freeze()
+    assert not left.exists()
+    restored.states.close()
+    assert not list(subtask.root.iterdir())
+
+
+# RB21 RB3
+def test_a_worker_that_fails_before_it_wrote_a_snapshot_leaves_what_others_left(subtask: Subtask) -> None:
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    subtask.kill()
+    (left,) = (path for path in subtask.root.glob("*/*") if path.is_dir())
+    restored = Restored(subtask.storage, manifest, subtask.root)
+    restored.states.close(is_left=True)
+    assert [path for path in subtask.root.glob("*/*") if path.is_dir()] == [left]
+    assert list(left.rglob("*.sst"))
+
+
+# RB3 RB21
+def test_what_is_beside_the_directories_of_workers_is_in_nobodys_way(
+    subtask: Subtask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    subtask.kill()
+    (parent,) = subtask.root.iterdir()
+    (parent / "a.lock").mkdir()  # cannot be opened as a file
+    (parent / "b.lock").symlink_to(parent / "b.lock")
+    half = parent / "copied" / "0-sum-0" / "db"  # without a lock
+    half.mkdir(parents=True)
+    for part in files_of(manifest.entries[0].parts):
+        (half / part.name).write_bytes(b"")
+    restored = Restored(subtask.storage, manifest, subtask.root)
+    assert restored.found == subtask.expected
+    restored.backend.freeze().release()
+    restored.states.close()
+    assert sorted(path.name for path in parent.iterdir()) == ["a.lock", "b.lock", "copied"]
+
+
+# RB21
+def test_files_are_fetched_where_what_is_near_cannot_be_read(subtask: Subtask, monkeypatch: pytest.MonkeyPatch) -> None:
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    subtask.kill()
+
+    def unreadable(path: Path, pattern: str) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "glob", unreadable)
+    restored = Restored(subtask.storage, manifest, subtask.root)
+    monkeypatch.undo()
+    assert restored.found == subtask.expected
+    restored.states.close()
+
+
 # RB21
 @pytest.mark.parametrize("how", ["missing", "truncated", "flipped"])
 def test_what_is_left_is_ignored_where_it_does_not_fit(
@@ -399,12 +538,16 @@ def test_a_full_disk_while_restoring_is_one_sentence(
 # RB20 RB6
 @pytest.mark.parametrize("how", ["missing", "truncated"])
 def test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint(subtask: Subtask, how: str) -> None:
+    """What is left without it is enough to be written as files."""
     subtask.put(range(KEYS))
+    subtask.checkpoint(1)
+    subtask.put(range(60), version=1)
+    before = subtask.storage.list("p")
     original: Callable[..., Any] = type(subtask.backend).freeze
 
     def broken(self: Any) -> Any:
         frozen = original(self)
-        path = next(frozen._path.glob("*.sst"))
+        path = max(frozen._path.glob("*.sst"))
         data = path.read_bytes()
         path.unlink()
         if how == "truncated":
@@ -413,9 +556,9 @@ def test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint(subtask: Su
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(subtask.backend), "freeze", broken)
-        with pytest.raises(CorruptionError, match=r"checkpoint-1"):
-            subtask.write(1)
-    assert not [path for path in subtask.storage.list("p") if FILES_PREFIX in path]
+        with pytest.raises(CorruptionError, match=r"checkpoint-2"):
+            subtask.write(2)
+    assert subtask.storage.list("p") == before
 
 
 # RS16

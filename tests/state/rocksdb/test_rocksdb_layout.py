@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from headgate.state.rocksdb.layout import (
     runs,
 )
 from headgate.state.rocksdb.tables import tables_of
-from headgate.state.rocksdb.values import value_codec
+from headgate.state.rocksdb.values import timed, timed_codec, value_codec
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 
@@ -96,6 +98,7 @@ def test_tables_are_numbered_by_the_names_of_states_however_they_are_declared() 
 
 
 NESTED = pa.struct([("at", pa.timestamp("us")), ("days", pa.large_list(pa.date32())), ("raw", pa.large_binary())])
+PRICE = pa.struct([("amount", pa.decimal128(10, 2))])
 VALUES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.int8(), [-128, 127]),
     (pa.uint64(), [0, 2**64 - 1]),
@@ -106,6 +109,11 @@ VALUES: list[tuple[pa.DataType, list[Any]]] = [
     (pa.large_binary(), [b"", b"\xff\0"]),
     (pa.struct([]), [{}]),
     (pa.large_list(pa.large_list(pa.int64())), [[], [None, [1, None]]]),
+    (pa.decimal128(10, 2), [Decimal("0.01"), Decimal("-99999999.99"), Decimal("0.00")]),
+    (pa.struct([("price", PRICE)]), [{"price": None}, {"price": {"amount": None}}, {"price": {"amount": Decimal(1)}}]),
+    (pa.large_list(PRICE), [[], [None], [{"amount": Decimal("1.25")}, None, {"amount": None}]]),
+    (pa.struct([("prices", pa.large_list(PRICE))]), [{"prices": None}, {"prices": []}, {"prices": [None]}]),
+    (pa.large_list(pa.large_list(pa.decimal128(38, 38))), [[None, [], [None]], [[Decimal("1e-38")]]]),
 ]
 
 
@@ -116,6 +124,50 @@ def test_values_come_back(dtype: pa.DataType, values: list[Any]) -> None:
     assert codec.decode(codec.encode(column)).equals(column)
     assert codec.decode(codec.encode(column.slice(1))).equals(column.slice(1))
     assert codec.decode([]).type == dtype
+
+
+SCALARS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.uint64(), st.integers(0, 2**64 - 1)),
+    (pa.float32(), st.floats(width=32, allow_nan=False)),
+    (pa.bool_(), st.booleans()),
+    (pa.date32(), st.dates()),
+    (pa.time64("ns"), st.times()),
+    (pa.timestamp("us"), st.datetimes()),
+    (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(UTC))),
+    (pa.duration("us"), st.timedeltas(timedelta(days=-9_999), timedelta(days=9_999))),
+    (pa.decimal128(38, 2), st.decimals(places=2, min_value=-(10**20), max_value=10**20)),
+    (pa.large_string(), st.text(max_size=3)),
+    (pa.large_binary(), st.binary(max_size=3)),
+]
+
+
+@st.composite
+def nested(draw: st.DrawFn, depth: int = 3) -> tuple[pa.DataType, st.SearchStrategy[Any]]:
+    """Return a type and its values; below the outermost level there are nulls."""
+    kind = draw(st.sampled_from(["scalar", "list", "struct"])) if depth else "scalar"
+    if kind == "list":
+        dtype, values = draw(nested(depth - 1))
+        return pa.large_list(dtype), st.lists(st.none() | values, max_size=3)
+    if kind == "struct":
+        fields = {name: draw(nested(depth - 1)) for name in draw(st.sampled_from(["", "a", "ab"]))}
+        inner = {name: st.none() | values for name, (_, values) in fields.items()}
+        return pa.struct([(name, dtype) for name, (dtype, _) in fields.items()]), st.fixed_dictionaries(inner)
+    return draw(st.sampled_from(SCALARS))
+
+
+# RB2
+@given(st.data())
+def test_values_of_any_type_come_back_with_their_nulls(data: st.DataObject) -> None:
+    dtype, values = data.draw(nested())
+    column = pa.array(data.draw(st.lists(values, max_size=4)), dtype)
+    for codec, stored in (
+        (value_codec(dtype), column),
+        (timed_codec(dtype), timed(column, pa.array(range(len(column)), pa.int64()))),
+    ):
+        found = codec.decode(codec.encode(stored))
+        found.validate(full=True)
+        assert found.equals(stored)
 
 
 # RB2

@@ -200,3 +200,8 @@ class MapState(_State):
                 f"map state '{self._descriptor.name}' of operator '{self._node}' has keys of type "
                 f"{self._descriptor.key_type}, but was given the key {mismatch(map_key, error)}"
             ) from None
+
+
+def first_key(state: MapState) -> Any:
+    """Return a map key that the current key has, expired or not, or None; for Headgate only."""
+    return next(iter(state._cells.get(state._cursor.key) or ()), None)

@@ -128,7 +128,7 @@ def _states(
 def _state(case: _Case, old: DeclaredState, new: DeclaredState, rules: StateRules) -> Judged:
     otherwise = (
         f"give the new one another name with evolution=Evolution(starts_empty=True) and call forget('{old.name}') to "
-        "leave the old one behind"
+        f"leave the old one behind, in a StatefulProcessor deleteIfExists('{old.name}')"
     )
     if old.kind != new.kind:
         before, now = (f"a {one.kind} of {one.type}" for one in (old, new))
@@ -158,5 +158,6 @@ def _lost(case: _Case, state: DeclaredState) -> Judged:
     return Judged(
         f"{case.here} holds state '{state.name}' of operator '{case.operator}', a {state.kind} of {state.type}, which "
         "is not declared any more; declare it again, or, if it has another name now, give that one "
-        f"evolution=Evolution(renamed_from='{state.name}'), or call forget('{state.name}') to leave it behind"
+        f"evolution=Evolution(renamed_from='{state.name}'), or call forget('{state.name}') to leave it behind, which "
+        f"in a StatefulProcessor is deleteIfExists('{state.name}')"
     )

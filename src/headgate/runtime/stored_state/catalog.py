@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import BROADCAST_PREFIX, LISTS_PREFIX, TIMED_DESCRIPTION, UNION_PREFIX
+from headgate.codec.snapshot import (
+    BROADCAST_PREFIX,
+    LISTS_PREFIX,
+    PACKED_DESCRIPTION,
+    TIMED_DESCRIPTION,
+    UNION_PREFIX,
+)
 from headgate.errors import UsageError
 from headgate.model.manifest import SnapshotPart
 from headgate.model.state_identity import StateIdentity
@@ -51,7 +58,8 @@ class StoredState:
 
     def _may_have_expired(self, piece: Piece) -> bool:
         """Whether ``piece`` has rows that count although they had expired."""
-        return self.shape.expires and piece.part.name == TIMED_DESCRIPTION and piece.rows != 0
+        is_described = piece.part.name in (TIMED_DESCRIPTION, PACKED_DESCRIPTION)
+        return self.shape.expires and is_described and piece.rows != 0
 
     @property
     def size_bytes(self) -> int:
@@ -164,6 +172,20 @@ def state_named(checkpoint: StoredCheckpoint, storage: Storage, operator: str, n
     if len(main) > 1:
         raise UsageError(f"operator '{operator}' has several states: {_list(names)}; name one")
     return main[0]
+
+
+def catalog_row(state: StoredState) -> dict[str, Any]:
+    """Return what a state is, as a row of the catalogue."""
+    return {
+        "operator": state.operator,
+        "state": state.name,
+        "kind": state.shape.kind.value,
+        "keys": list(state.shape.shown_keys),
+        "columns": ", ".join(f"{field.name}: {field.type}" for field in state.shape.shown),
+        "rows": state.rows,
+        "size_bytes": state.size_bytes,
+        "subtasks": len({piece.subtask.index for piece in state.pieces}),
+    }
 
 
 def main_of(states: Sequence[StoredState]) -> list[StoredState]:

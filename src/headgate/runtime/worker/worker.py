@@ -115,6 +115,7 @@ class Worker:
         self.loop_budget = SpillBudget(limits.loop_memory_bytes, limits.loop_disk_bytes_max, directory)
         """What the loops of this worker use together; nothing before it runs, and nothing afterwards."""
         self._states: WorkerStates | None = None
+        self._is_state_left = False
         self._mail: deque[messages.ToWorker | tuple[SubtaskRunner, machine.Event, str] | BaseException] = deque()
         self._wake = around.event()
         self._generation = Generation(0)
@@ -176,6 +177,7 @@ class Worker:
         except WorkerStopped:
             raise
         except BaseException as error:
+            self._is_state_left = spares_disk(error)
             if not self._is_leaving:
                 control.send(self._last_words(error))
             raise WorkerStopped(str(error)) from None
@@ -459,9 +461,18 @@ class Worker:
             except BaseException as error:  # N73
                 print(f"headgate: closing {runner.subtask} failed: {error!r}", file=sys.stderr)
         if self._states is not None:
-            self._states.close()
+            self._states.close(is_left=self._is_state_left)
         self._pool.shutdown(wait=False, cancel_futures=True)
         exchange.close()
+
+
+def spares_disk(error: BaseException) -> bool:
+    """Return whether a worker that ends because of ``error`` may leave files of its state to the next one (RB21).
+
+    Not if its disk is what failed: the next one is to find room there, and nothing that is damaged.
+    """
+    found = error.error if isinstance(error, NodeError) else error
+    return not isinstance(found, LocalDamage) and (not isinstance(found, StorageError) or found.is_transient)
 
 
 def failure_of(error: BaseException) -> Failure:

@@ -61,7 +61,7 @@ class RocksFilesRun(RocksRun):
         """See ``Run``."""
         usual = SharedMemory.options
 
-        def options(self: SharedMemory, **of_it: bool) -> Any:
+        def options(self: SharedMemory, **of_it: Any) -> Any:
             made = usual(self, **of_it)
             made.set_disable_auto_compactions(True)
             made.set_level_zero_slowdown_writes_trigger(FILES_MAX)

@@ -83,10 +83,13 @@ def processor_spec(
     columns, states = key_columns(schema, keys), MemoryStates()  # nobody ever puts anything into these
     handles = RowStates(node, Cursor(), lambda d: states.by_row(columns, [d]).cells(d), StateTime())
     learning: ProcessorFunction = copied(node, function)
-    descriptors = opened(node, learning, StateHandle(node, handles))
+    declared = StateHandle(node, handles)
+    descriptors = opened(node, learning, declared)
     learning.close()
     initial = None if initial_state is None else initial_rows(node, initial_state, keys, schema)
-    return KeyFunctionSpec(keys, function, schema, descriptors, kind=kind, time=time, initial=initial)
+    return KeyFunctionSpec(
+        keys, function, schema, descriptors, declared.forgotten, kind=kind, time=time, initial=initial
+    )
 
 
 def _check_processor(node: str, processor: Any) -> None:

@@ -7,7 +7,7 @@ others. Counterparts: ``operators.process.functions``, which holds the state; ``
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 
@@ -17,7 +17,8 @@ from headgate.operators.process.functions import StateHandle
 from headgate.operators.process.keyed_states import ListState as Elements
 from headgate.operators.process.keyed_states import MapState as Entries
 from headgate.operators.process.keyed_states import ValueState as Single
-from headgate.spark.processors.values import Fields, MapKeys, SparkSchema, arrow_schema_of
+from headgate.operators.process.keyed_states import first_key
+from headgate.spark.processors.values import Fields, MapKeys, SparkSchema, arrow_schema_of, evolution_of
 from headgate.state.timers import TimeKind
 from headgate.state.ttl import TTL
 
@@ -93,36 +94,44 @@ class MapState:
 
     def getValue(self, key: Any) -> Any:
         """Return the value of ``key`` as a Row, or None."""
-        found = self._state.get(self._keys.stored(key))
+        found = self._state.get(self._stored(key))
         return None if found is None else self._fields.row_of(list(found.values()))
 
     def containsKey(self, key: Any) -> bool:
         """Return whether there is a value of ``key``."""
-        return self._state.contains(self._keys.stored(key))
+        return self._state.contains(self._stored(key))
 
     def updateValue(self, key: Any, value: Any) -> None:
         """Set the value of ``key``."""
-        self._state.put(self._keys.stored(key), self._fields.dict_of(value))
+        self._state.put(self._stored(key), self._fields.dict_of(value))
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """Iterate over the entries that there are now."""
-        return iter([(self._keys.shown(key), self._fields.tuple_of(value)) for key, value in self._state.items()])
+        return iter([(self._keys.shown(key), self._fields.tuple_of(value)) for key, value in self._items()])
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
         """Iterate over the map's keys that there are now."""
-        return iter([self._keys.shown(key) for key, _ in self._state.items()])
+        return iter([self._keys.shown(key) for key, _ in self._items()])
 
     def values(self) -> Iterator[tuple[Any, ...]]:
         """Iterate over the values that there are now."""
-        return iter([self._fields.tuple_of(value) for _, value in self._state.items()])
+        return iter([self._fields.tuple_of(value) for _, value in self._items()])
 
     def removeKey(self, key: Any) -> None:
         """Remove ``key``; nothing happens if it is not there."""
-        self._state.remove(self._keys.stored(key))
+        self._state.remove(self._stored(key))
 
     def clear(self) -> None:
         """Forget the map."""
         self._state.clear()
+
+    def _stored(self, key: Any) -> Any:
+        self._keys.check(first_key(self._state))
+        return self._keys.stored(key)
+
+    def _items(self) -> list[tuple[Any, Any]]:
+        self._keys.check(first_key(self._state))
+        return self._state.items()
 
 
 class ProcessorHandle:
@@ -141,13 +150,15 @@ class ProcessorHandle:
     def getValueState(self, stateName: str, schema: SparkSchema, ttlDurationMs: int | None = None) -> ValueState:
         """Declare one value per key."""
         columns = self._columns(stateName, "the schema", schema)
-        state = self._declarations.value(stateName, pa.struct(list(columns)), ttl=self._ttl(stateName, ttlDurationMs))
+        dtype, ttl = pa.struct(list(columns)), self._ttl(stateName, ttlDurationMs)
+        state = self._declarations.value(stateName, dtype, ttl=ttl, evolution=evolution_of(dtype))
         return ValueState(state, Fields(columns))
 
     def getListState(self, stateName: str, schema: SparkSchema, ttlDurationMs: int | None = None) -> ListState:
         """Declare a list per key; each element lives by itself."""
         columns = self._columns(stateName, "the schema", schema)
-        state = self._declarations.list(stateName, pa.struct(list(columns)), ttl=self._ttl(stateName, ttlDurationMs))
+        dtype, ttl = pa.struct(list(columns)), self._ttl(stateName, ttlDurationMs)
+        state = self._declarations.list(stateName, dtype, ttl=ttl, evolution=evolution_of(dtype))
         return ListState(state, Fields(columns))
 
     def getMapState(
@@ -156,10 +167,9 @@ class ProcessorHandle:
         """Declare a map per key; each entry lives by itself."""
         keys = MapKeys(self._node, stateName, self._columns(stateName, "the schema of the keys", userKeySchema))
         columns = self._columns(stateName, "the schema of the values", valueSchema)
-        ttl = self._ttl(stateName, ttlDurationMs)
-        return MapState(
-            self._declarations.map(stateName, keys.type, pa.struct(list(columns)), ttl=ttl), keys, Fields(columns)
-        )
+        dtype, ttl = pa.struct(list(columns)), self._ttl(stateName, ttlDurationMs)
+        state = self._declarations.map(stateName, keys.type, dtype, ttl=ttl, evolution=evolution_of(dtype))
+        return MapState(state, keys, Fields(columns))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
         """Have ``handleExpiredTimer`` called for the key at this time; if it has passed, behind this batch."""
@@ -173,16 +183,18 @@ class ProcessorHandle:
         """Iterate over the times of the key's timers."""
         return iter(self._with_timers().timers.times())
 
-    def deleteIfExists(self, stateName: str) -> NoReturn:
-        """Refused: states of a Headgate pipeline go with their declaration.
+    def deleteIfExists(self, stateName: str) -> None:
+        """Leave behind what older checkpoints have of a state that is not declared any more (SX17).
 
         Raises:
-            UsageError: always.
+            UsageError: it is called outside ``init``.
         """
-        raise UsageError(
-            f"operator '{self._node}': deleteIfExists('{stateName}') is not there in Headgate, where a checkpoint is "
-            "restored by the states that are declared; remove the call"
-        )
+        if self._context is not None:
+            raise UsageError(
+                f"operator '{self._node}': deleteIfExists('{stateName}') can only be called in init(); to empty a "
+                "state of the current key, call its clear()"
+            )
+        self._declarations.forget(stateName)
 
     def _with_timers(self) -> KeyContext:
         if self._kind is None:

@@ -17,9 +17,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row, StructType
 
 from headgate.errors import UsageError
+from headgate.model.value_types import inner_paths
 from headgate.operators.schemas import as_schema
 from headgate.operators.types import canonical_schema, has_map
 from headgate.spark.processors.ddl import struct_of
+from headgate.state.evolution import Evolution, value_type
 
 SparkSchema: TypeAlias = Any
 """A ``StructType`` or DDL text."""
@@ -51,6 +53,11 @@ def arrow_schema_of(node: str, what: str, given: SparkSchema) -> pa.Schema:
         raise UsageError(f"operator '{node}': {what}: {error.message}") from None
     except Exception as error:  # PySpark's own, of several trees
         raise UsageError(f"operator '{node}': {what} has a type that Headgate does not carry: {error}") from None
+
+
+def evolution_of(dtype: pa.DataType) -> Evolution:
+    """Return what becomes of a state that an older version of a processor wrote: what Spark makes of it (SX17)."""
+    return Evolution(defaults=dict.fromkeys(path for path, _ in inner_paths(value_type(dtype))), starts_empty=True)
 
 
 class Fields:
@@ -162,7 +169,8 @@ class MapKeys:
                     f"operator '{node}': the keys of map state '{name}' have several fields, so field '{one.name}' "
                     f"must be an integer, a boolean, text or binary, but is {one.type}"
                 )
-        self._conversions = [(one.type, pa.types.is_large_binary(one.type)) for one in schema]
+        self._where = f"map state '{name}' of operator '{node}'"
+        self._types = [one.type for one in schema]
 
     def stored(self, key: Any) -> Any:
         """Return a user's key as Headgate's.
@@ -175,12 +183,40 @@ class MapKeys:
             raise ValueError("null cannot be a key")
         if not self._is_packed:
             return values[0]
-        checked = [pa.scalar(value, dtype).as_py() for value, (dtype, _) in zip(values, self._conversions, strict=True)]
+        checked = [pa.scalar(value, dtype).as_py() for value, dtype in zip(values, self._types, strict=True)]
         return msgspec.msgpack.encode(checked)
+
+    def check(self, stored: bytes | None) -> None:
+        """Make sure that a key that is there has fields of these types: bytes do not tell before (SX6).
+
+        Raises:
+            UsageError: an older version of the processor wrote others.
+        """
+        if not self._is_packed or stored is None:
+            return
+        found = msgspec.msgpack.decode(stored)
+        if len(found) != len(self._types) or not all(map(_fits, found, self._types)):
+            declared = ", ".join(
+                f"{name}: {dtype}" for name, dtype in zip(self._fields.names, self._types, strict=True)
+            )
+            raise UsageError(
+                f"{self._where} has the key {tuple(found)!r}, which an older version of the processor wrote, but its "
+                f"keys are declared as ({declared}) now; give the state another name, or declare its keys as before"
+            )
 
     def shown(self, stored: Any) -> tuple[Any, ...]:
         """Return Headgate's key as the user's."""
         return tuple(msgspec.msgpack.decode(stored)) if self._is_packed else (without_zone(stored),)
+
+
+def _fits(value: Any, dtype: pa.DataType) -> bool:
+    """Return whether a value out of a packed key is of ``dtype``."""
+    if pa.types.is_integer(dtype):
+        limits = np.iinfo(dtype.to_pandas_dtype())
+        return type(value) is int and limits.min <= value <= limits.max
+    if pa.types.is_boolean(dtype):
+        return type(value) is bool
+    return type(value) is (bytes if pa.types.is_large_binary(dtype) else str)
 
 
 def _is_packable(dtype: pa.DataType) -> bool:

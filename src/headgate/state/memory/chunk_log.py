@@ -65,6 +65,10 @@ class ChunkLog:
         self._names_before = max(numbers, default=0)
         self.interval.number = 1
 
+    def forget(self) -> None:
+        """The next snapshot has everything."""
+        self._known = ()
+
     def name(self, number: int, place: int) -> str:
         """Return what to call a file of the snapshot ``number``: no other one of its snapshot is called so."""
         return f"{self._names_before + number}-{place}{CHUNK_SUFFIX}"

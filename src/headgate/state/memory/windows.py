@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.state.aggregate_table import Accumulator, AggTable, FrozenTable, Values
-from headgate.state.backend import META, Ownership, WindowRows, restored_batches
+from headgate.state.backend import META, Ownership, StateBackend, WindowRows, restored_batches
 from headgate.state.descriptors import KeyColumns
+from headgate.state.files import StoredFiles
 from headgate.state.key_hash import Words
 from headgate.state.key_index import FrozenKeys, KeyIndex, Slots, make_key_index
 from headgate.state.keyed import KeyedState, Rows
@@ -25,6 +26,7 @@ from headgate.state.memory.changes import ChangedKeys, ChangedSlots, KeyChanges,
 from headgate.state.memory.chunk_log import ChunkLog
 from headgate.state.memory.chunked import ChunkedState
 from headgate.state.memory.chunks import Change, Replaced
+from headgate.state.memory.stored_chunks import gone_on_with
 from headgate.state.window_rows import (
     MergedRows,
     only_window,
@@ -72,6 +74,23 @@ class _Windows(ABC, Generic[Held]):
         """End the interval."""
         taken = self._taken.freeze()
         return _Barrier(self._log, self._log.end_interval(), self._state, self.meta, taken)
+
+    def go_on_with(self, stored: StoredFiles, owner: Ownership, through: StateBackend | None = None) -> bool:
+        """See ``ContinuingBackend``.
+
+        Args:
+            stored: see there.
+            owner: see there.
+            through: what restores the rows, and has this one in front; default: this one.
+        """
+        if not gone_on_with(through or self, self._log, [self._state], stored, owner):
+            return False
+        self._taken.start()
+        return True
+
+    def begin_anew(self) -> None:
+        """Not all that was restored is here: no snapshot of what is here refers to it."""
+        self._log.forget()
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.state.backend import ListColumns, Ownership, restored_states, restored_timers
-from headgate.state.columns import FrozenRows, is_fixed
+from headgate.state.columns import FrozenRows, is_fixed, storage_type
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.files import StoredFiles
 from headgate.state.frozen import FrozenState
@@ -20,17 +20,19 @@ from headgate.state.key_hash import Hashes, hash_columns
 from headgate.state.key_index import FrozenKeys, Slots, key_bytes, make_key_index
 from headgate.state.rocksdb.cached import Cached, CachedMaps, CachedValues, KeysOf
 from headgate.state.rocksdb.cached_expiring import CachedExpiring, CachedState, cached
+from headgate.state.rocksdb.cached_pack import CachedPack
 from headgate.state.rocksdb.database import Changes
 from headgate.state.rocksdb.described import AnyTable
 from headgate.state.rocksdb.expiring import ExpiringTables
 from headgate.state.rocksdb.frozen import Beside, FrozenDatabase
 from headgate.state.rocksdb.layout import EncodedKeys, disk_order, encoded_keys
+from headgate.state.rocksdb.packed import PackedTable, packed, restore_packed
 from headgate.state.rocksdb.reopening import go_on_with
 from headgate.state.rocksdb.restoring import restore_rows
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.scanning import distinct_keys
 from headgate.state.rocksdb.stored_timers import StoredTimers
-from headgate.state.rocksdb.tables import tables_of
+from headgate.state.rocksdb.tables import Table, tables_of
 from headgate.state.rocksdb.timers import RocksColumnTimers
 from headgate.state.slot_array import SlotArray
 from headgate.state.timers import TIMERS, ColumnTimers, TimeKind, TimersByKind, shown_timers, timers_of_each_kind
@@ -79,6 +81,10 @@ class RocksColumnBackend:
         self._states: dict[StateDescriptor, CachedState] = {
             descriptor: cached(table, self._keys_count, self.time) for descriptor, table in tables.items()
         }
+        self._packed = packed(tables)
+        self._pack = self._made_pack() if self._packed else None
+        self._alone = {one: state for one, state in self._states.items() if one not in self._packed}
+        """The states that have rows of their own."""
         self._expiring = [state for state in self._states.values() if isinstance(state, CachedExpiring)]
         self._tables = ExpiringTables(place.database, keys, list(tables.values()), self.time)
         self._outside = dict.fromkeys(self._states, 0)
@@ -94,6 +100,10 @@ class RocksColumnBackend:
     def _made_timers(self, kind: TimeKind) -> RocksColumnTimers:
         stored = StoredTimers(self._place.database, kind, self._keys, self._max_parallelism)
         return RocksColumnTimers(self._keys, self, stored, self._place)
+
+    def _made_pack(self) -> CachedPack:
+        members = [self.values(one) for one in self._packed]
+        return CachedPack(PackedTable(tuple(member.table for member in members)), members)
 
     def _keys_count(self) -> int:
         return len(self._index)
@@ -149,8 +159,7 @@ class RocksColumnBackend:
     def all_slots(self) -> Slots:
         """See ``ColumnBackend``. Has all keys in the cache meanwhile."""
         self.write_back()
-        tables = [state.table for state in self._cached]
-        self.slots(distinct_keys(self._place.database, tables, self._keys, self.time.now_ms))
+        self.slots(distinct_keys(self._place.database, self._tables_of_states, self._keys, self.time.now_ms))
         living = np.zeros(len(self._index), np.bool_)
         for state in self._cached:
             living |= state.living()
@@ -171,15 +180,19 @@ class RocksColumnBackend:
         if len(missing) == 0:
             return
         missing, keys = self._in_order(missing)
-        for descriptor, state in self._states.items():
-            self._outside[descriptor] -= state.load(self._place.database, missing, keys)
+        database = self._place.database
+        if self._pack is not None:
+            for descriptor, count in zip(self._packed, self._pack.load(database, missing, keys), strict=True):
+                self._outside[descriptor] -= count
+        for descriptor, state in self._alone.items():
+            self._outside[descriptor] -= state.load(database, missing, keys)
         is_loaded[missing] = True
 
     def write_back(self) -> None:
         """Have everything in the database."""
         changes = Changes()
         keys_of = _Remembered(self._in_order)
-        for state in self._cached:
+        for state in self._stores:
             state.write_back(changes, keys_of)
         for timers in self._timers.values():
             timers.write_back()
@@ -191,9 +204,9 @@ class RocksColumnBackend:
         self._drop_some_that_expired()
         for timers in self._timers.values():
             timers.tidy()
-        changed = [(state.changed_rows, self._key_bytes + self._row_bytes(state)) for state in self._cached]
-        changed_rows = sum(rows for rows, _ in changed)
-        if self._place.is_much(changed_rows, sum(rows * size for rows, size in changed), CHANGES_MAX):
+        changed_rows = sum(state.changed_rows for state in self._stores)
+        changed_bytes = sum(state.changed_rows * (self._key_bytes + self._row_bytes(state)) for state in self._cached)
+        if self._place.is_much(changed_rows, changed_bytes, CHANGES_MAX):
             self.write_back()
         if self._cached_bytes() > max(self._place.cache_bytes, self._give_up_at):
             self.write_back()
@@ -229,6 +242,8 @@ class RocksColumnBackend:
         return self._place.cache_bytes // _PARTS * _KEPT_PARTS
 
     def _row_bytes(self, state: Cached) -> int:
+        if is_fixed(state.table.dtype) and state.table.ttl is None:  # a row that is shared says nothing of one state
+            return state.row_bytes + _ARRAY_COPIES * storage_type(state.table.dtype).itemsize
         return self._place.row_bytes(state.row_bytes, _ARRAY_COPIES if is_fixed(state.table.dtype) else _COPIES)
 
     def _give_up(self) -> None:
@@ -264,7 +279,7 @@ class RocksColumnBackend:
         """See ``StateBackend``."""
         self.write_back()
         counts = {
-            descriptor.name: self._outside[descriptor] + int(state.rows_of().sum())
+            descriptor.name: self._outside[descriptor] + state.rows_count()
             for descriptor, state in self._states.items()
         }
         for timers in self._timers.values():
@@ -287,13 +302,24 @@ class RocksColumnBackend:
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``. What is restored goes to the database; nothing is in the cache yet."""
         width = len(self._keys.names)
-        for descriptor, state in self._states.items():
+        self._restore_pack(sections, path, owner)
+        for descriptor, state in self._alone.items():
             for found in restored_states(sections, state.table.section, path, owner):
                 batch = self._tables.restored(state.table, found)
                 restore_rows(state.table, self._place.database, self._keys, self._max_parallelism, batch)
                 self._outside[descriptor] += batch.num_rows
         for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
             timers.restore(batch.columns[:width], batch.columns[width].to_numpy())
+
+    def _restore_pack(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
+        """Have what ``sections`` hold of the states that share rows, together: so their rows are written once."""
+        if self._pack is None:
+            return
+        table = self._pack.table
+        found = [list(restored_states(sections, member.section, path, owner)) for member in table.members]
+        restore_packed(table, self._place.database, self._keys, self._max_parallelism, found)
+        for descriptor, batches in zip(self._packed, found, strict=True):
+            self._outside[descriptor] += sum(batch.num_rows for batch in batches)
 
     def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""
@@ -310,7 +336,16 @@ class RocksColumnBackend:
 
     @property
     def _all_tables(self) -> list[AnyTable]:
-        return [state.table for state in self._cached] + [timers.stored.table for timers in self._timers.values()]
+        return [*self._tables_of_states, *(timers.stored.table for timers in self._timers.values())]
+
+    @property
+    def _tables_of_states(self) -> list[Table | PackedTable]:
+        return [state.table for state in self._stores]
+
+    @property
+    def _stores(self) -> list[CachedState | CachedPack]:
+        """What is read and written by itself: the states that share rows once."""
+        return [*([] if self._pack is None else [self._pack]), *self._alone.values()]
 
 
 class _Remembered:

@@ -83,6 +83,9 @@ class Cached(Protocol):
     def rows_of(self) -> Slots:
         """Return how many rows each slot has."""
 
+    def rows_count(self) -> int:
+        """Return how many rows there are here, all slots together. Each barrier asks."""
+
     def living(self) -> Mask:
         """Return which slots have anything."""
 
@@ -145,10 +148,10 @@ class CachedValues(MemoryValues):
     def load(self, rows: Rows, slots: Slots, keys: EncodedKeys) -> int:
         """See ``Cached``."""
         has, stored = load_values(self.table, rows, keys)
-        self._fill(slots[has], stored)
+        self.fill(slots[has], stored)
         return int(has.sum())
 
-    def _fill(self, slots: Slots, stored: pa.Array) -> None:
+    def fill(self, slots: Slots, stored: pa.Array) -> None:
         """Have what the database has of ``slots``."""
         super().put(slots, stored)
 
@@ -158,21 +161,37 @@ class CachedValues(MemoryValues):
 
     def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
         """See ``Cached``."""
-        slots = np.flatnonzero(self._differs.read(self._size)[: self._size])
+        slots = np.flatnonzero(self.differs())
         if len(slots):
             slots, keys = keys_of(slots)
-            has = self._has(slots)
-            store_values(self.table, changes, keys, has, self._stored(slots[has]))
-            self._differs.written(self._size)[slots] = False
+            store_values(self.table, changes, keys, *self.held(slots))
+            self.wrote(slots)
+
+    def differs(self) -> Mask:
+        """Return which slots differ from the database."""
+        return self._differs.read(self._size)[: self._size]
+
+    def held(self, slots: Slots) -> tuple[Mask, pa.Array]:
+        """Return which of ``slots`` have a value, and what the database is to have of these."""
+        has = self._has(slots)
+        return has, self._stored(slots[has])
+
+    def wrote(self, slots: Slots) -> None:
+        """The database has what ``slots`` have."""
+        self._differs.written(self._size)[slots] = False
 
     @property
     def held_rows(self) -> int:
         """See ``Cached``."""
-        return int(np.count_nonzero(self.living()))
+        return self.rows_count()
 
     def rows_of(self) -> Slots:
         """See ``Cached``."""
         return self.living().astype(np.int64)
+
+    def rows_count(self) -> int:
+        """See ``Cached``."""
+        return int(np.count_nonzero(self.living()))
 
     def drop(self, slots: Slots) -> None:
         """See ``Cached``."""
@@ -231,6 +250,10 @@ class CachedLists(MemoryLists):
     def rows_of(self) -> Slots:
         """See ``Cached``."""
         return self._counts.read(self._size)[: self._size]
+
+    def rows_count(self) -> int:
+        """See ``Cached``."""
+        return int(self.rows_of().sum())
 
     def drop(self, slots: Slots) -> None:
         """See ``Cached``."""
@@ -321,6 +344,10 @@ class CachedMaps(MemoryMaps):
         """See ``Cached``."""
         entries = np.flatnonzero(self._present.read(0)[: len(self._pairs)])
         return np.bincount(self._pairs.words(entries) >> 32, minlength=self._size)
+
+    def rows_count(self) -> int:
+        """See ``Cached``."""
+        return int(self.rows_of().sum())
 
     def drop(self, slots: Slots) -> None:
         """See ``Cached``."""

@@ -43,11 +43,12 @@ class CachedExpiringValues(CachedValues, ExpiringValues):
     def _renewed(self, slots: Slots) -> None:
         self._touch(slots)
 
-    def _fill(self, slots: Slots, stored: pa.Array) -> None:
+    def fill(self, slots: Slots, stored: pa.Array) -> None:
+        """Have what the database has of ``slots``."""
         values, expires_ms = stored.flatten()
         MemoryValues.put(self, slots, values)
         self._expiries.restore(slots, expires_ms, self._size)
-        self._differs.written(self._size)[slots] = False
+        self.wrote(slots)
 
     def _stored(self, slots: Slots) -> pa.Array:
         return timed(super()._stored(slots), pa.array(self._expiries.read(self._size)[slots]))
@@ -123,6 +124,10 @@ class CachedExpiringLists(ExpiringLists):
 
     @property
     def held_rows(self) -> int:
+        """See ``Cached``."""
+        return self.rows_count()
+
+    def rows_count(self) -> int:
         """See ``Cached``."""
         return int(self.rows_of().sum())
 

@@ -19,7 +19,7 @@ from rocksdict import Rdict
 
 from headgate.errors import StorageError
 from headgate.state.files import LocalDamage
-from headgate.state.rocksdb.memory import RowSizes, SharedMemory
+from headgate.state.rocksdb.memory import RowSizes, SharedMemory, Use, looking_options
 
 _FULL = ("No space left", "no space left", "ENOSPC", "Disk quota exceeded")
 _DAMAGED = ("Corruption", "No such file")
@@ -177,22 +177,22 @@ class Changes:
 class Database(Rows):
     """A database that is written. ``rows_written``: how many rows were written or removed so far."""
 
-    def __init__(self, path: Path, memory: SharedMemory, *, is_searched: bool = True) -> None:
-        """Make it in the directory ``path``, which does not exist. ``is_searched``: see ``SharedMemory.options``.
+    def __init__(self, path: Path, memory: SharedMemory, use: Use = Use.SEARCHED) -> None:
+        """Make it in the directory ``path``, which does not exist.
 
         Raises:
             StorageError
         """
         self._path = path
         self._memory = memory
-        self._is_searched = is_searched
+        self._use = use
         self.sizes = RowSizes()
         self.rows_written = 0
         self._open(is_new=True)
 
     def _open(self, *, is_new: bool) -> None:
         with told("open", self._path):
-            self._db = Rdict(str(self._path), self._memory.options(is_new=is_new, is_searched=self._is_searched))
+            self._db = Rdict(str(self._path), self._memory.options(is_new=is_new, use=self._use))
         options = rocksdict.WriteOptions()
         options.disable_wal = True  # RB4
         self._db.set_write_options(options)
@@ -233,9 +233,18 @@ class Database(Rows):
             LocalDamage: it is damaged.
             StorageError
         """
-        if not path.is_dir():  # the library would make it
-            raise StorageError("open", str(path), "it was removed when its worker ended", False)
+        _require(path)
         return opened(path, self._memory)
+
+    def check(self, path: Path) -> None:
+        """Make sure that the files of a checkpoint fit together: none is missing or too short. In any thread.
+
+        Raises:
+            LocalDamage: they do not.
+            StorageError
+        """
+        _require(path)
+        _opened(path, looking_options()).close()
 
     def go_on_with(self, path: Path) -> None:
         """Have what is in the directory ``path``, instead of what it has. ``path`` becomes this one's.
@@ -256,9 +265,18 @@ def opened(path: Path, memory: SharedMemory) -> Rows:
         LocalDamage: it is damaged.
         StorageError
     """
+    return _opened(path, memory.options(is_new=False))
+
+
+def _opened(path: Path, options: rocksdict.Options) -> Rows:
     with told("open", path):
-        access = rocksdict.AccessType.read_only(False)
-        return Rows(path, Rdict(str(path), memory.options(is_new=False), access_type=access))
+        return Rows(path, Rdict(str(path), options, access_type=rocksdict.AccessType.read_only(False)))
+
+
+def _require(path: Path) -> None:
+    """Refuse a checkpoint that is not there any more: the library would make it."""
+    if not path.is_dir():
+        raise StorageError("open", str(path), "it was removed when its worker ended", False)
 
 
 def disk_error(operation: str, path: Path, error: OSError) -> LocalDamage | StorageError:

@@ -2,7 +2,8 @@
 
 Counterparts: ``increments`` writes it, ``reopening`` reads it. Large files are parts of their own; the small ones that
 change with every checkpoint are in here. What version 1 cannot tell, timers, expiries and what belongs to no key, is
-told by version 2, which has a name of its own, so that nobody takes it for the other (SF16).
+told by version 2, and rows that several states share by version 3. Each has a name of its own, so that nobody takes it
+for another (SF16).
 """
 
 from __future__ import annotations
@@ -11,23 +12,27 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import chain, groupby
 from typing import TypeAlias
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import TIMED_DESCRIPTION, Buffer, decode_sections, encode_sections
+from headgate.codec.snapshot import PACKED_DESCRIPTION, TIMED_DESCRIPTION, Buffer, decode_sections, encode_sections
 from headgate.errors import CorruptionError
 from headgate.model.manifest import KeyGroups
 from headgate.state.descriptors import Section, StateKind
 from headgate.state.frozen import OwnedKeys
+from headgate.state.rocksdb.packed import PackedTable
 from headgate.state.rocksdb.stored_timers import TimerTable
 from headgate.state.rocksdb.tables import Table
 from headgate.state.ttl import TTL
 
 VERSION = 1
 TIMED_VERSION = 2
+PACKED_VERSION = 3
+_VERSIONS = (VERSION, TIMED_VERSION, PACKED_VERSION)
 
-AnyTable: TypeAlias = Table | TimerTable
+AnyTable: TypeAlias = Table | PackedTable | TimerTable
 
 _WHAT = "what"
 _SMALL, _META = "small/", "meta/"
@@ -36,7 +41,15 @@ _VALUE = "value"
 _TIMERS = "timers"
 """Of a table of timers; others have a kind of state."""
 
+_PACK = "pack"
+"""Of a table whose rows it shares with those beside it: the number of their table."""
+
 _SOME_TTL = TTL("1ms")
+
+
+def sections_of(table: AnyTable) -> tuple[Section, ...]:
+    """Return what the rows of a table are in a snapshot."""
+    return tuple(member.section for member in table.members) if isinstance(table, PackedTable) else (table.section,)
 
 
 @dataclass(frozen=True)
@@ -61,13 +74,26 @@ class Description:
 
     @property
     def is_timed(self) -> bool:
-        """Whether there is anything that version 1 cannot tell."""
+        """Whether there are timers, expiries, or anything that belongs to no key."""
         return bool(self.meta) or any(isinstance(one, TimerTable) or one.ttl is not None for one in self.tables)
 
     @property
     def name(self) -> str:
         """What the part is called that it is."""
+        if self._is_packed:
+            return PACKED_DESCRIPTION
         return TIMED_DESCRIPTION if self.is_timed else ""
+
+    @property
+    def _is_packed(self) -> bool:
+        return any(isinstance(table, PackedTable) for table in self.tables)
+
+    @property
+    def _version(self) -> int:
+        """The first one that can tell everything."""
+        if self._is_packed:
+            return PACKED_VERSION
+        return TIMED_VERSION if self.is_timed else VERSION
 
     def is_of(self, tables: Sequence[AnyTable]) -> bool:
         """Whether rows of ``tables`` are stored as they are here, however long they live."""
@@ -81,15 +107,15 @@ class Description:
     def encode(self) -> list[Buffer]:
         """Return it as a container."""
         groups = self.keys.groups
-        timed = {"version": TIMED_VERSION, "now_ms": self.now_ms} if self.is_timed else {"version": VERSION}
         what = {
-            **timed,
+            "version": self._version,
+            **({"now_ms": self.now_ms} if self.is_timed else {}),
             "groups": [groups.first, groups.count, self.keys.max_parallelism],
             "files": list(self.names),
-            "tables": [_table(table) for table in self.tables],
+            "tables": [told for table in self.tables for told in _told(table)],
         }
         found: dict[str, Sequence[Buffer]] = {_WHAT: [json.dumps(what).encode()]}
-        for table in self.tables:
+        for table in chain.from_iterable(map(_single, self.tables)):
             found[f"{_SECTION}{table.number}"] = [table.section.schema.serialize()]
             found[f"{_TYPES}{table.number}"] = [_types(table).serialize()]
         found |= {f"{_META}{name}": [data] for name, data in self.meta.items()}
@@ -120,11 +146,11 @@ def decode_description(data: memoryview, where: str) -> Description:
     sections = decode_sections(data, where)
     try:
         what = json.loads(bytes(sections[_WHAT]))
-        if what["version"] not in (VERSION, TIMED_VERSION):
-            expected = f"files of a database, version {VERSION} or {TIMED_VERSION}"
+        if what["version"] not in _VERSIONS:
+            expected = f"files of a database, version {VERSION} to {PACKED_VERSION}"
             raise CorruptionError(where, 0, expected, f"version {what['version']}")
         first, count, max_parallelism = what["groups"]
-        tables = [_decoded(table, sections) for table in what["tables"]]
+        tables = _decoded(what["tables"], sections)
         names = [str(name) for name in what["files"]]
         now_ms = int(what.get("now_ms", 0))
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
@@ -140,8 +166,15 @@ def _named(sections: Mapping[str, memoryview], prefix: str) -> dict[str, bytes]:
 def is_told_by(tables: Sequence[object]) -> bool:
     """Whether a description tells everything about ``tables``; other databases are written as rows."""
     return all(
-        isinstance(table, TimerTable) or (isinstance(table, Table) and _copy(table) == table) for table in tables
+        isinstance(one, TimerTable) or (isinstance(one, Table) and _copy(one) == one)
+        for table in tables
+        for one in (table.members if isinstance(table, PackedTable) else (table,))
     )
+
+
+def _single(table: AnyTable) -> Sequence[Table | TimerTable]:
+    """Return those that share rows one by one."""
+    return table.members if isinstance(table, PackedTable) else (table,)
 
 
 def _copy(table: Table) -> Table:
@@ -152,16 +185,22 @@ def _copy(table: Table) -> Table:
 
 def _stored_as(table: AnyTable) -> AnyTable:
     """Return what is the same for tables whose rows are stored in the same way: how long they live is in each."""
-    return table if isinstance(table, TimerTable) or table.ttl is None else replace(table, ttl=_SOME_TTL)
+    return replace(table, ttl=_SOME_TTL) if isinstance(table, Table) and table.ttl is not None else table
 
 
-def _types(table: AnyTable) -> pa.Schema:
+def _types(table: Table | TimerTable) -> pa.Schema:
     outer = table.types if isinstance(table, TimerTable) else table.outer
     value = [] if isinstance(table, TimerTable) else [pa.field(_VALUE, table.dtype)]
     return pa.schema([*(pa.field(str(at), dtype) for at, dtype in enumerate(outer)), *value])
 
 
-def _table(table: AnyTable) -> dict[str, object]:
+def _told(table: AnyTable) -> list[dict[str, object]]:
+    if isinstance(table, PackedTable):
+        return [{**_table(member), _PACK: table.number} for member in table.members]
+    return [_table(table)]
+
+
+def _table(table: Table | TimerTable) -> dict[str, object]:
     told: dict[str, object] = {
         "number": table.number,
         "name": table.section.name,
@@ -173,7 +212,18 @@ def _table(table: AnyTable) -> dict[str, object]:
     return told if table.ttl is None else {**told, "ttl_ms": table.ttl.duration_ms}
 
 
-def _decoded(table: Mapping[str, object], sections: Mapping[str, memoryview]) -> AnyTable:
+def _decoded(told: Sequence[Mapping[str, object]], sections: Mapping[str, memoryview]) -> list[AnyTable]:
+    found: list[AnyTable] = []
+    for pack, some in groupby(told, key=lambda table: table.get(_PACK)):
+        tables = [_decoded_one(table, sections) for table in some]
+        if pack is None:
+            found += tables
+        else:
+            found.append(PackedTable(tuple(table for table in tables if isinstance(table, Table))))
+    return found
+
+
+def _decoded_one(table: Mapping[str, object], sections: Mapping[str, memoryview]) -> Table | TimerTable:
     number = int(str(table["number"]))
     keys = table["keys"]
     assert isinstance(keys, list)

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from headgate.state.descriptors import KeyColumns
 from headgate.state.rocksdb.database import Changes, Database, Rows
+from headgate.state.rocksdb.described import AnyTable, sections_of
 from headgate.state.rocksdb.layout import decode_columns, runs
-from headgate.state.rocksdb.stored_timers import TimerTable
 from headgate.state.rocksdb.tables import Table
 from headgate.state.rocksdb.values import expiries_of, expiring_at
 from headgate.state.ttl import TTL, StateTime
@@ -80,7 +80,7 @@ class ExpiringTables:
             self._database.write(changes)
 
 
-def expired_counts(rows: Rows, tables: Sequence[Table | TimerTable], now_ms: int) -> dict[str, int]:
+def expired_counts(rows: Rows, tables: Sequence[AnyTable], now_ms: int) -> dict[str, int]:
     """Return how many rows of each section of ``tables`` that expire have done so."""
     found = {table.number: 0 for table in tables if table.ttl is not None}
     if found:
@@ -88,4 +88,5 @@ def expired_counts(rows: Rows, tables: Sequence[Table | TimerTable], now_ms: int
             for number, start, end in runs(scanned):
                 if number in found:
                     found[number] += int(np.count_nonzero(expiries_of(values[start:end]) <= now_ms))
-    return {table.section.name: found[table.number] for table in tables if table.number in found}
+    expiring = [table for table in tables if table.number in found]
+    return {section.name: found[table.number] for table in expiring for section in sections_of(table)}

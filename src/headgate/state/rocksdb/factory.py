@@ -9,9 +9,11 @@ import pyarrow as pa
 
 from headgate.state.aggregate_table import Accumulator
 from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
+from headgate.state.columns import is_fixed
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
 from headgate.state.memory.factory import MemoryStates
 from headgate.state.rocksdb.by_column import RocksColumnBackend
+from headgate.state.rocksdb.memory import Use
 from headgate.state.rocksdb.records import RocksRecords
 from headgate.state.rocksdb.room import LocalDatabase, Room
 from headgate.state.rocksdb.rows import RocksRowBackend
@@ -35,7 +37,7 @@ class RocksStates:
         """See ``StateFactory``."""
         if not descriptors and not has_timers:
             return self._memory.by_row(keys, descriptors, has_timers=has_timers)
-        place = self._place_of(descriptors, has_timers=has_timers)
+        place = self._place_of(keys, descriptors, has_timers=has_timers)
         return RocksRowBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
 
     def by_column(
@@ -44,17 +46,19 @@ class RocksStates:
         """See ``StateFactory``."""
         if not descriptors and not has_timers:
             return self._memory.by_column(keys, descriptors, has_timers=has_timers)
-        place = self._place_of(descriptors, has_timers=has_timers)
+        place = self._place_of(keys, descriptors, has_timers=has_timers)
         return RocksColumnBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
 
-    def _place_of(self, descriptors: Sequence[StateDescriptor], *, has_timers: bool) -> LocalDatabase:
+    def _place_of(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool) -> LocalDatabase:
         """Return a new database; values alone are looked up, everything else is searched for."""
-        is_searched = has_timers or any(descriptor.kind is not StateKind.VALUE for descriptor in descriptors)
-        return self._room.new_database(self._name, is_searched=is_searched)
+        if has_timers or any(descriptor.kind is not StateKind.VALUE for descriptor in descriptors):
+            return self._room.new_database(self._name)
+        types = [*keys.types, *(descriptor.type for descriptor in descriptors)]
+        return self._room.new_database(self._name, _looked_up(types))
 
     def records(self, section: Section) -> RecordBackend:
         """See ``StateFactory``."""
-        place = self._room.new_database(self._name, is_searched=False)
+        place = self._room.new_database(self._name, _looked_up(section.schema.types))
         return RocksRecords(place, section, self._max_parallelism)
 
     def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
@@ -69,6 +73,11 @@ class RocksStates:
         return RocksMergedRows(place, keys, rows, self._max_parallelism, accumulators)
 
 
+def _looked_up(types: Sequence[pa.DataType]) -> Use:
+    """Return what a database is for whose rows have keys and values of these types, and are looked up."""
+    return Use.NUMBERS if all(map(is_fixed, types)) else Use.LOOKED_UP
+
+
 class RocksWorkerStates:
     """See ``choice.WorkerStates``."""
 
@@ -80,6 +89,6 @@ class RocksWorkerStates:
         name = re.sub(r"[^\w.-]", "_", node, flags=re.ASCII)
         return RocksStates(self._room, f"{name[:64]}-{subtask_index}", max_parallelism)
 
-    def close(self) -> None:
+    def close(self, *, is_left: bool = False) -> None:
         """See ``WorkerStates``."""
-        self._room.close()
+        self._room.close(is_left=is_left)

@@ -25,13 +25,12 @@ from headgate.state.ipc import encode_batches
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.keyed import RANGE_BYTES_MIN, RANGES_MAX, Rows
 from headgate.state.rocksdb.database import Scanned
-from headgate.state.rocksdb.described import Description
+from headgate.state.rocksdb.described import AnyTable, Description, sections_of
 from headgate.state.rocksdb.expiring import expired_counts
 from headgate.state.rocksdb.increments import may_be_files, write_files
 from headgate.state.rocksdb.layout import group_start, runs
+from headgate.state.rocksdb.packed import PackedTable
 from headgate.state.rocksdb.room import LocalDatabase
-from headgate.state.rocksdb.stored_timers import TimerTable
-from headgate.state.rocksdb.tables import Table
 
 PART_BYTES = 16 << 20
 """Files of so many bytes make about one part: it is in memory while it is written, and again while it is restored."""
@@ -69,7 +68,7 @@ class FrozenDatabase(FrozenState):
         self,
         place: LocalDatabase,
         path: Path,
-        tables: Sequence[Table | TimerTable],
+        tables: Sequence[AnyTable],
         counts: Mapping[str, int],
         beside: Beside,
     ) -> None:
@@ -129,7 +128,7 @@ class FrozenDatabase(FrozenState):
         self, target: SnapshotTarget, keys: OwnedKeys, shareable: Mapping[str, SnapshotPart], beside: Rows
     ) -> None:
         """Write the database as it is, and what is beside it as ever."""
-        self._database.opened(self._path).close()  # it fits together: nothing is missing or too short
+        self._database.check(self._path)
         self._has_files = True
         about = self._beside
         found, counts = self._encoded((), beside)
@@ -158,7 +157,7 @@ class FrozenDatabase(FrozenState):
 
 
 def encode_rows(
-    tables: Sequence[Table | TimerTable],
+    tables: Sequence[AnyTable],
     rows: Iterable[Scanned],
     beside: Rows = (),
     meta: Mapping[str, bytes] | None = None,
@@ -169,14 +168,15 @@ def encode_rows(
     A section that a table and ``beside`` have holds the rows of both. What has expired at ``now_ms`` is left out (TL6).
     """
     by_number = {table.number: table for table in tables}
-    batches: dict[int, list[pa.RecordBatch]] = {number: [] for number in by_number}
-    for number, batch in _batches(by_number, rows, now_ms):
-        batches[number].append(batch)
+    sections = {section.name: section for table in tables for section in sections_of(table)}
+    batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in sections}
+    for name, batch in _batches(by_number, rows, now_ms):
+        batches[name].append(batch)
     others = {section.name: (section, made) for section, made in beside}
     found: list[tuple[Section, Sequence[pa.RecordBatch]]] = []
-    for number, made in batches.items():
-        section = by_number[number].section
-        found.append((section, [*made, *others.pop(section.name, (section, ()))[1]]))
+    for name, made in batches.items():
+        section = sections[name]
+        found.append((section, [*made, *others.pop(name, (section, ()))[1]]))
     found += others.values()
     parts: dict[str, Sequence[Buffer]] = {name: [data] for name, data in (meta or {}).items()}
     parts |= {section.name: encode_batches(section.schema, made) for section, made in found}
@@ -184,9 +184,9 @@ def encode_rows(
 
 
 def _batches(
-    tables: Mapping[int, Table | TimerTable], rows: Iterable[Scanned], now_ms: int
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield the rows of each table, many at a time, in their order."""
+    tables: Mapping[int, AnyTable], rows: Iterable[Scanned], now_ms: int
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the rows of each section, by its name, many at a time, in their order."""
     waiting: dict[int, tuple[list[bytes], list[bytes]]] = {number: ([], []) for number in tables}
     for scanned, found in rows:
         for number, start, end in runs(scanned):
@@ -196,11 +196,21 @@ def _batches(
             keys += scanned[start:end]
             values += found[start:end]
             if len(keys) >= _BATCH_ROWS:
-                yield number, tables[number].batch(keys, values, now_ms)
+                yield from _of_sections(tables[number], keys, values, now_ms)
                 waiting[number] = [], []
     for number, (keys, values) in waiting.items():
         if keys:
-            yield number, tables[number].batch(keys, values, now_ms)
+            yield from _of_sections(tables[number], keys, values, now_ms)
+
+
+def _of_sections(
+    table: AnyTable, keys: Sequence[bytes], values: Sequence[bytes], now_ms: int
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    if isinstance(table, PackedTable):
+        for section, batch in zip(sections_of(table), table.batches(keys, values, now_ms), strict=True):
+            yield section.name, batch
+    else:
+        yield table.section.name, table.batch(keys, values, now_ms)
 
 
 def _within(batch: pa.RecordBatch, section: Section, groups: KeyGroups, keys: OwnedKeys) -> pa.RecordBatch:

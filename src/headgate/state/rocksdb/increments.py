@@ -30,6 +30,9 @@ LARGE = ".sst"
 _LEFT_OUT = (LARGE, ".log", "LOG", "LOCK", "IDENTITY")
 """Endings of what is in no description: nothing was logged (RB4), and who opens it makes the others."""
 
+OPTIONS = "OPTIONS-"
+"""What the name begins with of what is in no description either: who opens it has options of its own (RB21)."""
+
 
 def may_be_files(checkpoint: Path, tables: Sequence[object]) -> bool:
     """Whether a checkpoint is written as its files: they are large enough, and can be told what they are."""
@@ -68,9 +71,13 @@ def write_files(
         _check(path, data, known.get(path.name))
         part = target.put_file(path.name, [data])
         known[path.name] = part.size_bytes, part.checksum
-    small = {path.name: _read(path) for path in sorted(checkpoint.iterdir()) if not path.name.endswith(_LEFT_OUT)}
+    small = {path.name: _read(path) for path in sorted(checkpoint.iterdir()) if _is_described(path.name)}
     whole = replace(description, names=[path.name for path in large], small=small)
     target.describe_files(whole.encode(), rows, whole.name)
+
+
+def _is_described(name: str) -> bool:
+    return not name.startswith(OPTIONS) and not name.endswith(_LEFT_OUT)
 
 
 def _check(path: Path, data: bytes, known: tuple[int, int] | None) -> None:

@@ -6,7 +6,9 @@ of the caches in front, each of which has an equal share.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Sequence
+from enum import Enum
 
 import rocksdict
 
@@ -20,16 +22,48 @@ _LOG_BYTES_MAX = 1 << 20
 _MERGED_FILES = 16
 """So many new files wait to be merged with all others, where a row is found by its name (RB14): a filter tells at once
 that a file has not got it. Each file that waits costs a search its time; each merge writes the whole database."""
-_SLOW_FILES, _STOP_FILES = 2 * _MERGED_FILES, 3 * _MERGED_FILES
+_MERGED_FILES_OF_NUMBERS = 8
+"""The same where reading a row costs little more than asking the filters of the files that wait (RB28)."""
+_SLOW, _STOP = 2, 3
+"""So many times as many slow writing down, and stop it."""
 _NEW_ROWS_FILTER = 0.03
 """Of the memory of rows that are not in a file yet, for a filter: most rows that are looked up are not there."""
 METADATA_BYTES = 64 << 10
 """Of a part of a filter or index, about. Smaller ones are more to search, larger ones more to read (RB25)."""
 _OPEN_FILES_MAX = 128
-"""Of one database: 1,024 per process is a usual limit."""
+"""Of one database, unless a worker has many of them."""
+_OPEN_FILES_MIN = 16
+_LOOKING_FILES = 20
+"""So many at least: fewer are opened to see whether the files of a database fit together, and all have their sizes."""
+NOTES_BYTES_MAX = 64 << 10
+"""Of a MANIFEST, to which RocksDB adds a note of each file that comes or goes; then it begins a new one (RB26)."""
+_FILES_LIMIT_MAX = 1 << 16
+
+
+def open_files(databases_count: int, limit: int) -> int:
+    """Return how many files a database may have open, which is made as the ``databases_count``-th of its process.
+
+    ``limit``: of the process, 1,024 as a rule. Sixteen databases have about half of them; the others are for whoever
+    reads snapshots, for connections, and for the user.
+    """
+    share = limit * 3 // 16 // max(1, databases_count)
+    return max(_OPEN_FILES_MIN, min(_OPEN_FILES_MAX, share))
+
+
+def _files_limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _FILES_LIMIT_MAX if soft == resource.RLIM_INFINITY else min(soft, _FILES_LIMIT_MAX)
 
 
 _REMEMBERED_ROWS = 1 << 20
+
+
+class Use(Enum):
+    """What a database is for."""
+
+    SEARCHED = "rows are searched for by what they begin with, or read in order"
+    LOOKED_UP = "rows are looked up by their whole keys"
+    NUMBERS = "the same, and keys and values are numbers"
 
 
 class RowSizes:
@@ -88,12 +122,12 @@ class SharedMemory:
         """One more database shares it."""
         self._databases_count += 1
 
-    def options(self, *, is_new: bool = True, is_searched: bool = True) -> rocksdict.Options:
+    def options(self, *, is_new: bool = True, use: Use = Use.SEARCHED) -> rocksdict.Options:
         """Return the options of a database.
 
         Args:
             is_new: it is to be made.
-            is_searched: rows are searched for by what they begin with; otherwise all are looked up, or read in order.
+            use: what it is for.
         """
         blocks = rocksdict.BlockBasedOptions()
         blocks.set_block_cache(self._cache)
@@ -112,17 +146,37 @@ class SharedMemory:
         options.set_block_based_table_factory(blocks)
         options.set_write_buffer_manager(self._buffers)
         options.set_write_buffer_size(self._buffer_bytes)
-        options.set_compression_type(rocksdict.DBCompressionType.lz4())
+        if use is Use.NUMBERS:  # little is saved by packing them, and what is not packed is read where it is (RB28)
+            options.set_compression_type(rocksdict.DBCompressionType.none())
+            options.set_allow_mmap_reads(True)
+        else:
+            options.set_compression_type(rocksdict.DBCompressionType.lz4())
         options.set_memtable_whole_key_filtering(True)
         options.set_memtable_prefix_bloom_ratio(_NEW_ROWS_FILTER)
-        if not is_searched:
-            options.set_level_zero_file_num_compaction_trigger(_MERGED_FILES)
-            options.set_level_zero_slowdown_writes_trigger(_SLOW_FILES)
-            options.set_level_zero_stop_writes_trigger(_STOP_FILES)
+        if use is not Use.SEARCHED:
+            merged_files = _MERGED_FILES_OF_NUMBERS if use is Use.NUMBERS else _MERGED_FILES
+            options.set_level_zero_file_num_compaction_trigger(merged_files)
+            options.set_level_zero_slowdown_writes_trigger(_SLOW * merged_files)
+            options.set_level_zero_stop_writes_trigger(_STOP * merged_files)
         options.set_max_background_jobs(2)
         options.set_paranoid_checks(True)
-        options.set_max_open_files(_OPEN_FILES_MAX)
+        options.set_max_open_files(open_files(self._databases_count, _files_limit()))
+        options.set_max_manifest_file_size(NOTES_BYTES_MAX)
         options.set_keep_log_file_num(1)
         options.set_max_log_file_size(_LOG_BYTES_MAX)
         options.set_stats_dump_period_sec(0)
         return options
+
+
+def looking_options() -> rocksdict.Options:
+    """Return the options with which it is seen whether the files of a database fit together, and nothing else.
+
+    No thread is begun for every file, and nothing is read to find out what is to be merged.
+    """
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(False)
+    options.set_paranoid_checks(True)
+    options.set_max_open_files(_LOOKING_FILES)
+    options.set_max_file_opening_threads(1)
+    options.set_skip_stats_update_on_db_open(True)
+    return options

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,19 +29,17 @@ from headgate.state.backend import Ownership
 from headgate.state.files import LocalDamage, StoredFiles, UnsoundFiles
 from headgate.state.frozen import OwnedKeys
 from headgate.state.rocksdb.database import Rows, disk_error, opened
-from headgate.state.rocksdb.described import AnyTable, Continued, Description, decode_description
+from headgate.state.rocksdb.described import AnyTable, Continued, Description, decode_description, sections_of
 from headgate.state.rocksdb.frozen import PART_BYTES, encode_rows
-from headgate.state.rocksdb.increments import Known
+from headgate.state.rocksdb.increments import OPTIONS, Known
 from headgate.state.rocksdb.layout import group_start, runs
 from headgate.state.rocksdb.memory import SharedMemory
+from headgate.state.rocksdb.packed import PackedTable
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.storage.own_directory import OwnDirectory
 
 Near = Callable[[str], Iterable[Path]]
 """Returns where a file with this name may be on this machine."""
-
-_OPTIONS = "OPTIONS-"
-"""The library would go on with these, whatever it is told: with the format of who wrote them (RB23), and its memory."""
 
 _KEPT = ("CURRENT", "MANIFEST-")
 """The small files that stay as they are when a database is opened for reading: rocksdict writes its own anew."""
@@ -97,8 +95,12 @@ def fetch(stored: StoredFiles, description: Description, to: Path, near: Near) -
 
 
 def _small(description: Description) -> list[tuple[str, bytes]]:
-    """Return the small files that a database is opened with."""
-    return [(name, data) for name, data in description.small.items() if not name.startswith(_OPTIONS)]
+    """Return the small files that a database is opened with.
+
+    Earlier releases wrote options as well: the library would go on with these, whatever it is told: with the format of
+    who wrote them (RB23), and its memory.
+    """
+    return [(name, data) for name, data in description.small.items() if not name.startswith(OPTIONS)]
 
 
 def _is_linked(path: Path, to: Path, part: SnapshotPart) -> bool:
@@ -134,16 +136,28 @@ def check_rows(rows: Rows, tables: Sequence[AnyTable], wanted: Mapping[str, int]
     Raises:
         UnsoundFiles: it is not so.
     """
-    names = {table.number: table.section.name for table in tables}
-    found = dict.fromkeys(names.values(), 0)
-    for scanned in rows.scan_rows(b"", None):
-        for number, start, end in runs(scanned):
-            if number in names:
-                found[names[number]] += end - start
+    found = _counted(rows, tables)
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name, 0) != wanted.get(name, 0):
             expected = f"{wanted.get(name, 0)} rows of state '{name}'"
             raise UnsoundFiles(where, 0, expected, f"{found.get(name, 0)} rows")
+
+
+def _counted(rows: Rows, tables: Sequence[AnyTable]) -> dict[str, int]:
+    """Return how many rows each section has. Values are looked at only if they tell whose they are (RB27)."""
+    by_number = {table.number: table for table in tables}
+    found = {section.name: 0 for table in tables for section in sections_of(table)}
+    has_packed = any(isinstance(table, PackedTable) for table in tables)
+    scanned = rows.scan(b"", None) if has_packed else ((some, ()) for some in rows.scan_rows(b"", None))
+    for some, values in scanned:
+        for number, start, end in runs(some):
+            table = by_number.get(number)
+            if isinstance(table, PackedTable):
+                for section, count in zip(sections_of(table), table.counts(values[start:end]), strict=True):
+                    found[section.name] += count
+            elif table is not None:
+                found[table.section.name] += end - start
+    return found
 
 
 @contextmanager
@@ -227,7 +241,7 @@ def go_on_with(
     place.database.go_on_with(path)
     place.known = known
     counts = rows_of(stored)
-    rows = {table.section.name: counts.get(table.section.name, 0) for table in tables}
+    rows = {section.name: counts.get(section.name, 0) for table in tables for section in sections_of(table)}
     return Continued(rows, description.latest_ms, owned)
 
 
@@ -322,9 +336,9 @@ def schema_of(stored: StoredFiles, state: str) -> pa.Schema:
     Raises:
         CorruptionError
     """
-    for table in describe(stored).tables:
-        if table.section.name == state:
-            return table.section.schema
+    for section in chain.from_iterable(map(sections_of, describe(stored).tables)):
+        if section.name == state:
+            return section.schema
     raise CorruptionError(stored.where, 0, f"a table of state '{state}'", "none")
 
 

@@ -1,8 +1,8 @@
-"""Where the databases of one worker are: a directory of its own, which is gone when the worker is (RB3).
+"""Where the databases of one worker are: a directory of its own, which is gone when the worker has ended well (RB3).
 
 Counterpart: ``state.choice``, through which a worker gets it. Two workers on one machine have two directories. What a
-worker left that was killed may serve the next ones: whoever restores takes what fits (RB21). It is removed by whichever
-worker of that machine first takes a snapshot: by then everybody has restored.
+worker left that was killed, or failed, may serve the next ones: whoever restores takes what fits (RB21). It is removed
+by whichever worker of that machine first takes a snapshot: by then everybody has restored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headgate.errors import StorageError
 from headgate.state.rocksdb.database import Database
-from headgate.state.rocksdb.memory import SharedMemory
+from headgate.state.rocksdb.memory import SharedMemory, Use
 from headgate.storage.own_directory import OwnDirectory, remove_abandoned
 
 _PARENT = f"headgate-state-{os.getuid()}"
@@ -45,10 +45,9 @@ class LocalDatabase:
         name: str,
         memory: SharedMemory,
         before_checkpoint: Callable[[], None],
-        *,
-        is_searched: bool,
+        use: Use,
     ) -> None:
-        """``name``: the same one in every life of the worker. ``is_searched``: see ``SharedMemory.options``."""
+        """``name``: the same one in every life of the worker."""
         self.directory = directory
         self.known: dict[str, tuple[int, int]] = {}
         self._name = name
@@ -57,7 +56,7 @@ class LocalDatabase:
         self._kept: list[Path] = []
         self._checkpoints_count = 0
         directory.mkdir(0o700)
-        self.database = Database(directory / "db", memory, is_searched=is_searched)
+        self.database = Database(directory / "db", memory, use)
 
     @property
     def cache_bytes(self) -> int:
@@ -94,10 +93,17 @@ class LocalDatabase:
         while len(self._kept) > _KEPT_MAX:
             shutil.rmtree(self._kept.pop(0), ignore_errors=True)
 
+    def thin_out(self) -> bool:
+        """Remove all but the snapshots that are kept; return whether there are any. The database is closed."""
+        for path in self.directory.iterdir():
+            if path not in self._kept:
+                shutil.rmtree(path, ignore_errors=True)
+        return bool(self._kept)
+
     def near(self, file_name: str) -> Iterator[Path]:
         """Yield files of this name that databases of this name have, or have left, on this machine."""
         mine = self.directory.parent
-        with suppress(FileNotFoundError):  # whose directory it was has just ended
+        with suppress(OSError):  # whose directory it was has just ended; or it cannot be read, and files are fetched
             for path in mine.parent.glob(f"*/*-{self._name}/*/{file_name}"):
                 if mine not in path.parents:
                     yield path
@@ -112,15 +118,15 @@ class Room:
         self._memory_bytes = memory_bytes
         self._own: OwnDirectory | None = None
         self._memory: SharedMemory | None = None
-        self._open: list[Database] = []
+        self._open: list[LocalDatabase] = []
         self._is_tidy = False
 
-    def new_database(self, name: str, *, is_searched: bool = True) -> LocalDatabase:
+    def new_database(self, name: str, use: Use = Use.SEARCHED) -> LocalDatabase:
         """Return an empty database.
 
         Args:
             name: of whose it is, for people who look into the directory.
-            is_searched: see ``SharedMemory.options``.
+            use: what it is for.
 
         Raises:
             StorageError: the directory cannot be made or written.
@@ -133,8 +139,8 @@ class Room:
             self._memory = SharedMemory(self._memory_bytes)
         self._memory.joined()
         directory = self._own.path / f"{len(self._open)}-{name}"
-        made = LocalDatabase(directory, name, self._memory, self._tidy, is_searched=is_searched)
-        self._open.append(made.database)
+        made = LocalDatabase(directory, name, self._memory, self._tidy, use)
+        self._open.append(made)
         return made
 
     def _tidy(self) -> None:
@@ -143,12 +149,21 @@ class Room:
             self._is_tidy = True
             remove_abandoned(self._parent)
 
-    def close(self) -> None:
-        """Close and remove everything. Idempotent. Snapshots that are still being written fail."""
-        for database in self._open:
-            database.close()
+    def close(self, *, is_left: bool = False) -> None:
+        """Close everything, and remove it. Idempotent. Snapshots that are still being written fail.
+
+        ``is_left``: not the last snapshots, which may serve whoever restores them on this machine (RB21).
+        """
+        for place in self._open:
+            place.database.close()
+        kept = [place.thin_out() for place in self._open] if is_left else []
         self._open.clear()
-        if self._own is not None:
+        if self._own is None:
+            return
+        if not is_left:
             self._tidy()
+        if any(kept):
+            self._own.leave()
+        else:
             self._own.remove()
-            self._own = None
+        self._own = None

@@ -10,11 +10,12 @@ import pyarrow as pa
 from headgate.state.descriptors import KeyColumns, StateKind
 from headgate.state.rocksdb.database import Rows
 from headgate.state.rocksdb.layout import PREFIX_BYTES, decode_columns, runs
+from headgate.state.rocksdb.packed import PackedTable
 from headgate.state.rocksdb.tables import Table
 from headgate.state.rocksdb.values import expiries_of
 
 
-def distinct_keys(rows: Rows, tables: Sequence[Table], keys: KeyColumns, now_ms: int) -> list[pa.Array]:
+def distinct_keys(rows: Rows, tables: Sequence[Table | PackedTable], keys: KeyColumns, now_ms: int) -> list[pa.Array]:
     """Return the columns of the keys that have a row in any of ``tables``, each once, those of a key group together.
 
     A row that has expired is none.

@@ -50,7 +50,10 @@ class Table:
 
     def batch(self, rows: Sequence[bytes], values: Sequence[bytes], now_ms: int) -> pa.RecordBatch:
         """Return rows of the database as rows of the section, without what has expired (TL6)."""
-        stored = self.codec.decode(values)
+        return self.batch_of(rows, self.codec.decode(values), now_ms)
+
+    def batch_of(self, rows: Sequence[bytes], stored: pa.Array, now_ms: int) -> pa.RecordBatch:
+        """Return the same, of values that are decoded."""
         if self.is_record:
             return pa.RecordBatch.from_arrays(stored.flatten(), schema=self.section.schema)
         columns, _ = decode_columns(rows, self.outer)

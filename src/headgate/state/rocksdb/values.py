@@ -126,7 +126,29 @@ class _Nested:
 
     def decode(self, values: Sequence[bytes]) -> pa.Array:
         """See ``ValueCodec``."""
-        return pa.array([self._decoder.decode(value) for value in values], self._plain).cast(self._dtype)
+        return _typed(pa.array([self._decoder.decode(value) for value in values], self._plain), self._dtype)
+
+
+def _typed(values: pa.Array, dtype: pa.DataType) -> pa.Array:
+    """Return values of ``_plain(dtype)``, as they were just made, in ``dtype``.
+
+    Where there are decimals that is no single cast: below what is null Arrow has empty texts, and would read them.
+    """
+    if not _has_decimals(dtype):
+        return values.cast(dtype)
+    if pa.types.is_struct(dtype):
+        columns = [_typed(column, field.type) for column, field in zip(values.flatten(), dtype, strict=True)]
+        return pa.StructArray.from_arrays(columns, fields=list(dtype), mask=values.is_null())
+    if pa.types.is_large_list(dtype):
+        elements = _typed(values.values, dtype.value_type)
+        return pa.LargeListArray.from_arrays(values.offsets, elements, type=dtype, mask=values.is_null())
+    return values.cast(dtype)
+
+
+def _has_decimals(dtype: pa.DataType) -> bool:
+    if pa.types.is_struct(dtype):
+        return any(_has_decimals(field.type) for field in dtype)
+    return _has_decimals(dtype.value_type) if pa.types.is_large_list(dtype) else pa.types.is_decimal(dtype)
 
 
 def _plain(dtype: pa.DataType) -> pa.DataType:

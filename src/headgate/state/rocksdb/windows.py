@@ -89,8 +89,15 @@ class _RocksWindows(ABC, Generic[FrontT]):
         return FrozenDatabase(self._place, self._place.checkpoint(), [self._stored.table], counts, beside)
 
     def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
-        """See ``ContinuingBackend``."""
-        if self.windows() or go_on_with(self._place, stored, [self._stored.table], owner) is None:
+        """See ``ContinuingBackend``. Chunks are what was in memory (MC7), and come there again."""
+        if self.windows():
+            return False
+        if stored.are_chunks:
+            is_continued = self._front.go_on_with(stored, owner, self)
+            if self._stored.count:  # there was no room for all of it
+                self._front.begin_anew()
+            return is_continued
+        if go_on_with(self._place, stored, [self._stored.table], owner) is None:
             return False
         self._went_on(self._stored.go_on_with())
         return True
