@@ -31,7 +31,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.model.state_identity import Form
 from headgate.operators.schemas import SchemaLike, arrow_schema
-from headgate.operators.types import canonical_schema, to_canonical
+from headgate.operators.types import canonical_schema, carried
 from headgate.protocol.checkpoints.commit import CommitPermit
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _one_batch(rows: Any, schema: SchemaLike | None) -> pa.RecordBatch:
         raise UsageError("FromRows got no rows to take column names from; give schema=")
     target = canonical_schema(table.schema if types is None else types)
     batches = table.combine_chunks().to_batches()
-    return to_canonical(batches[0], target) if batches else pa.RecordBatch.from_pylist([], schema=target)
+    return carried(batches[0], target, "FromRows") if batches else pa.RecordBatch.from_pylist([], schema=target)
 
 
 def _is_pandas(rows: object) -> bool:
