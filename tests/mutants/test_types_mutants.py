@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
@@ -15,6 +16,7 @@ import pytest
 from tests.model import test_evolution
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.operators import test_types
+from tests.runtime import test_moments_golden
 from tests.runtime.checkpoints import test_in_flight
 from tests.state import test_evolving, test_row_values
 from tests.testing import test_every_type, test_moments_in_process
@@ -166,3 +168,23 @@ def test_times_that_lose_or_never_gain_a_zone_are_found(
     assert_caught(int96_is_a_local_time, test_moments_in_process.test_int96_is_a_moment, tmp_path)
     in_flight_as_moments = test_in_flight.test_local_times_in_flight_arrive_as_moments
     assert_caught(only_the_same_zones_are_on_the_way, in_flight_as_moments, monkeypatch)
+
+
+@contextmanager
+def moments_in_files_of_rocksdb_are_milliseconds() -> Iterator[None]:
+    real = values._Fixed.decode
+
+    def decode(self: Any, found: Any) -> pa.Array:
+        column = real(self, found)
+        is_moment = pa.types.is_timestamp(column.type)
+        return pa.compute.multiply(column.view(pa.int64()), 1_000).view(column.type) if is_moment else column
+
+    with patched(values._Fixed, "decode", decode):
+        yield
+
+
+def test_moments_that_earlier_releases_kept_and_that_are_others_now_are_found(tmp_path: Path) -> None:  # OP11
+    pytest.importorskip("rocksdict")
+    root = shutil.copytree(test_moments_golden.GOLDEN, tmp_path / "golden")
+    read = test_moments_golden.test_moments_in_checkpoints_are_read_for_ever
+    assert_caught(moments_in_files_of_rocksdb_are_milliseconds, read, root, "rocksdb")

@@ -187,6 +187,17 @@ def test_keyed_state_has_them(tmp_path: Path, state: str) -> None:  # OP12, ST6,
     assert {name: (frame.schema, exact(frame.to_dicts())) for _, name, frame in states(again)} == before
 
 
+def test_a_savepoint_is_made_of_maps(tmp_path: Path) -> None:  # WS4
+    """As Arrow has them, and Spark: state has the lists of their entries."""
+    p = pipeline("keeps")
+    p.source(hg.FromRows(GIVEN)).key_by("n").process(Keeps(), name="keeps").sink(hg.Discard())
+    name = f"value{NAMES.index('map')}"
+    given = GIVEN.filter(GIVEN["map"].is_valid()).select(["n", "map"]).rename_columns(["n", "value"])
+    hg.new_savepoint(p, tmp_path / "new").with_state("keeps", name, given).write()
+    found = hg.read_state(tmp_path / "new", "keeps", name).sort("n").to_dicts()
+    assert exact(found) == exact(carried(given).to_pylist())
+
+
 # -- the command line --------------------------------------------------------------------------------------------------
 
 

@@ -41,10 +41,11 @@ def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Return rows for people; times that Python does not have, such as of the year 10000, are texts."""
     batch = to_canonical(batch, pa.schema([field.with_type(_with_entries(field.type)) for field in batch.schema]))
     try:
-        return batch.to_pylist()
+        rows: list[dict[str, Any]] = batch.to_pylist()
     except (OverflowError, ValueError):
         schema = pa.schema([field.with_type(_timeless(field.type)) for field in batch.schema])
-        return batch.cast(schema).to_pylist()
+        rows = batch.cast(schema).to_pylist()
+    return rows
 
 
 def _with_entries(dtype: pa.DataType) -> pa.DataType:
