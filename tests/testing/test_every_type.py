@@ -198,6 +198,62 @@ def test_a_savepoint_is_made_of_maps(tmp_path: Path) -> None:  # WS4
     assert exact(found) == exact(carried(given).to_pylist())
 
 
+class Counts(hg.ProcessFunction):
+    """Counts the rows of each key."""
+
+    schema = {"count": pa.int64()}
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.count = state.value("count", pa.int64())
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> None:
+        self.count.put(self.count.get(0) + 1)
+
+
+def as_typed(key: Any) -> str:
+    """Return a key of JSON as it is typed on the command line."""
+    return str(key).lower() if isinstance(key, bool) else str(key)
+
+
+@pytest.mark.parametrize("state", ["memory", "rocksdb"])
+def test_every_type_that_can_be_a_key_is_found_by_what_is_printed(tmp_path: Path, state: str) -> None:  # OP12, RS14
+    """But for durations, which the command line does not take."""
+    if state == "rocksdb":
+        pytest.importorskip("rocksdict")
+    names = [
+        "boolean",
+        "int8",
+        "uint64",
+        "double",
+        "string",
+        "binary",
+        "date",
+        "timestamp",
+        "timestamp_ntz",
+        "interval",
+    ]
+    p = pipeline("keys", state=hg.Memory() if state == "memory" else hg.RocksDB(memory="64MB"))
+    rows = p.source(hg.FromRows(GIVEN))
+    for name in names:
+        given = rows.filter(pl.col(name).is_not_null() & (pl.lit(name != "double") | pl.col("double").is_finite()))
+        given.key_by(name).process(Counts(), name=name).sink(hg.Discard(), name=f"{name}-out")
+    run(p, checkpoint_dir=tmp_path)
+    for name in names:
+        found = hg.read_state(tmp_path / "keys", name)
+        given = [row[name] for row in CARRIED.to_pylist() if row[name] is not None]
+        keys = {value for value in given if name != "double" or math.isfinite(value)}
+        assert dict(found.rows()) == {key: given.count(key) for key in keys}, name
+        if state == "rocksdb" or name == "interval":
+            continue  # what is printed is the same
+        for line in objects(told("state", "show", tmp_path / "keys", name, "--json", "--limit", 2)):
+            asked = told("state", "show", tmp_path / "keys", name, f"--key={as_typed(line[name])}", "--json")
+            assert objects(asked) == [line], name
+    if state == "memory":
+        with pytest.raises(AssertionError) as caught:
+            told("state", "show", tmp_path / "keys", "binary", "--key", "no digits")
+        assert "--key 'no digits' is no key of operator 'binary'" in str(caught.value.__cause__)
+
+
 # -- the command line --------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +356,41 @@ def test_a_stream_says_what_its_own_types_cannot_hold(tmp_path: Path) -> None:  
         p.source(hg.FromRows(rows)).sink(hg.StreamSink(name, store=tmp_path / "store"))
         with pytest.raises(hg.HeadgateError, match=rf"stream '{name}': column 'c' .* has a value that .* cannot hold"):
             run(p, timeout_s=20)
+
+
+@pytest.mark.parametrize(
+    ("rows", "schema", "problem"),
+    [
+        (pa.table({"a": pa.array([None], pa.month_day_nano_interval())}), None, "column 'a' has type month_day_nano"),
+        ([{"a": None}], None, "column 'a' has type null, which Headgate does not carry"),
+        ([{"a": 2**70}], None, "FromRows got rows that do not make a table: Python int too large"),
+        ([{"a": "x"}], {"a": int}, "FromRows got rows that do not make a table: .*'x'"),
+        (
+            pl.DataFrame({"a": [1]}, schema={"a": pl.Int128}),
+            None,
+            "FromRows got rows that do not make a table: .*_pli128",
+        ),
+        (
+            pl.DataFrame({"a": ["x"]}),
+            {"a": int},
+            r"FromRows: column 'a' \(large_string\) has a value that int64 cannot",
+        ),
+        (pl.DataFrame({"a": [1]}), {"b": int}, "FromRows got no column 'b', which is in schema=; there is a: int64"),
+        (pa.Table.from_arrays([[1], [2]], names=["a", "a"]), None, "FromRows has two columns 'a'; rename one of them"),
+    ],
+)
+def test_rows_that_cannot_be_carried_are_refused(rows: Any, schema: Any, problem: str) -> None:  # OP12
+    with pytest.raises(hg.UsageError, match=problem):
+        pipeline("refused").source(hg.FromRows(rows, schema=schema))
+
+
+def test_files_that_cannot_be_carried_are_refused(tmp_path: Path) -> None:  # OP12
+    pq.write_table(pa.Table.from_arrays([[1], [2]], names=["a", "a"]), tmp_path / "twice.parquet")
+    with pytest.raises(hg.UsageError, match=r"twice.parquet has two columns 'a'; rename one of them"):
+        pipeline("twice").source(hg.ParquetFiles(tmp_path / "twice.parquet"))
+    nothing = pa.table({"a": pa.array([[{}], None], pa.list_(pa.struct([])))})
+    with pytest.raises(hg.UsageError, match="column 'a' has a struct without fields, which Parquet cannot hold"):
+        pipeline("empty").source(hg.FromRows(nothing)).sink(hg.FileSink(tmp_path / "out", "parquet"))
 
 
 def test_int96_reaches_as_far_as_times_do(tmp_path: Path) -> None:  # N74

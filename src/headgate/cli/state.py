@@ -265,7 +265,12 @@ def _key(state: StoredState, text: str) -> Any:
 
 
 def _value(text: str, dtype: pa.DataType) -> Any:
-    """Return the value that a text says; a moment without a zone is in UTC."""
+    """Return the value that a text says, as it is printed; a moment without a zone is in UTC."""
+    if pa.types.is_large_binary(dtype):
+        try:
+            return bytes.fromhex(text)
+        except ValueError:
+            raise pa.ArrowInvalid("bytes are hexadecimal digits") from None
     if dtype == MOMENT:
         with suppress(pa.ArrowException):
             return pa.scalar(text).cast(LOCAL_TIME).cast(MOMENT).as_py()

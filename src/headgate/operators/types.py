@@ -63,6 +63,17 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(f.name, canonical_type(f.type, f"column '{f.name}'")) for f in schema])
 
 
+def refuse_twice(schema: pa.Schema, where: str) -> None:
+    """Refuse columns of one name.
+
+    Raises:
+        UsageError
+    """
+    twice = [name for name in schema.names if schema.names.count(name) > 1]
+    if twice:
+        raise UsageError(f"{where} has two columns '{twice[0]}'; rename one of them")
+
+
 def to_canonical(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.RecordBatch:
     """Return ``batch`` with canonical types (of ``schema`` when given; columns in its order). No copy if equal.
 

@@ -22,7 +22,7 @@ from headgate.connectors.breaking_reader import BreakingReader
 from headgate.connectors.files.listing import Paths, numbered, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.state_identity import Form
-from headgate.operators.types import canonical_schema, carried, schema_text
+from headgate.operators.types import canonical_schema, carried, refuse_twice, schema_text
 
 BATCH_ROWS = 65_536
 
@@ -106,6 +106,7 @@ class ParquetFiles:
                 schema = canonical_schema(_with_zones(file))
         except _FAILURES as error:
             raise UsageError(f"{path} cannot be read as Parquet: {error}") from error
+        refuse_twice(schema, path)
         if self._columns is None:
             return schema
         for name in self._columns:
