@@ -118,7 +118,7 @@ def test_every_type_of_spark_goes_through_streams_and_state(
     assert exact(kept) == exact([row["map"] for row in CARRIED.to_pylist() if row["map"] is not None])
 
 
-def test_every_type_of_spark_goes_through_a_pipeline(spark: Any, frame: Any, tmp_path: Path) -> None:  # OP12, N74, N46
+def test_every_type_of_spark_goes_through_a_pipeline(spark: Any, frame: Any, tmp_path: Path) -> None:  # OP12, N74
     """Parquet is between: it does not tell a duration from a number, and Spark writes moments as INT96."""
     pipeline = hg.Pipeline("types", checkpointing=hg.Checkpointing(dir=tmp_path))
     rows = pipeline.source(hg.DataFrameSource(frame))

@@ -112,7 +112,7 @@ def test_json_lines_have_what_json_has(tmp_path: Path) -> None:  # OP12, D7, N10
 
 
 @pytest.mark.parametrize("made", [GIVEN.schema, CARRIED.schema], ids=["as it is", "canonical"])
-def test_streams_have_them(tmp_path: Path, made: pa.Schema) -> None:  # OP12, S1
+def test_streams_have_them(tmp_path: Path, made: pa.Schema) -> None:  # OP12
     """Whoever made the stream: a program, in any form of the types, or a pipeline, in those that it carries."""
     with Store.open(tmp_path / "store") as store:
         store.create_stream("app/all", made, segments=1)

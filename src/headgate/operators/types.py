@@ -88,7 +88,7 @@ def to_canonical(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.R
 
 
 def carried(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """Return ``batch`` in the types of ``schema``, which mean the same, as it comes in or goes out.
+    """Return ``batch`` in the types of ``schema``, which mean the same, as it comes in or goes out (OP12).
 
     Raises:
         UsageError: a value would become another one; ``where`` says whose it is.

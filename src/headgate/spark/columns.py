@@ -62,7 +62,7 @@ def schema_of_spark(schema: Any) -> pa.Schema:
 
 
 def _refuse(name: str, kind: Any) -> None:
-    """Refuse a type that Arrow does not have, or has as a struct that cannot be told from others: a VARIANT."""
+    """Refuse a type that Arrow does not have, or has as a struct that cannot be told from others: a VARIANT (SP12)."""
     if isinstance(kind, StructType):
         for field in kind:
             _refuse(name, field.dataType)
