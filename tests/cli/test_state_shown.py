@@ -152,7 +152,7 @@ def test_a_key_is_given_as_it_is_shown(  # RS14
 @pytest.mark.parametrize(
     ("types", "key", "text", "way"),
     [
-        ([pa.large_binary()], (b"abc",), "abc", r"\(a: large_binary\): non-hexadecimal number found"),
+        ([pa.large_binary()], (b"abc",), "abc", r"\(a: large_binary\): bytes are hexadecimal digits"),
         ([pa.large_string(), pa.int64()], ("a", 1), "a,b,1", 'one with a comma is "a,b"'),
         ([pa.large_string(), pa.int64()], ("a", 1), "a", "2 values are needed, with commas between them"),
         ([pa.duration("us")], (timedelta(seconds=90),), "0:01:30", "give --where \"column = INTERVAL '90 seconds'\""),

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.model import test_evolution
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.operators import test_types
+from tests.runtime import test_moments_golden
 from tests.runtime.checkpoints import test_in_flight
 from tests.state import test_evolving, test_row_values
-from tests.testing import test_moments_in_process
+from tests.testing import test_every_type, test_moments_in_process
 
+from headgate.cli import json_lines
 from headgate.connectors.files import parquet
 from headgate.model import evolution
 from headgate.operators import types
@@ -71,6 +77,63 @@ def test_columns_that_change_on_their_way_are_found(mutant: Mutant, test: Callab
     assert_caught(mutant, test)
 
 
+@contextmanager
+def what_does_not_fit_is_rounded() -> Iterator[None]:
+    def as_type(column: pa.Array, field: pa.Field) -> pa.Array:
+        return types._with_maps(types._with_lists(column), field.type).cast(field.type, safe=False)
+
+    with patched(types, "_as_type", as_type):
+        yield
+
+
+@contextmanager
+def null_maps_of_a_stream_are_empty() -> Iterator[None]:
+    real = types._with_maps
+
+    def with_maps(column: pa.Array, dtype: pa.DataType) -> pa.Array:
+        return real(column.fill_null([]) if pa.types.is_map(dtype) else column, dtype)
+
+    with patched(types, "_with_maps", with_maps):
+        yield
+
+
+def int96_is_read_as_nanoseconds() -> AbstractContextManager[None]:
+    real = parquet.pq.ParquetFile
+
+    def opened(file: Any, **_: Any) -> Any:
+        return real(file)
+
+    return patched(parquet, "pq", SimpleNamespace(ParquetFile=opened))
+
+
+def a_nan_is_printed_as_python_has_it() -> AbstractContextManager[None]:
+    return patched(json_lines, "_json_line", lambda row: json.dumps(row, default=json_lines._json_value))
+
+
+def a_duration_is_a_float() -> AbstractContextManager[None]:
+    return patched(json_lines, "_duration_text", lambda value: value.total_seconds())
+
+
+def nan_is_text_to_who_writes() -> AbstractContextManager[None]:
+    return patched(json_lines, "_with_literals", lambda block, schema: block)
+
+
+def test_values_that_are_others_on_the_other_side_are_found(tmp_path: Path) -> None:  # OP12, N74, CL6, CL7
+    def fresh() -> Path:
+        (made := tmp_path / str(len(list(tmp_path.iterdir())))).mkdir()
+        return made
+
+    to_maps = test_types.test_lists_of_entries_become_the_maps_of_a_stream
+    assert_caught(null_maps_of_a_stream_are_empty, to_maps)
+    refused = test_every_type.test_what_a_microsecond_cannot_hold_is_refused
+    assert_caught(what_does_not_fit_is_rounded, refused, fresh())
+    assert_caught(int96_is_read_as_nanoseconds, test_every_type.test_int96_reaches_as_far_as_times_do, fresh())
+    printed = test_every_type.test_a_stream_is_printed_as_json_that_loses_nothing
+    for mutant in (a_nan_is_printed_as_python_has_it, a_duration_is_a_float):
+        assert_caught(mutant, printed, fresh())
+    assert_caught(nan_is_text_to_who_writes, test_every_type.test_what_is_printed_can_be_written, fresh())
+
+
 def moments_become_local_times_too() -> AbstractContextManager[None]:
     pair = {"timestamp[us]", "timestamp[us, tz=UTC]"}
     return patched(evolution, "gains_zone", lambda old, new: {old, new} == pair)
@@ -105,3 +168,23 @@ def test_times_that_lose_or_never_gain_a_zone_are_found(
     assert_caught(int96_is_a_local_time, test_moments_in_process.test_int96_is_a_moment, tmp_path)
     in_flight_as_moments = test_in_flight.test_local_times_in_flight_arrive_as_moments
     assert_caught(only_the_same_zones_are_on_the_way, in_flight_as_moments, monkeypatch)
+
+
+@contextmanager
+def moments_in_files_of_rocksdb_are_milliseconds() -> Iterator[None]:
+    real = values._Fixed.decode
+
+    def decode(self: Any, found: Any) -> pa.Array:
+        column = real(self, found)
+        is_moment = pa.types.is_timestamp(column.type)
+        return pa.compute.multiply(column.view(pa.int64()), 1_000).view(column.type) if is_moment else column
+
+    with patched(values._Fixed, "decode", decode):
+        yield
+
+
+def test_moments_that_earlier_releases_kept_and_that_are_others_now_are_found(tmp_path: Path) -> None:  # OP11
+    pytest.importorskip("rocksdict")
+    root = shutil.copytree(test_moments_golden.GOLDEN, tmp_path / "golden")
+    read = test_moments_golden.test_moments_in_checkpoints_are_read_for_ever
+    assert_caught(moments_in_files_of_rocksdb_are_milliseconds, read, root, "rocksdb")

@@ -65,6 +65,26 @@ def test_maps_become_lists_of_their_entries() -> None:  # OP10
     assert batch_of(frame_of(found), found.schema).equals(found)
 
 
+def test_lists_of_entries_become_the_maps_of_a_stream() -> None:  # OP12
+    made = pa.schema({"maps": MAP, "nested": pa.struct({"m": pa.list_(MAP)}), "deep": pa.map_(pa.string(), MAP)})
+    rows = [
+        {"maps": [("a", 1)], "nested": {"m": [[("a", 1)], None]}, "deep": [("x", [("b", None)])]},
+        {"maps": None, "nested": None, "deep": None},
+        {"maps": [("b", 2), ("c", None)], "nested": {"m": None}, "deep": []},
+        {"maps": [], "nested": {"m": []}, "deep": [("z", None), ("y", [])]},
+    ]
+    batch = pa.RecordBatch.from_pylist(rows, made)
+    inside = to_canonical(batch)
+    found = to_canonical(inside, made)
+    found.validate(full=True)
+    assert found.to_pylist() == rows
+    assert to_canonical(inside.slice(1, 2), made).to_pylist() == rows[1:3]
+    assert to_canonical(batch, made) is batch
+    nothing = pa.array([[{"key": None, "value": 1}]], ENTRIES)
+    with pytest.raises(pa.ArrowInvalid, match=r"column 'maps' .* cannot hold: a map has no key that is null"):
+        to_canonical(pa.record_batch({"maps": nothing}), pa.schema({"maps": MAP}))
+
+
 def test_decimals_and_times_are_bytes_in_rocksdb_and_come_back() -> None:  # OP10
     nested = pa.struct({"d": pa.decimal128(8, 3), "t": pa.large_list(pa.time64("ns"))})
     for dtype, values in (

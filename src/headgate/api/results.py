@@ -78,11 +78,12 @@ def run_and_collect(stream: Records, bound: Bound, call: str = "collect") -> pl.
 
 def run_to_dataframe(stream: Records, bound: Bound, spark: Any) -> Any:
     """Run what ``stream`` needs; return its records as a Spark DataFrame. Its files stay until this process ends."""
-    from headgate.spark.dataframes import active_session, read_parquet
+    from headgate.spark.dataframes import active_session, check_for_spark, read_parquet
 
     session = spark or active_session()
     if session is None:
         raise UsageError("to_dataframe needs a SparkSession; give spark=, or use collect() for a Polars frame")
+    check_for_spark(session, stream.schema)
     with _explored(stream, bound, "to_dataframe", session) as (files, scratch):
         scratch.remove_at_exit()
         frame = read_parquet(session, files, stream.schema)

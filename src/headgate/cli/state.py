@@ -24,9 +24,9 @@ from rich.text import Text
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli import state_writing
+from headgate.cli.json_lines import json_lines, python_rows
 from headgate.cli.options import DirOption
 from headgate.cli.state_places import located
-from headgate.cli.streams_text import text_lines
 from headgate.cli.text import count_text, size_text, time_text
 from headgate.codec.zones import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
@@ -185,13 +185,13 @@ def _print_rows(
     schema, batches = _rows(found, storage, state, wanted)
     if as_json:
         for batch in _first(batches, limit):
-            sys.stdout.writelines(line + "\n" for line in text_lines(batch, as_json=True))
+            sys.stdout.writelines(line + "\n" for line in json_lines(batch))
         return
-    rows = [row for batch in _first(batches, limit + 1 if limit < sys.maxsize else limit) for row in batch.to_pylist()]
+    rows = [row for batch in _first(batches, limit + 1 if limit < sys.maxsize else limit) for row in python_rows(batch)]
     table = Table(box=None, pad_edge=False)
     for field in schema:
         is_number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-        table.add_column(field.name, justify="right" if is_number else "left", overflow="fold")
+        table.add_column(Text(field.name), justify="right" if is_number else "left", overflow="fold")
     for row in rows[:limit]:
         table.add_row(*(_cell(row[name]) for name in schema.names))
     Console().print(table)
@@ -277,7 +277,10 @@ def _parts(text: str, count: int) -> list[str]:
 def _value(text: str, dtype: pa.DataType) -> Any:
     """Return the value that a text says, as it is shown; a moment without a zone is in UTC."""
     if pa.types.is_large_binary(dtype):
-        return bytes.fromhex(text)
+        try:
+            return bytes.fromhex(text)
+        except ValueError:
+            raise ValueError("bytes are hexadecimal digits") from None
     if pa.types.is_duration(dtype):
         raise ValueError("durations cannot be given with --key; give --where \"column = INTERVAL '90 seconds'\"")
     if dtype == MOMENT:

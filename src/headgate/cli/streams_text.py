@@ -1,20 +1,17 @@
-"""Events as text: lines and JSON lines, from and to Arrow batches.
+"""Events as lines of text, from and to Arrow batches.
 
-Counterpart: ``headgate streams write`` and ``read``. Never holds more than one batch of input.
+Counterparts: ``headgate streams write`` and ``read``; ``json_lines``. Never holds more than one batch of input.
 """
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Iterator
-from datetime import date, datetime, timedelta
 from enum import StrEnum
 from typing import IO
 
 import pyarrow as pa
-import pyarrow.json as pj
 
+from headgate.cli.json_lines import json_lines, python_rows
 from headgate.errors import UsageError
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.streams import StreamInfo
@@ -98,33 +95,12 @@ def batch_of_lines(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
     return pa.record_batch([pa.array(lines, schema.field(0).type)], schema=schema)
 
 
-def batch_of_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    """Return one event per JSON line; missing columns are null, others than the stream's are an error.
-
-    Raises:
-        UsageError: not JSON, or a value of another type.
-    """
-    options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
-    try:
-        table = pj.read_json(
-            io.BytesIO(block),
-            read_options=pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
-            parse_options=options,
-        )
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"input is not JSON lines with the columns {', '.join(schema.names)}: {reason}") from error
-    batch = table.select(schema.names).combine_chunks().to_batches()
-    return batch[0] if batch else pa.RecordBatch.from_pylist([], schema=schema)
-
-
 def text_lines(batch: pa.RecordBatch, *, as_json: bool) -> Iterator[str]:
     """Yield one line per event: JSON, or the values separated by tabs."""
     if as_json:
-        for row in batch.to_pylist():
-            yield json.dumps(row, default=_json_value, ensure_ascii=False)
+        yield from json_lines(batch)
     else:
-        for row in batch.to_pylist():
+        for row in python_rows(batch):
             yield "\t".join("" if value is None else str(value) for value in row.values())
 
 
@@ -136,13 +112,3 @@ def size_text(size_bytes: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1_024
     return f"{size:.1f} TiB"
-
-
-def _json_value(value: object) -> str | float:
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, bytes):
-        return value.hex()
-    return str(value)

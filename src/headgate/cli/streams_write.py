@@ -16,8 +16,9 @@ import pyarrow as pa
 import typer
 
 from headgate.cli.bars import Bar, bar
+from headgate.cli.json_lines import batch_of_json
 from headgate.cli.streams_open import JsonOption, Name, StoreOption, opened
-from headgate.cli.streams_text import Format, batch_of_json, batch_of_lines, is_json, line_blocks
+from headgate.cli.streams_text import Format, batch_of_lines, is_json, line_blocks
 from headgate.errors import UsageError
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.writer import StreamWriter

@@ -28,6 +28,16 @@ def check_format(file_format: str, schema: pa.Schema) -> None:
         raise UsageError("records without columns cannot be written to files; select at least one column")
     if file_format == "jsonl":
         check_json(schema)
+        return
+    for field in schema:
+        if _has_empty_struct(field.type):
+            raise UsageError(f"column '{field.name}' has a struct without fields, which Parquet cannot hold; drop it")
+
+
+def _has_empty_struct(dtype: pa.DataType) -> bool:
+    if pa.types.is_struct(dtype) and not dtype.num_fields:
+        return True
+    return any(_has_empty_struct(dtype.field(at).type) for at in range(dtype.num_fields))
 
 
 def encode(file_format: str, table: pa.Table) -> bytes | memoryview:

@@ -31,7 +31,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.model.state_identity import Form
 from headgate.operators.schemas import SchemaLike, arrow_schema
-from headgate.operators.types import canonical_schema, to_canonical
+from headgate.operators.types import canonical_schema, carried, refuse_twice, schema_text
 from headgate.protocol.checkpoints.commit import CommitPermit
 
 if TYPE_CHECKING:
@@ -136,22 +136,28 @@ class _RowsReader:
 
 def _one_batch(rows: Any, schema: SchemaLike | None) -> pa.RecordBatch:
     types = None if schema is None else arrow_schema(schema)
-    if isinstance(rows, pl.DataFrame):
-        rows = rows.to_arrow()
     if not isinstance(rows, pa.Table | pa.RecordBatch):
         try:
-            if _is_pandas(rows):
+            if isinstance(rows, pl.DataFrame):
+                rows = rows.to_arrow()
+            elif _is_pandas(rows):
                 rows = pa.Table.from_pandas(rows, preserve_index=False)
             else:
                 rows = pa.Table.from_pylist([dict(row) for row in rows], schema=types)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"FromRows got rows that do not make a table: {error}; give schema=") from error
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     if not table.num_columns:
         raise UsageError("FromRows got no rows to take column names from; give schema=")
+    refuse_twice(table.schema, "FromRows")
     target = canonical_schema(table.schema if types is None else types)
+    missing = [name for name in target.names if name not in table.column_names]
+    if missing:
+        raise UsageError(
+            f"FromRows got no column '{missing[0]}', which is in schema=; there is {schema_text(table.schema)}"
+        )
     batches = table.combine_chunks().to_batches()
-    return to_canonical(batches[0], target) if batches else pa.RecordBatch.from_pylist([], schema=target)
+    return carried(batches[0], target, "FromRows") if batches else pa.RecordBatch.from_pylist([], schema=target)
 
 
 def _is_pandas(rows: object) -> bool:

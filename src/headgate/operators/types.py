@@ -7,6 +7,7 @@ A timestamp with a zone is a moment, one without is a local time (OP11).
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headgate.codec.zones import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
@@ -62,16 +63,51 @@ def canonical_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(f.name, canonical_type(f.type, f"column '{f.name}'")) for f in schema])
 
 
+def refuse_twice(schema: pa.Schema, where: str) -> None:
+    """Refuse columns of one name.
+
+    Raises:
+        UsageError
+    """
+    twice = [name for name in schema.names if schema.names.count(name) > 1]
+    if twice:
+        raise UsageError(f"{where} has two columns '{twice[0]}'; rename one of them")
+
+
 def to_canonical(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.RecordBatch:
-    """Return ``batch`` with canonical types (of ``schema`` when given; columns in its order). No copy if equal."""
+    """Return ``batch`` with canonical types (of ``schema`` when given; columns in its order). No copy if equal.
+
+    Raises:
+        pyarrow.ArrowInvalid: a column has a value that its canonical type cannot hold, such as a part of a microsecond.
+    """
     target = canonical_schema(batch.schema) if schema is None else schema
     if batch.schema.equals(target):
         return batch
-    columns = []
-    for field in target:
-        column = batch.column(field.name)
-        columns.append(column if column.type.equals(field.type) else _with_lists(column).cast(field.type))
+    columns = [_as_type(batch.column(field.name), field) for field in target]
     return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def carried(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """Return ``batch`` in the types of ``schema``, which mean the same, as it comes in or goes out (OP12).
+
+    Raises:
+        UsageError: a value would become another one; ``where`` says whose it is.
+    """
+    try:
+        return to_canonical(batch, schema)
+    except pa.ArrowInvalid as error:
+        raise UsageError(f"{where}: {error}; round or cast the column before") from error
+
+
+def _as_type(column: pa.Array, field: pa.Field) -> pa.Array:
+    if column.type.equals(field.type):
+        return column
+    try:
+        return _with_maps(_with_lists(column), field.type).cast(field.type)
+    except pa.ArrowInvalid as error:
+        raise pa.ArrowInvalid(
+            f"column '{field.name}' ({column.type}) has a value that {field.type} cannot hold: {error}"
+        ) from error
 
 
 def _with_lists(column: pa.Array) -> pa.Array:
@@ -91,6 +127,30 @@ def _with_lists(column: pa.Array) -> pa.Array:
     else:
         values = _with_lists(whole.values)
     return pa.LargeListArray.from_arrays(whole.offsets.cast(pa.int64()), values, mask=whole.is_null())
+
+
+def _with_maps(column: pa.Array, dtype: pa.DataType) -> pa.Array:
+    """Return ``column`` with its lists of entries as maps where ``dtype``, which is a stream's, has them."""
+    if not has_map(dtype):
+        return column
+    whole = pa.concat_arrays([column])
+    if pa.types.is_struct(dtype):
+        fields = [_with_maps(whole.field(field.name), field.type) for field in dtype]
+        return pa.StructArray.from_arrays(fields, names=[field.name for field in dtype], mask=whole.is_null())
+    if not pa.types.is_map(dtype):
+        values = _with_maps(whole.values, dtype.value_type)
+        return pa.LargeListArray.from_arrays(whole.offsets.cast(pa.int64()), values, mask=whole.is_null())
+    entries = whole.flatten()
+    keys, items = (entries.field(at) for at in range(2))
+    if entries.null_count or keys.null_count:
+        raise pa.ArrowInvalid("a map has no key that is null")
+    keys, items = _with_maps(keys, dtype.key_type).cast(dtype.key_type), _with_maps(items, dtype.item_type)
+    lengths = pc.fill_null(pc.list_value_length(whole), 0)
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths.cast(pa.int64()))])
+    entry = pa.map_(dtype.key_type, dtype.item_type)
+    return pa.MapArray.from_arrays(
+        offsets.cast(pa.int32()), keys, items.cast(dtype.item_type), entry, mask=whole.is_null()
+    )
 
 
 def has_map(dtype: pa.DataType) -> bool:

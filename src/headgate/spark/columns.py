@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+from pyspark.sql.types import ArrayType, DayTimeIntervalType, MapType, StructField, StructType
 
 from headgate.errors import UsageError
-from headgate.operators.types import canonical_schema
+from headgate.operators.types import canonical_schema, carried
 
 BATCH_ROWS_MAX = 65_536
 """Of a batch that goes to the JVM."""
@@ -40,9 +41,13 @@ def schema_for_spark(schema: pa.Schema) -> pa.Schema:
 
 
 def batches_for_spark(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the columns of ``schema`` in its types, in batches that the JVM can take."""
+    """Yield the columns of ``schema`` in its types, in batches that the JVM can take.
+
+    Raises:
+        UsageError: Spark has no such value.
+    """
     for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
-        yield batch.slice(start, BATCH_ROWS_MAX).select(schema.names).cast(schema)
+        yield carried(batch.slice(start, BATCH_ROWS_MAX), schema, "for Spark")
 
 
 def schema_of_spark(schema: Any) -> pa.Schema:
@@ -51,10 +56,49 @@ def schema_of_spark(schema: Any) -> pa.Schema:
     Raises:
         UsageError: a column has a type that Headgate does not carry.
     """
+    for field in schema:
+        _refuse(field.name, field.dataType)
+    return canonical_schema(to_arrow_schema(schema, timezone="UTC"))
+
+
+def _refuse(name: str, kind: Any) -> None:
+    """Refuse a type that Arrow does not have, or has as a struct that cannot be told from others: a VARIANT (SP12)."""
+    if isinstance(kind, StructType):
+        for field in kind:
+            _refuse(name, field.dataType)
+    elif isinstance(kind, ArrayType | MapType):
+        for inner in (kind.elementType,) if isinstance(kind, ArrayType) else (kind.keyType, kind.valueType):
+            _refuse(name, inner)
+    elif not _has_arrow_type(kind):
+        told = kind.simpleString()
+        raise UsageError(f"column '{name}' of the DataFrame has type {told}, which Headgate does not carry; cast it")
+
+
+def _has_arrow_type(kind: Any) -> bool:
     try:
-        return canonical_schema(to_arrow_schema(schema, timezone="UTC"))
-    except PySparkException as error:
-        raise UsageError(f"the DataFrame has a column that Headgate does not carry: {error}") from error
+        dtype = to_arrow_type(kind, timezone="UTC")
+    except PySparkException:
+        return False
+    return not (pa.types.is_struct(dtype) or pa.types.is_null(dtype))
+
+
+def with_intervals(found: StructType, schema: pa.Schema) -> StructType:
+    """Return Spark's types of columns with intervals where ``schema`` has durations."""
+    return cast(StructType, _with_intervals(found, pa.struct(list(schema))))
+
+
+def _with_intervals(found: Any, dtype: pa.DataType) -> Any:
+    if pa.types.is_duration(dtype):
+        return DayTimeIntervalType()
+    if isinstance(found, StructType):
+        fields = [
+            StructField(field.name, _with_intervals(field.dataType, dtype.field(field.name).type), field.nullable)
+            for field in found
+        ]
+        return StructType(fields)
+    if isinstance(found, ArrayType):
+        return ArrayType(_with_intervals(found.elementType, dtype.value_type), found.containsNull)
+    return found
 
 
 def is_plain(dtype: pa.DataType) -> bool:

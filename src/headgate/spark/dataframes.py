@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.errors import StorageError
+from headgate.errors import StorageError, UsageError
+from headgate.operators.types import carried
 from headgate.storage.access import FILE_MODES, access_in, restrict
 from headgate.storage.durable import sync_directory, sync_file, sync_names
 from headgate.storage.local import make_directories
@@ -51,7 +52,7 @@ def collected(dataframe: Any) -> pa.Table:
     schema = arrow_schema(dataframe)
     with _spark_errors("collect", "a DataFrame"):
         table = dataframe.toArrow()
-    return table.cast(schema)
+    return pa.Table.from_batches([carried(batch, schema, "a DataFrame") for batch in table.to_batches()], schema)
 
 
 def is_captured(directory: str) -> bool:
@@ -136,10 +137,44 @@ def _spark_errors(operation: str, directory: str) -> Iterator[None]:
         raise StorageError(operation, directory, str(error).split("\n", 1)[0], False) from error
 
 
+def check_for_spark(session: Any, schema: pa.Schema) -> None:
+    """Refuse records that Spark could not have as a DataFrame, before they are computed.
+
+    Raises:
+        UsageError: two columns have one name to Spark, or durations are not in microseconds.
+    """
+    folded: dict[str, str] = {}
+    is_exact = session.conf.get("spark.sql.caseSensitive") == "true"
+    for field in schema:
+        twin = folded.setdefault(field.name if is_exact else field.name.lower(), field.name)
+        if twin != field.name:
+            raise UsageError(f"columns '{twin}' and '{field.name}' are one column to Spark: rename or drop one of them")
+        if _has_duration(field.type, but=pa.duration("us")):
+            raise UsageError(
+                f"column '{field.name}' has type {field.type}, and Spark has durations in microseconds only: cast it "
+                "to pl.Duration('us')"
+            )
+
+
 def read_parquet(session: Any, files: Sequence[str], schema: pa.Schema) -> Any:
-    """Return the records of ``files`` as a DataFrame; without files an empty one of ``schema``."""
+    """Return the records of ``files`` as a DataFrame; without files an empty one of ``schema``.
+
+    Parquet does not say that a number is a duration, so Spark is told.
+    """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    if files:
-        return session.read.parquet(*(Path(file).as_uri() for file in files))
-    return session.createDataFrame([], from_arrow_schema(schema))
+    from headgate.spark.columns import schema_for_spark, with_intervals
+
+    if not files:
+        return session.createDataFrame([], from_arrow_schema(schema_for_spark(schema)))
+    uris = [Path(file).as_uri() for file in files]
+    found = session.read.parquet(*uris)
+    if not any(_has_duration(field.type) for field in schema):
+        return found
+    return session.read.schema(with_intervals(found.schema, schema)).parquet(*uris)
+
+
+def _has_duration(dtype: pa.DataType, but: pa.DataType | None = None) -> bool:
+    if pa.types.is_duration(dtype):
+        return bool(dtype != but)
+    return any(_has_duration(dtype.field(at).type, but) for at in range(dtype.num_fields))

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from headgate.codec.zones import unzoned_schema
 from headgate.errors import HeadgateError, StorageError, UsageError
-from headgate.operators.types import canonical_schema
+from headgate.operators.types import canonical_schema, carried
 from headgate.protocol.store.micro_batches import Turn, turn_of
 from headgate.protocol.store.transactions import Status
 from headgate.spark.columns import schema_for_spark
@@ -160,8 +160,7 @@ class Written:
 
     def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return ``batch`` with the stream's columns, by name, in its types."""
-        columns = [batch.column(field.name).cast(field.type) for field in self.schema]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return carried(batch, self.schema, f"stream '{self.place.stream}'")
 
 
 def _commit(store: Store, names: Sequence[tuple[str, str]], owner: str, epoch: int) -> None:

@@ -22,7 +22,7 @@ from headgate.connectors.breaking_reader import BreakingReader
 from headgate.connectors.files.listing import Paths, numbered, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.state_identity import Form
-from headgate.operators.types import canonical_schema, schema_text, to_canonical
+from headgate.operators.types import canonical_schema, carried, refuse_twice, schema_text
 
 BATCH_ROWS = 65_536
 
@@ -106,6 +106,7 @@ class ParquetFiles:
                 schema = canonical_schema(_with_zones(file))
         except _FAILURES as error:
             raise UsageError(f"{path} cannot be read as Parquet: {error}") from error
+        refuse_twice(schema, path)
         if self._columns is None:
             return schema
         for name in self._columns:
@@ -241,14 +242,14 @@ class _File:
         first_group, skip = self.group, self.row
         with self._opened() as opened:
             self._compare(opened)
-            file = pq.ParquetFile(opened)
+            file = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")  # nanoseconds end in the year 2262 (N74)
             for group in range(first_group, file.num_row_groups):
                 row = 0
                 for batch in file.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):
                     row += batch.num_rows
                     rest = row - skip if group == first_group else batch.num_rows
                     if rest > 0:
-                        yield group, row, to_canonical(batch.slice(max(batch.num_rows - rest, 0)), schema)
+                        yield group, row, carried(batch.slice(max(batch.num_rows - rest, 0)), schema, self.path)
 
 
 class ParquetReader(BreakingReader):

@@ -19,7 +19,7 @@ from headgate.connectors.streams.positions import decode_position, encode_positi
 from headgate.connectors.streams.source import POLLS_SOON, WAKEUP_LATE_MS, WAKEUP_SOON_MS, read_as
 from headgate.errors import UsageError
 from headgate.operators.checkpointed.functions import CheckpointedFunction, CheckpointListener, SnapshotContext
-from headgate.operators.types import to_canonical
+from headgate.operators.types import carried
 from headgate.protocol.store.group_claims import Claimant
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.reading_order import Place
@@ -148,7 +148,7 @@ class GroupSourceReader(BreakingReader, CheckpointedFunction, CheckpointListener
             batch = self._readers[split].read()
             if batch is not None:
                 self._turn += step + 1
-                return SourceBatch(split, to_canonical(batch, self._schema))
+                return SourceBatch(split, carried(batch, self._schema, f"stream '{self._info.name}'"))
         return None
 
     def _is_over(self, split: str) -> bool:

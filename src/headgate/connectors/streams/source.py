@@ -24,7 +24,7 @@ from headgate.connectors.streams.segments import OwnSegments
 from headgate.errors import TruncatedError, UsageError
 from headgate.model.state_identity import Form
 from headgate.operators.checkpointed.functions import CheckpointedFunction, CheckpointListener, SnapshotContext
-from headgate.operators.types import canonical_schema, to_canonical
+from headgate.operators.types import canonical_schema, carried
 from headgate.protocol.store.reading_order import NOT_BEGUN, FirstStart, Place, Restored, Start
 from headgate.store.cuts import StreamCut
 from headgate.store.evolving import newest_fit
@@ -266,7 +266,7 @@ class StreamSourceReader(BreakingReader, CheckpointedFunction, CheckpointListene
         if batch is None:
             is_over = reader.has_ended() if end is None else reader.position >= end  # SC2
             return self._over(split) if is_over else None
-        return SourceBatch(split, to_canonical(batch, self._schema))
+        return SourceBatch(split, carried(batch, self._schema, f"stream '{self._name}'"))
 
     def _over(self, split: str) -> SourceBatch:
         self._finished.add(split)
@@ -324,7 +324,7 @@ class StreamCutReader(StreamSourceReader):
         limit = self._cuts.limit(reader.segment)
         limit = limit if end is None else min(limit, end)
         batch = None if reader.position >= limit else reader.read(end=limit)
-        return None if batch is None else SourceBatch(split, to_canonical(batch, self._schema))
+        return None if batch is None else SourceBatch(split, carried(batch, self._schema, f"stream '{self._name}'"))
 
 
 def read_as(schemas: Sequence[pa.Schema], built: pa.Schema | None) -> tuple[int, pa.Schema]:

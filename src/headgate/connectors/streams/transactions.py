@@ -20,7 +20,7 @@ from headgate.connectors.base import SealedTransaction, SinkContext
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
-from headgate.operators.types import canonical_schema, to_canonical
+from headgate.operators.types import canonical_schema, carried
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.store.transactions import Status
 from headgate.store.evolving import newest_fit
@@ -90,7 +90,7 @@ class StreamSinkWriter:
             return
         if self._current is None:
             self._current = self._store.begin(self._stream, owner=self._owner, epoch=self._context.generation)
-        self._current.write(to_canonical(batch, self._schema))
+        self._current.write(carried(batch, self._schema, f"stream '{self._stream}'"))
 
     def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
         """Close the transaction as the output of ``checkpoint``."""

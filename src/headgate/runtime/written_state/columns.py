@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from headgate.codec.zones import unzoned
 from headgate.errors import UsageError
-from headgate.operators.types import canonical_type, schema_text
+from headgate.operators.types import canonical_type, schema_text, to_canonical
 from headgate.runtime.stored_state.shapes import (
     EXPIRES,
     KEY_GROUP,
@@ -96,8 +96,9 @@ def subtask_of(given: pa.Table, parallelism: int, kind: Kind) -> np.ndarray:
 
 def _canonical(given: pa.Table, what: str) -> pa.Table:
     fields = [f if pa.types.is_null(f.type) else f.with_type(_canonical_type(f, what)) for f in given.schema]
+    schema = pa.schema([field.with_nullable(True) for field in fields])
     try:
-        return given.cast(pa.schema([field.with_nullable(True) for field in fields]))
+        return pa.Table.from_batches([to_canonical(batch, schema) for batch in given.to_batches()], schema)
     except pa.ArrowException as error:
         raise UsageError(f"{what}: {error}") from None
 
