@@ -14,6 +14,8 @@ from headgate.store.catalogue import tables as t
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store, store_root
 
+ENCODED = pa.dictionary(pa.int8(), pa.string())
+
 
 def test_a_stream_is_as_it_was_created_also_after_reopening(store: Store) -> None:
     with Store.open(store.root) as again:
@@ -44,7 +46,9 @@ def test_unusable_names_are_refused(store: Store, name: str) -> None:
     [
         (pa.schema([]), 1, None, "at least one column"),
         (pa.schema([("a", pa.int64()), ("a", pa.int64())]), 1, None, "twice"),
-        (pa.schema([("a", pa.dictionary(pa.int8(), pa.string()))]), 1, None, "dictionary"),
+        (pa.schema([("a", ENCODED)]), 1, None, "column 'a' is dictionary-encoded, .* cast it to string"),
+        (pa.schema([("a", pa.list_(ENCODED))]), 1, None, "dictionary-encoded within list<"),
+        (pa.schema([("a", pa.struct([("b", pa.map_(pa.string(), ENCODED))]))]), 1, None, "dictionary-encoded within"),
         (KEYED, 0, None, "segments"),
         (KEYED, 5_000, None, "segments"),
         (KEYED, 1, "nope", "not a column"),
