@@ -248,8 +248,10 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if owner is None:
             return
         is_done = functools.partial(_is_committed, owner=owner, batch=batchId)
-        self._written.commit(owner, _names(messages), is_done, sweeps=batchId % SWEEP_EVERY == 0)
-        self._written.forget(owner, lambda name: _batch_of(name) < batchId)
+        names = _names(messages)
+        self._written.commit(owner, names, is_done, sweeps=batchId % SWEEP_EVERY == 0)
+        if names:  # one without rows leaves nothing that tells a driver which comes late (SP10)
+            self._written.forget(owner, lambda name: _batch_of(name) < batchId)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - PySpark's name
         """Leave nothing of a micro-batch."""

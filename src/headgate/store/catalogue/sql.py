@@ -342,12 +342,12 @@ class SqlCatalogue:
     def group_cuts(self, name: str, checkpoint: str | None) -> dict[str, dict[int, int]]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return groups.cuts(connection, groups.find(connection, name, self._where), checkpoint, self._where)
+            return groups.cuts(connection, groups.find(connection, name, self._where), checkpoint)
 
     def group_unread(self, name: str) -> dict[GroupSegment, int]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return groups.unread(connection, groups.find(connection, name, self._where), self._where)
+            return groups.unread(connection, groups.find(connection, name, self._where))
 
     def delete_group(self, name: str) -> bool:
         """See ``Catalogue``."""
