@@ -1,8 +1,8 @@
 """A reader of a reader group: it reads the segments that the group gives it, and says how far it has come.
 
 Counterpart: ``reader_groups.ReaderGroup`` makes it; ``protocol.store.reader_group`` decides, ``group_heart`` says that
-it lives. Source: RG2, RG9, RG18 to RG22, RG27 of docs/spec/reader-groups.md. Never reads on before it has looked whether
-it is still in the group.
+it lives. Source: RG2, RG9, RG18 to RG22 and RG27 of docs/spec/reader-groups.md. Never reads on before it has looked
+whether it is still in the group.
 """
 
 from __future__ import annotations
