@@ -17,6 +17,9 @@ from headgate.store.streams import StreamInfo, no_such_stream
 
 EARLIEST, LATEST = "earliest", "latest"
 
+OWNERS = "spark/"
+"""The names of all who write by Spark begin so: queries, and single writes."""
+
 PLACE_COLUMNS = ("_segment", "_position")
 """Where an event is: with ``place=true`` they follow the columns of the stream."""
 

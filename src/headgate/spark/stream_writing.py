@@ -23,7 +23,7 @@ from headgate.operators.types import canonical_schema
 from headgate.protocol.store.micro_batches import Turn, turn_of
 from headgate.protocol.store.transactions import Status
 from headgate.spark.columns import schema_for_spark
-from headgate.spark.stream_options import Options, Place
+from headgate.spark.stream_options import OWNERS, Options, Place
 from headgate.store.evolving import newest_fit
 from headgate.store.schemas import difference_by_name
 from headgate.store.store import Store
@@ -201,7 +201,7 @@ class StreamWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def __init__(self, written: Written) -> None:
         """Each write has an owner of its own: whatever tasks are left of a failed one can do nothing any more."""
         self._written = written
-        self._owner = f"spark/write-{uuid.uuid4().hex}"
+        self._owner = f"{OWNERS}write-{uuid.uuid4().hex}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Prepare the rows of one task."""
@@ -234,7 +234,7 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             UsageError: Spark does not say which query and which micro-batch it is.
         """
         query, batch = _told(QUERY_ID), _told(BATCH_ID)
-        owner = f"spark/query-{query}"
+        owner = f"{OWNERS}query-{query}"
         epoch = self._written.place.store.owner(owner).generation
         return self._written.prepare(iterator, owner, epoch, _name_of(int(batch)))
 
