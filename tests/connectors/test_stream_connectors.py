@@ -340,7 +340,7 @@ def test_a_sink_looks_at_its_own_stream_only(store: Store, monkeypatch: pytest.M
     for _ in range(2):
         sink.check(SCHEMA)
         sink.make_target(SCHEMA)
-    with pytest.raises(UsageError, match=f"'new/none' does not exist .* streams there: {NAME}, new/out"):
+    with pytest.raises(UsageError, match=f"'new/none' does not exist .*streams there: {NAME}, new/out"):
         StreamSink("new/none", store.root, create=False).check(SCHEMA)
 
 
