@@ -80,7 +80,7 @@ def _running(sizes: _Sizes) -> _Sizes:
 
 def _width(column: pa.Array) -> int:
     try:
-        return max(1, column.type.bit_width // 8)
+        return max(1, int(column.type.bit_width) // 8)
     except ValueError:  # a union, or nothing but nulls
         return int(-(-column.nbytes // max(1, len(column))))
 

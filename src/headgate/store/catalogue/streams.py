@@ -182,7 +182,7 @@ def stream_info(row: Any, where: str) -> StreamInfo:
 
 
 def with_counts(connection: Connection, infos: Sequence[StreamInfo]) -> list[StreamInfo]:
-    """Return streams with segments, heads, ends, sizes and prepared transactions filled in, many with one question."""
+    """Return streams with segments, heads, ends, sizes and prepared transactions filled in (S88: many at once)."""
     some = [infos[at : at + _STREAMS_AT_A_TIME] for at in range(0, len(infos), _STREAMS_AT_A_TIME)]
     return [info for each in some for info in _with_counts(connection, each)]
 
