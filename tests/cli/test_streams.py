@@ -21,6 +21,7 @@ from headgate.store.store import Store
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADGATE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(streams, "QUIET_S", 0.001)
     return tmp_path / "store"
 
 
@@ -186,6 +187,27 @@ def test_orphans_are_notes_and_can_be_removed(root: Path) -> None:
     assert "2 files removed" in run("check", "--remove-orphans")
     assert "0 problems, 0 notes" in run("check")
     assert run("read", "log") == "a\n"
+
+
+def test_orphans_are_not_removed_while_somebody_writes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # S40
+    run("write", "log", "--create", text="a\n")
+    left = root / "chunks" / "1" / "appended" / "left.chunk"
+    left.write_bytes(b"half")
+    with Store.open() as store, store.writer("log", linger=None) as writer:
+
+        def written(_: float) -> None:
+            writer.append(pa.record_batch([pa.array(["b"], pa.large_string())], names=["line"]))
+            writer.flush()
+
+        monkeypatch.setattr(streams.time, "sleep", written)
+        assert "processes write to the store" in run("check", "--remove-orphans", code=2)
+    assert left.exists()
+
+
+def test_names_that_are_no_text_are_told_in_one_sentence() -> None:  # CL6
+    run("create", "log")
+    for words in (["describe", "\udcff"], ["write", "log", "--writer-id", "\udcff"], ["groups", "describe", "\udcff"]):
+        assert "Error: '\\udcff' is no text" in run(*words, code=2)
 
 
 def test_create_says_what_is_wrong() -> None:

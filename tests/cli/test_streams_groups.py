@@ -122,12 +122,26 @@ def test_a_group_that_cannot_be_read_is_listed_and_deleted(store: Store) -> None
     store.delete("app/b", force=True)
     listed = run("list")
     assert "the state of reader group 'g'" in listed
-    assert "stream 'app/b' does not exist" in listed
-    assert [set(json.loads(line)) for line in run("list", "--json").splitlines()] == [{"group", "problem"}] * 2
+    assert "app/b (deleted)" in listed
+    damaged, other = (json.loads(line) for line in run("list", "--json").splitlines())
+    assert set(damaged) == {"group", "problem"}
+    assert (other["group"], other["streams"], other["cuts"]) == ("h", ["app/b"], {})
     assert "PROBLEM: reader group 'g'" in run("check", words=(), code=1)
     assert "which cannot be read?" in run("delete", "g", text="y\n")
     run("delete", "h", "--yes")
     assert "0 problems" in run("check", words=())
+
+
+def test_a_group_one_of_whose_streams_was_deleted_says_where_it_is_in_the_others(store: Store) -> None:  # RG26
+    run("create", "g", "app/a", "app/b")
+    drain(store)
+    store.reader_group("g").join("b")
+    cut = str(store.tail("app/a"))
+    store.delete("app/b", force=True)
+    assert "its stream was deleted" in run("describe", "g")
+    assert facts()["cuts"] == {"app/a": cut}
+    run("create", "h", "app/a", "--cut", cut)
+    assert facts("h")["unread_bytes"] == 0
 
 
 def test_what_groups_hold_is_mended_by_the_check(store: Store) -> None:  # RG25

@@ -90,6 +90,17 @@ def test_what_a_pipeline_prepared_is_left_to_it(store: Store) -> None:  # TX14
     assert store.list_transactions()[0].status is Status.PREPARED
 
 
+def test_what_a_task_of_spark_prepared_is_not_committed_by_itself(store: Store) -> None:  # TX14, SP9
+    for task in ("a", "b"):
+        transaction = store.begin(STREAM, owner="spark/query-q", epoch=0, name=f"batch-000000000001/{task}")
+        transaction.write(keyed(("x", 1)))
+        transaction.prepare()
+    told = run("commit", STREAM, "batch-000000000001/a", "--yes", code=2)
+    assert "has the rows of one task of a Spark job" in told
+    run("abort", STREAM, "batch-000000000001/a", "--yes")
+    assert [x.status for x in store.list_transactions()] == [Status.ABORTED, Status.PREPARED]
+
+
 def test_leases_that_are_over_are_looked_at_by_hand(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX8
     assert run("expire", STREAM) == f"no lease of stream {STREAM} is over\n"
     left = begun(store, ("x", 1), lease="100ms")

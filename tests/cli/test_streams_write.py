@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.cli.test_streams import run
 from tests.store.storing import STREAM
 
-from headgate.cli import streams_write
+from headgate.cli import streams, streams_write
 from headgate.cli.bars import bar
 from headgate.cli.streams import app
 from headgate.store.store import Store
@@ -25,6 +25,7 @@ from headgate.store.store import Store
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADGATE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(streams, "QUIET_S", 0.001)
     return tmp_path / "store"
 
 

@@ -225,23 +225,31 @@ def test_what_former_generations_passed_counts_for_nothing(store: Store) -> None
     again.expect(0, 1)
 
 
-@pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_subtasks_that_begin_while_a_stream_is_scaled_begin_at_one_moment(store: Store, start: str) -> None:  # SC42
+@pytest.mark.parametrize(
+    ("start", "holds"), [("earliest", True), ("latest", True), ("earliest", False), ("latest", False)]
+)
+def test_subtasks_that_begin_while_a_stream_is_scaled_begin_at_one_moment(
+    store: Store, start: str, holds: bool
+) -> None:  # SC42
     write(store, 0)
     context = SourceContext("p", "source", 0, 2, None, Generation(1), life="life")
     readers = Readers.__new__(Readers)
     readers.store, readers.found, readers.checkpoint = store, defaultdict(list), 0
-    first = source(store, start=start).open(context)
+    first = source(store, start=start, holds=holds).open(context)
     write(store, 1)
     store.merge(NAME, [0, 1])
     store.split(NAME, 2, 3)
     write(store, 2)
-    second = source(store, start=start).open(SourceContext("p", "source", 1, 2, None, Generation(1), life="life"))
+    second = source(store, start=start, holds=holds).open(
+        SourceContext("p", "source", 1, 2, None, Generation(1), life="life")
+    )
     readers.subtasks = [first, second]
-    for _ in range(3):
+    for number in range(3, 6):
         readers.poll_all()
         readers.complete()
-    readers.expect(*([0, 1, 2] if start == "earliest" else [1, 2]))
+        write(store, number)
+    readers.poll_all()
+    readers.expect(*(range(6) if start == "earliest" else range(1, 6)))
 
 
 def test_a_bounded_read_ends_where_its_first_subtask_saw_the_end(store: Store) -> None:  # SC42, SC1

@@ -331,6 +331,19 @@ def test_the_stream_is_made_once_and_not_while_it_is_checked(store: Store) -> No
     assert (info.segments_count, info.routing_key, info.schema) == (4, "key", SCHEMA)
 
 
+def test_a_sink_looks_at_its_own_stream_only(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # S88
+    def listed(*_: object) -> list[StreamInfo]:
+        raise AssertionError("there may be ten thousand")
+
+    monkeypatch.setattr(Store, "list_streams", listed)
+    sink = StreamSink("new/out", store.root, routing_key="key")
+    for _ in range(2):
+        sink.check(SCHEMA)
+        sink.make_target(SCHEMA)
+    with pytest.raises(UsageError, match=f"'new/none' does not exist .*streams there: {NAME}, new/out"):
+        StreamSink("new/none", store.root, create=False).check(SCHEMA)
+
+
 WEEK = Retention(age="7 days", size="10GB")
 
 

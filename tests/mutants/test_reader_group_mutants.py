@@ -18,8 +18,10 @@ from headgate.errors import FencedError
 from headgate.protocol.store import group_progress, group_shares, group_watch, reader_group
 from headgate.protocol.store.group_progress import Progress
 from headgate.protocol.store.reader_group import Done, Group
+from headgate.store import cut_store
 from headgate.store.catalogue import groups
 from headgate.store.group_reader import GroupReader
+from headgate.store.reader import SegmentReader
 from headgate.store.store import Store
 
 
@@ -182,10 +184,35 @@ def a_marker_is_passed_when_it_is_told() -> AbstractContextManager[None]:  # RG9
     return patched(GroupReader, "read", read)
 
 
+def columns_of_before_stay() -> AbstractContextManager[None]:  # RG27
+    return patched(GroupReader, "_read_segment", lambda self, segment, rows_max: self._segments[segment].read(rows_max))
+
+
+def only_the_position_goes_back() -> AbstractContextManager[None]:  # RG27
+    return patched(SegmentReader, "back_to", lambda self, position: setattr(self, "position", position))
+
+
+def streams_are_found_by_their_names() -> AbstractContextManager[None]:  # RG26
+    def info(connection: Any, group: Any, stream: str) -> Any:
+        return groups.sql_streams.find_stream(connection, stream, "")
+
+    return patched(groups, "_info_of_there", info)
+
+
+def anybody_holds_as_a_group() -> AbstractContextManager[None]:  # RG17
+    return patched(cut_store, "is_of_group", lambda holder: False)
+
+
 OF_THE_STORE: dict[Mutant, Callable[..., None]] = {
     nothing_is_held: stored.test_what_a_group_needs_is_not_truncated_unless_it_is_said,
     checkpoints_hold_nothing: stored.test_what_a_group_needs_is_not_truncated_unless_it_is_said,
     who_heard_no_answer_reads_on: stored.test_an_answer_that_was_lost_costs_and_repeats_nothing,
+    columns_of_before_stay: stored.test_columns_that_are_added_come_to_the_readers_of_a_group,
+    only_the_position_goes_back: stored.test_columns_that_are_added_come_to_the_readers_of_a_group,
+    streams_are_found_by_their_names: (
+        stored.test_a_group_one_of_whose_streams_was_deleted_begins_anew_in_it_and_goes_on_in_the_others
+    ),
+    anybody_holds_as_a_group: stored.test_nobody_else_holds_under_the_name_of_a_group,
     who_is_gone_reads_on: stored.test_without_commits_everything_is_read_again,
     a_read_is_processed_at_once: stored.test_without_commits_everything_is_read_again,
     a_marker_is_passed_when_it_is_told: stored.test_a_checkpoint_comes_as_a_marker_to_each_reader_and_is_gone_back_to,

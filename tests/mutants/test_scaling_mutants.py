@@ -34,6 +34,10 @@ from headgate.store.writer import StreamWriter
 Test = Callable[..., object]
 
 
+def who_holds_nothing_begins_when_it_comes() -> AbstractContextManager[None]:  # SC42
+    return patched(StreamSource, "only_looks", True)
+
+
 def events_routed_by_a_former_layout_are_taken() -> AbstractContextManager[None]:  # S73
     return patched(sql_streams, "check_writable", lambda connection, stream: None)
 
@@ -232,6 +236,9 @@ def a_machine() -> None:
 
 
 MUTANTS: dict[Mutant, Test] = {
+    who_holds_nothing_begins_when_it_comes: partial(
+        reading.test_subtasks_that_begin_while_a_stream_is_scaled_begin_at_one_moment, start="latest", holds=False
+    ),
     events_routed_by_a_former_layout_are_taken: scaling.test_a_writer_goes_on_when_its_stream_is_scaled,
     what_is_routed_anew_begins_with_the_last_append: scaling.test_a_writer_goes_on_when_its_stream_is_scaled,
     a_scaled_writer_writes_under_the_old_name: scaling.test_a_writer_goes_on_when_its_stream_is_scaled,
@@ -256,7 +263,7 @@ MUTANTS: dict[Mutant, Test] = {
     what_could_not_be_told_is_forgotten: reading.test_what_cannot_be_told_is_told_with_the_next_checkpoint,
     what_waits_is_no_split: reading.test_a_segment_that_follows_those_of_two_subtasks_waits_for_a_checkpoint,
     each_subtask_begins_when_it_opens: partial(
-        reading.test_subtasks_that_begin_while_a_stream_is_scaled_begin_at_one_moment, start="latest"
+        reading.test_subtasks_that_begin_while_a_stream_is_scaled_begin_at_one_moment, holds=True, start="latest"
     ),
     every_life_begins_at_the_same_moment: reading.test_another_life_of_a_pipeline_begins_at_a_moment_of_its_own,
     a_segment_that_came_later_has_no_marker: partial(

@@ -21,7 +21,7 @@ from headgate.spark import stream_reading, stream_writing
 from headgate.spark.stream_format import StreamDataSource
 from headgate.spark.stream_options import Options
 from headgate.spark.stream_reading import MicroBatchReader, Selected, Span
-from headgate.spark.stream_writing import Written
+from headgate.spark.stream_writing import MicroBatchWriter, Written
 from headgate.store.cuts import StreamCut
 from headgate.store.store import Store
 
@@ -122,6 +122,16 @@ def outcomes_of_micro_batches_are_kept() -> AbstractContextManager[None]:  # SP1
     return skipped(Store, "forget_outcomes")
 
 
+def one_without_rows_is_the_latest() -> AbstractContextManager[None]:  # SP10
+    real = MicroBatchWriter.commit
+
+    def commit(self: Any, messages: Any, batchId: int) -> None:  # noqa: N803
+        real(self, messages, batchId)
+        self._written.forget("spark/query-q", lambda name: stream_writing._batch_of(name) < batchId)
+
+    return patched(MicroBatchWriter, "commit", commit)
+
+
 @contextmanager
 def stream_of(root: Path) -> Iterator[Store]:
     with Store.open(root / "store") as store:
@@ -145,6 +155,7 @@ OF_MICRO_BATCHES: list[tuple[Mutant, Callable[..., object]]] = [
     (others_are_not_fenced, formatted.test_of_two_drivers_one_commits_a_micro_batch),
     (what_lost_tasks_have_prepared_stays, formatted.test_a_micro_batch_that_failed_is_tried_again),
     (only_the_same_micro_batch_counts, formatted.test_a_driver_that_comes_late_writes_nothing_again),
+    (one_without_rows_is_the_latest, formatted.test_a_micro_batch_without_rows_lets_no_late_driver_in),
     (outcomes_of_micro_batches_are_kept, formatted.test_outcomes_of_earlier_micro_batches_are_forgotten),
 ]
 DECIDED: list[tuple[Mutant, Callable[..., object]]] = [

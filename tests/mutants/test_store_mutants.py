@@ -24,7 +24,9 @@ from tests.store import test_store_acknowledgements as acknowledging
 from tests.store import test_store_damage as damaging
 from tests.store import test_store_linger as lingering
 from tests.store import test_store_reader as reading
+from tests.store import test_store_streams as streams
 from tests.store import test_store_transactions as deciding
+from tests.store import test_store_writer as writing
 from tests.store.catalogue import test_store_catalogue as syncing
 from tests.store.catalogue import test_store_migration as migrating
 from tests.store.storing import KEYED, STREAM, keyed
@@ -35,6 +37,7 @@ from headgate.protocol.store.layouts import KEY_SPACE, Layout, Segment
 from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import FaultyStorage
 from headgate.storage.memory import MemoryStorage
+from headgate.store import limits, schemas
 from headgate.store import transactions as store_transactions
 from headgate.store.catalogue import database, looking, making_lock, opening, outcomes, positions, sql, versions
 from headgate.store.catalogue import streams as sql_streams
@@ -613,6 +616,53 @@ def test_events_that_were_lost_at_the_end_are_missed() -> None:
     with ten() as store:
         test = reading.test_what_the_catalogue_has_lost_at_the_end_of_a_segment_is_an_error
         assert_caught(the_last_event_that_is_left_is_the_end, test, store, 100)
+
+
+@contextmanager
+def files_are_listed_behind_what_is_known() -> Iterator[None]:
+    """S40."""
+
+    def collect(self: Any) -> int:
+        known = self._catalogue.chunk_paths()
+        orphans = [path for path in self._storage.list("") if path not in known]
+        for path in orphans:
+            self._storage.delete(path)
+        return len(orphans)
+
+    with patched(Store, "collect_orphans", collect):
+        yield
+
+
+@contextmanager
+def dictionaries_are_looked_for_at_the_top_only() -> Iterator[None]:
+    """LY2."""
+    with patched(schemas, "_dictionary_in", lambda dtype: dtype if pa.types.is_dictionary(dtype) else None):
+        yield
+
+
+@contextmanager
+def maps_have_no_size() -> Iterator[None]:
+    """S37."""
+    with (
+        patched(limits, "_stored", lambda column: column),
+        patched(limits, "_width", lambda column: column.type.bit_width // 8),
+    ):
+        yield
+
+
+def test_an_orphan_that_is_none_is_missed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = damaging.test_what_is_written_while_orphans_are_looked_for_stays
+    assert_caught(files_are_listed_behind_what_is_known, test, store, monkeypatch)
+
+
+def test_columns_that_nobody_could_read_are_noticed(store: Store) -> None:
+    schema = pa.schema([("a", pa.list_(pa.dictionary(pa.int8(), pa.string())))])
+    test = streams.test_definitions_that_cannot_be_are_refused
+    assert_caught(dictionaries_are_looked_for_at_the_top_only, test, store, schema, 1, None, "dictionary")
+
+
+def test_events_whose_size_nobody_can_tell_are_noticed(store: Store) -> None:
+    assert_caught(maps_have_no_size, writing.test_large_batches_of_maps_and_views_are_appended, store)
 
 
 @contextmanager

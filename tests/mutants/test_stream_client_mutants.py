@@ -52,6 +52,27 @@ def a_cut_forgets_what_was_read_to_its_end() -> AbstractContextManager[None]:  #
     return patched(StreamFollower, "cut", cut)
 
 
+def segments_end_before_what_follows_was_seen() -> AbstractContextManager[None]:  # FW8
+    def end_segments(self: Any) -> bool:
+        ended = [number for number in sorted(self._places) if self._is_over(number)]
+        for number in ended:
+            self._ended[number] = self._position(number)
+            del self._places[number]
+            self._readers.pop(number, None)
+        if ended:
+            self._look()
+            for number in ended:
+                self._order.end(number)
+            self._take()
+        return bool(ended)
+
+    return patched(StreamFollower, "_end_segments", end_segments)
+
+
+def only_the_position_goes_back() -> AbstractContextManager[None]:  # FW8
+    return patched(SegmentReader, "back_to", lambda self, position: setattr(self, "position", position))
+
+
 def what_is_given_back_is_lost() -> AbstractContextManager[None]:  # FW5, AC4
     return patched(StreamFollower, "unread", lambda self, found: None)
 
@@ -92,6 +113,8 @@ def one_key_is_looked_for_everywhere() -> AbstractContextManager[None]:  # FW7
             events_come_in_the_schema_of_before,
             following.test_columns_that_are_added_come_with_the_first_event_that_has_them,
         ),
+        (segments_end_before_what_follows_was_seen, following.test_a_call_that_fails_costs_a_follower_nothing),
+        (only_the_position_goes_back, following.test_a_look_at_new_columns_that_fails_costs_nothing),
         (a_cut_forgets_what_was_read_to_its_end, following.test_who_follows_from_its_cut_gets_the_rest),
         (what_is_given_back_is_lost, following.test_what_is_given_back_is_returned_again),
     ],

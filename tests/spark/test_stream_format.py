@@ -658,6 +658,19 @@ def test_a_driver_that_comes_late_writes_nothing_again(stream: Store, micro_batc
     stream.seal("in")
 
 
+def test_a_micro_batch_without_rows_lets_no_late_driver_in(stream: Store, micro_batch: Context) -> None:  # SP10
+    """One query runs twice, from a copy of its checkpoint directory."""
+    for batch, rounds_ in enumerate([range(10, 11), range(11, 12), range(0), range(0)]):
+        number(micro_batch, batch)
+        query(stream).commit([task_of(query(stream), rounds_)], batch)
+    number(micro_batch, 1)
+    query(stream).commit([task_of(query(stream), range(11, 12))], 1)
+    number(micro_batch, 0)
+    with pytest.raises(UsageError, match="micro-batch 0 of spark/query-q comes behind 1, which is in the stream"):
+        query(stream).commit([task_of(query(stream), range(10, 11))], 0)
+    assert everything(stream, "in") == rounds(12)
+
+
 def test_files_of_tasks_that_died_are_swept_now_and_then(
     stream: Store, micro_batch: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SP10: looking at all files of the query takes the longer, the more there are

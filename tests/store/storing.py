@@ -16,6 +16,7 @@ import pytest
 from headgate.errors import StorageError
 from headgate.storage.local import LocalStorage
 from headgate.store.catalogue.access import Database
+from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.store import Store
 
@@ -80,6 +81,29 @@ def lose_an_answer(store: Store, monkeypatch: pytest.MonkeyPatch, times: int = 1
             return result
 
     monkeypatch.setattr(database_of(store), "write", Lost)
+
+
+class Failing:
+    """A catalogue some of whose calls fail before they have an effect: the one with number ``at``, and all ``down``."""
+
+    def __init__(self, catalogue: Catalogue, at: int = 0) -> None:
+        self._catalogue = catalogue
+        self.at = at
+        self.down: set[str] = set()
+        self.calls = 0
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._catalogue, name)
+        if not callable(real):
+            return real
+
+        def called(*args: Any, **named: Any) -> Any:
+            self.calls += 1
+            if self.calls == self.at or name in self.down:
+                raise StorageError(name, "catalogue", "it is away")
+            return real(*args, **named)
+
+        return called
 
 
 def as_version_0_1(catalogue: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import Sequence
 
@@ -10,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clocks import HandClock
-from tests.store.storing import KEYED, STREAM, keyed
+from tests.store.storing import KEYED, STREAM, Failing, keyed
 
-from headgate.errors import TruncatedError, UsageError
+from headgate.errors import StorageError, TruncatedError, UsageError
 from headgate.store.cuts import StreamCut
 from headgate.store.following import StreamEvents, StreamFollower
 from headgate.store.store import Store
@@ -130,6 +131,45 @@ def test_columns_that_are_added_come_with_the_first_event_that_has_them(store: S
     assert found is not None
     assert found.batch.to_pylist() == [{"key": "k1", "value": 3, "note": "new"}]
     assert follower.read() is None
+
+
+def test_a_look_at_new_columns_that_fails_costs_nothing(store: Store) -> None:  # FW8
+    failing = Failing(store._catalogue)
+    follower = Store(store.root, failing, store._storage).follow(STREAM)  # type: ignore[arg-type]
+    wide = pa.schema([*KEYED, pa.field("note", pa.large_string())])
+    store.update_stream(STREAM, schema=wide)
+    with store.writer(STREAM) as writer:
+        writer.append(pa.RecordBatch.from_pylist([{"key": "k", "value": 1, "note": "new"}], schema=wide))
+    store.seal(STREAM)
+    failing.down = {"find_stream"}
+    for _ in range(2):
+        with pytest.raises(StorageError, match="away"):
+            follower.read()
+    failing.down.clear()
+    assert [one.batch.to_pylist() for one in follower] == [[{"key": "k", "value": 1, "note": "new"}]]
+
+
+def test_a_call_that_fails_costs_a_follower_nothing(store: Store) -> None:  # FW8: whichever it is
+    write(store, *range(5))
+    store.split(STREAM, 1, 2)
+    write(store, *range(5, 10))
+    store.merge(STREAM, [segment.segment_id for segment in store.find(STREAM).segments[:2]])
+    write(store, *range(10, 15))
+    store.seal(STREAM)
+    failing = Failing(store._catalogue)
+    while failing.calls >= failing.at:
+        failing = Failing(store._catalogue, failing.at + 1)
+        flaky = Store(store.root, failing, store._storage)  # type: ignore[arg-type]
+        follower: StreamFollower | None = None
+        found: list[tuple[str, int]] = []
+        while follower is None or not follower.has_ended:
+            with contextlib.suppress(StorageError):
+                follower = follower or flaky.follow(STREAM)
+                one = follower.read()
+                assert one is not None or follower.has_ended, f"it stands still behind failure {failing.at}"
+                found += rows(one)
+        check_order(found, range(15))
+        assert follower.cut() == store.tail(STREAM)
 
 
 def test_numbers_that_became_wider_are_followed(store: Store) -> None:  # FW3

@@ -101,7 +101,8 @@ def test_a_position_that_the_stream_does_not_have_is_a_problem(store: Store) -> 
 def test_what_a_group_holds_is_checked_and_mended(store: Store) -> None:  # RG17, RG24, RG25
     before = store.holds(STREAM)
     store.release(STREAM, holder="reader group h")
-    store.hold(store.tail(STREAM), holder="reader group gone")
+    stream = store._catalogue.find_stream(STREAM)
+    store._catalogue.hold(stream, Hold("reader group gone", store.tail(STREAM).positions))
     assert problems(store) == [
         f"reader group 'h': stream '{STREAM}' is not held from where it reads on, and may be truncated; "
         "--repair holds it",
@@ -112,7 +113,6 @@ def test_what_a_group_holds_is_checked_and_mended(store: Store) -> None:  # RG17
         f"what reader group 'h' needs of stream '{STREAM}' is held again",
     ]
     assert (store.holds(STREAM), problems(store), store.repair()) == (before, [], [])
-    stream = store._catalogue.find_stream(STREAM)
     store._catalogue.hold(stream, Hold("reader group h", {0: 3, 1: 0}))
     assert len(problems(store)) == 1
     store.repair()

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from tests.store.storing import KEYED, STREAM, keyed, lose_an_answer
+from tests.store.storing import KEYED, STREAM, Failing, keyed, lose_an_answer
 
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.store.catalogue.group_rows import decode_group, encode_group
@@ -82,6 +83,33 @@ def test_readers_share_a_stream_and_each_event_goes_to_one(store: Store) -> None
         assert numbers(found + mine + others) == list(range(40))
         assert {name: len(own) for name, own in group.readers().items()} == {"a": 1, "b": 1}
     assert (group.readers(), group.unread_bytes()) == ({}, 0)
+
+
+def test_a_group_one_of_whose_streams_was_deleted_begins_anew_in_it_and_goes_on_in_the_others(store: Store) -> None:
+    """RG26."""
+    other = "app/other"
+    store.create_stream(other, KEYED, segments=1, routing_key="key")
+    write(store, 0, 20)
+    group = store.reader_group("g", [STREAM, other])
+    with group.join("a") as reader:
+        assert numbers(drain(reader)) == list(range(20))
+        assert group.checkpoint("c") is False
+        assert reader.read() == CheckpointMarker("c")
+    store.delete(other, force=True)
+    late = group.join("late")
+    with pytest.raises(UsageError, match=f"stream '{other}' was deleted|stream '{other}' does not exist"):
+        drain(late)
+    assert group.cut().keys() == group.cut("c").keys() == {STREAM}
+    assert group.unread_bytes() == 0
+    store.create_stream(other, KEYED, segments=1, routing_key="key")
+    with store.writer(other) as writer:
+        writer.append(keyed(("new", 100)))
+    with pytest.raises(UsageError, match="was deleted"):
+        drain(late)
+    write(store, 20, 30)
+    group.reset(cuts=list(group.cut().values()))
+    with group.join("a") as reader:
+        assert numbers(drain(reader)) == [*range(20, 30), 100]
 
 
 def test_what_a_read_returned_is_processed_with_the_next_one(store: Store, clock: Clock) -> None:  # RG19
@@ -236,6 +264,45 @@ def test_what_a_group_needs_is_not_truncated_unless_it_is_said(store: Store) -> 
     assert store.holds(STREAM) == {}
     with pytest.raises(UsageError, match="no reader group 'g'"):
         group.join("a")
+
+
+def test_nobody_else_holds_under_the_name_of_a_group(store: Store) -> None:  # RG17
+    write(store, 0, 20)
+    store.reader_group("g", STREAM)
+    before = store.holds(STREAM)
+    with pytest.raises(UsageError, match="'reader group g' is the name under which a reader group holds"):
+        store.hold(store.tail(STREAM), holder="reader group g")
+    assert store.holds(STREAM) == before
+
+
+def test_columns_that_are_added_come_to_the_readers_of_a_group(store: Store) -> None:  # RG27
+    failing = Failing(store._catalogue)
+    flaky = Store(store.root, failing, store._storage)  # type: ignore[arg-type]
+    store.create_stream("rates", pa.schema({"n": pa.float32()}), segments=1)
+    reader = flaky.reader_group("g", "rates").join("a", commit_every="0ms")
+
+    def write_as(value: float, **columns: pa.DataType) -> None:
+        schema = store.update_stream("rates", columns=pa.schema(columns)).schema
+        with store.writer("rates") as writer:
+            writer.append(pa.RecordBatch.from_pylist([{"n": value, "note": "new"}], schema=schema))
+
+    write_as(0.5, n=pa.float32())
+    assert isinstance(found := reader.read(), GroupEvents)
+    assert found.batch.to_pylist() == [{"n": 0.5}]
+    write_as(1.5, note=pa.large_string())
+    failing.down = {"find_stream"}
+    for _ in range(2):
+        with pytest.raises(StorageError, match="away"):
+            reader.read(1)
+    reader.commit()
+    failing.down.clear()
+    assert isinstance(found := reader.read(1), GroupEvents)
+    assert found.batch.to_pylist() == [{"n": 1.5, "note": "new"}]
+    write_as(0.1, n=pa.float64())
+    assert isinstance(found := reader.read(1), GroupEvents)
+    assert found.batch.to_pylist() == [{"n": 0.1, "note": "new"}]
+    assert reader.read() is None
+    assert reader.segments == (("rates", 0),)
 
 
 def test_what_cannot_be_says_why(store: Store) -> None:  # RG16

@@ -311,6 +311,22 @@ def test_a_footer_of_another_shape_is_told_although_its_checksum_is_right(
     assert problem.where.endswith(path.name)
 
 
+def test_what_is_written_while_orphans_are_looked_for_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:  # S40
+    real = store._storage.list
+
+    def listed(directory: str) -> list[str]:
+        with store.writer(STREAM) as writer:
+            writer.append(keyed(("a", 1)))
+        return real(directory)
+
+    monkeypatch.setattr(store._storage, "list", listed)
+    assert store.collect_orphans() == 0
+    monkeypatch.undo()
+    assert store.fsck() == []
+
+
 def test_no_file_is_removed_where_something_is_damaged(whole: tuple[Path, Events], tmp_path: Path) -> None:  # S40
     """A chunk whose row is damaged seems to belong to nothing."""
     shutil.copytree(whole[0], tmp_path / "store")

@@ -10,9 +10,12 @@ import sqlalchemy as sa
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
 from headgate.errors import CorruptionError, UsageError
+from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store, store_root
+
+ENCODED = pa.dictionary(pa.int8(), pa.string())
 
 
 def test_a_stream_is_as_it_was_created_also_after_reopening(store: Store) -> None:
@@ -44,7 +47,9 @@ def test_unusable_names_are_refused(store: Store, name: str) -> None:
     [
         (pa.schema([]), 1, None, "at least one column"),
         (pa.schema([("a", pa.int64()), ("a", pa.int64())]), 1, None, "twice"),
-        (pa.schema([("a", pa.dictionary(pa.int8(), pa.string()))]), 1, None, "dictionary"),
+        (pa.schema([("a", ENCODED)]), 1, None, "column 'a' is dictionary-encoded, .* cast it to string"),
+        (pa.schema([("a", pa.list_(ENCODED))]), 1, None, "dictionary-encoded within list<"),
+        (pa.schema([("a", pa.struct([("b", pa.map_(pa.string(), ENCODED))]))]), 1, None, "dictionary-encoded within"),
         (KEYED, 0, None, "segments"),
         (KEYED, 5_000, None, "segments"),
         (KEYED, 1, "nope", "not a column"),
@@ -63,6 +68,27 @@ def test_list_by_scope(store: Store) -> None:
     store.create_stream("apple", TEXT_SCHEMA)
     assert [info.name for info in store.list_streams()] == ["app/events", "app/lines", "apple"]
     assert [info.name for info in store.list_streams("app")] == ["app/events", "app/lines"]
+
+
+def test_many_streams_are_listed_as_each_is_described(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # S88
+    monkeypatch.setattr(sql_streams, "_STREAMS_AT_A_TIME", 2)
+    for number in range(4):
+        store.create_stream(f"other/{number}", KEYED, segments=2, routing_key="key")
+        with store.writer(f"other/{number}") as writer:
+            writer.append(keyed(*(("k", value) for value in range(number))))
+    store.split("other/1", 0)
+    store.seal("other/2")
+    store.begin_shared("other/3")
+    prepared = store.begin("other/0", owner="o", epoch=1, name="n")
+    prepared.write(keyed(("k", 1)))
+    prepared.prepare()
+    listed = store.list_streams()
+    assert listed == [store.describe(info.name) for info in listed]
+    by_name = {info.name: info for info in listed}
+    assert [by_name[f"other/{number}"].events_count for number in range(4)] == [0, 1, 2, 3]
+    assert by_name["other/0"].prepared_count == 1
+    assert by_name["other/3"].lease_due_ms is not None
+    assert [len(by_name[name].segments) for name in ("other/0", "other/1", STREAM)] == [2, 3, 3]
 
 
 def test_an_unknown_stream_is_named_with_those_there_are(store: Store) -> None:

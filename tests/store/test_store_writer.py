@@ -239,6 +239,38 @@ def test_sizes_of_nested_values() -> None:
     assert value_sizes(pa.array([{"a": 1, "b": "xy"}])).tolist() == [10]
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype", "sizes"),
+    [
+        ([[("a", "bb")], None, [], [("c", "d"), ("e", "f")]], pa.map_(pa.string(), pa.string()), [3, 0, 0, 4]),
+        ([["a", "b"], None, ["c", "dd"]], pa.list_(pa.string(), 2), [2, 0, 3]),
+        ([["a", "b"], None, ["c", "dd"]], pa.list_view(pa.string()), [2, 0, 3]),
+        (["a", None, "b" * 30], pa.string_view(), [1, 0, 30]),
+        ([b"a", None, b"b" * 30], pa.binary_view(), [1, 0, 30]),
+        (["{}", '{"a": 1}'], pa.json_(), [2, 8]),
+        ([None, None], pa.null(), [0, 0]),
+        ([{"a": [("x", "yz")]}, None], pa.struct([("a", pa.map_(pa.string(), pa.string()))]), [3, 0]),
+    ],
+    ids=str,
+)
+def test_sizes_of_every_type_that_streams_store(values: list[object], dtype: pa.DataType, sizes: list[int]) -> None:
+    """S37."""
+    column = pa.array(values, dtype)
+    assert value_sizes(column).tolist() == sizes
+    assert value_sizes(column.slice(1)).tolist() == sizes[1:]
+
+
+def test_large_batches_of_maps_and_views_are_appended(store: Store) -> None:
+    """S37: none of the events is over the limit, all of them together are."""
+    schema = pa.schema([("tags", pa.map_(pa.string(), pa.string())), ("text", pa.string_view())])
+    store.create_stream("app/tagged", schema, segments=1)
+    count, text = 5, "x" * (EVENT_BYTES_MAX // 4)
+    arrays = [pa.array([[("a", "b")]] * count, schema.field(0).type), pa.array([text] * count, schema.field(1).type)]
+    with store.writer("app/tagged") as writer:
+        writer.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    assert store.describe("app/tagged").events_count == count
+
+
 def test_an_empty_append_is_done_at_once(store: Store) -> None:
     writer = store.writer(STREAM)
     assert writer.append(keyed()).result(0) == Appended()

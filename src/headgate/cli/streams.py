@@ -6,6 +6,7 @@ Counterpart: ``headgate.store.store.Store``. Never prints a traceback for a mist
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 from typing import Annotated
 
@@ -43,6 +44,9 @@ add_scaling(app)
 add_update(app)
 add_write(app)
 app.add_typer(streams_transactions.app, name="transactions")
+
+QUIET_S = 1.0
+"""So long nobody may write before orphans are removed: a file that is being written looks like one."""
 
 CLOSED_SHOWN = 100
 """Of more closed segments a person wants to know how many there are; ``--json`` has them all."""
@@ -221,7 +225,7 @@ def check(
     """Check the whole store; the exit code is 1 when something is wrong."""
     with opened(store) as opened_store:
         mended = opened_store.repair() if repair else []
-        removed = opened_store.collect_orphans() if remove_orphans else 0
+        removed = _without_orphans(opened_store) if remove_orphans else 0
         total = 0
         with suppress(CorruptionError):  # which is said below
             total = 0 if quick else 2 * sum(info.size_bytes for info in opened_store.list_streams())
@@ -240,6 +244,22 @@ def check(
             typer.echo("\n".join(told))
         if serious:
             raise typer.Exit(1)
+
+
+def _without_orphans(store: Store) -> int:
+    """Remove orphans, unless somebody is seen to write; return how many."""
+    before = _written(store)
+    time.sleep(QUIET_S)
+    if _written(store) != before:
+        raise UsageError(
+            f"processes write to the store at {store.root}, and --remove-orphans would also remove files that they "
+            "have not recorded yet; stop them first"
+        )
+    return store.collect_orphans()
+
+
+def _written(store: Store) -> list[tuple[str, int, int]]:
+    return [(info.name, info.chunks_count, sum(info.ends)) for info in store.list_streams()]
 
 
 def _problem_text(problem: Problem) -> str:

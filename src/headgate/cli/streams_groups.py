@@ -82,8 +82,9 @@ def describe(name: GroupName, as_json: JsonOption = False, store: StoreOption = 
         owners = {segment: reader for reader, own in info.readers.items() for segment in own}
         for stream, segment in sorted(owners.keys() | set(info.free) | unread.keys()):
             reader = owners.get((stream, segment), "nobody" if (stream, segment) in info.free else "waits")
-            position, size = cuts[stream].positions.get(segment, 0), unread.get((stream, segment), 0)
-            segments.add_row(escape(stream), str(segment), escape(reader), f"{position:,}", size_text(size))
+            size = unread.get((stream, segment), 0)
+            position = f"{cuts[stream].positions.get(segment, 0):,}" if stream in cuts else "its stream was deleted"
+            segments.add_row(escape(stream), str(segment), escape(reader), position, size_text(size))
         console.print(segments)
         if info.checkpoints:
             checkpoints = Table("checkpoint", "state")
@@ -208,16 +209,17 @@ def delete(name: GroupName, yes: YesOption = False, as_json: JsonOption = False,
 
 
 def _row(store: Store, name: str) -> tuple[str, str, str, str]:
-    """Return what the list says of a group; of a damaged one, or one whose stream is gone, what is wrong."""
+    """Return what the list says of a group; of a damaged one, what is wrong."""
     try:
         group = store.reader_group(name)
         info = group.describe()
-        unread = group.unread()
+        unread, there = group.unread(), group.cut()
     except HeadgateError as error:
         return "", "", "", str(error)
+    streams = [name if name in there else f"{name} (deleted)" for name in info.streams]
     checkpoints = ", ".join(x if not owed_by else f"{x} (open)" for x, owed_by in info.checkpoints.items())
     behind = f"{size_text(sum(unread.values()))} in {_count(len(unread), 'segment')}" if unread else "nothing"
-    return ", ".join(info.streams), ", ".join(info.readers), behind, checkpoints
+    return ", ".join(streams), ", ".join(info.readers), behind, checkpoints
 
 
 def _facts_or_problem(store: Store, name: str) -> dict[str, object]:

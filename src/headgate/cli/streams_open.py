@@ -53,6 +53,11 @@ def opened(root: str | None, *, makes: bool = False, chunks: str | None = None) 
     except HeadgateError as error:
         typer.secho(f"Error: {error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
+    except UnicodeEncodeError as error:  # CL6
+        typer.secho(
+            f"Error: {error.object!r} is no text: it has bytes that are not UTF-8", err=True, fg=typer.colors.RED
+        )
+        raise typer.Exit(2) from error
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone: nothing is wrong
         raise typer.Exit(0) from None

@@ -18,6 +18,7 @@ from headgate.cli.text import duration_text, size_text, time_text
 from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import UsageError
 from headgate.protocol.store.transactions import Status
+from headgate.spark.stream_options import is_of_spark
 from headgate.store.catalogue.base import TransactionInfo
 from headgate.store.store import Store
 
@@ -100,6 +101,11 @@ def commit(
             raise UsageError(
                 f"transaction '{info.name}' of stream '{name}' is not prepared: processes may be writing to it; "
                 "the program that knows when they are done commits it, or abort it"
+            )
+        if is_of_spark(info.owner):
+            raise UsageError(
+                f"transaction '{info.name}' has the rows of one task of a Spark job, which commits those of all its "
+                "tasks in one step; abort it if the job will not come back"
             )
         confirm(f"Make {info.events_count:,} events of {info.name} visible in {name}?", yes=yes, as_json=as_json)
         epoch = _epoch(opened_store, info)

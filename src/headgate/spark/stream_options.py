@@ -17,6 +17,9 @@ from headgate.store.streams import StreamInfo, no_such_stream
 
 EARLIEST, LATEST = "earliest", "latest"
 
+OWNERS = "spark/"
+"""The keys of all who write by Spark begin so: queries, and single writes."""
+
 PLACE_COLUMNS = ("_segment", "_position")
 """Where an event is: with ``place=true`` they follow the columns of the stream."""
 
@@ -26,6 +29,11 @@ WRITING = ("path", "store", "routing_key", "segments")
 
 OF_SPARK = ("checkpointlocation", "queryname")
 """What Spark hands on beside them."""
+
+
+def is_of_spark(key: str) -> bool:
+    """Return whether an owner of transactions is a query, or a write, of Spark: then each has the rows of one task."""
+    return key.startswith(OWNERS)
 
 
 class Options:

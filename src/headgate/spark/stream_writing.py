@@ -23,7 +23,7 @@ from headgate.operators.types import canonical_schema, carried
 from headgate.protocol.store.micro_batches import Turn, turn_of
 from headgate.protocol.store.transactions import Status
 from headgate.spark.columns import schema_for_spark
-from headgate.spark.stream_options import Options, Place
+from headgate.spark.stream_options import OWNERS, Options, Place
 from headgate.store.evolving import newest_fit
 from headgate.store.schemas import difference_by_name
 from headgate.store.store import Store
@@ -200,7 +200,7 @@ class StreamWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def __init__(self, written: Written) -> None:
         """Each write has an owner of its own: whatever tasks are left of a failed one can do nothing any more."""
         self._written = written
-        self._owner = f"spark/write-{uuid.uuid4().hex}"
+        self._owner = f"{OWNERS}write-{uuid.uuid4().hex}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Prepare the rows of one task."""
@@ -233,7 +233,7 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             UsageError: Spark does not say which query and which micro-batch it is.
         """
         query, batch = _told(QUERY_ID), _told(BATCH_ID)
-        owner = f"spark/query-{query}"
+        owner = f"{OWNERS}query-{query}"
         epoch = self._written.place.store.owner(owner).generation
         return self._written.prepare(iterator, owner, epoch, _name_of(int(batch)))
 
@@ -247,8 +247,10 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if owner is None:
             return
         is_done = functools.partial(_is_committed, owner=owner, batch=batchId)
-        self._written.commit(owner, _names(messages), is_done, sweeps=batchId % SWEEP_EVERY == 0)
-        self._written.forget(owner, lambda name: _batch_of(name) < batchId)
+        names = _names(messages)
+        self._written.commit(owner, names, is_done, sweeps=batchId % SWEEP_EVERY == 0)
+        if names:  # one without rows leaves nothing that tells a driver which comes late (SP10)
+            self._written.forget(owner, lambda name: _batch_of(name) < batchId)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - PySpark's name
         """Leave nothing of a micro-batch."""

@@ -82,10 +82,16 @@ class ClaimedGroup:
         return found.is_complete
 
     def cut(self, checkpoint: int) -> StreamCut:
-        """Return the cut of a completed checkpoint."""
-        name = checkpoint_name(checkpoint)
+        """Return the cut of a completed checkpoint.
+
+        Raises:
+            UsageError: the stream was deleted.
+        """
         stream_id = self._catalogue.find_group(self.name).group.streams[self._stream]
-        return StreamCut(self._stream, stream_id, self._catalogue.group_cuts(self.name, name)[self._stream])
+        positions = self._catalogue.group_cuts(self.name, checkpoint_name(checkpoint)).get(self._stream)
+        if positions is None:
+            raise UsageError(f"stream '{self._stream}' was deleted while reader group '{self.name}' read it")
+        return StreamCut(self._stream, stream_id, positions)
 
     def forget(self, first: int, last: int) -> None:
         """Forget the checkpoints ``first`` to ``last``: their cuts are in manifests, or nobody needs them."""

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Mapping
 
 from headgate.clock import Clock
-from headgate.errors import HeadgateError, StorageError
-from headgate.protocol.store.truncation import Extent, Hold
+from headgate.errors import HeadgateError, StorageError, UsageError
+from headgate.protocol.store.truncation import Extent, Hold, is_of_group
 from headgate.storage.base import Storage
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.cuts import StreamCut
@@ -98,8 +98,10 @@ class CutStore:
         Raises:
             TruncatedError: events behind the cut have already been truncated.
             FencedError: a later epoch of the same life already holds a cut.
-            UsageError: it is not a cut of an existing stream.
+            UsageError: it is not a cut of an existing stream, or the name is that of a reader group.
         """
+        if is_of_group(holder):
+            raise UsageError(f"'{holder}' is the name under which a reader group holds; hold it under another one")
         self._catalogue.hold(self._stream_of(cut), Hold(holder, cut.positions, life, epoch))
 
     @property

@@ -188,7 +188,7 @@ class StreamFollower:
             if batch is None:
                 return None
             if reader.newest_schema > self.stream.schema_version:
-                reader.position = position
+                reader.back_to(position)  # also if the stream cannot be looked at now (FW8)
                 self._takes_new_schema()
                 continue
             wanted = batch if self._key is None else self._key.of_batch(batch)
@@ -217,14 +217,17 @@ class StreamFollower:
 
     def _end_segments(self) -> bool:
         """Have what follows segments that were read to their end be read from now on; return whether any was (FW1)."""
-        ended = [number for number in sorted(self._places) if self._is_over(number)]
-        for number in ended:
-            self._ended[number] = self._position(number) if self._is_wanted(number) else self._end_of(number)
-            del self._places[number]
-            self._readers.pop(number, None)
+        ended = {
+            number: self._position(number) if self._is_wanted(number) else self._end_of(number)
+            for number in sorted(self._places)
+            if self._is_over(number)
+        }
         if ended:
-            self._look()  # what took their keys
-            for number in ended:
+            self._look()  # what took their keys; behind this nothing can fail and leave it half done (FW8)
+            for number, position in ended.items():
+                self._ended[number] = position
+                del self._places[number]
+                self._readers.pop(number, None)
                 self._order.end(number)
             self._take()
         return bool(ended)

@@ -1,8 +1,8 @@
 """A reader of a reader group: it reads the segments that the group gives it, and says how far it has come.
 
 Counterpart: ``reader_groups.ReaderGroup`` makes it; ``protocol.store.reader_group`` decides, ``group_heart`` says that
-it lives. Source: RG2, RG9 and RG18 to RG22 of docs/spec/reader-groups.md. Never reads on before it has looked whether
-it is still in the group.
+it lives. Source: RG2, RG9, RG18 to RG22 and RG27 of docs/spec/reader-groups.md. Never reads on before it has looked
+whether it is still in the group.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from headgate.protocol.store.reader_group import Committed, Event, Group, Left, 
 from headgate.store.catalogue.base import Catalogue, GroupFound
 from headgate.store.group_heart import GroupHeart
 from headgate.store.reader import READ_ROWS, SegmentReader
+from headgate.store.streams import OtherSchemaError
 from headgate.threads import Threads
 
 LOOK_PAUSE_MS = 10
@@ -262,11 +263,29 @@ class GroupReader:
             if segment not in self._segments:
                 self._segments[segment] = self._open_segment(self._group, segment, self._group.position(segment))
             position = self._segments[segment].position
-            batch = self._segments[segment].read(rows_max)
+            batch = self._read_segment(segment, rows_max)
             if batch is not None:
                 self._latest = segment
                 return GroupEvents(segment.stream, segment.segment, position, batch)
         return None
+
+    def _read_segment(self, segment: GroupSegment, rows_max: int) -> pa.RecordBatch | None:
+        """Return the next events of a segment, in a schema at least as new as that of each of them (RG27)."""
+        while True:
+            reader = self._segments[segment]
+            position = reader.position
+            try:
+                batch = reader.read(rows_max)
+            except OtherSchemaError:
+                newer = self._open_segment(self._group, segment, position)
+                if newer.stream.schema_version == reader.stream.schema_version:
+                    raise
+                self._segments[segment] = newer
+                continue
+            if batch is None or reader.newest_schema <= reader.stream.schema_version:
+                return batch
+            reader.back_to(position)  # also if it cannot be opened anew now
+            self._segments[segment] = self._open_segment(self._group, segment, position)
 
     def _positions(self) -> Mapping[GroupSegment, int]:
         return {segment: x.position for segment, x in self._segments.items()}

@@ -41,7 +41,8 @@ def check_event_sizes(stream: str, batch: pa.RecordBatch) -> None:
 
 
 def value_sizes(column: pa.Array) -> _Sizes:
-    """Return the bytes of each value, offsets and validity not counted."""
+    """Return the bytes of each value, offsets and validity not counted; of a type that has no size, its mean."""
+    column = _stored(column)
     dtype = column.type
     if _has_bytes(dtype):
         return _filled(pc.binary_length(column))
@@ -50,13 +51,38 @@ def value_sizes(column: pa.Array) -> _Sizes:
         for child in column.flatten():
             sizes += value_sizes(child)
         return sizes
-    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
+    if pa.types.is_map(dtype):
+        offsets = column.offsets.to_numpy()
+        children = _running(value_sizes(column.keys) + value_sizes(column.items))
+        return np.asarray(children[offsets[1:]] - children[offsets[:-1]], dtype=np.int64)
+    if _is_list(dtype):
         lengths = _filled(pc.list_value_length(column))
-        children = np.concatenate([[0], np.cumsum(value_sizes(column.flatten()))])
-        ends = np.cumsum(lengths)
+        children, ends = _running(value_sizes(column.flatten())), np.cumsum(lengths)
         return np.asarray(children[ends] - children[ends - lengths], dtype=np.int64)
-    width = max(1, getattr(dtype, "bit_width", 8) // 8)
-    return np.full(len(column), width, dtype=np.int64)
+    return np.full(len(column), _width(column), dtype=np.int64)
+
+
+def _stored(column: pa.Array) -> pa.Array:
+    """Return the same values in a type whose sizes Arrow can tell."""
+    dtype = column.type
+    if isinstance(dtype, pa.BaseExtensionType):
+        return _stored(column.storage)
+    if pa.types.is_run_end_encoded(dtype):
+        return _stored(pc.run_end_decode(column))
+    if pa.types.is_string_view(dtype):
+        return column.cast(pa.large_string())
+    return column.cast(pa.large_binary()) if pa.types.is_binary_view(dtype) else column
+
+
+def _running(sizes: _Sizes) -> _Sizes:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
+
+
+def _width(column: pa.Array) -> int:
+    try:
+        return max(1, int(column.type.bit_width) // 8)
+    except ValueError:  # a union, or nothing but nulls
+        return int(-(-column.nbytes // max(1, len(column))))
 
 
 def _filled(lengths: pa.Array) -> _Sizes:
@@ -69,4 +95,14 @@ def _has_bytes(dtype: pa.DataType) -> bool:
         or pa.types.is_large_string(dtype)
         or pa.types.is_binary(dtype)
         or pa.types.is_large_binary(dtype)
+    )
+
+
+def _is_list(dtype: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(dtype)
+        or pa.types.is_large_list(dtype)
+        or pa.types.is_fixed_size_list(dtype)
+        or pa.types.is_list_view(dtype)
+        or pa.types.is_large_list_view(dtype)
     )

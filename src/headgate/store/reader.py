@@ -88,6 +88,11 @@ class SegmentReader:
         if self._ahead is not None:
             self._ahead.forget()
 
+    def back_to(self, position: int) -> None:
+        """Begin with the event at ``position`` again, which the latest ``read`` returned."""
+        self.position = position
+        self._rewind()
+
     def _rewind(self) -> None:
         self.close()
         self._parts.clear()

@@ -170,7 +170,10 @@ class ReaderGroup:
         self._catalogue.reset_group(self.name, self._new_token(), found, checkpoint)
 
     def cut(self, checkpoint: str | None = None) -> dict[str, StreamCut]:
-        """Return, by stream, the cut of a completed checkpoint, or of the durable positions (RG10)."""
+        """Return, by stream, the cut of a completed checkpoint, or of the durable positions (RG10).
+
+        A stream that was deleted has none.
+        """
         streams = self._catalogue.find_group(self.name).group.streams
         found = self._catalogue.group_cuts(self.name, checkpoint)
         return {name: StreamCut(name, streams[name], positions) for name, positions in found.items()}
@@ -180,7 +183,10 @@ class ReaderGroup:
         return sum(self.unread().values())
 
     def unread(self) -> dict[tuple[str, int], int]:
-        """Return the stored size of unread events by (stream, segment), for all segments that have any."""
+        """Return the stored size of unread events by (stream, segment), for all segments that have any.
+
+        A stream that was deleted has none.
+        """
         return {(segment.stream, segment.segment): x for segment, x in self._catalogue.group_unread(self.name).items()}
 
     def describe(self) -> GroupInfo:

@@ -24,7 +24,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     """Return ``schema`` without metadata and with every field nullable.
 
     Raises:
-        UsageError: it has no columns, a column twice, or a dictionary column.
+        UsageError: it has no columns, a column twice, or a dictionary in a column.
     """
     names = schema.names
     if not names:
@@ -33,12 +33,24 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     if twice:
         raise UsageError(f"a stream's columns need distinct names, but {', '.join(twice)} occurs twice")
     for field in schema:
-        if pa.types.is_dictionary(field.type):
+        encoded = _dictionary_in(field.type)
+        if encoded is not None:
+            where = "" if encoded == field.type else f" within {field.type}"
             raise UsageError(
-                f"column '{field.name}' is dictionary-encoded, which streams do not store; "
-                f"cast it to {field.type.value_type}"
+                f"column '{field.name}' is dictionary-encoded{where}, which streams do not store; "
+                f"cast it to {encoded.value_type}"
             )
     return pa.schema([pa.field(field.name, field.type) for field in schema])
+
+
+def _dictionary_in(dtype: pa.DataType) -> pa.DictionaryType | None:
+    """Return a dictionary that ``dtype`` is, or has within: its values would be in no part of a chunk (LY2)."""
+    if pa.types.is_dictionary(dtype):
+        return dtype
+    if isinstance(dtype, pa.BaseExtensionType):
+        return _dictionary_in(dtype.storage_type)
+    inner = (_dictionary_in(dtype.field(number).type) for number in range(dtype.num_fields))
+    return next((found for found in inner if found is not None), None)
 
 
 def schema_difference(expected: pa.Schema, found: pa.Schema) -> str:

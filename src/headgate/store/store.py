@@ -379,8 +379,9 @@ class Store(OwnedStore):
             if not problem.is_harmless:
                 expected = "a sound store, where a file that nothing refers to is nobody's"
                 raise CorruptionError(problem.where, 0, expected, f"this: {problem.what}")
-        known = self._catalogue.chunk_paths()
-        orphans = [path for path in self._storage.list("") if path not in known]
+        there = self._storage.list("")
+        known = self._catalogue.chunk_paths()  # behind the list of files: what comes between is not removed (S40)
+        orphans = [path for path in there if path not in known]
         delete_quietly(self._storage, orphans)
         swept = self._storage.sweep_unfinished()
         return len(orphans) + swept

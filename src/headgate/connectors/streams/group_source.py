@@ -16,7 +16,7 @@ from headgate.connectors.hooks import CoordinatorHook
 from headgate.connectors.offers import HoldContext
 from headgate.connectors.streams.group_hook import GroupCheckpointHook
 from headgate.connectors.streams.group_reading import GroupSourceReader
-from headgate.connectors.streams.source import EARLIEST, StreamSource
+from headgate.connectors.streams.source import EARLIEST, LookingSource, StreamSource
 from headgate.errors import UsageError
 from headgate.store.cuts import StreamCut
 from headgate.store.store import Store
@@ -80,7 +80,7 @@ class GroupSource:
 
     def without_hook(self) -> StreamSource:
         """See ``HookedSource``: whoever only looks leaves the group as it is."""
-        return StreamSource(self.stream, self.store, self.start, holds=False)
+        return LookingSource(self.stream, self.store, self.start, holds=False)
 
     def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
         """See ``HoldingSource``: what older checkpoints need, which the group does not know any more (GS16)."""

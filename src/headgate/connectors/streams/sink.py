@@ -68,9 +68,10 @@ class StreamSink:
             self._check_fits(info, schema)
         elif self.create:
             self._wanted(schema).checked()
+        elif Store.exists(self.store):
+            Store.shared(self.store).find(self.stream)  # which says what there is
         else:
-            there = [stream.name for stream in self._streams()]
-            raise no_such_stream(self.stream, str(self.store), there)
+            raise no_such_stream(self.stream, str(self.store), ())
 
     def make_target(self, schema: pa.Schema) -> None:
         """See ``MakingSink``: create the stream when it is missing (SC7)."""
@@ -143,10 +144,13 @@ class StreamSink:
         return StreamDefinition(self.stream, canonical_schema(schema), self.segments, self.routing_key)
 
     def _find(self) -> StreamInfo | None:
-        return next((info for info in self._streams() if info.name == self.stream), None)
-
-    def _streams(self) -> list[StreamInfo]:
-        return Store.shared(self.store).list_streams() if Store.exists(self.store) else []
+        """Return the stream, if it is there; others are not looked at, of which there may be many."""
+        if not Store.exists(self.store):
+            return None
+        try:
+            return Store.shared(self.store).find(self.stream)
+        except UsageError:
+            return None
 
     def _check_fits(self, info: StreamInfo, schema: pa.Schema) -> None:
         check_takes(info, self.routing_key)

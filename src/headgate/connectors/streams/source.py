@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass, fields
+from typing import ClassVar, cast
 
 import pyarrow as pa
 
@@ -68,6 +68,9 @@ class StreamSource:
     stream_cuts: bool = False
     holds: bool = True
     end: StreamCut | str | None = None
+
+    only_looks: ClassVar[bool] = False
+    """Whether it leaves nothing in the store, not even at which moment its subtasks begin (SC42)."""
 
     def __post_init__(self) -> None:
         for name, given in (("start", self.start), ("end", self.end)):
@@ -135,8 +138,9 @@ class StreamSource:
         return StreamCutHook(self.stream, str(self.store)) if self.stream_cuts else None
 
     def without_hook(self) -> StreamSource:
-        """See ``HookedSource``."""
-        return replace(self, stream_cuts=False, holds=False)
+        """See ``HookedSource``: what reads the stream in a run that only looks."""
+        mine = {field.name: getattr(self, field.name) for field in fields(self)}
+        return LookingSource(**(mine | {"stream_cuts": False, "holds": False}))
 
     def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
         """See ``HoldingSource``: the cut that is held is the oldest position of each segment (SC30).
@@ -164,6 +168,13 @@ class StreamSource:
         if not Store.exists(self.store):
             raise no_such_stream(self.stream, str(self.store), ())
         return Store.shared(self.store).find(self.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class LookingSource(StreamSource):
+    """A ``StreamSource`` of a run that only looks: it leaves nothing in the store."""
+
+    only_looks: ClassVar[bool] = True
 
 
 def holder_of(pipeline: str, node: str) -> str:
@@ -358,7 +369,7 @@ def start_of(
 
 def _moment(store: Store, stream: StreamInfo, context: SourceContext, source: StreamSource) -> Mapping[int, int]:
     """Return where the segments ended when the first subtask looked (SC42)."""
-    if store.is_untouched or not source.holds or not context.life:
+    if store.is_untouched or source.only_looks or not context.life:
         return dict(enumerate(stream.ends))
     owner = f"{holder_of(context.pipeline, context.node)} {context.life}"
     return store.mark(stream.name, owner=owner, generation=context.generation, checkpoint=0)

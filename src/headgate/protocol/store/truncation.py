@@ -46,6 +46,15 @@ class Hold:
         return self.positions.get(segment, extent.head)
 
 
+GROUP_HOLDER = "reader group "
+"""The names begin so under which reader groups hold (RG17). Nobody else may use one."""
+
+
+def is_of_group(holder: str) -> bool:
+    """Return whether a reader group holds under this name."""
+    return holder.startswith(GROUP_HOLDER)
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """The heads move: segment → its new head. Empty: the cut lies before all of them."""

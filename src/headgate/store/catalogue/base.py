@@ -582,7 +582,7 @@ class Catalogue(Protocol):
         """Return, by stream, the cut of a completed checkpoint, or of the durable positions (RG10).
 
         Raises:
-            UsageError: there is no such group or checkpoint, or a stream was deleted.
+            UsageError: there is no such group or checkpoint. A stream that was deleted has no cut.
         """
 
     def group_unread(self, name: str) -> dict[GroupSegment, int]:

@@ -19,6 +19,7 @@ from headgate.protocol.store.group_progress import Progress, View
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.reader_group import Event, Group, GroupRefused, Joined, Lived, ResetAsked, Stale
 from headgate.protocol.store.reading_order import FirstStart
+from headgate.protocol.store.truncation import GROUP_HOLDER, is_of_group
 from headgate.store.catalogue import heads
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
@@ -31,17 +32,14 @@ PARTS_SAMPLED = 100
 """Of each segment, to tell its unread bytes while others wait; the rest is taken to be like these."""
 
 
-_HOLDER = "reader group "
-
-
 def holder_of(name: str) -> str:
     """Return as whom a group holds its streams."""
-    return f"{_HOLDER}{name}"
+    return f"{GROUP_HOLDER}{name}"
 
 
 def group_of(holder: str) -> str | None:
     """Return the group that holds under this name; None: it is no group."""
-    return holder.removeprefix(_HOLDER) if holder.startswith(_HOLDER) else None
+    return holder.removeprefix(GROUP_HOLDER) if is_of_group(holder) else None
 
 
 def create(
@@ -145,11 +143,13 @@ def delete(connection: Connection, name: str) -> bool:
     return connection.execute(t.reader_groups.delete().where(t.reader_groups.c.name == name)).rowcount > 0
 
 
-def cuts(connection: Connection, found: GroupFound, checkpoint: str | None, where: str) -> dict[str, dict[int, int]]:
+def cuts(connection: Connection, found: GroupFound, checkpoint: str | None) -> dict[str, dict[int, int]]:
     """Return, by stream, the cut of a completed checkpoint, or of the durable positions (RG10).
 
+    A stream that was deleted has none (RG26).
+
     Raises:
-        UsageError: there is no such checkpoint, it is not complete, or a stream was deleted.
+        UsageError: there is no such checkpoint, or it is not complete.
     """
     progress = found.group.progress
     if checkpoint is not None:
@@ -157,16 +157,15 @@ def cuts(connection: Connection, found: GroupFound, checkpoint: str | None, wher
         if kept is None or not kept.is_complete:
             raise UsageError(f"reader group '{found.name}' has no completed checkpoint '{checkpoint}'")
         progress = kept.progress
-    return {
-        x: group_progress.whole_cut(_view_of(connection, found.group, x, where), progress[x]) for x in sorted(progress)
-    }
+    views = _views_of_there(connection, found.group)
+    return {x: group_progress.whole_cut(view, progress[x]) for x, view in views.items()}
 
 
-def unread(connection: Connection, found: GroupFound, where: str) -> dict[GroupSegment, int]:
+def unread(connection: Connection, found: GroupFound) -> dict[GroupSegment, int]:
     """Return the bytes behind the durable positions, of every segment that has any. Reads all their parts."""
     sizes = {}
-    for stream, cut in cuts(connection, found, None, where).items():
-        view = _view_of(connection, found.group, stream, where)
+    for stream, view in _views_of_there(connection, found.group).items():
+        cut = group_progress.whole_cut(view, found.group.progress[stream])
         for number, extent in view.extents.items():
             position = max(cut.get(number, 0), extent.head)
             segment = GroupSegment(stream, number)
@@ -204,10 +203,9 @@ def needed(connection: Connection, group: Group, stream: str) -> tuple[StreamInf
 
     Of segments without a position that is everything. None: the stream was deleted, with what was held of it.
     """
-    row = connection.execute(sa.select(t.streams).where(t.streams.c.id == group.streams[stream])).one_or_none()
-    if row is None:
+    info = _info_of_there(connection, group, stream)
+    if info is None:
         return None
-    info = sql_streams.stream_info(row, "")
     view = _view(connection, info)
     progress = [group.progress[stream], *(x.progress[stream] for x in group.checkpoints)]
     found = [group_progress.whole_cut(view, x) for x in progress]
@@ -263,6 +261,17 @@ def _view_of(connection: Connection, group: Group, stream: str, where: str) -> V
     if info.stream_id != group.streams[stream]:
         raise UsageError(f"stream '{stream}' was deleted and created again; reset the reader group to read it")
     return _view(connection, info)
+
+
+def _views_of_there(connection: Connection, group: Group) -> dict[str, View]:
+    """Return the streams of a group as they are, without those that were deleted."""
+    infos = {stream: _info_of_there(connection, group, stream) for stream in sorted(group.streams)}
+    return {stream: _view(connection, info) for stream, info in infos.items() if info is not None}
+
+
+def _info_of_there(connection: Connection, group: Group, stream: str) -> StreamInfo | None:
+    row = connection.execute(sa.select(t.streams).where(t.streams.c.id == group.streams[stream])).one_or_none()
+    return None if row is None else sql_streams.stream_info(row, "")
 
 
 def _view(connection: Connection, info: StreamInfo) -> View:

@@ -113,7 +113,8 @@ class SqlCatalogue:
     def describe_stream(self, name: str) -> StreamInfo:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return sql_streams.with_counts(connection, sql_streams.find_stream(connection, name, self._where))
+            (found,) = sql_streams.with_counts(connection, [sql_streams.find_stream(connection, name, self._where)])
+            return found
 
     def list_streams(self, scope: str) -> list[StreamInfo]:
         """See ``Catalogue``."""
@@ -122,7 +123,7 @@ class SqlCatalogue:
             query = query.where(t.streams.c.name.startswith(scope.rstrip("/") + "/", autoescape=True))
         with self._database.read() as connection:
             infos = [sql_streams.stream_info(row, self._where) for row in connection.execute(query).all()]
-            return [sql_streams.with_counts(connection, info) for info in infos]
+            return sql_streams.with_counts(connection, infos)
 
     def update_schema(self, name: str, wanted: pa.Schema, *, is_whole: bool) -> StreamInfo:
         """See ``Catalogue``."""
@@ -342,12 +343,12 @@ class SqlCatalogue:
     def group_cuts(self, name: str, checkpoint: str | None) -> dict[str, dict[int, int]]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return groups.cuts(connection, groups.find(connection, name, self._where), checkpoint, self._where)
+            return groups.cuts(connection, groups.find(connection, name, self._where), checkpoint)
 
     def group_unread(self, name: str) -> dict[GroupSegment, int]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return groups.unread(connection, groups.find(connection, name, self._where), self._where)
+            return groups.unread(connection, groups.find(connection, name, self._where))
 
     def delete_group(self, name: str) -> bool:
         """See ``Catalogue``."""

@@ -37,8 +37,9 @@ def contents(connection: Connection, stream: str, of: str, mine: Mine, where: st
     found = [(path.startswith(own), number in visible) for number, path in rows]
     former = sa.select(t.former_authors.c.directory).where(t.former_authors.c.stream_id == info.stream_id)
     truncated = [f"{directory}/" for directory in connection.scalars(former)]
+    (counted,) = sql_streams.with_counts(connection, [info])
     return Contents(
-        sql_streams.with_counts(connection, info).events_count,
+        counted.events_count,
         ours=any(is_mine and is_visible for is_mine, is_visible in found),
         others=not all(path.startswith(own) for path in (*truncated, *(path for _, path in rows))),
         forgotten=any(path.startswith(left) for path in (*truncated, *(path for _, path in rows))),
