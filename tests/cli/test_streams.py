@@ -204,7 +204,7 @@ def test_orphans_are_not_removed_while_somebody_writes(root: Path, monkeypatch: 
     assert left.exists()
 
 
-def test_names_that_are_no_text_are_told_in_one_sentence() -> None:  # CL6
+def test_names_that_are_no_text_are_told_in_one_sentence() -> None:  # CL8
     run("create", "log")
     for words in (["describe", "\udcff"], ["write", "log", "--writer-id", "\udcff"], ["groups", "describe", "\udcff"]):
         assert "Error: '\\udcff' is no text" in run(*words, code=2)

@@ -53,7 +53,7 @@ def opened(root: str | None, *, makes: bool = False, chunks: str | None = None) 
     except HeadgateError as error:
         typer.secho(f"Error: {error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
-    except UnicodeEncodeError as error:  # CL6
+    except UnicodeEncodeError as error:  # CL8
         typer.secho(
             f"Error: {error.object!r} is no text: it has bytes that are not UTF-8", err=True, fg=typer.colors.RED
         )
