@@ -404,7 +404,7 @@ class KeyedStream(Records):
         spec = processor_operator(self, node, options)
         time_column = time_column_of(self, node, spec.function.schema, options)
         output = self._add(node, spec, refuses=True)
-        self._pipeline._builder.keep_state(node, where)
+        self._pipeline._builder.keep_state(node, where)  # SX18
         return Stream(self._pipeline, (Edge(node),), output, time_column)
 
     def iterate(

@@ -87,7 +87,7 @@ def several(**options: Any) -> hg.Pipeline:
     return made
 
 
-# RB13
+# RB13 SX18
 def test_an_operator_may_say_where_its_own_state_is() -> None:
     config = several().definition().config
     large, windows = RocksState(32 << 20), RocksState(512 << 20)
