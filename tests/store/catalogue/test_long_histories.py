@@ -128,6 +128,7 @@ class History:
         for group, reader in (("g", "a"), ("tail", "a"), ("tail", "b")):
             made.change_group(group, Joined(reader, reader, 1_000))
         made.change_group("tail", CheckpointAsked("open"))
+        made.mark("s", "tail/source", 1, 1)
         made.prepare(stream, "prepared", OWNER, self.length, [self.chunk("prepared")], 5)
         begun = made.begin_shared("s", "open", "writers", 0, LEASE_MS, 5)
         made.join_shared(begun, "w", "t", 5)
@@ -202,6 +203,8 @@ OFTEN: dict[str, Call] = {
     "owner": lambda c, s, h: c.owner(OWNER),
     "passed": lambda c, s, h: c.passed(s, READING),
     "pass_segments": lambda c, s, h: c.pass_segments(s, READING, [0, 1]),
+    "mark": lambda c, s, h: c.mark("s", "new/source", 1, 6),
+    "frontier": lambda c, s, h: c.frontier("s", "tail/source", 1, [0, tail(s)]),
     "unmark": lambda c, s, h: c.unmark("r1/source", 1, 0, 5),
     "unmark_others": lambda c, s, h: c.unmark_others("r1/source", 2),
     "hold": lambda c, s, h: c.hold(s, Hold("reader", {0: 0})),
@@ -218,8 +221,7 @@ OFTEN: dict[str, Call] = {
 }
 """What is asked with each append, commit, checkpoint or look: it must not know of what was."""
 SOMETIMES: dict[str, Call] = {
-    "frontier": lambda c, s, h: c.frontier("s", "r1/source", 1),
-    "mark": lambda c, s, h: c.mark("s", "new/source", 1, 6),
+    "frontier_of_all": lambda c, s, h: c.frontier("s", "tail/source", 1),
     "layout": lambda c, s, h: c.layout("s"),
     "layout_and_extents": lambda c, s, h: c.layout_and_extents(s),
     "extents": lambda c, s, h: c.extents(s),
