@@ -32,6 +32,23 @@ PARTS_SAMPLED = 100
 rest is taken to be like these."""
 
 
+_ALL_PARTS = 1 << 62
+
+_parts = t.parts.c
+_of_segment = (_parts.stream_id == sa.bindparam("stream_id"), _parts.segment_id == sa.bindparam("segment"))
+_first = (
+    sa.select(sa.func.max(_parts.start)).where(*_of_segment, _parts.start <= sa.bindparam("position")).scalar_subquery()
+)
+_PARTS_BEHIND = (
+    sa.select(_parts.start, _parts.events_count, _parts.size_bytes)
+    .where(*_of_segment, _parts.start >= sa.func.coalesce(_first, 0))
+    .where(_parts.start + _parts.events_count > sa.bindparam("position"))
+    .order_by(_parts.start)
+    .limit(sa.bindparam("most"))
+)
+"""Of a segment, the parts that hold events from a position on: asked for many at a time, so it is made once."""
+
+
 def create(
     connection: Connection,
     name: str,
@@ -159,7 +176,7 @@ def unread(connection: Connection, found: GroupFound) -> dict[GroupSegment, int]
         for number, extent in view.extents.items():
             position = max(cut.get(number, 0), extent.head)
             segment = GroupSegment(stream, number)
-            sizes[segment] = _unread(connection, found.group.streams[stream], number, position, extent.end, None)
+            sizes[segment] = _unread(connection, found.group.streams[stream], number, position, extent.end)
     return {segment: size for segment, size in sizes.items() if size}
 
 
@@ -252,19 +269,13 @@ def _waiting(connection: Connection, group: Group) -> dict[GroupSegment, tuple[i
     return found
 
 
-def _unread(connection: Connection, stream_id: int, number: int, position: int, end: int, limit: int | None) -> int:
+def _unread(
+    connection: Connection, stream_id: int, number: int, position: int, end: int, limit: int = _ALL_PARTS
+) -> int:
     """Return the bytes of a segment from ``position`` to its end; with ``limit`` guessed from so many parts."""
-    parts = t.parts.c
-    mine = (parts.stream_id == stream_id, parts.segment_id == number)
-    first = sa.select(sa.func.max(parts.start)).where(*mine, parts.start <= position).scalar_subquery()
-    query = (
-        sa.select(parts.start, parts.events_count, parts.size_bytes)
-        .where(*mine, parts.start >= sa.func.coalesce(first, 0), parts.start + parts.events_count > position)
-        .order_by(parts.start)
-        .limit(limit)
-    )
+    of = {"stream_id": stream_id, "segment": number, "position": position, "most": limit}
     seen, size = position, 0
-    for start, events, size_bytes in connection.execute(query):
+    for start, events, size_bytes in connection.execute(_PARTS_BEHIND, of):
         count = start + events - max(start, position)
         size += size_bytes * count // events
         seen = start + events
