@@ -36,12 +36,12 @@ _ALL_PARTS = 1 << 62
 
 _parts = t.parts.c
 _of_segment = (_parts.stream_id == sa.bindparam("stream_id"), _parts.segment_id == sa.bindparam("segment"))
-_first = (
+_part_at = (
     sa.select(sa.func.max(_parts.start)).where(*_of_segment, _parts.start <= sa.bindparam("position")).scalar_subquery()
 )
 _PARTS_BEHIND = (
     sa.select(_parts.start, _parts.events_count, _parts.size_bytes)
-    .where(*_of_segment, _parts.start >= sa.func.coalesce(_first, 0))
+    .where(*_of_segment, _parts.start >= sa.func.coalesce(_part_at, 0))
     .where(_parts.start + _parts.events_count > sa.bindparam("position"))
     .order_by(_parts.start)
     .limit(sa.bindparam("most"))
