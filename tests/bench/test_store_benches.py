@@ -12,6 +12,7 @@ from tests.bench.test_state_benches import positive, tiny
 from bench import (
     store_acknowledgements,
     store_dataframe,
+    store_groups,
     store_history,
     store_kafka,
     store_latency,
@@ -64,6 +65,13 @@ def test_a_history_is_one_that_the_store_takes(tmp_path: Path) -> None:
         assert len(store.layout(stream_events.STREAM).present) in (4, 5)
     result = store_history.run(tiny(segments=40, chunks=400, turns=3))
     positive(result, *result.targets)
+
+
+def test_groups_are_measured_with_open_segments_and_behind_closed_ones() -> None:
+    result = store_groups.run(tiny(open=10, closed=40, turns=1))
+    positive(result, *result.targets)
+    assert len(result.targets) == 2 * len(store_groups.JUDGED)
+    assert {"file_open_10_commit_ms", "memory_history_cut_ms"} <= result.figures.keys()
 
 
 def test_without_a_peer_its_targets_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

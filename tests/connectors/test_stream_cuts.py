@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.store.storing import database_of
 
 from headgate.connectors.base import SourceBatch, SourceContext
 from headgate.connectors.hooks import HookContext, HookedSource
@@ -16,7 +18,8 @@ from headgate.connectors.streams import StreamCutReader, StreamSource
 from headgate.connectors.streams.source import LookingSource
 from headgate.errors import UsageError
 from headgate.model.ids import Generation
-from headgate.store.catalogue.base import Marker
+from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.base import Frontier, Marker
 from headgate.store.store import Store
 from headgate.testing.source_kit import check_markers
 
@@ -95,6 +98,67 @@ def test_marking_again_returns_what_was_recorded_first(store: Store) -> None:  #
     assert store.mark(NAME, owner=OWNER, generation=1, checkpoint=5) != first
     with pytest.raises(UsageError, match="does not exist"):
         store.mark("app/none", owner=OWNER, generation=1, checkpoint=4)
+
+
+def test_a_marker_records_only_segments_that_take_events(store: Store) -> None:  # S85
+    write(store, *range(20))
+    ends = dict(enumerate(store.describe(NAME).ends))
+    store.split(NAME, 0)
+    assert store.mark(NAME, owner=OWNER, generation=1, checkpoint=4) == {1: ends[1], 2: ends[2], 3: 0, 4: 0}
+    write(store, *range(20, 40))
+    now = dict(enumerate(store.describe(NAME).ends))
+    store.merge(NAME, [3, 4])
+    assert sorted(store.mark(NAME, owner=OWNER, generation=1, checkpoint=5)) == [1, 2, 5]
+
+    def markers(segment: int) -> list[tuple[int, int]]:
+        frontier = store.frontier(NAME, owner=OWNER, generation=1, segments=[segment])
+        assert frontier.ends == {segment: now.get(segment, 0)}
+        assert frontier.closed == ({segment} if segment in (0, 3, 4) else set())
+        return [(marker.checkpoint, marker.position) for marker in frontier.markers[segment]]
+
+    assert markers(0) == [(4, ends[0]), (5, ends[0])], "it had ended for good"
+    assert markers(1) == [(4, ends[1]), (5, now[1])]
+    assert markers(3) == [(4, 0), (5, now[3])], "it was closed in between"
+    assert markers(5) == [(5, 0)], "it came after the first"
+    everything = store.frontier(NAME, owner=OWNER, generation=1)
+    assert {x: [(m.checkpoint, m.position) for m in found] for x, found in everything.markers.items()} == {
+        segment: markers(segment) for segment in range(6)
+    }
+
+
+def test_markers_of_before_that_name_all_segments_are_read(store: Store) -> None:  # S85
+    write(store, *range(20))
+    store.split(NAME, 0)
+    stream_id, ends = store.find(NAME).stream_id, store.describe(NAME).ends
+    key = {"stream_id": stream_id, "owner": OWNER, "generation": 1, "checkpoint": 4}
+    with database_of(store).write() as connection:
+        rows = [{**key, "segment_id": segment, "position": end} for segment, end in enumerate(ends)]
+        connection.execute(t.markers.insert(), rows)
+    assert store.mark(NAME, owner=OWNER, generation=1, checkpoint=4) == dict(enumerate(ends))
+    found = store.frontier(NAME, owner=OWNER, generation=1, segments=[0, 3]).markers
+    assert (found[0], found[3]) == ((Marker(4, ends[0]),), (Marker(4, 0),))
+
+
+def test_a_reader_asks_for_the_segments_that_it_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # S85
+    asked: list[set[int]] = []
+    real = Store.frontier
+
+    def frontier(self: Store, name: str, *, owner: str, generation: int, segments: Collection[int]) -> Frontier:
+        asked.append(set(segments))
+        return real(self, name, owner=owner, generation=generation, segments=segments)
+
+    monkeypatch.setattr(Store, "frontier", frontier)
+    hook, reader = hook_of(store), reader_of(store)
+    for number in range(4):
+        write(store, *range(20))
+        store.split(NAME, store.layout(NAME).present[0].segment_id)
+        hook.trigger(number + 1)
+        read(reader)
+        reader.read_on(reader.splits())
+        read(reader)
+    present = {segment.segment_id for segment in store.layout(NAME).present}
+    assert asked[-1] == present
+    assert 0 not in present
 
 
 def test_markers_are_forgotten_by_owner_generation_and_checkpoint(store: Store) -> None:  # S63

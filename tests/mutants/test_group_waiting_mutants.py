@@ -15,7 +15,7 @@ from tests.store import test_group_waiting as waiting
 
 from headgate.errors import HeadgateError
 from headgate.protocol.store.group_watch import Watch
-from headgate.store.catalogue import group_audit, group_rows, groups
+from headgate.store.catalogue import group_audit, group_holding, group_rows
 from headgate.store.group_heart import GroupHeart
 from headgate.store.group_reader import LOOK_PAUSE_MS, GroupReader
 from headgate.store.reader_groups import ReaderGroup
@@ -116,7 +116,7 @@ def what_is_held_is_not_compared() -> AbstractContextManager[None]:  # RG24
 
 
 def every_hold_is_a_groups() -> AbstractContextManager[None]:  # RG25
-    return patched(groups, "group_of", lambda holder: holder.removeprefix("reader group "))
+    return patched(group_holding, "group_of", lambda holder: holder.removeprefix("reader group "))
 
 
 def a_repair_believes_everything() -> AbstractContextManager[None]:  # RG25

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from tests.connectors import test_stream_cuts as stream_tests
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.protocol.checkpoints import test_coordinator_hooks as hook_tests
@@ -29,6 +30,7 @@ from headgate.runtime.worker.ahead_reader import AheadReader
 from headgate.runtime.worker.sources import Source
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 from headgate.store.catalogue import markers
+from headgate.store.catalogue import tables as t
 from headgate.store.store import Store
 
 Test = Callable[..., object]
@@ -240,16 +242,34 @@ def a_second_mark_moves_the_first() -> Iterator[None]:  # S61
 def readers_read_beyond_the_frontier() -> Iterator[None]:  # S62, SC22
     looked: list[Any] = []
 
-    def look(call: Any, self: Any) -> Any:
+    def look(call: Any, self: Any, segment: int) -> Any:
         if not looked:
-            looked.append(call(self))
-        return replace(looked[0], ends=dict.fromkeys(looked[0].ends, 1 << 40))
+            looked.append(call(self, segment))
+        return replace(looked[0], ends={segment: 1 << 40})
 
     def limit(call: Any, self: Any, segment: int) -> int:
         return 1 << 40
 
     with changed(SegmentCuts, "look", look), changed(SegmentCuts, "limit", limit):
         yield
+
+
+def a_marker_records_what_it_was_closed_before() -> AbstractContextManager[None]:  # S85
+    return patched(t, "present", lambda stream_id: (t.segments.c.stream_id == stream_id,))
+
+
+def closed_segments_have_no_marker() -> AbstractContextManager[None]:  # S85
+    def frontier(call: Any, connection: Any, *of: Any) -> Any:
+        found = call(connection, *of)
+        rows = set(connection.execute(sa.select(t.markers.c.segment_id, t.markers.c.checkpoint)).tuples())
+        own = {x: tuple(m for m in all_of if (x, m.checkpoint) in rows) for x, all_of in found.markers.items()}
+        return replace(found, markers=own)
+
+    return changed(markers, "frontier", frontier)
+
+
+def readers_ask_for_all_segments_that_they_ever_had() -> AbstractContextManager[None]:  # S85
+    return patched(SegmentCuts, "leave", lambda self, segment: None)
 
 
 @contextmanager
@@ -260,8 +280,8 @@ def readers_do_not_stand_still() -> Iterator[None]:  # SC21
 
 @contextmanager
 def markers_of_any_generation_are_met() -> Iterator[None]:  # SC23
-    def frontier(call: Any, self: Any, name: str, *, owner: str, generation: int) -> Any:
-        found = [call(self, name, owner=owner, generation=g) for g in (1, generation)]
+    def frontier(call: Any, self: Any, name: str, *, owner: str, generation: int, segments: Any = None) -> Any:
+        found = [call(self, name, owner=owner, generation=g, segments=segments) for g in (1, generation)]
         return found[0] if found[0].markers else found[1]
 
     with changed(Store, "frontier", frontier):
@@ -357,12 +377,23 @@ def test_a_planted_bug_of_reading_ahead_is_found(mutant: Mutant, test: Test, mon
     assert_caught(mutant, test, monkeypatch)
 
 
+def stream_asking(store: Store) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        stream_tests.test_a_reader_asks_for_the_segments_that_it_reads(store, patch)
+
+
 STREAMS: list[tuple[Mutant, Test]] = [
     (a_second_mark_moves_the_first, stream_tests.test_marking_again_returns_what_was_recorded_first),
     (
         readers_read_beyond_the_frontier,
         stream_tests.test_a_marker_that_is_recorded_while_a_reader_reads_is_not_run_over,
     ),
+    (
+        a_marker_records_what_it_was_closed_before,
+        stream_tests.test_a_marker_records_only_segments_that_take_events,
+    ),
+    (closed_segments_have_no_marker, stream_tests.test_a_marker_records_only_segments_that_take_events),
+    (readers_ask_for_all_segments_that_they_ever_had, stream_asking),
     (readers_do_not_stand_still, stream_tests.test_a_reader_stands_still_at_the_marker_of_every_segment),
     (markers_of_any_generation_are_met, stream_tests.test_only_markers_of_the_own_generation_are_met),
     (markers_of_aborted_checkpoints_stay, stream_tests.test_markers_go_with_the_end_of_their_checkpoint),

@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.protocol.store import test_group_hold_decisions as decided
 from tests.protocol.store import test_reader_group as tests
 from tests.protocol.store.grouping import Log
+from tests.store import test_group_holds as holds
 from tests.store import test_reader_groups as stored
 
 from headgate.errors import FencedError
-from headgate.protocol.store import group_progress, group_shares, group_watch, reader_group
+from headgate.protocol.store import group_holds, group_progress, group_shares, group_watch, reader_group
 from headgate.protocol.store.group_progress import Progress
 from headgate.protocol.store.reader_group import Done, Group
 from headgate.store import cut_store
-from headgate.store.catalogue import groups
+from headgate.store.catalogue import group_holding, groups
 from headgate.store.group_reader import GroupReader
 from headgate.store.reader import SegmentReader
 from headgate.store.store import Store
@@ -137,13 +139,73 @@ def a_sealed_stream_goes_on() -> AbstractContextManager[None]:  # RG5
 
 
 def nothing_is_held() -> AbstractContextManager[None]:  # RG17
-    return patched(groups, "_write_hold", lambda connection, info, holder, wanted: None)
+    return patched(group_holding, "_write_hold", lambda connection, info, holder, wanted: None)
 
 
 def checkpoints_hold_nothing() -> AbstractContextManager[None]:  # RG17
-    real = groups.hold
+    return patched(group_holds, "_all", lambda group, stream: [group.progress[stream]])
+
+
+def other_segments_are_not_noticed() -> AbstractContextManager[None]:  # RG28
+    return patched(group_holds, "_shape", lambda progress: 0)
+
+
+def a_checkpoint_holds_nothing_back() -> AbstractContextManager[None]:  # RG28
+    real = group_holds._lowest
+    return patched(group_holds, "_lowest", lambda found: real(found[:1]))
+
+
+def a_reset_moves_what_was_held() -> AbstractContextManager[None]:  # RG28
+    real = group_holds.moved
     return patched(
-        groups, "hold", lambda connection, name, group: real(connection, name, replace(group, checkpoints=()))
+        group_holds, "moved", lambda before, after, stream: real(replace(before, epoch=after.epoch), after, stream)
+    )
+
+
+def nobody_misses_what_is_not_held() -> AbstractContextManager[None]:  # RG28
+    real = group_holding._is_moved
+    return patched(group_holding, "_is_moved", lambda *given: real(*given) or True)
+
+
+def what_is_gone_is_held() -> AbstractContextManager[None]:  # RG28
+    return patched(group_holds, "worth_holding", lambda view, wanted: dict(wanted))
+
+
+def open_segments_without_events_are_let_go_of() -> AbstractContextManager[None]:  # RG28
+    real = group_holds._is_empty
+    return patched(
+        group_holds,
+        "worth_holding",
+        lambda view, wanted: {segment: position for segment, position in wanted.items() if not real(view, segment)},
+    )
+
+
+def all_segments_are_sampled() -> AbstractContextManager[None]:  # RG29
+    return patched(groups, "SEGMENTS_SAMPLED", 1_000)
+
+
+HOLDS: dict[Mutant, Callable[..., None]] = {
+    a_reset_moves_what_was_held: holds.test_a_group_holds_a_stream_that_was_made_anew_from_its_reset_on,
+    nobody_misses_what_is_not_held: holds.test_what_somebody_let_go_of_is_held_again_when_the_group_moves,
+    what_is_gone_is_held: holds.test_nothing_is_held_of_closed_segments_whose_events_are_gone,
+}
+
+
+@pytest.mark.parametrize("mutant", HOLDS, ids=lambda mutant: mutant.__name__)
+def test_mutants_of_what_is_held_are_caught(mutant: Mutant, tmp_path: Path) -> None:
+    test = HOLDS[mutant]
+
+    def run() -> None:
+        for store in holds.stored(tmp_path / "store"):
+            test(store)
+
+    run.__name__ = test.__name__  # type: ignore[attr-defined]
+    assert_caught(mutant, run)
+
+
+def test_a_guess_that_asks_for_all_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_caught(
+        all_segments_are_sampled, holds.test_what_is_unread_in_many_segments_is_guessed_from_some, 250, monkeypatch
     )
 
 
@@ -193,10 +255,11 @@ def only_the_position_goes_back() -> AbstractContextManager[None]:  # RG27
 
 
 def streams_are_found_by_their_names() -> AbstractContextManager[None]:  # RG26
-    def info(connection: Any, group: Any, stream: str) -> Any:
-        return groups.sql_streams.find_stream(connection, stream, "")
+    def seen(connection: Any, group: Any, stream: str) -> Any:
+        info = groups.sql_streams.find_stream(connection, stream, "")
+        return info, group_holding.view(connection, info)
 
-    return patched(groups, "_info_of_there", info)
+    return patched(group_holding, "seen", seen)
 
 
 def anybody_holds_as_a_group() -> AbstractContextManager[None]:  # RG17
@@ -252,6 +315,9 @@ MUTANTS: dict[Mutant, Callable[..., None]] = {
     a_reset_is_made_again: tests.test_an_event_that_is_repeated_changes_nothing,
     shares_are_counted: tests.test_shares_follow_what_is_unread_and_come_to_rest,
     a_cut_leaves_out_what_was_read: tests.test_a_segment_that_follows_waits_for_all_before_it,
+    other_segments_are_not_noticed: decided.test_other_segments_have_to_be_looked_at,
+    a_checkpoint_holds_nothing_back: decided.test_what_moved_is_told_and_a_checkpoint_holds_it_back,
+    open_segments_without_events_are_let_go_of: decided.test_closed_segments_without_events_are_not_worth_holding,
     a_sealed_stream_goes_on: tests.test_a_sealed_stream_is_read_to_its_end,
 }
 

@@ -25,7 +25,7 @@ from headgate.protocol.store import layouts, reading_order
 from headgate.protocol.store.layouts import Change, Layout, Plan, Reopened
 from headgate.protocol.store.reading_order import FirstStart, ReadingOrder
 from headgate.store.appends import FlushAttempt
-from headgate.store.catalogue import positions
+from headgate.store.catalogue import markers, positions
 from headgate.store.catalogue import scaling as tables
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.store import Store
@@ -209,6 +209,26 @@ def every_life_begins_at_the_same_moment() -> AbstractContextManager[None]:  # S
     return patched(source, "start_of", start_of)
 
 
+def a_moment_is_of_what_takes_events() -> AbstractContextManager[None]:  # S85, SC42
+    real = source._moment
+
+    def moment(store: Any, stream: Any, *rest: Any) -> Any:
+        present = {x.segment_id for x in store.layout(stream.name).of_epoch(stream.layout_epoch)}
+        return {number: end for number, end in real(store, stream, *rest).items() if number in present}
+
+    return patched(source, "_moment", moment)
+
+
+def closed_segments_are_cut_where_their_readers_are() -> AbstractContextManager[None]:  # S85, SC44
+    real = markers._ends
+
+    def ends(connection: Any, stream: Any, segments: Any) -> Any:
+        found, closed = real(connection, stream, segments)
+        return found, [segment for segment in closed if not found[segment]]
+
+    return patched(markers, "_ends", ends)
+
+
 def the_end_of_what_waits_is_not_kept() -> AbstractContextManager[None]:  # SC42
     return patched(order.Subtask, "places", lambda self: {**self.order.done, **self.reading, **self.ended})
 
@@ -268,6 +288,10 @@ MUTANTS: dict[Mutant, Test] = {
     every_life_begins_at_the_same_moment: reading.test_another_life_of_a_pipeline_begins_at_a_moment_of_its_own,
     a_segment_that_came_later_has_no_marker: partial(
         reading.test_a_cut_goes_through_a_stream_that_is_scaled, parallelism=2
+    ),
+    a_moment_is_of_what_takes_events: reading.test_a_bounded_read_ends_where_its_first_subtask_saw_the_end,
+    closed_segments_are_cut_where_their_readers_are: partial(
+        reading.test_a_cut_goes_through_a_stream_that_is_scaled, parallelism=1
     ),
     everybody_deals_out_what_he_sees: reading.test_segments_that_follow_are_read_by_who_read_those_before,
     a_scaled_stream_is_another_one: reading.test_a_scaled_stream_is_the_same_stream,

@@ -17,6 +17,7 @@ from tests.store.catalogue import test_damaged_values as values
 from tests.store.catalogue import test_long_histories as histories
 from tests.store.catalogue.damaging import Damaged
 
+from headgate.protocol.store import group_holds
 from headgate.store import fsck, schemas
 from headgate.store.catalogue import audit, heads, soundness, streams
 from headgate.store.catalogue import tables as t
@@ -121,9 +122,15 @@ def who_holds_looks_at_all_segments() -> AbstractContextManager[None]:
     return around(heads, "_extents", lambda call, connection, of_stream, *named: call(connection, of_stream))
 
 
+def what_a_group_holds_is_looked_at_anew_with_each_change() -> AbstractContextManager[None]:
+    """As it was."""
+    return patched(group_holds, "moved", lambda before, after, stream: None)
+
+
 HISTORIES: list[Callable[[], AbstractContextManager[None]]] = [
     those_that_take_events_are_looked_for_among_all,
     who_holds_looks_at_all_segments,
+    what_a_group_holds_is_looked_at_anew_with_each_change,
 ]
 
 

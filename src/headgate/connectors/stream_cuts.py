@@ -75,16 +75,28 @@ class SegmentCuts:
         self._owner, self._generation = marks_of(context.pipeline, context.node), int(context.generation)
         self._changes = -1
         self._frontier = Frontier({}, {}, is_sealed=False)
+        self._asked: set[int] = set()
         self._met: dict[int, int] = {}
         self._still: set[str] = set()
 
-    def look(self) -> Frontier:
-        """Return the frontier: events behind it may have markers between them that nobody knows of yet (S62, SC22)."""
+    def look(self, segment: int) -> Frontier:
+        """Return the frontier of ``segment``, and of all others that were looked at.
+
+        Events behind it may have markers between them that nobody knows of yet (S62, SC22).
+        """
         changes = self._store.changes()
-        if changes != self._changes:
-            self._frontier = self._store.frontier(self._stream, owner=self._owner, generation=self._generation)
+        if changes != self._changes or segment not in self._asked:
+            self._asked.add(segment)
+            self._frontier = self._store.frontier(
+                self._stream, owner=self._owner, generation=self._generation, segments=self._asked
+            )
             self._changes = changes  # taken before looking
         return self._frontier
+
+    def leave(self, segment: int) -> None:
+        """``segment`` was read to its end: nobody looks at it any more."""
+        self._asked.discard(segment)
+        self._met.pop(segment, None)
 
     def stands_still(self, split: str) -> bool:
         """Whether nothing of ``split`` is read now."""

@@ -24,18 +24,24 @@ class OwnedStore(TransactionalStore):
     _transactions: TransactionLog
 
     def mark(self, stream: str, *, owner: str, generation: int, checkpoint: int) -> dict[int, int]:
-        """Record where every segment ends now, as a marker for a checkpoint of ``owner``, and return it (S60).
+        """Record where every segment ends now, as a marker for a checkpoint of ``owner`` (S60).
 
-        Only readers of the owner see the marker. It takes no position in the stream.
+        Return where the segments end that take events; the others have ended for good (S85). Only readers of the owner
+        see the marker. It takes no position in the stream.
 
         Raises:
             UsageError: there is no such stream.
         """
         return self._catalogue.mark(stream, owner, generation, checkpoint)
 
-    def frontier(self, stream: str, *, owner: str, generation: int) -> Frontier:
-        """Return how far a reader that looks for markers of ``owner`` may read, and the markers before that (S62)."""
-        return self._catalogue.frontier(stream, owner, generation)
+    def frontier(
+        self, stream: str, *, owner: str, generation: int, segments: Collection[int] | None = None
+    ) -> Frontier:
+        """Return how far a reader that looks for markers of ``owner`` may read, and the markers before that (S62).
+
+        ``segments``: those that it reads; None: all that the stream ever had.
+        """
+        return self._catalogue.frontier(stream, owner, generation, None if segments is None else sorted(segments))
 
     def unmark(self, *, owner: str, generation: int, first: int, last: int) -> None:
         """Forget the markers of checkpoints ``first`` to ``last`` of one generation of ``owner`` (S63)."""

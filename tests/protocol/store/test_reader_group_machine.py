@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from tests.protocol.store.grouping import STREAM, Log, answered, new_group
 
-from headgate.protocol.store import layouts
+from headgate.protocol.store import group_holds, layouts
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.layouts import Plan
 from headgate.protocol.store.reader_group import (
@@ -29,6 +29,7 @@ from headgate.protocol.store.reader_group import (
     Silent,
     Stale,
 )
+from headgate.protocol.store.truncation import Hold
 
 Written = tuple[int, int]
 
@@ -56,6 +57,19 @@ class GroupHistory(RuleBasedStateMachine):
         self.processed: list[Written] = []
         self.before: dict[str, set[Written]] = {}
         self.tokens = 0
+        self.held = self.all_that_is_needed(self.group)
+
+    def all_that_is_needed(self, group: Group) -> dict[int, int]:
+        return group_holds.needed(group, STREAM, self.log.view())
+
+    def move_hold(self, after: Group) -> None:
+        """As the catalogue does it: only what moved, as long as it can be told without the stream (RG28)."""
+        moved = group_holds.moved(self.group, after, STREAM)
+        if moved is None:
+            self.held = self.all_that_is_needed(after)
+        else:
+            assert moved.certain <= self.held.keys()
+            self.held |= {x: position for x, position in moved.positions.items() if x in self.held}
 
     def change(self, event: Event) -> bool:
         answer = answered(self.group, self.log, event)
@@ -64,6 +78,7 @@ class GroupHistory(RuleBasedStateMachine):
             assert isinstance(again, Done)
             assert again.group.progress == answer.group.progress, "repeating has moved something"
             assert again.group.checkpoints == answer.group.checkpoints
+            self.move_hold(answer.group)
             self.group = answer.group
         return isinstance(answer, Done)
 
@@ -214,6 +229,14 @@ class GroupHistory(RuleBasedStateMachine):
         assert len(self.processed) == len(set(self.processed)), "an event was processed twice"
         assert set(self.processed) | self.unread() == events, "an event is lost"
         assert not set(self.processed) & self.unread(), "what was processed will be read again"
+
+    @invariant()
+    def what_is_held_is_what_is_needed(self) -> None:
+        """Of a segment without events it makes no difference whether it is named."""
+        view = self.log.view()
+        held, needed = Hold("held", self.held), Hold("needed", self.all_that_is_needed(self.group))
+        for segment, extent in view.extents.items():
+            assert held.position(segment, extent) == needed.position(segment, extent), f"of segment {segment}"
 
     @invariant()
     def keys_are_in_order(self) -> None:

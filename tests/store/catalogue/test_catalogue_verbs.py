@@ -109,7 +109,7 @@ READS: dict[str, Call] = {
     "cut_at": lambda c, s: c.cut_at(s, 3),
     "holds": lambda c, s: c.holds(s),
     "retention_cut": lambda c, s: c.retention_cut(s, 100),
-    "frontier": lambda c, s: c.frontier("s", OWNER, 1),
+    "frontier": lambda c, s: c.frontier("s", OWNER, 1, [0]),
     "find_group": lambda c, s: c.find_group("g"),
     "groups": lambda c, s: c.groups(),
     "group_cuts": lambda c, s: c.group_cuts("g", "c"),

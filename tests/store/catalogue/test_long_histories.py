@@ -16,7 +16,15 @@ from headgate.model.life import Life
 from headgate.protocol.store.autoscaling import ScalingPolicy, Unit
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.layouts import Plan, equal_ranges
-from headgate.protocol.store.reader_group import Committed, Joined
+from headgate.protocol.store.reader_group import (
+    CheckpointAsked,
+    CheckpointForgotten,
+    Committed,
+    Event,
+    Joined,
+    Lived,
+    Passed,
+)
 from headgate.protocol.store.shared_transactions import Commit
 from headgate.protocol.store.truncation import Hold
 from headgate.store.catalogue.base import ChunkRecord, GroupStart, Numbers, Reading, Shared
@@ -54,6 +62,7 @@ class History:
             make_tables(connection, "store")
         self._fill()
         self.stream = self.catalogue.find_stream("s")
+        self.read = read_so_far(self.catalogue.describe_stream("s"))
         self.new = self.chunk("new")
         self._whole = sqlite3.connect(":memory:", check_same_thread=False)
         self._now.backup(self._whole)
@@ -114,7 +123,12 @@ class History:
         made.register_writer(stream, "w", 1)
         made.set_scaling("s", POLICY)
         made.set_retention("s", RetentionPolicy(age_ms=1_000_000_000))
-        made.change_group("g", Joined("a", "a1", 1_000))
+        made.create_group("tail", ["s"], GroupStart(from_latest=True), 1)
+        made.append(stream, self.chunk("last"), None, self.length)
+        for group, reader in (("g", "a"), ("tail", "a"), ("tail", "b")):
+            made.change_group(group, Joined(reader, reader, 1_000))
+        made.change_group("tail", CheckpointAsked("open"))
+        made.mark("s", "tail/source", 1, 1)
         made.prepare(stream, "prepared", OWNER, self.length, [self.chunk("prepared")], 5)
         begun = made.begin_shared("s", "open", "writers", 0, LEASE_MS, 5)
         made.join_shared(begun, "w", "t", 5)
@@ -153,6 +167,16 @@ def append_with_numbers(c: SqlCatalogue, s: StreamInfo, h: History) -> object:
     return c.append(s, h.new, Numbers("w", 1, 1, 1), 900)
 
 
+def read_so_far(stream: StreamInfo) -> dict[GroupSegment, int]:
+    """Everything that came since the group at the tail began."""
+    return {GroupSegment("s", x.segment_id): stream.ends[x.segment_id] for x in stream.segments}
+
+
+def changes_group(event: Callable[[dict[GroupSegment, int]], Event]) -> Call:
+    """Ask for a change of the group at the tail; ``event`` is given how far its readers can have read."""
+    return lambda c, s, h: c.change_group("tail", event(h.read))
+
+
 OFTEN: dict[str, Call] = {
     "append": lambda c, s, h: c.append(s, h.new, None, 900),
     "append_with_numbers": append_with_numbers,
@@ -179,6 +203,8 @@ OFTEN: dict[str, Call] = {
     "owner": lambda c, s, h: c.owner(OWNER),
     "passed": lambda c, s, h: c.passed(s, READING),
     "pass_segments": lambda c, s, h: c.pass_segments(s, READING, [0, 1]),
+    "mark": lambda c, s, h: c.mark("s", "new/source", 1, 6),
+    "frontier": lambda c, s, h: c.frontier("s", "tail/source", 1, [0, tail(s)]),
     "unmark": lambda c, s, h: c.unmark("r1/source", 1, 0, 5),
     "unmark_others": lambda c, s, h: c.unmark_others("r1/source", 2),
     "hold": lambda c, s, h: c.hold(s, Hold("reader", {0: 0})),
@@ -186,18 +212,23 @@ OFTEN: dict[str, Call] = {
     "known_chunks": lambda c, s, h: c.known_chunks(["1/a1", "unknown"]),
     "swept": lambda c, s, h: c.swept(["unknown"]),
     "find_group": lambda c, s, h: c.find_group("g"),
+    "commit_far_back": lambda c, s, h: c.change_group("g", Committed("a", "a", {GroupSegment("s", 0): 1})),
+    "commit_at_the_tail": changes_group(lambda read: Committed("a", "a", read)),
+    "reader_lives": changes_group(lambda read: Lived("a", "a", 1)),
+    "ask_for_checkpoint": changes_group(lambda read: CheckpointAsked("new")),
+    "pass_marker": changes_group(lambda read: Passed("a", "a", "open", read)),
+    "forget_checkpoint": changes_group(lambda read: CheckpointForgotten("open")),
 }
 """What is asked with each append, commit, checkpoint or look: it must not know of what was."""
 SOMETIMES: dict[str, Call] = {
-    "frontier": lambda c, s, h: c.frontier("s", "r1/source", 1),
-    "mark": lambda c, s, h: c.mark("s", "new/source", 1, 6),
+    "frontier_of_all": lambda c, s, h: c.frontier("s", "tail/source", 1),
     "layout": lambda c, s, h: c.layout("s"),
     "layout_and_extents": lambda c, s, h: c.layout_and_extents(s),
     "extents": lambda c, s, h: c.extents(s),
     "holds": lambda c, s, h: c.holds(s),
     "observe": lambda c, s, h: c.observe(s, 900),
     "sweep": lambda c, s, h: c.sweep(s, 10),
-    "change_group": lambda c, s, h: c.change_group("g", Committed("a", "a1", {GroupSegment("s", 0): 1})),
+    "end_of_segments": changes_group(lambda read: Committed("a", "a", read, ("s",))),
     "describe_stream": lambda c, s, h: c.describe_stream("s"),
     "recover": lambda c, s, h: c.recover("s", OWNER, 900, {"prepared"}, 900),
     "retention_cut": lambda c, s, h: c.retention_cut(s, 900),

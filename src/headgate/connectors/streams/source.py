@@ -309,12 +309,16 @@ class StreamCutReader(StreamSourceReader):
         met = self._meet_waiting()
         return super()._poll_segments() if met is None else met
 
+    def _over(self, split: str) -> SourceBatch:
+        self._cuts.leave(self._readers[split].segment)
+        return super()._over(split)
+
     def _meet_waiting(self) -> Polled:
         """Return a marker in front of a segment that waits: a checkpoint has nothing of it (SC44)."""
         for segment in self._segments.waiting:
             split = f"{self._name}/{segment}"
             if not self._cuts.stands_still(split):
-                self._cuts.look()
+                self._cuts.look(segment)
                 met = self._cuts.meet(split, segment, 0)
                 if met is not None:
                     return met
@@ -324,7 +328,7 @@ class StreamCutReader(StreamSourceReader):
         if self._cuts.stands_still(split):
             return None
         reader, end = self._readers[split], self._ends[split]
-        frontier = self._cuts.look()
+        frontier = self._cuts.look(reader.segment)
         last = frontier.ends[reader.segment] if end is None else end
         is_over = end is not None or frontier.is_sealed or reader.segment in frontier.closed
         if reader.position >= last and is_over:
@@ -372,4 +376,6 @@ def _moment(store: Store, stream: StreamInfo, context: SourceContext, source: St
     if store.is_untouched or source.only_looks or not context.life:
         return dict(enumerate(stream.ends))
     owner = f"{holder_of(context.pipeline, context.node)} {context.life}"
-    return store.mark(stream.name, owner=owner, generation=context.generation, checkpoint=0)
+    marked = store.mark(stream.name, owner=owner, generation=context.generation, checkpoint=0)
+    _, extents = store.layout_and_extents(stream)  # behind the marker: what it does not name has its end for good (S85)
+    return {number: marked.get(number, extents[number].end) for number in range(max(marked) + 1)}

@@ -425,11 +425,15 @@ def _on_reset(group: Group, event: ResetAsked, views: Mapping[str, View]) -> Ans
 
 def _moved(group: Group, reader: str, positions: Mapping[GroupSegment, int]) -> Group:
     """Return the group with later durable positions of what ``reader`` has; of others it says nothing any more."""
-    progress = dict(group.progress)
+    own = {segment: position for segment, position in positions.items() if group.shares.owners.get(segment) == reader}
+    return replace(group, progress=_with_later(group.progress, own))  # RG1
+
+
+def _with_later(progress: Mapping[str, Progress], positions: Mapping[GroupSegment, int]) -> Mapping[str, Progress]:
+    by_stream: dict[str, dict[int, int]] = {}
     for segment, position in positions.items():
-        if group.shares.owners.get(segment) == reader:  # RG1
-            progress[segment.stream] = progress[segment.stream].moved({segment.segment: position})
-    return replace(group, progress=progress)
+        by_stream.setdefault(segment.stream, {})[segment.segment] = position
+    return {**progress, **{stream: progress[stream].moved(found) for stream, found in by_stream.items()}}
 
 
 def _passed(group: Group, reader: str, checkpoint: str | None = None) -> Group:
@@ -448,10 +452,7 @@ def _noted(checkpoint: Checkpoint, reader: str, positions: Mapping[GroupSegment,
     """Record, if ``reader`` owes the checkpoint, where it was in these segments in front of the marker."""
     if reader not in checkpoint.owed_by:
         return checkpoint
-    progress = dict(checkpoint.progress)
-    for (stream, number), position in positions.items():
-        progress[stream] = progress[stream].moved({number: position})
-    return replace(checkpoint, progress=progress)
+    return replace(checkpoint, progress=_with_later(checkpoint.progress, positions))
 
 
 def _released(group: Group, reader: str, views: Mapping[str, View]) -> Group:

@@ -95,10 +95,10 @@ class Frontier:
     """A stream at one moment, for one who looks for markers: none that is unknown lies before ``ends`` (S62).
 
     Attributes:
-        ends: of each segment.
+        ends: of each segment that was asked for.
         markers: of each segment that has any, by checkpoint. One that came after a checkpoint has none of it.
         is_sealed: nothing follows.
-        closed: the segments that take no more events.
+        closed: the segments that take no more events, of those that were asked for.
     """
 
     ends: dict[int, int]
@@ -506,14 +506,19 @@ class Catalogue(Protocol):
     # -- markers of checkpoints (S60 to S64) ---------------------------------------------------------------------------
 
     def mark(self, stream: str, owner: str, generation: int, checkpoint: int) -> dict[int, int]:
-        """Record where every segment ends now; return it. Repeating returns what was recorded first.
+        """Record where every segment ends now. Repeating records nothing more.
+
+        Returns:
+            Where those end that took events then. Segments with lower numbers had ended for good.
 
         Raises:
             UsageError: there is no such stream.
         """
 
-    def frontier(self, stream: str, owner: str, generation: int) -> Frontier:
-        """Return how far a reader that looks for the markers of one generation of ``owner`` may read.
+    def frontier(self, stream: str, owner: str, generation: int, segments: Sequence[int] | None = None) -> Frontier:
+        """Return how far a reader of ``segments`` that looks for the markers of one generation of ``owner`` may read.
+
+        ``segments``: None for all that the stream ever had.
 
         Raises:
             UsageError: there is no such stream.

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from headgate.errors import CorruptionError
 from headgate.protocol.store.reader_group import Group
-from headgate.store.catalogue import groups
+from headgate.store.catalogue import group_holding, groups
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.group_rows import decode_group
 from headgate.store.findings import Found, checked
@@ -39,14 +39,14 @@ def mend(connection: Connection) -> list[str]:
     """Have each group hold what it needs, and nobody hold for one that there is not; return what was mended."""
     done = []
     for stream, name in _held_for_nobody(connection):
-        connection.execute(t.holds.delete().where(t.holds.c.holder == groups.holder_of(name)))
+        connection.execute(t.holds.delete().where(t.holds.c.holder == group_holding.holder_of(name)))
         done.append(f"stream '{stream}' is not held any more for reader group '{name}', which there is not")
     for name, group in _all(connection):
         if isinstance(group, CorruptionError) or not all(_fits(connection, group, x) for x in group.streams):
             continue  # nobody knows what it needs
         too_little = [x for x in sorted(group.streams) if _is_held_too_little(connection, name, group, x)]
         if too_little:
-            groups.hold(connection, name, group)
+            group_holding.hold(connection, name, group)
         done += [f"what reader group '{name}' needs of stream '{stream}' is held again" for stream in too_little]
     return done
 
@@ -79,10 +79,10 @@ def _fits(connection: Connection, group: Group, stream: str) -> bool:
 
 def _is_held_too_little(connection: Connection, name: str, group: Group, stream: str) -> bool:
     """Whether what the group needs may be truncated. It may hold more than that: heads move, and it is told late."""
-    found = groups.needed(connection, group, stream)
+    found = group_holding.needed(connection, group, stream)
     if found is None:
         return False
-    mine = (t.holds.c.stream_id == found[0].stream_id, t.holds.c.holder == groups.holder_of(name))
+    mine = (t.holds.c.stream_id == found[0].stream_id, t.holds.c.holder == group_holding.holder_of(name))
     rows = connection.execute(sa.select(t.holds.c.segment_id, t.holds.c.position).where(*mine))
     held = {row.segment_id: row.position for row in rows}
     return not held or any(position > found[1].get(segment, 0) for segment, position in held.items())
@@ -97,7 +97,7 @@ def _held_for_nobody(connection: Connection) -> list[tuple[str, str]]:
         .order_by(t.streams.c.name, t.holds.c.holder)
     )
     there = set(groups.names(connection))
-    named = [(row.name, groups.group_of(row.holder)) for row in connection.execute(query)]
+    named = [(row.name, group_holding.group_of(row.holder)) for row in connection.execute(query)]
     return [(stream, name) for stream, name in named if name is not None and name not in there]
 
 

@@ -1,13 +1,12 @@
 """Reader groups in the tables: one row holds the state of each, and what it holds of its streams lies beside it.
 
-Counterpart: ``sql`` calls these inside its transactions; ``protocol.store.reader_group`` decides. Source: RG16 and RG17
-of docs/spec/reader-groups.md. Never reads an event.
+Counterparts: ``sql`` calls these inside its transactions, ``group_holding`` writes what is held;
+``protocol.store.reader_group`` decides. Source: RG16, RG28 and RG29 of docs/spec/reader-groups.md. Never reads events.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -19,8 +18,7 @@ from headgate.protocol.store.group_progress import Progress, View
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.reader_group import Event, Group, GroupRefused, Joined, Lived, ResetAsked, Stale
 from headgate.protocol.store.reading_order import FirstStart
-from headgate.protocol.store.truncation import GROUP_HOLDER, is_of_group
-from headgate.store.catalogue import heads
+from headgate.store.catalogue import group_holding
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import GroupFound, GroupStart
@@ -28,18 +26,27 @@ from headgate.store.catalogue.group_rows import decode_group, encode_group
 from headgate.store.catalogue.kinds import all_of, of_kinds
 from headgate.store.streams import StreamInfo, is_usable_name
 
+SEGMENTS_SAMPLED = 32
 PARTS_SAMPLED = 100
-"""Of each segment, to tell its unread bytes while others wait; the rest is taken to be like these."""
+"""Of so many segments so many parts, to tell what is unread while others wait; of more segments fewer parts each. The
+rest is taken to be like these."""
 
 
-def holder_of(name: str) -> str:
-    """Return as whom a group holds its streams."""
-    return f"{GROUP_HOLDER}{name}"
+_ALL_PARTS = 1 << 62
 
-
-def group_of(holder: str) -> str | None:
-    """Return the group that holds under this name; None: it is no group."""
-    return holder.removeprefix(GROUP_HOLDER) if is_of_group(holder) else None
+_parts = t.parts.c
+_of_segment = (_parts.stream_id == sa.bindparam("stream_id"), _parts.segment_id == sa.bindparam("segment"))
+_part_at = (
+    sa.select(sa.func.max(_parts.start)).where(*_of_segment, _parts.start <= sa.bindparam("position")).scalar_subquery()
+)
+_PARTS_BEHIND = (
+    sa.select(_parts.start, _parts.events_count, _parts.size_bytes)
+    .where(*_of_segment, _parts.start >= sa.func.coalesce(_part_at, 0))
+    .where(_parts.start + _parts.events_count > sa.bindparam("position"))
+    .order_by(_parts.start)
+    .limit(sa.bindparam("most"))
+)
+"""Of a segment, the parts that hold events from a position on: asked for many at a time, so it is made once."""
 
 
 def create(
@@ -68,12 +75,12 @@ def create(
     if not is_usable_name(name):
         raise UsageError(f"reader group name {name!r} is not usable; use letters, digits, '_', '-', '.' and '/'")
     infos = {stream: sql_streams.find_stream(connection, stream, where) for stream in streams}
-    views = {stream: _view(connection, info) for stream, info in infos.items()}
+    views = {stream: group_holding.view(connection, info) for stream, info in infos.items()}
     progress = {x: group_progress.first(views[x], _first(infos[x], views[x], start)) for x in infos}
     group = Group({stream: info.stream_id for stream, info in infos.items()}, progress, kept, claim=claim)
     values = {"name": name, "version": 1, "state": encode_group(group)}
     connection.execute(t.reader_groups.insert().values(**values))
-    hold(connection, name, group)
+    group_holding.hold(connection, name, group)
     return GroupFound(name, 1, group)
 
 
@@ -127,7 +134,7 @@ def reset(
     if found.group.reset == token:
         return found
     infos = {stream: sql_streams.find_stream(connection, stream, where) for stream in sorted(found.group.streams)}
-    views = {stream: _view(connection, info) for stream, info in infos.items()}
+    views = {stream: group_holding.view(connection, info) for stream, info in infos.items()}
     ids = {stream: info.stream_id for stream, info in infos.items()}
     begin = {} if checkpoint is not None else {x: _first(infos[x], views[x], start) for x in infos}
     kept = found.group.checkpoint(checkpoint) if checkpoint is not None else None
@@ -139,7 +146,7 @@ def reset(
 
 def delete(connection: Connection, name: str) -> bool:
     """Forget a group and what it holds; return whether there was one."""
-    connection.execute(t.holds.delete().where(t.holds.c.holder == holder_of(name)))
+    connection.execute(t.holds.delete().where(t.holds.c.holder == group_holding.holder_of(name)))
     return connection.execute(t.reader_groups.delete().where(t.reader_groups.c.name == name)).rowcount > 0
 
 
@@ -169,7 +176,7 @@ def unread(connection: Connection, found: GroupFound) -> dict[GroupSegment, int]
         for number, extent in view.extents.items():
             position = max(cut.get(number, 0), extent.head)
             segment = GroupSegment(stream, number)
-            sizes[segment] = _unread(connection, found.group.streams[stream], number, position, extent.end, None)
+            sizes[segment] = _unread(connection, found.group.streams[stream], number, position, extent.end)
     return {segment: size for segment, size in sizes.items() if size}
 
 
@@ -193,45 +200,10 @@ def _record(connection: Connection, found: GroupFound, event: Event, views: Mapp
     now = GroupFound(found.name, found.version + 1, group)
     mine = t.reader_groups.c.name == found.name
     connection.execute(t.reader_groups.update().where(mine).values(version=now.version, state=encode_group(group)))
-    if (group.progress, group.checkpoints) != (found.group.progress, found.group.checkpoints):
-        hold(connection, found.name, group)
+    was = found.group
+    if (group.streams, group.progress, group.checkpoints) != (was.streams, was.progress, was.checkpoints):
+        group_holding.move(connection, found.name, found.group, group)
     return now
-
-
-def needed(connection: Connection, group: Group, stream: str) -> tuple[StreamInfo, dict[int, int]] | None:
-    """Return what the group may still be asked for: behind its durable positions, and behind its checkpoints (RG17).
-
-    Of segments without a position that is everything. None: the stream was deleted, with what was held of it.
-    """
-    info = _info_of_there(connection, group, stream)
-    if info is None:
-        return None
-    view = _view(connection, info)
-    progress = [group.progress[stream], *(x.progress[stream] for x in group.checkpoints)]
-    found = [group_progress.whole_cut(view, x) for x in progress]
-    named = set(found[0]).intersection(*found)  # of what one of them has not begun everything is needed
-    return info, {x: max(view.extents[x].head, min(cut[x] for cut in found)) for x in sorted(named)}
-
-
-def hold(connection: Connection, name: str, group: Group) -> None:
-    """Hold what the group needs, and nothing else."""
-    for stream in group.streams:
-        found = needed(connection, group, stream)
-        if found is not None:
-            _write_hold(connection, found[0], holder_of(name), found[1])
-
-
-def _write_hold(connection: Connection, info: StreamInfo, holder: str, wanted: Mapping[int, int]) -> None:
-    mine = (t.holds.c.stream_id == info.stream_id, t.holds.c.holder == holder)
-    rows = connection.execute(sa.select(t.holds.c.segment_id, t.holds.c.position).where(*mine))
-    held = {row.segment_id: row.position for row in rows}
-    for segment in sorted(held.keys() | wanted.keys()):
-        if held.get(segment) == wanted.get(segment):
-            continue
-        connection.execute(t.holds.delete().where(*mine, t.holds.c.segment_id == segment))
-        if segment in wanted:
-            key = {"stream_id": info.stream_id, "holder": holder, "segment_id": segment}
-            connection.execute(t.holds.insert().values(**key, position=wanted[segment], life="", epoch=0))
 
 
 def _first(info: StreamInfo, view: View, start: GroupStart) -> FirstStart:
@@ -260,54 +232,50 @@ def _view_of(connection: Connection, group: Group, stream: str, where: str) -> V
     info = sql_streams.find_stream(connection, stream, where)
     if info.stream_id != group.streams[stream]:
         raise UsageError(f"stream '{stream}' was deleted and created again; reset the reader group to read it")
-    return _view(connection, info)
+    return group_holding.view(connection, info)
 
 
 def _views_of_there(connection: Connection, group: Group) -> dict[str, View]:
     """Return the streams of a group as they are, without those that were deleted."""
-    infos = {stream: _info_of_there(connection, group, stream) for stream in sorted(group.streams)}
-    return {stream: _view(connection, info) for stream, info in infos.items() if info is not None}
-
-
-def _info_of_there(connection: Connection, group: Group, stream: str) -> StreamInfo | None:
-    row = connection.execute(sa.select(t.streams).where(t.streams.c.id == group.streams[stream])).one_or_none()
-    return None if row is None else sql_streams.stream_info(row, "")
-
-
-def _view(connection: Connection, info: StreamInfo) -> View:
-    epoch, is_sealed = sql_streams.look(connection, info)
-    layout = sql_streams.find_layout(connection, replace(info, layout_epoch=epoch))
-    return View(layout, heads.extents(connection, info), is_sealed)
+    found = {stream: group_holding.seen(connection, group, stream) for stream in sorted(group.streams)}
+    return {stream: there[1] for stream, there in found.items() if there is not None}
 
 
 def _sampled(connection: Connection, group: Group) -> dict[GroupSegment, int]:
-    """Return about how many unread bytes there are in each segment that can be read."""
+    """Return about how many unread bytes there are in each segment that can be read and has any."""
+    waiting = _waiting(connection, group)
+    step = -(-len(waiting) // SEGMENTS_SAMPLED) or 1
+    events = sizes = 0
     found = {}
-    for segment in sorted(group.readable):
+    for segment in list(waiting)[::step]:
+        position, end = waiting[segment]
         stream_id = group.streams[segment.stream]
-        end = connection.scalar(
-            sa.select(t.segments.c.end_position).where(
-                t.segments.c.stream_id == stream_id, t.segments.c.segment_id == segment.segment
-            )
-        )
-        position = group.position(segment)
-        found[segment] = _unread(connection, stream_id, segment.segment, position, end or 0, PARTS_SAMPLED)
+        size = _unread(connection, stream_id, segment.segment, position, end, max(1, PARTS_SAMPLED // step))
+        found[segment] = size
+        events, sizes = events + end - position, sizes + size
+    return {x: found[x] if x in found else sizes * (end - at) // events for x, (at, end) in waiting.items()}
+
+
+def _waiting(connection: Connection, group: Group) -> dict[GroupSegment, tuple[int, int]]:
+    """Return durable position and end of the segments that can be read and have something behind it, in order."""
+    found = {}
+    for stream, progress in sorted(group.progress.items()):
+        own = t.segments.c
+        mine = (own.stream_id == group.streams[stream], own.segment_id.in_(progress.readable))
+        query = sa.select(own.segment_id, own.end_position).where(*mine).order_by(own.segment_id)
+        for number, end in (of_kinds(row, int, int) for row in connection.execute(query).all()):
+            if progress.positions[number] < end:
+                found[GroupSegment(stream, number)] = progress.positions[number], end
     return found
 
 
-def _unread(connection: Connection, stream_id: int, number: int, position: int, end: int, limit: int | None) -> int:
+def _unread(
+    connection: Connection, stream_id: int, number: int, position: int, end: int, limit: int = _ALL_PARTS
+) -> int:
     """Return the bytes of a segment from ``position`` to its end; with ``limit`` guessed from so many parts."""
-    parts = t.parts.c
-    mine = (parts.stream_id == stream_id, parts.segment_id == number)
-    first = sa.select(sa.func.max(parts.start)).where(*mine, parts.start <= position).scalar_subquery()
-    query = (
-        sa.select(parts.start, parts.events_count, parts.size_bytes)
-        .where(*mine, parts.start >= sa.func.coalesce(first, 0), parts.start + parts.events_count > position)
-        .order_by(parts.start)
-        .limit(limit)
-    )
+    of = {"stream_id": stream_id, "segment": number, "position": position, "most": limit}
     seen, size = position, 0
-    for start, events, size_bytes in connection.execute(query):
+    for start, events, size_bytes in connection.execute(_PARTS_BEHIND, of):
         count = start + events - max(start, position)
         size += size_bytes * count // events
         seen = start + events

@@ -1,26 +1,32 @@
 """Markers of checkpoints in the tables: one moment of a stream, as a position in each of its segments.
 
-Counterpart: ``sql`` calls these inside its transactions. Source: rules S60 to S64 of docs/spec/stream-store.md. Never
-touches events: a marker lies between two of them, and takes no position.
+Counterpart: ``sql`` calls these inside its transactions. Source: rules S60 to S64 and S85 of docs/spec/stream-store.md.
+Never touches events: a marker lies between two of them, and takes no position.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import Frontier, Marker
-from headgate.store.catalogue.kinds import all_of, of_kinds
+from headgate.store.catalogue.kinds import of_kinds
 from headgate.store.streams import StreamInfo
 
 
 def mark(connection: Connection, stream: StreamInfo, owner: str, generation: int, checkpoint: int) -> dict[int, int]:
-    """Record where every segment ends now, once for each checkpoint (S60, S61); return it."""
+    """Record where every segment ends now that takes events, once for each checkpoint (S60, S61); return it.
+
+    Closed ones have ended for good: of those nothing has to be recorded (S85).
+    """
     found = _of(connection, stream, owner, generation, checkpoint)
     if found:
         return found
-    ends = _ends(connection, stream)
+    query = sa.select(t.segments.c.segment_id, t.segments.c.end_position).where(*t.present(stream.stream_id))
+    ends = dict(of_kinds(row, int, int) for row in connection.execute(query).all())
     key = {"stream_id": stream.stream_id, "owner": owner, "generation": generation, "checkpoint": checkpoint}
     connection.execute(
         t.markers.insert(), [{**key, "segment_id": segment, "position": end} for segment, end in ends.items()]
@@ -28,25 +34,27 @@ def mark(connection: Connection, stream: StreamInfo, owner: str, generation: int
     return ends
 
 
-def frontier(connection: Connection, stream: StreamInfo, owner: str, generation: int) -> Frontier:
-    """Return how far a reader may read, and what markers lie in between (S62)."""
-    query = (
-        sa.select(t.markers.c.segment_id, t.markers.c.checkpoint, t.markers.c.position)
-        .where(
-            t.markers.c.stream_id == stream.stream_id,
-            t.markers.c.owner == owner,
-            t.markers.c.generation == generation,
-        )
-        .order_by(t.markers.c.checkpoint)
+def frontier(
+    connection: Connection, stream: StreamInfo, owner: str, generation: int, segments: Sequence[int] | None
+) -> Frontier:
+    """Return how far a reader of ``segments``, or of all, may read, and what markers lie in between (S62)."""
+    query = sa.select(t.markers.c.segment_id, t.markers.c.checkpoint, t.markers.c.position).where(
+        t.markers.c.stream_id == stream.stream_id, t.markers.c.owner == owner, t.markers.c.generation == generation
     )
-    found: dict[int, list[Marker]] = {}
+    found: dict[int, dict[int, int]] = {}
+    newest: dict[int, int] = {}
     for segment, checkpoint, position in (of_kinds(row, int, int, int) for row in connection.execute(query).all()):
-        found.setdefault(segment, []).append(Marker(checkpoint, position))
+        found.setdefault(segment, {})[checkpoint] = position
+        newest[checkpoint] = max(segment, newest.get(checkpoint, segment))
     is_sealed = connection.scalar(sa.select(t.streams.c.is_sealed).where(t.streams.c.id == stream.stream_id))
-    markers = {segment: tuple(of_segment) for segment, of_segment in found.items()}
-    mine = (t.segments.c.stream_id == stream.stream_id, t.segments.c.closed_epoch.is_not(None))
-    closed = frozenset(all_of(connection.scalars(sa.select(t.segments.c.segment_id).where(*mine)), int))
-    return Frontier(_ends(connection, stream), markers, bool(is_sealed), closed)
+    ends, closed = _ends(connection, stream, segments)
+    for segment in closed:
+        # S85: it was there when a marker names later ones, and closed when it does not name this one.
+        before = {checkpoint: ends[segment] for checkpoint, last in newest.items() if segment <= last}
+        if before:
+            found[segment] = before | found.get(segment, {})
+    markers = {x: tuple(Marker(*marker) for marker in sorted(of_x.items())) for x, of_x in sorted(found.items())}
+    return Frontier(ends, markers, bool(is_sealed), frozenset(closed))
 
 
 def unmark(connection: Connection, owner: str, generation: int, first: int, last: int) -> None:
@@ -75,10 +83,13 @@ def _of(connection: Connection, stream: StreamInfo, owner: str, generation: int,
     return {int(row[0]): int(row[1]) for row in connection.execute(query)}
 
 
-def _ends(connection: Connection, stream: StreamInfo) -> dict[int, int]:
-    query = (
-        sa.select(t.segments.c.segment_id, t.segments.c.end_position)
-        .where(t.segments.c.stream_id == stream.stream_id)
-        .order_by(t.segments.c.segment_id)
-    )
-    return {int(row[0]): int(row[1]) for row in connection.execute(query)}
+def _ends(
+    connection: Connection, stream: StreamInfo, segments: Sequence[int] | None
+) -> tuple[dict[int, int], list[int]]:
+    """Return where these segments end, or all, and which of them are closed."""
+    own = t.segments.c
+    query = sa.select(own.segment_id, own.end_position, own.closed_epoch).where(own.stream_id == stream.stream_id)
+    if segments is not None:
+        query = query.where(own.segment_id.in_(segments))
+    rows = [of_kinds(row, int, int, int | None) for row in connection.execute(query.order_by(own.segment_id)).all()]
+    return {number: end for number, end, _ in rows}, [number for number, _, closed in rows if closed is not None]

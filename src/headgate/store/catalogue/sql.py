@@ -281,11 +281,11 @@ class SqlCatalogue:
             info = sql_streams.find_stream(connection, stream, self._where)
             return markers.mark(connection, info, owner, generation, checkpoint)
 
-    def frontier(self, stream: str, owner: str, generation: int) -> Frontier:
+    def frontier(self, stream: str, owner: str, generation: int, segments: Sequence[int] | None = None) -> Frontier:
         """See ``Catalogue``."""
         with self._database.read() as connection:
             info = sql_streams.find_stream(connection, stream, self._where)
-            return markers.frontier(connection, info, owner, generation)
+            return markers.frontier(connection, info, owner, generation, segments)
 
     def unmark(self, owner: str, generation: int, first: int, last: int) -> None:
         """See ``Catalogue``."""
