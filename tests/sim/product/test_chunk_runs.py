@@ -50,6 +50,7 @@ MUTANTS: dict[Mutant, int] = {
     mutants.only_timers_of_the_last_interval_are_written: 15,
     mutants.timers_that_are_taken_by_row_are_not_noted: 7,
     mutants.windows_that_were_taken_are_not_noted: 18,
+    mutants.windows_that_are_taken_after_a_restore_are_not_noted: 2,
     what_had_expired_is_restored: 17,
     rocks.files_of_checkpoints_that_may_fail_are_shared: 22,
     rocks.files_go_with_the_checkpoint_that_wrote_them: 0,

@@ -55,6 +55,10 @@ class _Windows(ABC, Generic[Held]):
     def add(self, windows: Words, rows: pa.RecordBatch) -> None:
         """See ``WindowBackend``."""
 
+    @abstractmethod
+    def freeze(self) -> KeyedState:
+        """See ``StateBackend``."""
+
     def windows(self) -> list[int]:
         """See ``WindowBackend``."""
         return sorted(self._held)

@@ -35,8 +35,9 @@ _OPEN_FILES_MAX = 128
 _OPEN_FILES_MIN = 16
 _LOOKING_FILES = 20
 """So many at least: fewer are opened to see whether the files of a database fit together, and all have their sizes."""
-NOTES_BYTES_MAX = 64 << 10
-"""Of a MANIFEST, to which RocksDB adds a note of each file that comes or goes; then it begins a new one (RB26)."""
+NOTES_BYTES_MAX = 12 << 10
+"""Of a MANIFEST, to which RocksDB adds a note of each file that comes or goes; then it begins a new one (RB26). So what
+describes a database of some GB has room in the manifest of a checkpoint (C13), and is no file of its own."""
 _FILES_LIMIT_MAX = 1 << 16
 
 
