@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from headgate.protocol.store.group_claims import Claim
 from headgate.protocol.store.reader_group import (
     CheckpointAsked,
     CheckpointForgotten,
@@ -205,9 +206,11 @@ class WatchedCatalogue:
     def __getattr__(self, verb: str) -> Any:
         return getattr(self._behind, verb)
 
-    def create_group(self, name: str, streams: Sequence[str], start: GroupStart, kept: int) -> GroupFound:
+    def create_group(
+        self, name: str, streams: Sequence[str], start: GroupStart, kept: int, claim: Claim | None = None
+    ) -> GroupFound:
         """See ``Catalogue``."""
-        found = self._behind.create_group(name, streams, start, kept)
+        found = self._behind.create_group(name, streams, start, kept, claim)
         self._judge.on_made()
         return found
 
@@ -218,9 +221,11 @@ class WatchedCatalogue:
         self._judge.on_changed(event, before, found.group, self._process())
         return found
 
-    def reset_group(self, name: str, token: str, start: GroupStart, checkpoint: str | None) -> GroupFound:
+    def reset_group(
+        self, name: str, token: str, start: GroupStart, checkpoint: str | None, claim: Claim | None = None
+    ) -> GroupFound:
         """See ``Catalogue``."""
         before = self._behind.find_group(name).group
-        found = self._behind.reset_group(name, token, start, checkpoint)
+        found = self._behind.reset_group(name, token, start, checkpoint, claim)
         self._judge.on_reset(checkpoint, before, found.group)
         return found
