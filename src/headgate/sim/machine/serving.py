@@ -56,7 +56,10 @@ IDLE_TASKS = {hearing.THREAD, "headgate-fetch"}
 """What is left of a process whose program has ended."""
 
 SWEEP_MS = 150
-BUDGET = 12
+LOSS_RATE = 0.04
+"""So often the connection of a question breaks, in front of what it asks for or behind it."""
+
+BUDGET = 30
 """So often something happens to a server, or to connections."""
 
 
@@ -70,11 +73,11 @@ class ServedStores(SimStores):
         self._seed = seed
         self._rng = random.Random(f"server of seed {seed}")
         self._shared: dict[SimProcess, Store] = {}
-        self._clients: dict[Task, str] = {}
+        self._clients: dict[Task, SimSocket] = {}
         self._process: SimProcess | None = None
         self._desk: ServerDesk | None = None
         self._starts_count = 0
-        self._left = BUDGET
+        self._left = self._losses_left = BUDGET
         self._patience_s = self._rng.choice(PATIENCES_S)
         self.done: dict[str, int] = {}
         """How often what happened to the server."""
@@ -120,7 +123,8 @@ class ServedStores(SimStores):
     def asking(self) -> str:
         """See ``SimStores``: the client, if it is one that asks."""
         current = self._tasks.current
-        return self._clients.get(current, current.process.name)
+        stream = self._clients.get(current)
+        return current.process.name if stream is None or stream.peer is None else stream.peer.process.name
 
     def open(self, name: str) -> Store:
         """Return the way to the server that the threads of one process share (see ``Store.shared``)."""
@@ -158,15 +162,14 @@ class ServedStores(SimStores):
         catalogue = cast(Catalogue, SimCatalogue(disk, self.behind("store")))
         replies = Answers(catalogue, SimStorage(disk), facts.instance, counting, around)
         port = self._network.listen(process, PORT)
-        desk = self._desk = _Desk(port, replies, facts, counting, around)
+        desk = self._desk = _Desk(port, replies, facts, counting, around, self._perhaps_lose)
         with contextlib.suppress(OSError):
             while True:
                 stream, address = port.accept()
                 around.thread(self._attend, "connection", desk, stream, address).start()
 
     def _attend(self, desk: ServerDesk, stream: SimSocket, address: tuple[str, int]) -> None:
-        assert stream.peer is not None
-        self._clients[self._tasks.current] = stream.peer.process.name
+        self._clients[self._tasks.current] = stream
         with contextlib.suppress(OSError):
             Connection(cast(Any, stream), address, cast(Any, desk))
         stream.close()
@@ -178,13 +181,24 @@ class ServedStores(SimStores):
             return
         process = self._process
         if process is not None and process.is_alive and not process.is_paused:
-            what = self._rng.choice(("link", "link", "link", "crash", "pause", "end"))
+            what = self._rng.choice((*("link",) * 5, "crash", "pause", "end"))
             fault = {"link": Fault.LINK_LOSS, "pause": Fault.WORKER_PAUSE}.get(what, Fault.WORKER_CRASH)
             if self._rng.random() < (0.5 if self._faults.has(fault) else 0.1):
                 self._left -= 1
                 self.done[what] = self.done.get(what, 0) + 1
                 self._hit(what, process)
         self._tasks.world.at(self._rng.randint(5, 250), self._strike)
+
+    def _perhaps_lose(self, *, is_done: bool) -> None:
+        """Perhaps the client of a question hears nothing any more: it is done, or it comes late."""
+        lost = self._losses_left and not self._faults.is_healed and self._rng.random() < LOSS_RATE
+        if lost:
+            self._losses_left -= 1
+            what = "lost" if is_done else "late"
+            self.done[what] = self.done.get(what, 0) + 1
+            self._clients[self._tasks.current].reset()
+            if not is_done:
+                self._tasks.park(self._rng.choice((0, 20, 200)))
 
     def _hit(self, what: str, process: SimProcess) -> None:
         self._tasks.world.tell("world", f"{what} of {process.name}")
@@ -219,10 +233,26 @@ class _Desk(ServerDesk):
     """The desk of a simulated server, on this machine: everybody may ask."""
 
     def __init__(
-        self, port: SimServer, replies: Answers, facts: Facts, counting: Counting, around: SimSurroundings
+        self,
+        port: SimServer,
+        replies: Answers,
+        facts: Facts,
+        counting: Counting,
+        around: SimSurroundings,
+        lose: Callable[..., None],
     ) -> None:
         super().__init__(list, replies, facts, counting, around=around)
         self._port = port
+        self._lose = lose
+
+    def answer(self, path: str, name: str | None, data: bytes) -> tuple[int, bytes]:
+        """See ``Desk``."""
+        if not path.startswith(answers.VERB):
+            return super().answer(path, name, data)
+        self._lose(is_done=False)
+        found = super().answer(path, name, data)
+        self._lose(is_done=True)
+        return found
 
     def _stop_listening(self) -> None:
         self._port.close()

@@ -8,15 +8,19 @@ travel, with little room here, so that bounds are met by short streams. Counterp
 from __future__ import annotations
 
 import gc
+import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
+from headgate.errors import StorageError, UsageError
 from headgate.sim.machine.replacing import replaced
 from headgate.sim.machine.serving import ServedStores
 from headgate.sim.machine.store import SimStores
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.product.run import Result
 from headgate.sim.streams.following import FollowRun
+from headgate.sim.streams.group_readers import SCHEMA, STORE, Around, Place
 from headgate.sim.streams.groups import GroupRun
 from headgate.sim.streams.places import EVENTS_MAX, PlacesRun
 from headgate.sim.world import Violation
@@ -24,6 +28,7 @@ from headgate.storage.base import Storage
 from headgate.store import fetching, read_ahead
 from headgate.store import store as stores
 from headgate.store.fetching import Fetch, Fetching
+from headgate.store.store import Store
 from headgate.threads import Threads
 
 SMALL: tuple[tuple[object, str, int], ...] = (
@@ -95,6 +100,40 @@ class WatchedFetching(Fetching):
         return found
 
 
+class Maker(Place):
+    """Makes streams and deletes them: whoever is told that nothing was done must not find it done (SS9)."""
+
+    def __init__(self, run: Around, rng: random.Random) -> None:
+        super().__init__(run, "maker", rng)
+        self._left = [f"made/{number}" for number in range(rng.choice((5, 15, 40)))]
+
+    def _work(self, process: SimProcess) -> bool:
+        store = Store.shared(STORE)
+        may_be_done = len(self._processes) > 1  # by a former life
+        while self._left:
+            name = self._left[0]
+            self._once(partial(store.create_stream, name, SCHEMA, segments=1), may_be_done=may_be_done)
+            self._once(partial(store.delete, name, force=True), may_be_done=may_be_done)
+            self._left = [other for other in self._left if other != name]
+            self._run.tasks.park(self._rng.randint(0, 60))
+            may_be_done = sum(one.is_alive for one in self._processes) > 1
+        return True
+
+    def _once(self, call: Callable[[], object], *, may_be_done: bool) -> None:
+        """Do it until somebody says that it is done."""
+        while True:
+            try:
+                call()
+                return
+            except StorageError:
+                may_be_done = True  # nobody knows
+                self._run.tasks.park(self._rng.randint(1, 40))
+            except UsageError as error:
+                if not may_be_done and sum(one.is_alive for one in self._processes) == 1:
+                    self._run.fail("SS9", f"it is done, and nobody was told that it may be: {error}")
+                return
+
+
 class ServedRun(AfarRun):
     """A run whose store is behind a server."""
 
@@ -105,11 +144,15 @@ class ServedRun(AfarRun):
 
     def _made_stores(self, seed: int) -> SimStores:
         self.served = ServedStores(seed, lambda name: self._disk, self._watched)
+        self._maker = Maker(self, random.Random(f"who makes streams in seed {seed}"))
         return self.served
 
     def _finding(self) -> Violation | None:
         mistake = self.served.mistake()
         return Violation("SS18", mistake) if mistake else super()._finding()
+
+    def _places(self) -> list[Place]:
+        return [*super()._places(), self._maker]
 
     def _begin(self) -> None:
         self.served.begin()
