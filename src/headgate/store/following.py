@@ -133,7 +133,8 @@ class StreamFollower:
             raise UsageError(f"only what the latest read of stream '{self.stream.name}' returned can be taken back")
         self._returned = None
         self._latest = found.segment - 1  # so that it is this segment's turn again
-        self._begin_again(found.segment, found.position)
+        self._readers.pop(found.segment, None)
+        self._places[found.segment] = Place(found.position, self._places[found.segment].end)
 
     def cut(self) -> StreamCut:
         """Return the current cut: all events that were returned lie before it, all others behind it (FW4)."""
@@ -229,14 +230,8 @@ class StreamFollower:
                 del self._places[number]
                 self._readers.pop(number, None)
                 self._order.end(number)
-            self._ended |= ended
             self._take()
         return bool(ended)
-
-    def _begin_again(self, number: int, position: int) -> None:
-        """Have a segment be read from ``position`` on."""
-        self._readers.pop(number, None)
-        self._places[number] = Place(position, self._places[number].end)
 
     def _is_over(self, number: int) -> bool:
         """Whether nothing of a segment is left to be read; of one without the wanted key, nothing ever is."""
