@@ -107,6 +107,8 @@ sim: setup ## run SEEDS random schedules with faults, STREAM_SEEDS in each speci
 	$(PYTHON_ENV) -m headgate.sim --groups --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --sharing --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --grouped --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
+	$(PYTHON_ENV) -m headgate.sim --following --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
+	$(PYTHON_ENV) -m headgate.sim --afar --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --coverage --seeds $(COVERAGE_SEEDS) --jobs $(WORKERS)
 
 bench: setup-java ## run the benchmark NAME, or all of them (more than half an hour)

@@ -8,9 +8,11 @@ back to a connection without TLS.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import ipaddress
+import socket
 import ssl
 import tempfile
 from dataclasses import dataclass
@@ -101,6 +103,15 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def shut_down(stream: socket.socket) -> None:
+    """End a connection from another thread: of the bytes below TLS, whose state belongs to who reads and writes."""
+    with contextlib.suppress(OSError):
+        if isinstance(stream, ssl.SSLSocket):
+            socket.socket.shutdown(stream, socket.SHUT_RDWR)
+        else:
+            stream.shutdown(socket.SHUT_RDWR)
 
 
 def _made_certificate() -> tuple[bytes, bytes]:

@@ -136,6 +136,17 @@ def a_failed_part_is_nobodys() -> AbstractContextManager[None]:  # S84
     return patched(Fetch, "wait", wait)
 
 
+def a_failure_keeps_its_reader() -> AbstractContextManager[None]:  # S83
+    def wait(self: Fetch) -> bytes | None:
+        while not self._over.wait(20):
+            pass
+        if self._error is not None:
+            raise self._error
+        return self._payload
+
+    return patched(Fetch, "wait", wait)
+
+
 @contextmanager
 def bytes_are_taken_from_where_the_run_begins() -> Iterator[None]:  # S84
     usual = ReadAhead._fetched
@@ -173,6 +184,7 @@ def bytes_are_taken_from_where_the_run_begins() -> Iterator[None]:  # S84
         ),
         (closing_gives_nothing_up, ahead_tests.test_a_closed_reader_ends_what_has_not_begun_and_can_read_on),
         (a_dropped_reader_keeps_its_room, ahead_tests.test_a_reader_that_is_dropped_gives_its_room_back),
+        (a_failure_keeps_its_reader, ahead_tests.test_a_reader_that_failed_and_is_dropped_gives_its_room_back),
         (a_fork_is_not_noticed, ahead_tests.test_a_reader_taken_through_a_fork_waits_for_nothing_of_its_parent),
         (a_closed_store_forgets_who_waits, ahead_tests.test_a_closed_store_lets_nobody_wait),
         (a_failure_of_long_ago_is_told, ahead_tests.test_a_failure_that_nobody_waited_for_is_asked_for_again),

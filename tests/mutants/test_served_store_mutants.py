@@ -29,7 +29,9 @@ from headgate.store.served.client import Client, Settled
 from headgate.store.served.connection import ServerConnection
 from headgate.store.served.served_storage import ServedStorage
 from headgate.store.serving import carrying, chunks, connections, place
+from headgate.store.serving import desk as desks
 from headgate.store.serving import server as servers
+from headgate.store.serving.checking import Checking
 from headgate.store.serving.connections import Connection
 from headgate.store.serving.news import News
 from headgate.store.serving.server import StoreServer
@@ -117,6 +119,18 @@ def an_answer_that_is_not_known_is_taken_for_never_asked() -> Iterator[None]:
 
 
 @contextmanager
+def checks_have_the_same_numbers_in_every_process() -> Iterator[None]:
+    """SS16."""
+    real = Checking.__init__
+
+    def init(self: Checking, check: Any, first: int = 1, *more: Any) -> None:
+        real(self, check, 1, *more)
+
+    with patched(Checking, "__init__", init):
+        yield
+
+
+@contextmanager
 def any_store_is_the_one_that_was_opened() -> Iterator[None]:
     """SS11."""
     with patched(place, "_number", lambda storage: "the same for all"):
@@ -186,7 +200,7 @@ def who_is_not_known_is_answered() -> Iterator[None]:
 @contextmanager
 def strangers_may_take_their_time() -> Iterator[None]:
     """SS4."""
-    with patched(StoreServer, "_end_strangers", lambda self, oldest: None), patched(access, "WAIT_S", 2):
+    with patched(StoreServer, "end_strangers", lambda self, oldest: None), patched(access, "WAIT_S", 2):
         yield
 
 
@@ -196,7 +210,7 @@ def strangers_make_no_room() -> Iterator[None]:
 
     def came(self: StoreServer, connection: Connection) -> None:
         with self._lock:
-            self._strangers[connection] = time.monotonic() + servers.GREETING_S
+            self._strangers[connection] = (time.monotonic() + desks.GREETING_S) * 1_000
         self._counting.add(connections=1)
 
     with patched(StoreServer, "came", came), patched(access, "WAIT_S", 2):
@@ -388,6 +402,11 @@ def test_sizes_that_nobody_looks_at_are_caught(
 def test_that_a_new_process_knows_nothing_is_caught(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     test = answering.test_a_server_that_is_another_one_by_now_does_not_know
     assert_caught(a_new_process_of_the_server_says_that_nothing_was_done, test, tmp_path, port, monkeypatch)
+
+
+def test_that_checks_are_told_apart_is_caught(tmp_path: Path) -> None:
+    test = verbs.test_a_check_that_was_begun_in_another_process_is_none_of_this_one
+    assert_caught(checks_have_the_same_numbers_in_every_process, test, tmp_path)
 
 
 def test_that_stores_are_told_apart_is_caught(tmp_path: Path, port: int) -> None:

@@ -213,6 +213,17 @@ def test_what_is_given_back_is_returned_again(store: Store) -> None:  # FW5
     check_order(found, range(20))
 
 
+def test_what_is_given_back_comes_before_what_other_segments_have(store: Store) -> None:  # FW5
+    write(store, *range(40))
+    follower = store.follow(STREAM)
+    segments = set()
+    while (one := follower.read(3)) is not None:
+        follower.unread(one)
+        assert follower.read(3) == one
+        segments.add(one.segment)
+    assert len(segments) > 1
+
+
 def test_only_the_latest_read_is_given_back(store: Store) -> None:  # FW5
     write(store, *range(20))
     follower = store.follow(STREAM)

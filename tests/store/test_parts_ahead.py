@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 import shutil
 import threading
@@ -315,6 +316,25 @@ def test_a_reader_that_is_dropped_gives_its_room_back(room: Room) -> None:
     del reader
     room.threads.run_all()
     assert (len(room.storage.asked), room.taken_bytes) == (asked, 0)
+
+
+def test_a_reader_that_failed_and_is_dropped_gives_its_room_back(room: Room) -> None:
+    """At once, not when the interpreter collects what refers to itself."""
+    gc.disable()
+    try:
+        reader = room.store.reader(ONE, 0)
+        path = room.paths()[4]
+        room.storage.fails = lambda asked: asked == path
+        with contextlib.suppress(StorageError):
+            all_of(reader)
+        room.storage.fails = lambda asked: False
+        assert (values(reader), values(reader)) == ([12, 13, 14], [15, 16, 17])
+        assert room.taken_bytes > 0
+        del reader
+        room.threads.run_all()
+        assert room.taken_bytes == 0
+    finally:
+        gc.enable()
 
 
 def test_a_closed_store_lets_nobody_wait(room: Room) -> None:

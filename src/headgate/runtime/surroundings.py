@@ -11,11 +11,10 @@ from __future__ import annotations
 import random
 from typing import Any, Protocol
 
-from headgate.clock import Clock
-from headgate.threads import Threads
+from headgate.around import Around
 
 
-class Surroundings(Clock, Threads, Protocol):
+class Surroundings(Around, Protocol):
     """Everything that the runtime does not do by itself."""
 
     @property
@@ -26,21 +25,8 @@ class Surroundings(Clock, Threads, Protocol):
     def random(self) -> random.Random:
         """Chance: for jitter, never for secrets."""
 
-    def sleep(self, seconds: float) -> None:
-        """Let this thread pause."""
-
-    def token(self, size_bytes: int) -> bytes:
-        """Return bytes that nobody can guess."""
-
     def listen(self, host: str, port: int) -> Any:
         """Return a listening TCP socket (``socket.socket``); ``port`` 0: any.
-
-        Raises:
-            OSError
-        """
-
-    def connect(self, host: str, port: int, timeout_seconds: float) -> Any:
-        """Return a connected TCP socket (``socket.socket``).
 
         Raises:
             OSError

@@ -33,7 +33,7 @@ from headgate.sim.kinds import (
     timed,
 )
 from headgate.sim.product.run import Result, run_seed
-from headgate.sim.streams import grouped, groups, sharing, streams
+from headgate.sim.streams import afar, following, grouped, groups, sharing, streams
 
 KINDS: dict[str, Callable[..., Result]] = {
     "streams": streams.run_seed,
@@ -58,6 +58,8 @@ KINDS: dict[str, Callable[..., Result]] = {
     "groups": groups.run_seed,
     "sharing": sharing.run_seed,
     "grouped": grouped.run_seed,
+    "following": following.run_seed,
+    "afar": afar.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -98,6 +100,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--groups", action="store_true", help="readers that share streams as a group")
     parser.add_argument("--sharing", action="store_true", help="transactions of a stream that two processes share")
     parser.add_argument("--grouped", action="store_true", help="pipelines whose subtasks share a stream by a group")
+    parser.add_argument("--following", action="store_true", help="programs that follow a stream and wait")
+    parser.add_argument("--afar", action="store_true", help="programs whose store is on an object store or a server")
     chosen = parser.parse_args(arguments)
     logging.getLogger("headgate").addHandler(logging.NullHandler())  # a seed tells its story elsewhere
     if chosen.coverage:

@@ -53,8 +53,12 @@ class Fetch:
         """
         while not self._over.wait(SIGNAL_S):
             pass
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # else it would keep this frame, and its callers' frames their reader, until a collection
         return self._payload
 
     def let_go(self) -> None:
@@ -109,6 +113,12 @@ class Fetching:
     def process_id(self) -> int:
         """Whose fetches these are: what was begun in another process never ends."""
         return self._threads.process_id
+
+    @property
+    def taken_bytes(self) -> int:
+        """What is on its way in this process, or was not read yet."""
+        here = self._here.get(self.process_id)
+        return 0 if here is None else here[1].taken_bytes
 
     def begin(self, storage: Storage, path: str, offset: int, size_bytes: int) -> Fetch | None:
         """Have bytes fetched; None: there is no room, or no thread, so whoever needs them asks for them himself."""

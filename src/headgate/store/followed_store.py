@@ -1,6 +1,6 @@
 """Whole streams as one program reads them: the part of a store that begins somewhere and reads on.
 
-Counterpart: ``store.Store``, which is all of this too; ``following.StreamFollower``. Source: rules FW1 to FW7 of
+Counterpart: ``store.Store``, which is all of this too; ``following.StreamFollower``. Source: rules FW1 to FW8 of
 docs/spec/stream-clients.md.
 """
 

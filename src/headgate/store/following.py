@@ -1,7 +1,7 @@
 """A reader of a whole stream: each event once, those of a key in order, also while the stream is scaled.
 
 Counterparts: ``followed_store.FollowedStore`` makes it; ``protocol.store.reading_order`` says what may be read.
-Source: rules FW1 to FW7 of docs/spec/stream-clients.md. Never keeps anything in the store: it is nobody's reader group.
+Source: rules FW1 to FW8 of docs/spec/stream-clients.md. Never keeps anything in the store: it is nobody's reader group.
 """
 
 from __future__ import annotations
@@ -132,6 +132,7 @@ class StreamFollower:
         if found is not self._returned:
             raise UsageError(f"only what the latest read of stream '{self.stream.name}' returned can be taken back")
         self._returned = None
+        self._latest = found.segment - 1  # so that it is this segment's turn again
         self._readers.pop(found.segment, None)
         self._places[found.segment] = Place(found.position, self._places[found.segment].end)
 

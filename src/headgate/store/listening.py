@@ -6,11 +6,12 @@ docs/spec/shared-store.md, SS12 of docs/spec/served-store.md. Never says that no
 
 from __future__ import annotations
 
-import threading
-import time
 from abc import ABC, abstractmethod
 
-LOOK_S = 0.05
+from headgate.around import SYSTEM_AROUND, Around
+from headgate.threads import Thread
+
+LOOK_MS = 50
 """While nothing can be heard, readers look for themselves, so often."""
 
 PAUSES_S = (0.05, 2.0)
@@ -23,16 +24,17 @@ START_S = 5.0
 class Listening(ABC):
     """A thread that listens on a connection of its own, from the first question on."""
 
-    def __init__(self, thread_name: str, first: int = 0) -> None:
+    def __init__(self, thread_name: str, first: int = 0, around: Around = SYSTEM_AROUND) -> None:
         """No number is as low as ``first``."""
         self._thread_name = thread_name
-        self._lock = threading.Lock()
+        self._around = around
+        self._lock = around.lock()
         self._number = first + 1
         self._hears = False
-        self._looked_s = 0.0
-        self._tried = threading.Event()
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._looked_ms = -LOOK_MS
+        self._tried = around.event()
+        self._closing = around.event()
+        self._thread: Thread | None = None
 
     @property
     def number(self) -> int:
@@ -46,9 +48,9 @@ class Listening(ABC):
             self._tried.wait(START_S)
         if not self._hears:
             with self._lock:
-                now_s = time.monotonic()
-                if now_s - self._looked_s >= LOOK_S:
-                    self._looked_s = now_s
+                now_ms = self._around.monotonic_ms()
+                if now_ms - self._looked_ms >= LOOK_MS:
+                    self._looked_ms = now_ms
                     self._number += 1
         return self._number
 
@@ -71,7 +73,7 @@ class Listening(ABC):
         with self._lock:
             if self._thread is None:
                 self._tried.clear()
-                self._thread = threading.Thread(target=self._run, name=self._thread_name, daemon=True)
+                self._thread = self._around.thread(self._run, self._thread_name)
                 self._thread.start()
 
     def _run(self) -> None:

@@ -25,6 +25,7 @@ from headgate.store.served.client import Client
 from headgate.store.served.connection import Question
 from headgate.store.served.greeting import tokens_of
 from headgate.store.serving import connections
+from headgate.store.serving import desk as desks
 from headgate.store.serving import server as servers
 from headgate.store.serving.server import ServerOptions, StoreServer
 from headgate.store.store import Store
@@ -96,7 +97,7 @@ def test_a_wrong_token_is_refused_in_one_sentence(
 
 
 def test_a_token_that_was_taken_out_is_right_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SS2
-    monkeypatch.setattr(servers, "TOKENS_LOOK_S", 0.0)
+    monkeypatch.setattr(desks, "TOKENS_LOOK_S", 0.0)
     file, mine = tmp_path / "server", tmp_path / "client"
     file.write_text(TOKEN)
     mine.write_text(TOKEN)
@@ -257,7 +258,7 @@ def test_who_is_not_known_is_told_nothing(guarded: StoreServer, sent: bytes, sta
 
 
 def test_a_stranger_that_takes_too_long_is_closed(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS4
-    monkeypatch.setattr(servers, "GREETING_S", 0.3)
+    monkeypatch.setattr(desks, "GREETING_S", 0.3)
     with closing(socket.create_connection(("127.0.0.1", server.address.port), WAIT_S)) as stream:
         deadline_s = time.monotonic() + WAIT_S
         stream.setblocking(False)
@@ -271,14 +272,14 @@ def test_a_stranger_that_takes_too_long_is_closed(server: StoreServer, monkeypat
             except OSError:
                 is_open = False
         assert not is_open
-    monkeypatch.setattr(servers, "GREETING_S", WAIT_S)  # who greets may be as slow as the machine
+    monkeypatch.setattr(desks, "GREETING_S", WAIT_S)  # who greets may be as slow as the machine
     with Store.open(server.address.url) as store:
         assert store.find(STREAM)
 
 
 def test_a_flood_of_strangers_keeps_no_client_out(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS4
-    monkeypatch.setattr(servers, "STRANGERS_MAX", 3)
-    monkeypatch.setattr(servers, "GREETING_S", 2 * WAIT_S)  # who is closed has made room
+    monkeypatch.setattr(desks, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(desks, "GREETING_S", 2 * WAIT_S)  # who is closed has made room
     monkeypatch.setattr(connections.Connection, "timeout", 2 * WAIT_S)
     came = threading.Semaphore(0)
     monkeypatch.setattr(server, "came", lambda connection: (StoreServer.came(server, connection), came.release()))

@@ -28,6 +28,7 @@ from headgate.store.catalogue.tables import CATALOGUE_VERSION
 from headgate.store.served import client as clients
 from headgate.store.served import connection as asking
 from headgate.store.served.address import parse_address
+from headgate.store.served.checked import CHECK, CheckAsked, Checked
 from headgate.store.served.client import Client
 from headgate.store.served.connection import Answer, Question
 from headgate.store.served.failures import decode_failure, encode_failure
@@ -341,6 +342,19 @@ def test_a_check_that_ends_in_a_mistake_is_no_sound_store(server: StoreServer, m
         pytest.raises(StorageError, match="the server made a mistake: TypeError"),
     ):
         store.fsck()
+
+
+def test_a_check_that_was_begun_in_another_process_is_none_of_this_one(tmp_path: Path) -> None:  # SS16
+    """Of a server that was started again: else its client would be told what others had checked, and how."""
+
+    def begun(*, verify_events: bool) -> int:
+        answers = Answers(memory_catalogue("memory"), LocalStorage(tmp_path), "", Counting())
+        status, found = answers.answer(CHECK, None, encode(CheckAsked(0, verify_events)))
+        answers.close()
+        assert status == 200
+        return decode(found, Checked).number
+
+    assert begun(verify_events=True) != begun(verify_events=False)
 
 
 def test_the_date_is_that_of_the_servers_machine(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS13

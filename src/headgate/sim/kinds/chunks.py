@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from headgate.sim.kinds.expiring import ExpiringRun
-from headgate.sim.kinds.replacing import replaced
 from headgate.sim.kinds.timed import TimedRun
+from headgate.sim.machine.replacing import replaced
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.typed import TYPED
 from headgate.sim.product.workloads import WORKLOADS, Branches, Job

@@ -13,9 +13,9 @@ from typing import Any
 
 from headgate.model.config import RocksState
 from headgate.sim.kinds.expiring import ExpiringRun
-from headgate.sim.kinds.replacing import replaced
 from headgate.sim.kinds.timed import TimedRun
 from headgate.sim.machine.faults import Fault
+from headgate.sim.machine.replacing import replaced
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.world import Violation
 from headgate.state.rocksdb import increments

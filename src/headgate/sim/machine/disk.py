@@ -7,7 +7,7 @@ A ``Disk`` is what is stored; a ``SimStorage`` is one process's way to it, with 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -45,6 +45,8 @@ class Disk:
         self.name = name
         self.objects: dict[str, Stored] = {}
         self.watchers: list[Watcher] = []
+        self.is_afar = False
+        """Whether each request travels (O27): readers of the store fetch ahead."""
         self.names = random.Random(f"names on {name}")
         """Names are random, and decide nothing: they have a stream of their own."""
 
@@ -94,14 +96,14 @@ class SimStorage:
 
     @property
     def is_afar(self) -> bool:
-        """Requests take as long as they take, one by one: seeds decide when."""
-        return False
+        """See ``Storage``."""
+        return self._disk.is_afar
 
     def draw_name(self, size_bytes: int) -> str:
         """See ``Storage``; no two of one disk are equal."""
         return self._disk.names.randbytes(size_bytes).hex()
 
-    def put(self, path: str, parts: Sequence[Bytes]) -> None:
+    def put(self, path: str, parts: Iterable[Bytes]) -> None:
         """See ``Storage``."""
         data = b"".join(parts)
         self._begin("put", checked_path(path), Fault.PUT_FAILS)
@@ -110,7 +112,7 @@ class SimStorage:
         self._may_land_late("put", path, lambda: self._disk.write(path, Stored(data)))
         self._store(path, data)
 
-    def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
+    def put_if_absent(self, path: str, parts: Iterable[Bytes]) -> None:
         """See ``Storage``."""
         data = b"".join(parts)
         self._begin("put_if_absent", checked_path(path), Fault.PUT_FAILS)
@@ -134,6 +136,12 @@ class SimStorage:
     def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
         """See ``Storage``."""
         return self.get(path)[offset : offset + size_bytes]
+
+    def make_durable(self, path: str) -> None:
+        """See ``LocalStorage``."""
+        if path not in self._disk.objects:
+            raise NotFound(path)
+        self._sync(path)
 
     def list(self, prefix: str) -> list[str]:
         """See ``Storage``."""

@@ -1,12 +1,13 @@
 """TCP between simulated processes: in order, with delays, bounded buffers, and ends of all kinds.
 
-A ``SimSocket`` has the methods of ``socket.socket`` that ``runtime.wire.connection`` and ``runtime.wire.byte_streams``
-use. What dies with its process is closed by the simulated system; what is cut off falls silent, until the time is over
-for which the product bears silence.
+A ``SimSocket`` has the methods of ``socket.socket`` that ``runtime.wire`` uses, and HTTP's client and server do. What
+dies with its process is closed by the simulated system; what is cut off falls silent, until the time is over for which
+the product bears silence.
 """
 
 from __future__ import annotations
 
+import io
 from collections import deque
 from collections.abc import Sequence
 from socket import IPPROTO_TCP, TCP_USER_TIMEOUT
@@ -40,11 +41,11 @@ class Network:
         ports = [f"port {port}" for port, server in self.listening.items() if server.process is process]
         return ports + [f"a connection to port {end.port}" for end in self.open if end.process is process]
 
-    def listen(self, process: SimProcess) -> SimServer:
-        """Open a port."""
-        self._ports += 1
-        server = SimServer(self, process, self._ports)
-        self.listening[self._ports] = server
+    def listen(self, process: SimProcess, port: int = 0) -> SimServer:
+        """Open a port; 0: one that nobody has had."""
+        self._ports += not port
+        server = SimServer(self, process, port or self._ports)
+        self.listening[port or self._ports] = server
         process.closers.append(server.close)
         return server
 
@@ -113,7 +114,8 @@ class SimServer:
     def close(self) -> None:
         """Close the port; connections that nobody has accepted are reset, as the system does."""
         self._is_closed = True
-        self._network.listening.pop(self._port, None)
+        if self._network.listening.get(self._port) is self:
+            del self._network.listening[self._port]
         while self._arrived:
             socket = self._arrived.popleft()
             socket.reset()
@@ -147,6 +149,8 @@ class SimSocket:
         self._silence_ms_max: int | None = None
         self._reading: Task | None = None
         self._writing: list[Task] = []
+        self._files_count = 0
+        self._is_unwanted = False
 
     # -- what the product calls -----------------------------------------------------------------------------------
 
@@ -216,8 +220,24 @@ class SimSocket:
         """End the connection for both sides; whoever waits here goes on."""
         self._finish()
 
+    def makefile(self, mode: str, buffering: int = -1) -> io.BufferedReader | io.BufferedWriter:
+        """Return what reads from it, or writes to it; as long as that is open, so is the connection."""
+        self._files_count += 1
+        return io.BufferedReader(_File(self)) if "r" in mode else io.BufferedWriter(_File(self))
+
+    def file_closed(self) -> None:
+        """One of those is closed."""
+        self._files_count -= 1
+        if self._is_unwanted:
+            self.close()
+
     def close(self) -> None:
-        """End the connection and forget it."""
+        """End the connection and forget it, or when its files are closed."""
+        self._is_unwanted = True
+        if not self._files_count or not self.process.is_alive:
+            self._close()
+
+    def _close(self) -> None:
         self._finish()
         if self in self._network.open:
             self._network.open.remove(self)
@@ -320,3 +340,33 @@ class SimSocket:
         writing, self._writing = self._writing, []
         for task in writing:
             self._network.tasks.wake(task)
+
+
+class _File(io.RawIOBase):
+    """A socket as a file, for what reads lines."""
+
+    def __init__(self, stream: SimSocket) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def readable(self) -> bool:
+        """For ``io.BufferedReader``."""
+        return True
+
+    def writable(self) -> bool:
+        """For ``io.BufferedWriter``."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Receive."""
+        return self._stream.recv_into(buffer)
+
+    def write(self, data: Any) -> int:
+        """Send."""
+        return self._stream.sendmsg([memoryview(data)])
+
+    def close(self) -> None:
+        """Say so."""
+        if not self.closed:
+            super().close()
+            self._stream.file_closed()

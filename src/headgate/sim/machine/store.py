@@ -68,6 +68,10 @@ class SimStores:
         self.wall_shift_ms = 0
         """By how much somebody has set the date for those who open a store from now on."""
 
+    def asking(self) -> str:
+        """Return the process that asks for what happens now."""
+        return self._disk("store").tasks.current.process.name
+
     def behind(self, name: str) -> Catalogue:
         """Return the catalogue of a store, as nobody sees it: at once, and without faults."""
         if name not in self._catalogues:
@@ -80,8 +84,9 @@ class SimStores:
         catalogue = cast(Catalogue, SimCatalogue(disk, self.behind(name)))
         here = SimThreads(disk.tasks.current.process, disk.tasks)
         here.wall_shift_ms = self.wall_shift_ms
-        return Store(f"sim://{name}", catalogue, SimStorage(disk), new_name=self._new_name, threads=here, clock=here)
+        return Store(f"sim://{name}", catalogue, SimStorage(disk), new_name=self.new_name, threads=here, clock=here)
 
-    def _new_name(self) -> str:
+    def new_name(self) -> str:
+        """Return a name that nothing has."""
         self._names_count += 1
         return f"{self._names_count:032x}"

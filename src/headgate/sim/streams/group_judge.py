@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from headgate.protocol.store.group_claims import Claim
 from headgate.protocol.store.reader_group import (
     CheckpointAsked,
     CheckpointForgotten,
@@ -64,6 +65,8 @@ class GroupJudge:
         self._lives: dict[str, _Life] = {}
         self._of: dict[str, str] = {}
         self._open: dict[str, _Open] = {}
+        self._given_up: dict[str, set[str]] = {}
+        """Who owed what was given up: they may hear of that a while later."""
 
     def fail(self, rule: str, problem: str) -> None:
         """Note what was violated first."""
@@ -90,7 +93,8 @@ class GroupJudge:
                 if before.checkpoint(event.name) is None:
                     self._open[event.name] = _Open(set(self._lives), set(self.read))
             case CheckpointForgotten():
-                self._open.pop(event.name, None)
+                if event.name in self._open:
+                    self._given_up[event.name] = self._open.pop(event.name).owed
             case _:
                 pass
         self._bury(after)
@@ -126,7 +130,8 @@ class GroupJudge:
     def on_told(self, process: str, checkpoint: str) -> None:
         """A reader returned the marker of a checkpoint."""
         token, found = self._of[process], self._open.get(checkpoint)
-        if token in self._lives and (found is None or token not in found.owed):
+        owed = self._given_up.get(checkpoint, set()) if found is None else found.owed
+        if token in self._lives and token not in owed:
             self.fail("RG8", f"{self._lives[token].reader} has a marker of {checkpoint}, which it does not owe")
 
     def check(self, ends: Mapping[str, Sequence[int]]) -> None:
@@ -205,9 +210,11 @@ class WatchedCatalogue:
     def __getattr__(self, verb: str) -> Any:
         return getattr(self._behind, verb)
 
-    def create_group(self, name: str, streams: Sequence[str], start: GroupStart, kept: int) -> GroupFound:
+    def create_group(
+        self, name: str, streams: Sequence[str], start: GroupStart, kept: int, claim: Claim | None = None
+    ) -> GroupFound:
         """See ``Catalogue``."""
-        found = self._behind.create_group(name, streams, start, kept)
+        found = self._behind.create_group(name, streams, start, kept, claim)
         self._judge.on_made()
         return found
 
@@ -218,9 +225,11 @@ class WatchedCatalogue:
         self._judge.on_changed(event, before, found.group, self._process())
         return found
 
-    def reset_group(self, name: str, token: str, start: GroupStart, checkpoint: str | None) -> GroupFound:
+    def reset_group(
+        self, name: str, token: str, start: GroupStart, checkpoint: str | None, claim: Claim | None = None
+    ) -> GroupFound:
         """See ``Catalogue``."""
         before = self._behind.find_group(name).group
-        found = self._behind.reset_group(name, token, start, checkpoint)
+        found = self._behind.reset_group(name, token, start, checkpoint, claim)
         self._judge.on_reset(checkpoint, before, found.group)
         return found

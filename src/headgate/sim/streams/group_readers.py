@@ -32,11 +32,22 @@ PATIENCE_MS = 60_000
 
 
 class Around(Protocol):
-    """What programs are in: ``groups.GroupRun``."""
+    """What programs are in: a ``places.PlacesRun``."""
 
     world: World
     tasks: Tasks
     faults: Faults
+
+    def fail(self, rule: str, problem: str) -> None:
+        """Note what was violated first."""
+
+    def on_work_done(self, process: SimProcess) -> None:
+        """A program has done its work, and is about to end."""
+
+
+class AroundGroup(Around, Protocol):
+    """What readers of a group are in: ``groups.GroupRun``."""
+
     judge: GroupJudge
 
     def group(self, store: Store) -> ReaderGroup:
@@ -83,12 +94,13 @@ class Place:
             try:
                 self.is_done = self._work(process) or self.is_done
             except TruncatedError as error:
-                self._run.judge.fail("RG17", str(error))
+                self._run.fail("RG17", str(error))
             except HeadgateError as error:
                 self._run.world.tell(process.name, str(error))
                 if self._is_over(process, error):
                     break
                 self._run.tasks.park(self._rng.randint(1, 50))
+        self._run.on_work_done(process)
         process.end(0)
 
     def _work(self, process: SimProcess) -> bool:
@@ -107,9 +119,9 @@ class Writer(Place):
         super().__init__(run, f"writer-{stream}", rng)
         self.stream = stream
         count = rng.choice((0, 40, 120, 200))
-        self._batches = [[(rng.randrange(KEYS), n) for n in range(at, at + 5)] for at in range(0, count, 5)]
+        self.batches = [[(rng.randrange(KEYS), n) for n in range(at, at + 5)] for at in range(0, count, 5)]
         self._pause_ms = rng.choice((10, 40, 150))
-        self._by_transaction = {n for n in range(len(self._batches)) if rng.random() < 0.3}
+        self._by_transaction = {n for n in range(len(self.batches)) if rng.random() < 0.3}
 
     def _work(self, process: SimProcess) -> bool:
         store, epoch = Store.shared(STORE), self._starts_count
@@ -119,20 +131,25 @@ class Writer(Place):
         done = self._decided(store, owner, epoch)
         writer = store.writer(self.stream, writer_id=owner, epoch=epoch, linger=None)
         appended = 0
-        for number, events in enumerate(self._batches):
+        for number, events in enumerate(self.batches):
             rows = [dict(zip(SCHEMA.names, event, strict=True)) for event in events]
             batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
             if number in self._by_transaction:
                 if number not in done:
                     self._transact(store, owner, epoch, f"{number}.{epoch}", batch)
+                self._on_durable(number)
                 continue
             appended += 1
             if appended >= writer.next_sequence:
                 writer.append(batch, sequence=appended)
                 writer.flush()
                 self._run.tasks.park(self._rng.randint(1, self._pause_ms))
+            self._on_durable(number)
         store.seal(self.stream)
         return True
+
+    def _on_durable(self, number: int) -> None:
+        """All batches up to this one are in the stream."""
 
     def _decided(self, store: Store, owner: str, epoch: int) -> set[int]:
         """Keep former lives from writing, and commit what they had prepared; return what is committed."""
@@ -154,8 +171,9 @@ class Writer(Place):
 class Member(Place):
     """Reads as one of the group until nothing is left."""
 
-    def __init__(self, run: Around, number: int, rng: random.Random) -> None:
+    def __init__(self, run: AroundGroup, number: int, rng: random.Random) -> None:
         super().__init__(run, f"reader{number}", rng)
+        self._group_run = run
         self._lease_ms = rng.choice((150, 400, 1_000))
         self._commit_every = rng.choice((None, None, "0ms", "20ms", "300ms"))
         self._busy_ms = rng.choice((None, 3 * self._lease_ms))
@@ -169,7 +187,7 @@ class Member(Place):
         return self._lease_ms
 
     def _work(self, process: SimProcess) -> bool:
-        run = self._run
+        run = self._group_run
         if run.is_over():
             return True
         group = run.group(Store.shared(STORE))
@@ -194,7 +212,7 @@ class Member(Place):
     def _read(self, process: SimProcess, reader: GroupReader) -> None:
         """Read until there is nothing left, or it likes to leave."""
         rng = self._rng
-        while not (reader.has_ended and self._run.is_over()):
+        while not (reader.has_ended and self._group_run.is_over()):
             try:
                 self._step(process, reader)
             except (StorageError, CorruptionError):
@@ -209,7 +227,7 @@ class Member(Place):
         self._again(lambda: reader.leave(commits=commits))
 
     def _step(self, process: SimProcess, reader: GroupReader) -> None:
-        judge, rng = self._run.judge, self._rng
+        judge, rng = self._group_run.judge, self._rng
         match reader.read(self._rows_max, timeout=f"{self._waits_ms}ms"):
             case GroupEvents() as found:
                 judge.on_returned(process.name, found)

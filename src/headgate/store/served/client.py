@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import http.client
 import os
-import secrets
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from headgate.around import SYSTEM_AROUND, Around
 from headgate.errors import StorageError
 from headgate.storage.base import Bytes
 from headgate.store.served.address import CA_FILE_VARIABLE, Address
@@ -74,16 +72,17 @@ class _Lost:
 class Client:
     """One process's way to a server; safe from several threads, and usable again after a fork."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, around: Around = SYSTEM_AROUND) -> None:
         self.address = address
+        self.around = around
         self.patience_s = OPENING_PATIENCE_S
         self._facts: Facts | None = None
         self._begin_in_this_process()
 
     def _begin_in_this_process(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._idle: list[tuple[float, ServerConnection]] = []
+        self._pid = self.around.process_id
+        self._lock = self.around.lock()
+        self._idle: list[tuple[int, ServerConnection]] = []
         self._unsettled: list[_Lost] = []
 
     @property
@@ -114,16 +113,17 @@ class Client:
             Exception: what the verb raised there.
         """
         self._notice_fork()
-        deadline_s, pause_s = time.monotonic() + self.patience_s, PAUSES_S[0]
+        around, pause_s = self.around, PAUSES_S[0]
+        deadline_ms = around.monotonic_ms() + self.patience_s * 1_000
         while True:
             try:
-                return self._understood(self._asked(question, is_once, deadline_s))
+                return self._understood(self._asked(question, is_once, deadline_ms))
             except UnreachableError as error:
-                if time.monotonic() + pause_s >= deadline_s:
+                if around.monotonic_ms() + pause_s * 1_000 >= deadline_ms:
                     raise StorageError("reach", self.url, str(error)) from error
             except RefusedError as error:
                 raise StorageError("use", self.url, str(error), is_transient=False) from error
-            time.sleep(pause_s)
+            around.sleep(pause_s)
             pause_s = min(2 * pause_s, PAUSES_S[1])
 
     def connect(self) -> ServerConnection:
@@ -132,8 +132,8 @@ class Client:
         Raises:
             UnreachableError, RefusedError
         """
-        tokens = tokens_of()
-        made = ServerConnection(self.address, tokens[0] if tokens else None, os.environ.get(CA_FILE_VARIABLE, ""))
+        token, ca_file = next(iter(tokens_of()), None), os.environ.get(CA_FILE_VARIABLE, "")
+        made = ServerConnection(self.address, token, ca_file, self.around)
         with self._lock:
             known = self._facts
             if known is None or known.store == made.facts.store:
@@ -150,16 +150,16 @@ class Client:
         for _, connection in idle:
             connection.close()
 
-    def _asked(self, question: Question, is_once: bool, deadline_s: float) -> Answer:
+    def _asked(self, question: Question, is_once: bool, deadline_ms: float) -> Answer:
         connection = self._settled_connection()
-        name = secrets.token_hex(16)
+        name = self.around.token(16).hex()
         named = {**(question.headers or {}), REQUEST_HEADER: name} if is_once else question.headers
         try:
             answer = connection.ask(Question(question.method, question.path, question.parts, named))
         except ConnectionLostError as error:
             if not is_once:
                 raise UnreachableError(str(error)) from error
-            return self._outcome(_Lost(name, connection.facts.instance), deadline_s, error)
+            return self._outcome(_Lost(name, connection.facts.instance), deadline_ms, error)
         if answer.status in (http.client.FORBIDDEN, http.client.SERVICE_UNAVAILABLE):
             connection.close()  # another one may be taken
         else:
@@ -182,7 +182,7 @@ class Client:
         said = answer.data.decode(errors="replace")
         raise StorageError("use", self.url, said or f"status {answer.status}", is_transient=False)
 
-    def _outcome(self, lost: _Lost, deadline_s: float, cause: Exception) -> Answer:
+    def _outcome(self, lost: _Lost, deadline_ms: float, cause: Exception) -> Answer:
         """Return the answer that was lost.
 
         Raises:
@@ -192,13 +192,13 @@ class Client:
         with self._lock:
             self._unsettled.append(lost)
         pause_s = PAUSES_S[0]
-        while time.monotonic() < deadline_s:
+        while self.around.monotonic_ms() < deadline_ms:
             try:
                 connection = self._taken()
                 settled = self._settled(connection, lost)
                 self._put_back(connection)
             except UnreachableError:
-                time.sleep(pause_s)
+                self.around.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSES_S[1])
                 continue
             except RefusedError:
@@ -246,8 +246,8 @@ class Client:
         old: list[ServerConnection] = []
         with self._lock:
             while self._idle:
-                since_s, connection = self._idle.pop()
-                if time.monotonic() - since_s < IDLE_S:
+                since_ms, connection = self._idle.pop()
+                if self.around.monotonic_ms() - since_ms < IDLE_S * 1_000:
                     return connection
                 old.append(connection)
         for connection in old:
@@ -257,13 +257,13 @@ class Client:
     def _put_back(self, connection: ServerConnection) -> None:
         with self._lock:
             if connection.is_open and len(self._idle) < IDLE_MAX:
-                self._idle.append((time.monotonic(), connection))
+                self._idle.append((self.around.monotonic_ms(), connection))
                 return
         connection.close()
 
     def _notice_fork(self) -> None:
         """Make connections and locks anew in a child (SS19): before any lock, the parent may hold one."""
-        if os.getpid() != self._pid:
+        if self.around.process_id != self._pid:
             inherited = self._idle
             self._begin_in_this_process()
             for _, connection in inherited:

@@ -6,15 +6,14 @@ that is ``client``'s, who knows what may be repeated.
 
 from __future__ import annotations
 
-import contextlib
 import http.client
-import secrets
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from headgate.around import SYSTEM_AROUND, Around
 from headgate.codec.handshake import NONCE_BYTES, ClientHandshake, Purpose
 from headgate.errors import ProtocolViolation
 from headgate.model.security import SecurityConfig
@@ -33,7 +32,7 @@ from headgate.store.served.greeting import (
 )
 from headgate.store.served.values import checksum_of, decode
 from headgate.store.served.verbs import PROTOCOL_VERSION
-from headgate.tls import Tls
+from headgate.tls import Tls, shut_down
 
 CONNECT_S = 10.0
 ANSWER_S = 120.0
@@ -81,7 +80,7 @@ class Answer:
 class ServerConnection:
     """A connection that both ends know each other on. One thread at a time."""
 
-    def __init__(self, address: Address, token: bytes | None, ca_file: str) -> None:
+    def __init__(self, address: Address, token: bytes | None, ca_file: str, around: Around = SYSTEM_AROUND) -> None:
         """Connect and greet.
 
         Raises:
@@ -89,18 +88,18 @@ class ServerConnection:
             UsageError: the user's authority cannot be used.
         """
         self._last: http.client.HTTPResponse | None = None
+        self._around = around
         context = Tls(SecurityConfig(tls=address.is_tls, ca_file=ca_file)).client(address.host)
-        self._http: http.client.HTTPConnection = (
-            http.client.HTTPConnection(address.host, address.port, timeout=CONNECT_S)
-            if context is None
-            else http.client.HTTPSConnection(address.host, address.port, timeout=CONNECT_S, context=context)
-        )
+        self._http = http.client.HTTPConnection(address.host, address.port)
+        self._http.auto_open = 0  # a connection that opened itself would not be greeted
         try:
-            self._http.connect()
-            self._http.auto_open = 0  # a connection that opened itself would not be greeted
-            _tune(self._http.sock)
+            stream = self._http.sock = around.connect(address.host, address.port, CONNECT_S)
+            stream.settimeout(CONNECT_S)  # of the greeting, too
+            _tune(stream)
+            if context is not None:
+                stream = self._http.sock = context.wrap_socket(stream, server_hostname=address.host)
             self.facts = self._greet(token, is_tls=address.is_tls)
-            self._http.sock.settimeout(ANSWER_S)
+            stream.settimeout(ANSWER_S)
         except ssl.SSLError as error:
             self.close()
             raise RefusedError(f"no encrypted connection can be made: {error.reason or error}") from error
@@ -135,8 +134,7 @@ class ServerConnection:
         """Have whoever waits for an answer get an error, from another thread."""
         stream = self._http.sock
         if stream is not None:
-            with contextlib.suppress(OSError):
-                socket.socket.shutdown(stream, socket.SHUT_RDWR)  # of the bytes below TLS
+            shut_down(stream)
 
     def close(self) -> None:
         """Let go of it."""
@@ -161,7 +159,7 @@ class ServerConnection:
 
     def _greet(self, token: bytes | None, *, is_tls: bool) -> Facts:
         """Show each other that both know the token (CN1); without one, the same steps with what everybody knows."""
-        nonce = secrets.token_bytes(NONCE_BYTES)
+        nonce = self._around.token(NONCE_BYTES)
         machine = ClientHandshake(token or NO_TOKEN, Purpose.STORE, nonce, is_tls=is_tls)
         if isinstance(self._http.sock, ssl.SSLSocket):
             machine.bind(self._http.sock.getpeercert(binary_form=True) or b"")

@@ -6,7 +6,6 @@ Counterpart: ``serving.news``, which answers when there is something to tell. So
 from __future__ import annotations
 
 import http.client
-import os
 
 import msgspec
 
@@ -17,6 +16,7 @@ from headgate.store.served.connection import ConnectionLostError, RefusedError, 
 from headgate.store.served.values import decode
 
 NEWS = "/news"
+THREAD = "headgate-store-hearing"
 
 _CHANGES_OF_A_PROCESS = 1 << 32
 
@@ -36,8 +36,8 @@ class Hearing(Listening):
         self._begin_in_this_process(0)
 
     def _begin_in_this_process(self, first: int) -> None:
-        super().__init__("headgate-store-hearing", first)
-        self._pid = os.getpid()
+        super().__init__(THREAD, first, self._client.around)
+        self._pid = self._client.around.process_id
         self._connection: ServerConnection | None = None
 
     def changes(self) -> int:
@@ -94,5 +94,5 @@ class Hearing(Listening):
 
     def _notice_fork(self) -> None:
         """Listen anew in a child: before any lock, the parent may hold one (SS19)."""
-        if os.getpid() != self._pid:
+        if self._client.around.process_id != self._pid:
             self._begin_in_this_process(self._number + _CHANGES_OF_A_PROCESS)

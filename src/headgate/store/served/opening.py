@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+from headgate.around import SYSTEM_AROUND, Around
 from headgate.clock import Clock
 from headgate.errors import StorageError, UsageError
 from headgate.storage.base import Storage
@@ -33,14 +34,14 @@ class Served:
         self.catalogue.close()
 
 
-def open_served(url: str) -> Served:
+def open_served(url: str, around: Around = SYSTEM_AROUND) -> Served:
     """Return the store behind the server at ``url``.
 
     Raises:
         UsageError: the server does not let us in, or is none.
         StorageError: it cannot be reached.
     """
-    client = Client(parse_address(url))
+    client = Client(parse_address(url), around)
     try:
         client.facts()
     except StorageError as error:
@@ -49,4 +50,4 @@ def open_served(url: str) -> Served:
         raise UsageError(f"stream store at {url} cannot be opened: {error.cause}") from error
     client.patience_s = clients.PATIENCE_S
     catalogue = ServedCatalogue(client)
-    return Served(cast(Catalogue, catalogue), ServedStorage(client), ServerDate(catalogue.date_ms))
+    return Served(cast(Catalogue, catalogue), ServedStorage(client), ServerDate(catalogue.date_ms, around))

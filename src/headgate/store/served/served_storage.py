@@ -6,7 +6,6 @@ docs/spec/served-store.md.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +47,7 @@ class ServedStorage:
 
     def draw_name(self, size_bytes: int) -> str:
         """See ``Storage``."""
-        return secrets.token_hex(size_bytes)
+        return self._client.around.token(size_bytes).hex()
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """See ``Storage``. The same bytes again are the same: an answer that is lost is asked for again."""

@@ -10,9 +10,9 @@ import http
 import logging
 from collections.abc import Callable, Iterable
 
-from headgate.clock import SYSTEM_CLOCK, Clock
+from headgate.around import SYSTEM_AROUND, Around
+from headgate.clock import Clock
 from headgate.errors import ProtocolViolation
-from headgate.storage.local import LocalStorage
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.fsck import check_store
 from headgate.store.served.checked import CHECK, CheckAsked
@@ -24,7 +24,7 @@ from headgate.store.served.values import decode, encode
 from headgate.store.served.verbs import OF_THE_CATALOGUE, READING
 from headgate.store.serving.carrying import Carrying
 from headgate.store.serving.checking import Checking
-from headgate.store.serving.chunks import IncompleteError, Range
+from headgate.store.serving.chunks import ChunkStorage, IncompleteError, Range
 from headgate.store.serving.counting import Counting
 from headgate.store.serving.news import News
 from headgate.store.serving.settling import Settling, VoidError
@@ -48,20 +48,21 @@ class Answers:
     def __init__(
         self,
         catalogue: Catalogue,
-        storage: LocalStorage,
+        storage: ChunkStorage,
         instance: str,
         counting: Counting,
-        clock: Clock = SYSTEM_CLOCK,
+        around: Around = SYSTEM_AROUND,
     ) -> None:
         self._catalogue = catalogue
         self._storage = storage
         self._instance = instance
         self._counting = counting
-        self._clock = clock
+        self._clock: Clock = around
         self._carrying = Carrying(catalogue, storage)
-        self._settling = Settling()
-        self._news = News(catalogue.changes)
-        self._checking = Checking(lambda verify: check_store(catalogue, storage, verify_events=verify))
+        self._settling = Settling(around)
+        self._news = News(catalogue.changes, around)
+        first = int.from_bytes(around.token(5))
+        self._checking = Checking(lambda verify: check_store(catalogue, storage, verify_events=verify), first, around)
 
     def close(self) -> None:
         """Let everybody go who waits for news."""

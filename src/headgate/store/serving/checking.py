@@ -8,12 +8,12 @@ anew.
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Sequence
 
 from headgate.errors import HeadgateError, StorageError
 from headgate.store.fsck import Problem
 from headgate.store.served.checked import Checked
+from headgate.threads import SYSTEM_THREADS, Event, Threads
 
 KEPT_MAX = 16
 """Checks whose findings are kept."""
@@ -22,9 +22,9 @@ KEPT_MAX = 16
 class _Check:
     """One check."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, is_over: Event) -> None:
         self.number = number
-        self.is_over = threading.Event()
+        self.is_over = is_over
         self.found: Sequence[Problem] = ()
         self.error: HeadgateError | None = None
 
@@ -32,13 +32,22 @@ class _Check:
 class Checking:
     """The checks of one process of the server."""
 
-    def __init__(self, check: Callable[[bool], Sequence[Problem]]) -> None:
-        """``check`` returns the problems; its argument: whether every event is read, too."""
+    def __init__(
+        self, check: Callable[[bool], Sequence[Problem]], first: int = 1, threads: Threads = SYSTEM_THREADS
+    ) -> None:
+        """Begin.
+
+        Args:
+            check: returns the problems; its argument: whether every event is read, too.
+            first: number of the first check; far from those of other processes of the server, whose clients may ask on.
+            threads: what checks run in.
+        """
         self._check = check
-        self._lock = threading.Lock()
-        self._alone = threading.Lock()
+        self._threads = threads
+        self._lock = threads.lock()
+        self._alone = threads.lock()
         self._checks: dict[int, _Check] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(first)
 
     def ask(self, number: int, wait_s: float, *, verify_events: bool) -> Checked:
         """Return what the check ``number`` found, or that it goes on; one that is not known is begun.
@@ -55,13 +64,11 @@ class Checking:
         return Checked(check.number, is_over=True, problems=tuple(check.found))
 
     def _begin(self, verify_events: bool) -> _Check:
-        check = _Check(next(self._numbers))
+        check = _Check(next(self._numbers), self._threads.event())
         self._checks[check.number] = check
         for number in [x for x, old in self._checks.items() if old.is_over.is_set()][:-KEPT_MAX]:
             del self._checks[number]
-        threading.Thread(
-            target=self._run, args=(check, verify_events), name="headgate-store-check", daemon=True
-        ).start()
+        self._threads.thread(self._run, "headgate-store-check", check, verify_events).start()
         return check
 
     def _run(self, check: _Check, verify_events: bool) -> None:

@@ -6,13 +6,27 @@ not arrive whole and undamaged, and never holds more than a piece in memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 import xxhash
 
-from headgate.storage.local import LocalStorage
+from headgate.storage.base import Bytes, Storage
 
 PIECE_BYTES = 1 << 20
+
+
+class ChunkStorage(Storage, Protocol):
+    """Where a server keeps chunks: they come piece by piece, and somebody else may have written what is read."""
+
+    def put(self, path: str, parts: Iterable[Bytes]) -> None:
+        """See ``LocalStorage``."""
+
+    def put_if_absent(self, path: str, parts: Iterable[Bytes]) -> None:
+        """See ``LocalStorage``."""
+
+    def make_durable(self, path: str) -> None:
+        """See ``LocalStorage``."""
 
 
 class IncompleteError(Exception):
@@ -51,7 +65,7 @@ def arriving(read: Callable[[int], bytes], size_bytes: int, checksum: str) -> It
 class Range:
     """Bytes of a chunk that are to be sent: read once to tell their checksum, and once more to send them."""
 
-    def __init__(self, storage: LocalStorage, path: str, offset: int, size_bytes: int | None) -> None:
+    def __init__(self, storage: ChunkStorage, path: str, offset: int, size_bytes: int | None) -> None:
         """Look at ``size_bytes`` from ``offset`` on, fewer at the end; None: all.
 
         Raises:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import http
-import secrets
-import socket
 import ssl
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler
@@ -41,7 +39,7 @@ from headgate.store.served.served_storage import (
 from headgate.store.served.values import checksum_of, encode
 from headgate.store.served.verbs import PROTOCOL_VERSION
 from headgate.store.serving.chunks import IncompleteError, Range, arriving
-from headgate.tls import TlsServer, is_loopback
+from headgate.tls import TlsServer, is_loopback, shut_down
 
 GREETING_S = 10.0
 """So long a newcomer may take until it is known (CN3)."""
@@ -65,7 +63,7 @@ class RefusalError(Exception):
 
 
 class Desk(Protocol):
-    """What all connections of a server share: ``server.StoreServer``."""
+    """What all connections of a server share: ``desk.ServerDesk``."""
 
     @property
     def facts(self) -> Facts:
@@ -81,6 +79,9 @@ class Desk(Protocol):
 
     def tokens(self) -> list[bytes]:
         """Return the tokens that are right now; none: everybody on this machine may ask."""
+
+    def token(self, size_bytes: int) -> bytes:
+        """Return bytes that nobody can guess."""
 
     def came(self, connection: Connection) -> None:
         """A connection is there, whose client is not known yet."""
@@ -149,8 +150,7 @@ class Connection(BaseHTTPRequestHandler):
 
     def interrupt(self) -> None:
         """End it from another thread; nothing more is read from it or written to it."""
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self.request, socket.SHUT_RDWR)  # of the bytes below TLS
+        shut_down(self.request)
 
     def do_GET(self) -> None:
         """Answer a question for bytes."""
@@ -224,7 +224,7 @@ class Connection(BaseHTTPRequestHandler):
         if not tokens and not is_loopback(_host_of(self.headers.get("Host", ""))):
             raise RefusalError(http.HTTPStatus.FORBIDDEN, "this server is for this machine, called by its own name")
         for token in tokens or [NO_TOKEN]:
-            nonce = secrets.token_bytes(NONCE_BYTES)
+            nonce = self.desk.token(NONCE_BYTES)
             machine = ServerHandshake(token, Purpose.STORE, nonce, is_tls=tls is not None)
             if tls is not None:
                 machine.bind(tls.certificate)

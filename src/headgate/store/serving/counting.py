@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, replace
+
+from headgate.threads import SYSTEM_THREADS, Threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class Counts:
 class Counting:
     """The counts of a server; threads share it."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, threads: Threads = SYSTEM_THREADS) -> None:
+        self._lock = threads.lock()
         self._counts = Counts()
 
     @property

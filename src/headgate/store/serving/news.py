@@ -6,10 +6,10 @@ for what others do to the same directory it looks, while anybody waits.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 from headgate.errors import HeadgateError
+from headgate.threads import SYSTEM_THREADS, Threads
 
 LOOK_S = 0.01
 """Between two looks while somebody waits. One costs microseconds."""
@@ -18,15 +18,15 @@ LOOK_S = 0.01
 class News:
     """The number of the store's changes, and those who wait for another one."""
 
-    def __init__(self, look: Callable[[], int]) -> None:
+    def __init__(self, look: Callable[[], int], threads: Threads = SYSTEM_THREADS) -> None:
         """``look`` returns a number that is another one after every change."""
         self._look = look
-        self._changed = threading.Condition()
+        self._changed = threads.condition()
         self._seen: int | None = None
         self._number = 0
         self._waiting_count = 0
         self._is_closed = False
-        self._thread = threading.Thread(target=self._watch, name="headgate-store-news", daemon=True)
+        self._thread = threads.thread(self._watch, "headgate-store-news")
         self._thread.start()
 
     def wait(self, number: int, wait_s: float) -> int:
@@ -59,7 +59,7 @@ class News:
             while not self._is_closed:
                 self._changed.wait_for(lambda: self._is_closed or self._waiting_count)
                 self._look_again()
-                self._changed.wait(LOOK_S)
+                self._changed.wait_for(lambda: self._is_closed, LOOK_S)
 
     def _look_again(self) -> None:
         try:

@@ -1,7 +1,7 @@
 """The server of a store: it listens, knows its connections, and ends when it is told to.
 
-Counterparts: ``connections`` and ``answers``; ``cli.store`` starts it. Source: SS2, SS4, SS7, SS11 and SS14 of
-docs/spec/served-store.md. What it knows of clients may be lost at any moment: it is in memory, and nobody relies on it.
+Counterparts: ``desk``, ``connections`` and ``answers``; ``cli.store`` starts it. Source: SS2, SS4, SS7, SS11 and SS14
+of docs/spec/served-store.md.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import contextlib
 import functools
 import logging
 import os
-import secrets
 import socket
 import socketserver
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headgate.around import SYSTEM_AROUND
 from headgate.codec.handshake import SECRET_BYTES_MIN
 from headgate.errors import UsageError
 from headgate.model.security import SecurityConfig
@@ -29,23 +27,14 @@ from headgate.store.catalogue.base import Catalogue
 from headgate.store.served.address import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, Address, address_of
 from headgate.store.served.greeting import Facts
 from headgate.store.serving.answers import Answers
-from headgate.store.serving.chunks import Range
-from headgate.store.serving.connections import GREETING_S, Connection
-from headgate.store.serving.counting import Counting, Counts
+from headgate.store.serving.connections import Connection
+from headgate.store.serving.counting import Counting
+from headgate.store.serving.desk import ServerDesk
 from headgate.store.serving.place import served_alone
-from headgate.tls import Tls, TlsServer, is_loopback
+from headgate.tls import Tls, is_loopback
 
 CONNECTIONS_MAX = 1_024
 """Each has a thread. A client process has two or three, and one more for each of its threads that asks at once."""
-
-STRANGERS_MAX = 256
-"""Connections whose client is not known; one more closes the oldest of them (CN5)."""
-
-GRACE_S = 10.0
-"""So long questions that are under way may take when the server ends."""
-
-TOKENS_LOOK_S = 1.0
-"""So often the tokens are looked at, which may be others now."""
 
 _SWEEP_S = 0.1
 _log = logging.getLogger("headgate")
@@ -68,7 +57,7 @@ class ServerOptions:
     security: SecurityConfig = field(default_factory=SecurityConfig)
 
 
-class StoreServer(socketserver.ThreadingTCPServer):
+class StoreServer(ServerDesk, socketserver.ThreadingTCPServer):
     """A server of one store; use ``serving_store``."""
 
     allow_reuse_address = True
@@ -77,81 +66,15 @@ class StoreServer(socketserver.ThreadingTCPServer):
 
     def __init__(self, options: ServerOptions, answers: Answers, facts: Facts, counting: Counting, family: int) -> None:
         self.address_family = family
-        self.facts = facts
-        self.tls: TlsServer | None = Tls(options.security).server(options.host)
-        self.is_closing = False
         self._options = options
-        self._answers = answers
-        self._counting = counting
-        self._lock = threading.Lock()
-        self._strangers: dict[Connection, float] = {}  # oldest first
-        self._known: set[Connection] = set()
-        self._tokens = options.tokens()
-        self._tokens_s = time.monotonic()
-        super().__init__((options.host, options.port), Connection)
+        tls = Tls(options.security).server(options.host)
+        ServerDesk.__init__(self, options.tokens, answers, facts, counting, tls)
+        socketserver.ThreadingTCPServer.__init__(self, (options.host, options.port), Connection)
 
     @property
     def address(self) -> Address:
         """Where clients find it."""
         return address_of(self._options.host, int(self.server_address[1]), is_tls=self.tls is not None)
-
-    @property
-    def counts(self) -> Counts:
-        """What it has done so far."""
-        return self._counting.counts
-
-    # -- for connections: see ``connections.Desk`` ---------------------------------------------------------------------
-
-    def tokens(self) -> list[bytes]:
-        """See ``Desk``. One that cannot be read now is as it was."""
-        with self._lock:
-            if time.monotonic() - self._tokens_s >= TOKENS_LOOK_S:
-                self._tokens_s = time.monotonic()
-                try:
-                    self._tokens = self._options.tokens() or self._tokens
-                except UsageError as error:
-                    _log.warning("the tokens stay as they are: %s", error)
-            return self._tokens
-
-    def came(self, connection: Connection) -> None:
-        """See ``Desk``."""
-        with self._lock:
-            self._strangers[connection] = time.monotonic() + GREETING_S
-            too_many = list(self._strangers)[:-STRANGERS_MAX]
-        self._counting.add(connections=1)
-        for oldest in too_many:
-            oldest.interrupt()
-
-    def greeted(self, connection: Connection) -> None:
-        """See ``Desk``."""
-        with self._lock:
-            self._strangers.pop(connection, None)
-            self._known.add(connection)
-
-    def went(self, connection: Connection) -> None:
-        """See ``Desk``."""
-        with self._lock:
-            self._strangers.pop(connection, None)
-            self._known.discard(connection)
-        self._counting.add(connections=-1)
-
-    def refused(self) -> None:
-        """See ``Desk``."""
-        self._counting.add(refused=1)
-
-    def answer(self, path: str, name: str | None, data: bytes) -> tuple[int, bytes]:
-        """See ``Desk``."""
-        return self._answers.answer(path, name, data)
-
-    def take_chunk(self, path: str, name: str | None, parts: Iterable[bytes], *, if_absent: bool) -> tuple[int, bytes]:
-        """See ``Desk``."""
-        return self._answers.take_chunk(path, name, parts, if_absent=if_absent)
-
-    def give_chunk(self, path: str, offset: int, size_bytes: int | None) -> Range | tuple[int, bytes]:
-        """See ``Desk``."""
-        return self._answers.give_chunk(path, offset, size_bytes)
-
-    # -- for ``socketserver`` ------------------------------------------------------------------------------------------
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Return whether there is room for one more."""
@@ -162,50 +85,23 @@ class StoreServer(socketserver.ThreadingTCPServer):
         try:
             return super().get_request()
         except OSError:
-            self._end_strangers(oldest=True)
-            time.sleep(0.05)
+            self.end_strangers(oldest=True)
+            self._around.sleep(0.05)
             raise
 
     def service_actions(self) -> None:
         """End strangers that took too long, now and then."""
-        self._end_strangers(oldest=False)
+        self.end_strangers(oldest=False)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection ended in the middle, which its client knows; anything else is a mistake of ours."""
-        if not isinstance(_current_error(), OSError):
+        if not isinstance(sys.exc_info()[1], OSError):
             self._counting.add(failures=1)
             _log.exception("a connection of the server of a store has failed")
 
-    def _end_strangers(self, *, oldest: bool) -> None:
-        now_s = time.monotonic()
-        with self._lock:
-            late = [one for one, deadline_s in self._strangers.items() if deadline_s < now_s]
-            late += list(self._strangers)[:1] if oldest else []
-        for connection in late:
-            connection.interrupt()
-
-    def end(self, grace_s: float = GRACE_S) -> None:
-        """Take nothing more, finish what is under way, and let everybody go.
-
-        Connections that go on after ``grace_s`` seconds are cut. A verb that has begun is waited for however long it
-        takes: another process of the server takes it for done (SS9).
-        """
-        self.is_closing = True
+    def _stop_listening(self) -> None:
         self.shutdown()
         self.server_close()
-        self._answers.close()
-        deadline_s = time.monotonic() + grace_s
-        while self._interrupted(idle_only=time.monotonic() < deadline_s):
-            time.sleep(0.01)
-
-    def _interrupted(self, *, idle_only: bool) -> bool:
-        """Interrupt connections, or those that wait for a question; return whether any is left."""
-        with self._lock:
-            left = [*self._strangers, *self._known]
-        for connection in left:
-            if not (idle_only and connection.is_busy):
-                connection.interrupt()
-        return bool(left)
 
 
 @contextlib.contextmanager
@@ -221,16 +117,14 @@ def serving_store(
     _check_token(options)
     counting = Counting()
     with served_alone(root) as number:
-        facts = Facts(secrets.token_hex(16), number, str(root))
+        facts = Facts(SYSTEM_AROUND.token(16).hex(), number, str(root))
         answers = Answers(catalogue, storage, facts.instance, counting)
         try:
             server = _listening(options, functools.partial(StoreServer, options, answers, facts, counting))
         except BaseException:
             answers.close()
             raise
-        thread = threading.Thread(
-            target=server.serve_forever, args=(_SWEEP_S,), name="headgate-store-server", daemon=True
-        )
+        thread = SYSTEM_AROUND.thread(server.serve_forever, "headgate-store-server", _SWEEP_S)
         thread.start()
         try:
             yield server
@@ -257,7 +151,3 @@ def _listening(options: ServerOptions, make: Callable[[int], StoreServer]) -> St
         raise UsageError(
             f"the store cannot be served on {options.host}:{options.port}: {reason}; --host and --port take others"
         ) from error
-
-
-def _current_error() -> BaseException | None:
-    return sys.exc_info()[1]

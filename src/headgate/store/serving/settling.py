@@ -8,13 +8,13 @@ docs/spec/served-store.md.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 from headgate.store.served.client import Settled
+from headgate.threads import SYSTEM_THREADS, Threads
 
 _T = TypeVar("_T")
 
@@ -41,8 +41,8 @@ class Outcome:
 class Settling:
     """The questions of one process of the server."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
+    def __init__(self, threads: Threads = SYSTEM_THREADS) -> None:
+        self._changed = threads.condition()
         self._under_way: set[str] = set()
         self._answered: OrderedDict[str, Outcome] = OrderedDict()
         self._void: OrderedDict[str, None] = OrderedDict()
