@@ -94,7 +94,7 @@ class ParquetFiles:
         return first
 
     def read_as(self, schema: pa.Schema) -> ParquetFiles:
-        """Find the files, to be read in the types of ``schema``: Parquet does not tell a duration from a number (N74)."""
+        """Find the files, to be read in the types of ``schema``: to Parquet a duration is a number (N74)."""
         self.schema()
         self._schema = schema
         return self
