@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import headgate as hg
 from headgate.cli import main as cli
+from headgate.connectors.base import SourceBatch, SourceContext
 from headgate.connectors.files.commit import read_committed
 from headgate.store.store import Store
 from headgate.testing import Collect, run
@@ -356,6 +357,17 @@ def test_a_stream_says_what_its_own_types_cannot_hold(tmp_path: Path) -> None:  
         p.source(hg.FromRows(rows)).sink(hg.StreamSink(name, store=tmp_path / "store"))
         with pytest.raises(hg.HeadgateError, match=rf"stream '{name}': column 'c' .* has a value that .* cannot hold"):
             run(p, timeout_s=20)
+
+
+def test_a_captured_duration_is_no_number(tmp_path: Path) -> None:  # N74, OP12
+    """As Spark writes an interval: a number, which is all that Parquet says of it."""
+    durations = GIVEN.select(["n", "interval"])
+    pq.write_table(durations.set_column(1, "interval", durations["interval"].cast(pa.int64())), tmp_path / "a.parquet")
+    files = hg.ParquetFiles(tmp_path / "a.parquet").read_as(durations.schema)
+    polled = files.open(SourceContext("reads", "source", 0, 1, None)).poll()
+    assert isinstance(polled, SourceBatch)
+    assert polled.batch.schema.types == durations.schema.types
+    assert rows_of(pa.Table.from_batches([polled.batch])) == rows_of(durations)
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,4 @@ class CapturedDataFrame(DataFrameSource):
 
     def captured(self) -> Source:
         """Return the source of the captured files."""
-        source = ParquetFiles(self._directory)
-        source.schema()  # finds the files, the same for all subtasks
-        return source
+        return ParquetFiles(self._directory).read_as(self.schema())  # the same files for all subtasks

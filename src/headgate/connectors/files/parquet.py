@@ -93,6 +93,12 @@ class ParquetFiles:
         self._schema = first
         return first
 
+    def read_as(self, schema: pa.Schema) -> ParquetFiles:
+        """Find the files, to be read in the types of ``schema``: to Parquet a duration is a number (N74)."""
+        self.schema()
+        self._schema = schema
+        return self
+
     def _found(self) -> tuple[str, ...]:
         found = _below(str(self._url)) if self._selection is None else self._selection.find()
         files = tuple(found)
