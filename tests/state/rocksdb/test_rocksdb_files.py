@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import rocksdict
 from tests.state.backends import GROUPS, OWNER, Parts, payload_of, rows_in, sections_of
 
 from headgate.errors import CorruptionError, StorageError
@@ -27,7 +28,7 @@ from headgate.state.rocksdb import database as rocks_database
 from headgate.state.rocksdb import frozen as rocks_frozen
 from headgate.state.rocksdb import memory, reopening
 from headgate.state.rocksdb.database import Changes, Database, Rows
-from headgate.state.rocksdb.memory import SharedMemory
+from headgate.state.rocksdb.memory import SharedMemory, Use
 from headgate.state.rocksdb.reopening import PortableRows
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
@@ -261,7 +262,7 @@ def test_many_databases_of_a_process_leave_it_files_to_open(monkeypatch: pytest.
     monkeypatch.setattr(memory, "open_files", open_files)
     shared = SharedMemory(16 << 20)
     for _ in range(3):
-        shared.joined()
+        shared.joined(Use.SEARCHED)
         shared.options()
     assert asked == [1, 2, 3]
 
@@ -269,11 +270,28 @@ def test_many_databases_of_a_process_leave_it_files_to_open(monkeypatch: pytest.
 # RB5
 def test_all_databases_of_a_worker_share_its_memory() -> None:
     memory = SharedMemory(64 << 20)
-    memory.joined()
+    memory.joined(Use.SEARCHED)
     assert memory.cache_bytes == 32 << 20
     for _ in range(3):
-        memory.joined()
+        memory.joined(Use.NUMBERS)
     assert memory.cache_bytes == 8 << 20
+
+
+# RB5 RB28
+def test_of_numbers_alone_rocksdb_keeps_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    monkeypatch.setattr(
+        rocksdict.Cache, "set_capacity", lambda self, size_bytes: given.append(size_bytes), raising=False
+    )
+    memory = SharedMemory(64 << 20)
+    for count in (1, 2):
+        memory.joined(Use.NUMBERS)
+        assert memory.cache_bytes == (48 << 20) // count
+    assert given == []
+    memory.joined(Use.LOOKED_UP)
+    assert memory.cache_bytes == (32 << 20) // 3
+    memory.joined(Use.SEARCHED)
+    assert given == [32 << 20], "told once, and RocksDB has room for blocks again"
 
 
 def merged_at(path: Path) -> int:
@@ -340,7 +358,7 @@ keys = pa.array(np.arange(200_000))
 state.values(number).put(state.slots([keys]), keys)
 state.freeze()
 state._give_up_at = 0
-state._place._memory._front_bytes = 0
+state._place._memory._memory_bytes = 0
 state.prepare()
 state.slots([keys.slice(0, 10)])
 for file in root.rglob("*/db/*.sst"):

@@ -1,7 +1,7 @@
 """What all databases of one worker may use of its memory, together (RB5 of docs/spec/rocksdb.md).
 
-A half is RocksDB's: blocks that were read, filters and indexes, rows that are not in a file yet. The other half is that
-of the caches in front, each of which has an equal share.
+A half is RocksDB's, a quarter if all databases are of numbers: blocks that were read, filters and indexes, rows that
+are not in a file yet. The rest is that of the caches in front, each of which has an equal share.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import rocksdict
 
 from headgate.state.rocksdb.blocks import FORMAT_VERSION
 
-_WRITE_SHARE = 4
-"""Of RocksDB's half, one part in so many is for rows that are not in a file yet."""
+_ENGINE_SHARE, _ENGINE_SHARE_OF_NUMBERS = 2, 4
+"""One part in so many is RocksDB's. It reads numbers where they are (RB28), and keeps no blocks of them."""
+_WRITE_SHARE = 8
+"""Of the memory, one part in so many is for rows that are not in a file yet."""
 _WRITE_BUFFER_MAX = 64 << 20
 _WRITE_BUFFER_MIN = 64 << 10
 _LOG_BYTES_MAX = 1 << 20
@@ -104,10 +106,10 @@ class SharedMemory:
     """The memory of one worker. ``cache_bytes``: what one cache in front of a database may hold now."""
 
     def __init__(self, memory_bytes: int) -> None:
-        self._front_bytes = memory_bytes // 2
-        engine_bytes = memory_bytes - self._front_bytes
-        self._cache = rocksdict.Cache(engine_bytes)
-        write_bytes = engine_bytes // _WRITE_SHARE
+        self._memory_bytes = memory_bytes
+        self._engine_share = _ENGINE_SHARE_OF_NUMBERS
+        self._cache = rocksdict.Cache(self._engine_bytes)
+        write_bytes = memory_bytes // _WRITE_SHARE
         self._buffers = rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(
             write_bytes, False, self._cache
         )
@@ -117,11 +119,18 @@ class SharedMemory:
     @property
     def cache_bytes(self) -> int:
         """What one cache in front of a database may hold."""
-        return self._front_bytes // max(1, self._databases_count)
+        return (self._memory_bytes - self._engine_bytes) // max(1, self._databases_count)
 
-    def joined(self) -> None:
+    @property
+    def _engine_bytes(self) -> int:
+        return self._memory_bytes // self._engine_share
+
+    def joined(self, use: Use) -> None:
         """One more database shares it."""
         self._databases_count += 1
+        if use is not Use.NUMBERS and self._engine_share != _ENGINE_SHARE:
+            self._engine_share = _ENGINE_SHARE
+            self._cache.set_capacity(self._engine_bytes)
 
     def options(self, *, is_new: bool = True, use: Use = Use.SEARCHED) -> rocksdict.Options:
         """Return the options of a database.

@@ -137,7 +137,7 @@ class Room:
             except OSError as error:
                 raise StorageError("open", str(self._parent), error.strerror or str(error), False) from error
             self._memory = SharedMemory(self._memory_bytes)
-        self._memory.joined()
+        self._memory.joined(use)
         directory = self._own.path / f"{len(self._open)}-{name}"
         made = LocalDatabase(directory, name, self._memory, self._tidy, use)
         self._open.append(made)
