@@ -7,7 +7,7 @@ last third against the first. The peer's half is ``bench/peers/keyed_update.py``
 micro-batches. Keys are made of a running number in the same way on both sides. Both may use ``memory_mb`` for RocksDB,
 all workers together. Settings: ``keys``, ``minutes``, ``slice_s``, ``memory_mb``, ``interval_ms`` (of checkpoints),
 ``source_rows`` (of a batch of our source), ``peer`` (0: leave it out), ``peer_seconds`` (of each size), ``batch_rows``
-(list, of the peer).
+(list, of the peer), ``draw`` (zipf or uniform: only that one).
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ def run(options: Options) -> Result:
     keys = int(options.number("keys", 50_000_000, quick=500_000))
     figures: dict[str, Any] = {"keys": keys}
     targets: dict[str, Target] = {}
-    for draw in DRAWS:
+    draws = [draw for draw in DRAWS if options.settings.get("draw", draw) == draw]
+    for draw in draws:
         found = measure_headgate(draw, keys, options)
         figures |= {f"headgate_{draw}_{name}": value for name, value in found.items()}
         targets[f"headgate_{draw}_steady"] = at_least(STEADY_MIN)
-    peer = peer_rates(keys, options) if options.number("peer", 1) else {}
-    for draw in DRAWS:
+    peer = peer_rates(keys, draws, options) if options.number("peer", 1) else {}
+    for draw in draws:
         figures |= {f"structured_streaming_{draw}": peer.get(draw)}
         best = peer[draw]["events_per_s_best"] if peer else None
         figures[f"ratio_{draw}"] = figures[f"headgate_{draw}_per_s"] / best if best else None
@@ -161,10 +162,11 @@ def steadiness(slices: Sequence[float]) -> float:
     return median(slices[-third:]) / median(slices[:third])
 
 
-def peer_rates(keys: int, options: Options) -> dict[str, Any]:
+def peer_rates(keys: int, draws: Sequence[Draw], options: Options) -> dict[str, Any]:
     """Return what Structured Streaming reaches, by the way keys are drawn."""
     return measure_keyed_update(
         keys,
+        draws=draws,
         batch_rows=options.numbers("batch_rows", BATCH_ROWS_QUICK if options.quick else BATCH_ROWS),
         seconds=options.number("peer_seconds", 60, quick=10),
         memory_mb=int(options.number("memory_mb", 2_000, quick=200)),

@@ -131,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--memory-mb", type=int, default=2_000)
     parser.add_argument("--seconds", type=float, default=60.0, help="measured time per size")
     parser.add_argument("--batch-rows", type=int, nargs="+", default=list(BATCH_ROWS))
+    parser.add_argument("--draws", nargs="+", choices=DRAWS, default=list(DRAWS), help="how keys are drawn")
     options = parser.parse_args(arguments)
     directory = tempfile.mkdtemp(prefix="headgate-peer-")
     spark = session(options.cores, options.memory_mb)
@@ -138,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         peer = Peer(spark, options.keys, options.cores, directory)
         result: dict[str, Any] = {"peer": "keyed_update", "version": spark.version, "keys": options.keys}
         result["fill_s"] = peer.fill(min(FILL_BATCH_ROWS, options.keys))
-        for draw in DRAWS:
+        for draw in options.draws:
             sizes = []
             for rows in options.batch_rows:
                 sizes.append(peer.measure(draw, rows, options.seconds))

@@ -88,18 +88,25 @@ def flink_is_installed(python: Path) -> bool:
 
 
 def measure_keyed_update(
-    keys: int, *, batch_rows: Sequence[int], seconds: float = 60.0, memory_mb: int = 2_000, cores: int = 2
+    keys: int,
+    *,
+    draws: Sequence[str],
+    batch_rows: Sequence[int],
+    seconds: float = 60.0,
+    memory_mb: int = 2_000,
+    cores: int = 2,
 ) -> dict[str, Any]:
     """Update ``keys`` keys in Structured Streaming, ``seconds`` for each size of micro-batches, in a fresh JVM.
 
     Returns:
-        By the way keys are drawn (``"zipf"``, ``"uniform"``): as ``measure_structured_streaming``; and ``fill_s``.
+        By the way keys are drawn, one of ``draws`` (``"zipf"``, ``"uniform"``): as ``measure_structured_streaming``,
+        and ``fill_s``.
 
     Raises:
         PeerFailedError: it ended without a result.
     """
     arguments = ["--keys", str(keys), "--seconds", str(seconds), "--memory-mb", str(memory_mb), "--cores", str(cores)]
-    arguments += ["--batch-rows", *map(str, batch_rows)]
+    arguments += ["--batch-rows", *map(str, batch_rows), "--draws", *draws]
     python = Path(sys.executable)
     return run_peer(python, "bench.peers.keyed_update", arguments, timeout_seconds=KEYED_UPDATE_TIMEOUT_SECONDS)
 

@@ -142,6 +142,9 @@ def test_ratios_are_to_the_peers_best(monkeypatch: pytest.MonkeyPatch) -> None:
     result = keyed_update.run(tiny())
     assert result.figures["ratio_zipf"] == 3
     assert result.met
+    one = keyed_update.run(Options(settings={"draw": "uniform"}))
+    assert "ratio_zipf" not in one.figures
+    assert one.met
     alone = keyed_update.run(tiny(peer=0))
     assert alone.verdict("ratio_zipf") == "skipped"
 
