@@ -43,7 +43,8 @@ def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hg.Pipeline, "start", start)
 
 
-CALLS: list[Callable[[hg.Stream], object]] = [hg.Stream.collect, lambda stream: stream.to_dataframe(object())]
+SPARK = SimpleNamespace(conf=SimpleNamespace(get=lambda name: "false"))
+CALLS: list[Callable[[hg.Stream], object]] = [hg.Stream.collect, lambda stream: stream.to_dataframe(SPARK)]
 
 
 @pytest.mark.parametrize("call", CALLS)

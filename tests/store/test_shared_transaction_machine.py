@@ -129,7 +129,8 @@ class SharedTransactionMachine(RuleBasedStateMachine):
     def join(self, model: Model, name: str, fault: str) -> object:
         """A participant comes, or comes again, in another process; an answer that was lost costs it another try."""
         other = Store("memory", self.store._catalogue, self.store._storage, clock=self.clock)
-        self._look()
+        if model.status != "forgotten":  # whoever asks for what is not there is told so, and looks at nothing else
+            self._look()
         writer = None
         for tried in (fault, "none"):
             self.lossy.fault = tried

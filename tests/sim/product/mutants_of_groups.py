@@ -5,18 +5,19 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 from tests.mutants.harness import Mutant, patched
 from tests.sim.product.patching import around, skipped
 
-from headgate.protocol.store import group_progress, reader_group
+from headgate.protocol.store import group_holds, group_progress, reader_group
 from headgate.protocol.store.group_progress import Progress
 from headgate.protocol.store.group_watch import Watch
 from headgate.protocol.store.reader_group import Done, Group, Joined
-from headgate.store.catalogue import groups
+from headgate.store.catalogue import group_holding
 from headgate.store.group_heart import GroupHeart
 from headgate.store.group_reader import GroupReader
 from headgate.store.reader_groups import ReaderGroup
@@ -113,12 +114,14 @@ def a_reset_begins_where_the_group_is() -> AbstractContextManager[None]:  # RG15
     return around(reader_group, "_on_reset", on_reset)
 
 
-def a_group_holds_nothing() -> AbstractContextManager[None]:  # RG17
-    return skipped(groups, "hold")
+@contextmanager
+def a_group_holds_nothing() -> Iterator[None]:  # RG17
+    with skipped(group_holding, "_hold"), patched(group_holding, "_is_moved", lambda *_: True):
+        yield
 
 
 def checkpoints_hold_nothing() -> AbstractContextManager[None]:  # RG17
-    return around(groups, "needed", lambda call, c, group, stream: call(c, replace(group, checkpoints=()), stream))
+    return around(group_holds, "_all", lambda call, group, stream: call(replace(group, checkpoints=()), stream))
 
 
 ALL: dict[Mutant, int] = {

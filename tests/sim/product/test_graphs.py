@@ -109,7 +109,7 @@ def test_the_list_of_thin_files_is_short_and_on_the_page() -> None:  # SM11
     measured = {str(path.relative_to(source)) for path in coverage_table.measured_files()}
     told = re.fullmatch(r"left out: ([\d,]+) lines of thin files, and ([\d,]+) lines .*", coverage_table.left_out())
     assert told is not None
-    assert 1_000 < int(told[1].replace(",", "")) < 1_500
+    assert 1_000 < int(told[1].replace(",", "")) < 1_600
     said = re.search(r"some ([\d,]+) lines:", page)
     assert said is not None
     assert int(told[2].replace(",", "")) == pytest.approx(int(said[1].replace(",", "")), rel=0.1)

@@ -11,7 +11,7 @@ from headgate.sim.machine.faults import Fault
 from headgate.sim.streams.streams import StreamRun, run_seed
 from headgate.store import store as stores
 
-SMOKE = range(14)
+SMOKE = (*range(14), 16, 36)
 
 
 @pytest.mark.early
