@@ -36,8 +36,8 @@ STEADY_MIN = 0.8
 """Of the last third's rate to the first's: less than runs of one program differ by on a shared machine (1 to 0.8)."""
 
 PARALLELISM = 2
-SOURCE_ROWS = 262_144
-"""Of a batch, half for each worker: less than a second of work. The peer has the best of several sizes."""
+SOURCE_ROWS = 524_288
+"""Of a batch, half for each worker: about half a second of work. The peer has the best of several sizes."""
 FILL_TIMEOUT_S = 3_600.0
 SLICES_MIN = 3
 

@@ -38,7 +38,7 @@ from headgate.state.slot_array import SlotArray
 from headgate.state.timers import TIMERS, ColumnTimers, TimeKind, TimersByKind, shown_timers, timers_of_each_kind
 from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta
 
-CHANGES_MAX = 32_768
+CHANGES_MAX = 65_536
 """So many keys, or entries of maps, may differ from the database: the pause of a checkpoint is bounded by it (RB4)."""
 
 SLOT_BYTES = 8
