@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.syntax import guard_parsing
 
+guard_parsing()
 settings.register_profile(
     "headgate",
     deadline=None,

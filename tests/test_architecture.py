@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.syntax import parsed
 
 import headgate
 import headgate.model
@@ -101,7 +100,7 @@ def defined_tests() -> frozenset[str]:
 def trees_of(folder: str) -> dict[Path, ast.Module]:
     """Return the syntax trees of a folder, but for this file's."""
     paths = [path for path in sorted((ROOT / folder).rglob("*.py")) if path != Path(__file__)]
-    return {path: parsed(path.read_text()) for path in paths}
+    return {path: ast.parse(path.read_text()) for path in paths}
 
 
 @cache
@@ -351,7 +350,7 @@ def test_tests_wait_for_conditions_and_patiently() -> None:
     ],
 )
 def test_impatience_is_found(text: str, is_refused: bool) -> None:
-    assert bool(impatient(text.splitlines(), list(ast.walk(parsed(text))))) is is_refused
+    assert bool(impatient(text.splitlines(), list(ast.walk(ast.parse(text))))) is is_refused
 
 
 def test_hypothesis_has_one_profile_that_judges_no_machine() -> None:
@@ -423,7 +422,7 @@ def test_no_name_for_people_is_looked_into() -> None:
     ],
 )
 def test_looking_into_a_name_for_people_is_found(code: str, is_refused: bool) -> None:
-    found = [name for node in ast.walk(parsed(code)) for name in _looked_into(node) if _is_name_for_people(name)]
+    found = [name for node in ast.walk(ast.parse(code)) for name in _looked_into(node) if _is_name_for_people(name)]
     assert bool(found) == is_refused
 
 
@@ -479,7 +478,7 @@ def _last_name(node: ast.expr) -> str | None:
     ],
 )
 def test_a_look_into_a_sentence_is_found(text: str, is_refused: bool) -> None:
-    asked = [_last_name(one) for node in ast.walk(parsed(text)) for one in _asked(node)]
+    asked = [_last_name(one) for node in ast.walk(ast.parse(text)) for one in _asked(node)]
     assert bool(TEXTS_FOR_PEOPLE.intersection(asked)) is is_refused
 
 

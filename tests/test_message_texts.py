@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.syntax import parsed
 
 import headgate
 
@@ -33,7 +32,7 @@ def modules() -> list[Path]:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_no_message_needs_the_specification_to_be_understood(path: Path) -> None:
-    texts = [part for part in messages(parsed(path.read_text())) if isinstance(part.value, str)]
+    texts = [part for part in messages(ast.parse(path.read_text())) if isinstance(part.value, str)]
     riddles = [
         f"line {part.lineno}: {part.value}"
         for part in texts
@@ -43,5 +42,5 @@ def test_no_message_needs_the_specification_to_be_understood(path: Path) -> None
 
 
 def test_a_riddle_is_found() -> None:
-    tree = parsed('raise UsageError(f"give it to {x} (S12)")')
+    tree = ast.parse('raise UsageError(f"give it to {x} (S12)")')
     assert any(RULE.search(str(part.value)) for part in messages(tree))

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.syntax import parsed
 
 import headgate as hg
 from headgate.errors import UsageError
@@ -60,7 +59,7 @@ def test_no_pattern_ends_in_a_dollar_sign() -> None:
 def patterns_of(path: Path) -> list[str]:
     return [
         str(node.args[0].value)
-        for node in ast.walk(parsed(path.read_text()))
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and isinstance(node.func.value, ast.Name)

@@ -6,7 +6,6 @@ import ast
 from pathlib import Path
 
 import pytest
-from tests.syntax import parsed
 
 import headgate
 from headgate.sim.coverage_table import NOT_YET
@@ -57,7 +56,7 @@ SERVERS = ("store/catalogue/postgres/",)
 
 def taken(text: str) -> set[str]:
     """Return what a module takes by itself."""
-    tree = parsed(text)
+    tree = ast.parse(text)
     modules: dict[str, str] = {}
     names: dict[str, str] = {}
     for node in ast.walk(tree):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import gc
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.syntax import parsed
+from tests import syntax
 
 
 @pytest.fixture
@@ -38,5 +39,18 @@ def _deeper(calls: int) -> None:
 def test_what_a_collection_parses_does_not_come_in_between() -> None:
     text = Path(__file__).read_text()
     for _ in range(20):
-        assert len(parsed(text).body) > 5
+        assert len(ast.parse(text).body) > 5
+        assert "_deeper" in inspect.getsource(_deeper)
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_guarded"),
+    [((3, 11, 7), True), ((3, 11, 8), False), ((3, 12, 1), True), ((3, 12, 2), False), ((3, 13, 0), False)],
+)
+def test_only_releases_that_need_it_are_guarded(
+    version: tuple[int, ...], *, is_guarded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ast, "parse", syntax.plain_parse)
+    syntax.guard_parsing(version)
+    assert (ast.parse is not syntax.plain_parse) == is_guarded

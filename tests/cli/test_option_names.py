@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
-from tests.syntax import parsed
 from typer.testing import CliRunner
 
 import headgate as hg
@@ -222,7 +221,7 @@ def public_keywords() -> Iterator[tuple[str, str]]:
 
 def printed_keys() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "src" / "headgate" / "cli").glob("*.py")):
-        for node in ast.walk(parsed(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Dict):
                 keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
                 yield from ((path.name, str(key)) for key in keys if re.fullmatch(r"[a-z_]+", str(key)))

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.syntax import parsed
-
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "headgate"
 PREAMBLE = "import polars as pl\nimport pyarrow as pa\n\nimport headgate as hg\n"
@@ -105,7 +103,7 @@ def file_of(name: str) -> Path | None:
 def definitions(path: Path) -> frozenset[str]:
     """Return the names that a module defines: ``function``, ``Class``, ``Class.method``."""
     found: set[str] = set()
-    for node in parsed(path.read_text(encoding="utf-8")).body:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):

@@ -11,7 +11,6 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.operators.harness import Recorder
-from tests.syntax import parsed
 
 import headgate as hg
 import headgate.operators
@@ -124,7 +123,7 @@ def test_no_operator_names_a_backend() -> None:
     named = {
         node.module
         for path in OPERATORS.rglob("*.py")
-        for node in ast.walk(parsed(path.read_text()))
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headgate.state.memory")
     }
     assert named == {"headgate.state.memory.factory"}

@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.syntax import parsed
 
 from headgate.sim import __main__ as program
 from headgate.sim import coverage_table
@@ -130,7 +129,7 @@ def test_what_no_seed_imports_counts() -> None:  # SM11
 
 
 def _has_statements(path: Path) -> bool:
-    return any(not isinstance(node, ast.Expr) for node in parsed(path.read_text(encoding="utf-8")).body)
+    return any(not isinstance(node, ast.Expr) for node in ast.parse(path.read_text(encoding="utf-8")).body)
 
 
 @pytest.mark.parametrize(("run", "code"), [(900, 0), (899, 1)])
