@@ -21,7 +21,7 @@ from headgate.codec.snapshot import (
     UNION_PREFIX,
 )
 from headgate.errors import UsageError
-from headgate.model.manifest import SnapshotPart
+from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.model.state_identity import StateIdentity
 from headgate.runtime.checkpoints.snapshots import place_of
 from headgate.runtime.stored_state.decoding import Decoded, decoded
@@ -79,8 +79,13 @@ class PartReader:
         self._storage = storage
         self._last: tuple[SnapshotPart, memoryview] | None = None
 
-    def decoded(self, operator: str, piece: Piece) -> Decoded:
+    def decoded(self, operator: str, piece: Piece, groups: KeyGroups | None = None) -> Decoded:
         """Return the rows of ``piece``.
+
+        Args:
+            operator: whose state it is.
+            piece: what is read.
+            groups: some of its key groups: of a database only the files with these are read. There may be more rows.
 
         Raises:
             CorruptionError, StorageError
@@ -89,7 +94,7 @@ class PartReader:
         where = place_of(f"{place.url.rstrip('/')}/{place.prefix}", piece.part)
         identity = StateIdentity(self._checkpoint.manifest.state_texts.get(operator, ""))
         if piece.files:
-            return self._in_files(operator, piece, identity, where)
+            return self._in_files(operator, piece, identity, where, groups or piece.key_groups)
         return decoded(piece, self._read(piece), identity, where)
 
     def shape(self, operator: str, piece: Piece) -> Shape:
@@ -110,11 +115,11 @@ class PartReader:
         where = place_of(directory, piece.part)
         return StoredFiles(piece.files, partial(self._checkpoint.read, self._storage), where, directory)
 
-    def _in_files(self, operator: str, piece: Piece, identity: StateIdentity, where: str) -> Decoded:
-        """Return the rows of ``piece``, which are read a range of key groups at a time."""
+    def _in_files(self, operator: str, piece: Piece, identity: StateIdentity, where: str, groups: KeyGroups) -> Decoded:
+        """Return the rows of ``piece`` in ``groups``, which are read a range of key groups at a time."""
 
         def batches() -> Iterator[pa.RecordBatch]:
-            for read in portable_rows(self._stored(piece), None, piece.key_groups):
+            for read in portable_rows(self._stored(piece), None, groups):
                 yield from decoded(piece, read(), identity, where).batches
 
         return Decoded(self.shape(operator, piece), batches())

@@ -56,7 +56,18 @@ class Selection:
 
     def may_be_in(self, piece: Piece) -> bool:
         """Whether any wanted key can be in ``piece``."""
-        return self.groups is None or any(KeyGroups(group, 1).overlaps(piece.key_groups) for group in self.groups)
+        return self.groups is None or bool(self._in(piece))
+
+    def range_in(self, piece: Piece) -> KeyGroups:
+        """Return the key groups of ``piece`` from the first wanted one to the last; there are some."""
+        if self.groups is None:
+            return piece.key_groups
+        found = self._in(piece)
+        return KeyGroups(min(found), max(found) - min(found) + 1)
+
+    def _in(self, piece: Piece) -> list[int]:
+        there = piece.key_groups
+        return [group for group in self.groups or () if there.first <= group < there.first + there.count]
 
 
 def selection(
@@ -112,7 +123,7 @@ def batches_of(
     reader = PartReader(checkpoint, storage)
     max_parallelism = checkpoint.manifest.max_parallelism
     for piece in filter(wanted.may_be_in, state.pieces):
-        found = reader.decoded(state.operator, piece)
+        found = reader.decoded(state.operator, piece, wanted.range_in(piece))
         if not found.shape.schema.equals(state.shape.schema):
             where = f"state '{state.name}' of operator '{state.operator}', {piece.subtask}"
             expected, other = state.shape.schema.names, found.shape.schema.names

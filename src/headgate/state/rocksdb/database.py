@@ -9,7 +9,8 @@ from __future__ import annotations
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -27,8 +28,25 @@ _DAMAGED = ("Corruption", "No such file")
 
 SCAN_ROWS = 8_192
 
+GROUP_BYTES = 2
+"""With so many bytes each row says in which key group its key is (RB1)."""
+
 Scanned: TypeAlias = tuple[list[bytes], list[bytes]]
 """Rows and their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Where the rows of a file of a database are.
+
+    Attributes:
+        level: of the database; files of level 0 are the newest, and may overlap.
+        first_group, last_group: its rows are of key groups from the first one to the last one.
+    """
+
+    level: int
+    first_group: int
+    last_group: int
 
 
 class Rows:
@@ -130,6 +148,15 @@ class Rows:
                     yield row, rest.value()
                     rest.next()
 
+    def files(self) -> dict[str, FileRange]:
+        """Return the files in which the rows are, and where each of them is."""
+        with told("read", self._path):
+            found = self._db.live_files()
+        return {
+            file["name"].lstrip("/"): FileRange(file["level"], _group(file["start_key"]), _group(file["end_key"]))
+            for file in found
+        }
+
     def close(self) -> None:
         """Give its files up. Idempotent, and never fails: nothing that is not in a checkpoint is needed again."""
         try:
@@ -139,6 +166,10 @@ class Rows:
         except Exception as error:
             if not _is_of_the_library(error):
                 raise
+
+
+def _group(row: bytes) -> int:
+    return int.from_bytes(row[:GROUP_BYTES], "big")
 
 
 def _options(end: bytes | None) -> rocksdict.ReadOptions:
@@ -236,15 +267,19 @@ class Database(Rows):
         _require(path)
         return opened(path, self._memory)
 
-    def check(self, path: Path) -> None:
+    def check(self, path: Path) -> dict[str, FileRange]:
         """Make sure that the files of a checkpoint fit together: none is missing or too short. In any thread.
+
+        Returns:
+            The files in which the rows are.
 
         Raises:
             LocalDamage: they do not.
             StorageError
         """
         _require(path)
-        _opened(path, looking_options()).close()
+        with closing(_opened(path, looking_options())) as rows:
+            return rows.files()
 
     def go_on_with(self, path: Path) -> None:
         """Have what is in the directory ``path``, instead of what it has. ``path`` becomes this one's.

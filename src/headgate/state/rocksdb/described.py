@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from datetime import timedelta
 from itertools import chain, groupby
 from typing import TypeAlias
@@ -22,6 +22,7 @@ from headgate.errors import CorruptionError
 from headgate.model.manifest import KeyGroups
 from headgate.state.descriptors import Section, StateKind
 from headgate.state.frozen import OwnedKeys
+from headgate.state.rocksdb.database import FileRange
 from headgate.state.rocksdb.packed import PackedTable
 from headgate.state.rocksdb.stored_timers import TimerTable
 from headgate.state.rocksdb.tables import Table
@@ -60,17 +61,21 @@ class Description:
         tables: what its rows mean.
         keys: whose keys are in it.
         names: of its large files.
+        ranges: where each of these is, in the same order; nothing in what earlier releases wrote.
         small: its other files.
         meta: sections that belong to no key: whoever restores rows needs them.
         now_ms: what time it was: what had expired is nobody's (TL6).
+        is_whole: whether all rows of ``keys`` are in these files; not if some were left out (RB29).
     """
 
     tables: Sequence[AnyTable]
     keys: OwnedKeys
     names: Sequence[str] = ()
+    ranges: Sequence[FileRange] = ()
     small: Mapping[str, bytes] = field(default_factory=dict)
     meta: Mapping[str, bytes] = field(default_factory=dict)
     now_ms: int = 0
+    is_whole: bool = True
 
     @property
     def is_timed(self) -> bool:
@@ -112,6 +117,7 @@ class Description:
             **({"now_ms": self.now_ms} if self.is_timed else {}),
             "groups": [groups.first, groups.count, self.keys.max_parallelism],
             "files": list(self.names),
+            "ranges": [astuple(one) for one in self.ranges],
             "tables": [told for table in self.tables for told in _told(table)],
         }
         found: dict[str, Sequence[Buffer]] = {_WHAT: [json.dumps(what).encode()]}
@@ -152,11 +158,15 @@ def decode_description(data: memoryview, where: str) -> Description:
         first, count, max_parallelism = what["groups"]
         tables = _decoded(what["tables"], sections)
         names = [str(name) for name in what["files"]]
+        ranges = [FileRange(*map(int, one)) for one in what.get("ranges", ())]
         now_ms = int(what.get("now_ms", 0))
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise CorruptionError(where, 0, "what the files of a database are", str(error)) from error
+    if ranges and len(ranges) != len(names):
+        raise CorruptionError(where, 0, f"where each of {len(names)} files is", f"{len(ranges)} places")
     small, meta = (_named(sections, prefix) for prefix in (_SMALL, _META))
-    return Description(tables, OwnedKeys(KeyGroups(first, count), max_parallelism), names, small, meta, now_ms)
+    keys = OwnedKeys(KeyGroups(first, count), max_parallelism)
+    return Description(tables, keys, names, ranges, small, meta, now_ms)
 
 
 def _named(sections: Mapping[str, memoryview], prefix: str) -> dict[str, bytes]:

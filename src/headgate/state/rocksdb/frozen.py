@@ -128,14 +128,14 @@ class FrozenDatabase(FrozenState):
         self, target: SnapshotTarget, keys: OwnedKeys, shareable: Mapping[str, SnapshotPart], beside: Rows
     ) -> None:
         """Write the database as it is, and what is beside it as ever."""
-        self._database.check(self._path)
+        ranges = self._database.check(self._path)
         self._has_files = True
         about = self._beside
         found, counts = self._encoded((), beside)
         if beside or about.meta:
             target.put(found, counts, keys.groups)
         description = Description(list(self._tables.values()), keys, meta=about.meta, now_ms=about.now_ms)
-        write_files(target, shareable, self._path, self._place.known, description, self._counts)
+        write_files(target, shareable, self._path, self._place.known, description, ranges, self._counts)
 
     def _ranges(self, groups: KeyGroups) -> list[KeyGroups]:
         size_bytes = sum(path.stat().st_size for path in self._path.glob("*.sst"))

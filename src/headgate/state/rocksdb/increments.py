@@ -17,7 +17,7 @@ from headgate.model.manifest import SnapshotPart
 from headgate.state.files import LocalDamage
 from headgate.state.frozen import SnapshotTarget
 from headgate.state.rocksdb.blocks import check_blocks
-from headgate.state.rocksdb.database import disk_error
+from headgate.state.rocksdb.database import FileRange, disk_error
 from headgate.state.rocksdb.described import Description, is_told_by
 
 SIZE_BYTES_MIN = 1 << 20
@@ -45,6 +45,7 @@ def write_files(
     checkpoint: Path,
     known: Known,
     description: Description,
+    ranges: Mapping[str, FileRange],
     rows: Mapping[str, int],
 ) -> None:
     """Write what nobody holds yet, and refer to the rest. May be repeated.
@@ -55,6 +56,7 @@ def write_files(
         checkpoint: the directory of the files.
         known: of this database; what is written is added.
         description: what the database is; its files are added.
+        ranges: where each of the large files is.
         rows: of each state.
 
     Raises:
@@ -72,7 +74,10 @@ def write_files(
         part = target.put_file(path.name, [data])
         known[path.name] = part.size_bytes, part.checksum
     small = {path.name: _read(path) for path in sorted(checkpoint.iterdir()) if _is_described(path.name)}
-    whole = replace(description, names=[path.name for path in large], small=small)
+    names = [path.name for path in large]
+    if set(names) != ranges.keys():
+        raise LocalDamage(str(checkpoint), 0, f"the files {sorted(ranges)}", f"{names}")
+    whole = replace(description, names=names, ranges=[ranges[name] for name in names], small=small)
     target.describe_files(whole.encode(), rows, whole.name)
 
 

@@ -34,6 +34,7 @@ from headgate.state.rocksdb.frozen import PART_BYTES, encode_rows
 from headgate.state.rocksdb.increments import OPTIONS, Known
 from headgate.state.rocksdb.layout import group_start, runs
 from headgate.state.rocksdb.memory import SharedMemory
+from headgate.state.rocksdb.needed import check_files, needed
 from headgate.state.rocksdb.packed import PackedTable
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.storage.own_directory import OwnDirectory
@@ -267,6 +268,7 @@ class PortableRows:
         """``groups``: those whose rows are wanted."""
         self._stored = stored
         self._parent = parent
+        self._groups = groups
         count = max(1, min(stored.size_bytes // PART_BYTES, groups.count))
         ends = [groups.first + groups.count * number // count for number in range(count + 1)]
         self._left = dict.fromkeys(pairwise(ends))
@@ -315,7 +317,7 @@ class PortableRows:
         self._close()
 
     def _open(self) -> Description:
-        description = describe(self._stored)
+        description = needed(describe(self._stored), self._groups)
         try:
             own = OwnDirectory(self._parent, is_users=True)
         except OSError as error:
@@ -326,7 +328,10 @@ class PortableRows:
         with judged(self._stored, description, path):
             self._rows = opened(path, SharedMemory(_MEMORY_BYTES))
             where = self._stored.path_of(self._stored.description)
-            check_rows(self._rows, description.tables, rows_of(self._stored), where)
+            if description.is_whole:
+                check_rows(self._rows, description.tables, rows_of(self._stored), where)
+            else:
+                check_files(self._rows, description, where)
         return description
 
 
