@@ -92,6 +92,14 @@ def told(subtask: Subtask, manifest: Manifest) -> Description:
     return decode_description(read_part(subtask.storage, "p", part), "it")
 
 
+def described_as(manifest: Manifest, description: Description) -> Manifest:
+    """Return ``manifest`` with another description of the same files."""
+    data = b"".join(map(bytes, description.encode()))
+    told = {"inline": data, "path": "", "size_bytes": len(data), "checksum": xxhash.xxh3_64_intdigest(data)}
+    parts = manifest.entries[0].parts
+    return manifest_of(3, tuple(replace(part, **told) if is_description(part) else part for part in parts))
+
+
 def files_read(subtask: Subtask) -> set[str]:
     assert isinstance(subtask.storage, CountedStorage)
     return {path for path in subtask.storage.read if ".f" in path}
@@ -164,6 +172,20 @@ def test_files_without_ranges_are_all_fetched(subtask: Subtask) -> None:
 
 
 # RB29 R57
+def test_files_without_a_manifest_are_named_as_ever(subtask: Subtask, tmp_path: Path) -> None:
+    manifest = merged(subtask)
+    description = told(subtask, manifest)
+    small = {name: data for name, data in description.small.items() if not name.startswith("MANIFEST-")}
+    with pytest.raises(CorruptionError, match="files that RocksDB can read"):
+        Restored(
+            subtask.storage,
+            described_as(manifest, replace(description, small=small)),
+            tmp_path / "other",
+            parallelism=2,
+        )
+
+
+# RB29 R57
 @pytest.mark.parametrize("wrong", ["range", "level"])
 def test_files_that_are_not_where_it_says_are_named(subtask: Subtask, tmp_path: Path, wrong: str) -> None:
     changes = {"range": {"last_group": 127, "first_group": 0}, "level": {"level": 5}}[wrong]
@@ -172,15 +194,9 @@ def test_files_that_are_not_where_it_says_are_named(subtask: Subtask, tmp_path: 
     (at, *_) = [at for at, one in enumerate(description.ranges) if one.first_group < one.last_group < 60]
     ranges = list(description.ranges)
     ranges[at] = replace(ranges[at], **changes)
-    data = b"".join(map(bytes, replace(description, ranges=ranges).encode()))
-    parts = tuple(
-        replace(part, inline=data, path="", size_bytes=len(data), checksum=xxhash.xxh3_64_intdigest(data))
-        if is_description(part)
-        else part
-        for part in manifest.entries[0].parts
-    )
+    wrongly = described_as(manifest, replace(description, ranges=ranges))
     with pytest.raises(CorruptionError, match=r"files that RocksDB can read|the files .*level"):
-        Restored(subtask.storage, manifest_of(2, parts), tmp_path / "other", worker=1, parallelism=2)
+        Restored(subtask.storage, wrongly, tmp_path / "other", worker=1, parallelism=2)
 
 
 # RB29
@@ -266,7 +282,7 @@ def test_what_is_needed_is_what_overlaps(wanted: tuple[int, int]) -> None:
     places = list(combinations_with_replacement(range(5), 2))
     names = [f"{number:06}.sst" for number in range(len(places))]
     ranges = [FileRange(1, *place) for place in places]
-    small = {"CURRENT": b"MANIFEST-000004\n", "MANIFEST-000004": b""}
+    small = {"MANIFEST-000004": b"notes"}
     description = Description([], OwnedKeys(KeyGroups(0, 128), 128), names, ranges, small)
     found = needed(description, KeyGroups(first, end - first))
     has_some = [bool({*range(first, end)} & {*range(start, last + 1)}) for start, last in places]

@@ -105,7 +105,7 @@ class _File:
 
     def _listed(self, index: _Handle) -> list[_Handle]:
         """Return the blocks that an index tells."""
-        return [_handle(value) for _, value in _entries(self._block(index), has_sizes=False)]
+        return list(_handles(self._block(index)))
 
     def _check_footer(self) -> int:
         """Return the size of the index of what is no data."""
@@ -153,26 +153,38 @@ class _File:
         return bytes(pa.decompress(data[begin:], plain_size, codec="lz4_raw", asbytes=True))
 
 
-def _entries(block: bytes, *, has_sizes: bool = True) -> Iterator[tuple[bytes, bytes]]:
-    """Yield what is in a block; without sizes each value is one handle, and no key is shortened."""
-    if not block:
-        return
-    restarts = int.from_bytes(block[-4:], "little") & 0x0FFFFFFF
-    end = len(block) - 4 - 4 * restarts
-    at, key = 0, b""
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield what is in a block."""
+    at, key, end = 0, b"", _end_of_entries(block)
     while at < end:
         shared, at = _number(block, at)
         key_size, at = _number(block, at)
-        if shared > (len(key) if has_sizes else 0):
+        value_size, at = _number(block, at)
+        if shared > len(key):
             raise _Wrong(at, "a whole key", f"one that shares {shared} bytes")
-        value_size = 0
-        if has_sizes:
-            value_size, at = _number(block, at)
         begin = at + key_size
-        after = begin + value_size if has_sizes else _number(block, _number(block, begin)[1])[1]
         key = key[:shared] + block[at:begin]
-        yield key, block[begin:after]
-        at = after
+        at = begin + value_size
+        yield key, block[begin:at]
+
+
+def _handles(block: bytes) -> Iterator[_Handle]:
+    """Yield what is in a block of an index: each value is one handle without its size, and no key is shortened."""
+    at, end = 0, _end_of_entries(block)
+    while at < end:
+        if block[at]:
+            raise _Wrong(at, "a whole key", f"one that shares {block[at]} bytes")
+        key_size, at = _number(block, at + 1)
+        begins, at = _number(block, at + key_size)
+        size, at = _number(block, at)
+        yield begins, size
+
+
+def _end_of_entries(block: bytes) -> int:
+    if not block:
+        return 0
+    restarts = int.from_bytes(block[-4:], "little") & 0x0FFFFFFF
+    return len(block) - 4 - 4 * restarts
 
 
 def _handle(data: bytes) -> _Handle:
@@ -182,11 +194,12 @@ def _handle(data: bytes) -> _Handle:
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
     """Return the number of variable length at ``at``, and where it ends."""
-    found = shift = 0
-    while True:
+    byte = data[at]
+    at += 1
+    found, shift = byte & 0x7F, 7
+    while byte >= 0x80:
         byte = data[at]
         at += 1
         found |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return found, at
         shift += 7
+    return found, at

@@ -17,8 +17,7 @@ from headgate.state.rocksdb.database import FileRange, Rows
 from headgate.state.rocksdb.described import Description
 from headgate.state.rocksdb.notes import with_removed
 
-_CURRENT = "CURRENT"
-"""The file that has the name of the MANIFEST."""
+_MANIFEST = "MANIFEST-"
 
 
 def needed(description: Description, groups: KeyGroups) -> Description:
@@ -28,9 +27,10 @@ def needed(description: Description, groups: KeyGroups) -> Description:
     """
     told = dict(zip(description.names, description.ranges, strict=False))
     removed = {name: found for name, found in told.items() if not _may_have(found, groups)}
-    if not removed:
+    manifests = [name for name in description.small if name.startswith(_MANIFEST)]
+    if not removed or len(manifests) != 1:  # without one, who opens it says what is wrong
         return description
-    manifest = description.small[_CURRENT].decode().strip()
+    (manifest,) = manifests
     notes = with_removed(
         description.small[manifest], [(found.level, int(Path(name).stem)) for name, found in sorted(removed.items())]
     )

@@ -317,13 +317,14 @@ class PortableRows:
         self._close()
 
     def _open(self) -> Description:
-        description = needed(describe(self._stored), self._groups)
+        description = describe(self._stored)
         try:
             own = OwnDirectory(self._parent, is_users=True)
         except OSError as error:
             raise disk_error("open", self._parent, error) from error
         self._close = weakref.finalize(self, own.remove)
         path = own.path / "db"
+        description = needed(description, self._groups)
         fetch(self._stored, description, path, _nothing_near)
         with judged(self._stored, description, path):
             self._rows = opened(path, SharedMemory(_MEMORY_BYTES))
