@@ -48,7 +48,7 @@ class Cluster:
             "--cores",
             str(cores),
             "--memory",
-            "1g",
+            f"{cores}g",  # an executor takes one, so that each core may be of another application
             "--webui-port",
             "0",
             "--work-dir",

@@ -70,12 +70,14 @@ class AroundByBatch(hg.BatchBroadcastProcessFunction):
         return pl.DataFrame(found, schema={name: pl.String if name == "rules" else pl.Int64 for name in TRIP})
 
 
-def looping(sink: Collect, body: Any, rules: list[Any] | None = None, **options: Any) -> hg.Pipeline:
+def looping(
+    sink: Collect, body: Any, rules: list[Any] | None = None, pause_ms: int = 20, **options: Any
+) -> hg.Pipeline:
     """Return a pipeline whose events go through a loop; ``body`` gets it, and the rules, if there are any."""
     options.setdefault("restart", hg.FixedDelay(delay="10ms"))
     options.setdefault("checkpointing", hg.Checkpointing(interval="20ms"))
     pipeline = hg.Pipeline("p", **{"parallelism": 2, **options})
-    events = pipeline.source(ScriptedSource(apart(EVENTS), schema=TRIP, pause_ms=20), name="events")
+    events = pipeline.source(ScriptedSource(apart(EVENTS), schema=TRIP, pause_ms=pause_ms), name="events")
     side = None
     if rules is not None:
         side = pipeline.source(ScriptedSource(rules, schema=RULE, pause_ms=20), name="rules").broadcast()
@@ -122,7 +124,7 @@ def test_a_loop_tells_itself_through_a_broadcast_side(tmp_path: Path, function: 
         return left(loop.key_by("key").connect(told.broadcast()).process(function, name="apply"))
 
     sink = Collect(tmp_path / "out")
-    finished(looping(sink, body, parallelism=3), kill_worker_after_checkpoint=(2, 4))
+    finished(looping(sink, body, pause_ms=400, parallelism=3), kill_worker_after_checkpoint=(2, 4))
     rows = sink.rows()
     check_events(rows)
     values = [n * 10 + trip for n in range(120) for trip in range(1, n % 4 + 2)]
