@@ -330,8 +330,8 @@ def disk_error(operation: str, path: Path, error: OSError) -> LocalDamage | Stor
 
 def directory_error(path: Path, error: OSError) -> StorageError:
     """Say why no files can be put into a directory, and how to choose another one."""
-    reason = error.strerror or str(error)
-    hint = _FULL_HINT if any(word in reason for word in _FULL) else f"{reason}; {_DIRECTORY_HINT}"
+    text = error.strerror or str(error)
+    hint = _FULL_HINT if any(word in text for word in _FULL) else f"{text}; {_DIRECTORY_HINT}"
     return StorageError("open", str(path), hint, False)
 
 
