@@ -137,6 +137,8 @@ def savepoint_of(path: Path, types: list[pa.DataType], keys: list[tuple[Any, ...
         ([pa.large_string()], [("a,b",), ("",), ("-x",), ("e\u0301\n",)], ["a,b", "", "-x", "e\u0301\n"]),
         ([pa.large_string(), pa.int32()], [("a,b", 1), ("", -1), ('"', 2)], ['"a,b",1', ",-1", '",2']),
         ([pa.large_string(), pa.large_string()], [("a,b", "c"), ("a", "b,c")], ['"a,b",c', 'a,"b,c"']),
+        ([pa.large_string(), pa.int32()], [("a", 1), ('"q"', 2), ('b"c', 3)], ['"a","1"', '"""q""",2', 'b"c,3']),
+        ([pa.int32(), pa.large_string()], [(1, "a\nb"), (2, "a"), (3, "c\n")], ["1,a\nb", '2,"a"', '3,"c\n"']),
         ([pa.float64(), pa.bool_()], [(0.0, True), (1e300, False)], ["-0.0,True", "1e+300,False"]),
         ([pa.date32(), pa.uint64()], [(date(2026, 1, 2), 2**64 - 1)], [f"2026-01-02,{2**64 - 1}"]),
     ],
@@ -155,6 +157,7 @@ def test_a_key_is_given_as_it_is_shown(  # RS14
         ([pa.large_binary()], (b"abc",), "abc", r"\(a: large_binary\): bytes are hexadecimal digits"),
         ([pa.large_string(), pa.int64()], ("a", 1), "a,b,1", 'one with a comma is "a,b"'),
         ([pa.large_string(), pa.int64()], ("a", 1), "a", "2 values are needed, with commas between them"),
+        ([pa.large_string(), pa.int64()], ("a", 1), "a,b\nc,1", "2 values are needed, with commas between them"),
         ([pa.duration("us")], (timedelta(seconds=90),), "0:01:30", "give --where \"column = INTERVAL '90 seconds'\""),
     ],
 )
@@ -173,6 +176,9 @@ def test_what_is_no_key_is_told_with_the_way_to_give_one(  # RS14
     [
         (["golden", "sums", "--where", "value >"], "--where 'value >' is no condition over the columns"),
         (["golden", "sums", "--where", "value"], "neither true nor false"),
+        (["golden", "sums", "--where", "value = MAX(value)"], r"looks at other rows as well \(Agg\)"),
+        (["golden", "sums", "--where", "COUNT(*) > 1"], r"looks at other rows as well \(Len\)"),
+        (["golden", "sums", "--where", "SUM(value) OVER (PARTITION BY key) > 1"], "looks at other rows as well"),
         (["golden", "sums", "--where", "price > 1"], "has no column 'price'; it has id, key, value, ts, _subtask"),
         (["golden", "sums", "--columns", "key,price"], "has no column 'price'"),
         (["golden", "sums", "--key", "x"], r"--key 'x' is no key of operator 'sums' \(key: int64\)"),

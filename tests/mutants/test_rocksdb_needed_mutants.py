@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.state.rocksdb import test_rocksdb_needed as tests_of_needed
+from tests.state.rocksdb import test_rocksdb_needed_histories as tests_of_histories
 from tests.state.rocksdb.increments import Subtask
 
 from headgate.model.manifest import KeyGroups
@@ -17,6 +18,7 @@ from headgate.runtime.stored_state.reading import Selection
 from headgate.state.rocksdb import needed, notes, reopening
 
 subtask, small_files = tests_of_needed.subtask, tests_of_needed.small_files
+tiny_files = tests_of_histories.tiny_files
 """The fixtures of those tests."""
 
 
@@ -102,6 +104,22 @@ def who_looks_at_a_key_reads_everything() -> Iterator[None]:
 def test_bugs_of_what_is_fetched_are_caught(mutant: Mutant, subtask: Subtask, tmp_path: Path) -> None:
     test = tests_of_needed.test_a_worker_fetches_only_files_with_its_key_groups
     assert_caught(mutant, test, subtask, tmp_path, "memory", 3)
+
+
+@contextmanager
+def files_of_removed_rows_are_left_out() -> Iterator[None]:
+    """What is between the newest files and the bottom tells of rows that were changed or removed."""
+    original = needed._may_have
+    with patched(needed, "_may_have", lambda file, groups: file.level in (0, 6) and original(file, groups)):
+        yield
+
+
+@pytest.mark.parametrize(
+    "mutant", [the_newest_files_are_left_out, the_last_group_is_not_of_the_file, files_of_removed_rows_are_left_out]
+)
+def test_bugs_of_what_is_read_in_part_are_caught(mutant: Mutant, tmp_path: Path, tiny_files: None) -> None:
+    test = tests_of_histories.test_any_history_that_is_read_in_part_is_what_all_files_say
+    assert_caught(mutant, test, tmp_path, tiny_files, 1, 128)
 
 
 @pytest.mark.parametrize("mutant", [the_last_group_is_not_of_the_file, the_first_group_is_not_of_the_file])

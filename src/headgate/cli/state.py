@@ -7,6 +7,7 @@ docs/spec/reading-state.md). Counterparts: ``runtime.stored_state``; ``state_wri
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ from headgate.cli.state_places import located
 from headgate.cli.text import count_text, size_text, time_text
 from headgate.codec.zones import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
+from headgate.operators.expressions import not_elementwise
 from headgate.runtime.stored_state.catalog import StoredState, catalog_row, main_of, state_named, states_of
 from headgate.runtime.stored_state.places import StoredCheckpoint, find
 from headgate.runtime.stored_state.reading import batches_of, selection
@@ -221,9 +223,15 @@ def _rows(
 
 def _condition(text: str) -> pl.Expr:
     try:
-        return pl.sql_expr(text)
+        found = pl.sql_expr(text)
     except pl.exceptions.PolarsError as error:
         raise _no_condition(text, error) from None
+    if part := not_elementwise(found):  # it would see one part of a snapshot at a time
+        raise UsageError(
+            f"--where {text!r} looks at other rows as well ({part}), but is asked of each row by itself; compare "
+            "columns with values, or read the rows with headgate.read_state and compare them there"
+        )
+    return found
 
 
 def _where(batches: Iterator[pa.RecordBatch], text: str) -> Iterator[pa.RecordBatch]:
@@ -267,11 +275,11 @@ def _key(state: StoredState, text: str) -> Any:
 
 
 def _parts(text: str, count: int) -> list[str]:
-    """Return the values of ``count`` columns; those with commas in them are quoted, as in CSV."""
+    """Return the values of ``count`` columns, which may be quoted, as in CSV; what is no CSV is as it stands."""
     if count == 1:
         return [text]
-    parts = text.split(",")
-    return parts if len(parts) == count else next(csv.reader([text]), [])
+    rows = list(csv.reader(io.StringIO(text, newline=""))) if '"' in text else []
+    return rows[0] if len(rows) == 1 and len(rows[0]) == count else text.split(",")
 
 
 def _value(text: str, dtype: pa.DataType) -> Any:

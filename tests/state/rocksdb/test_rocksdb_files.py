@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import stat
 import subprocess
@@ -91,9 +92,28 @@ def test_what_a_killed_worker_left_is_removed_by_the_next_one(worker: WorkerStat
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     made = worker_states(RocksState(16 << 20, str(tmp_path / "file")), None)
-    with pytest.raises(StorageError, match=r"cannot open .*/file/headgate-state-.*Not a directory"):
+    said = r"cannot open .*/file/headgate-state-.*: Not a directory; give headgate.RocksDB\(dir=\) a directory that"
+    with pytest.raises(StorageError, match=said):
         filled(made, 1)
     made.close()
+
+
+# RB8
+def test_a_directory_that_somebody_removes_is_named(tmp_path: Path) -> None:
+    made = worker_states(RocksState(16 << 20, str(tmp_path)), None)
+    filled(made, 1)
+    shutil.rmtree(tmp_path / f"headgate-state-{os.getuid()}")
+    with pytest.raises(StorageError, match=r"cannot open .*: No such file or directory; give headgate.RocksDB\(dir=\)"):
+        filled(made, 1)
+    made.close()
+
+
+# RB8 RB21
+def test_a_directory_that_somebody_removes_while_files_are_fetched_is_named(tmp_path: Path) -> None:
+    database = Database(tmp_path / "db", SharedMemory(16 << 20))
+    shutil.rmtree(tmp_path / "db")
+    with pytest.raises(StorageError, match=r"cannot write .*/db: No such file or directory"):
+        database.go_on_with(tmp_path / "restored")
 
 
 # SE7

@@ -25,6 +25,12 @@ from headgate.state.rocksdb.memory import RowSizes, SharedMemory, Use, looking_o
 _FULL = ("No space left", "no space left", "ENOSPC", "Disk quota exceeded")
 _DAMAGED = ("Corruption", "No such file")
 
+_READING = "(TMPDIR, where state is only looked at)"
+_FULL_HINT = (
+    "no space is left on this disk; free some, or give headgate.RocksDB(dir=) a directory on a larger one " + _READING
+)
+_DIRECTORY_HINT = "give headgate.RocksDB(dir=) a directory that the workers may write, on a local disk " + _READING
+
 
 SCAN_ROWS = 8_192
 
@@ -288,8 +294,11 @@ class Database(Rows):
             LocalDamage, StorageError
         """
         self.close()
-        shutil.rmtree(self._path)
-        path.rename(self._path)
+        try:
+            shutil.rmtree(self._path)
+            path.rename(self._path)
+        except OSError as error:  # somebody removed the directory
+            raise disk_error("write", self._path, error) from error
         self._open(is_new=False)
 
 
@@ -319,6 +328,13 @@ def disk_error(operation: str, path: Path, error: OSError) -> LocalDamage | Stor
     return _error(operation, path, error.strerror or str(error))
 
 
+def directory_error(path: Path, error: OSError) -> StorageError:
+    """Say why no files can be put into a directory, and how to choose another one."""
+    text = error.strerror or str(error)
+    hint = _FULL_HINT if any(word in text for word in _FULL) else f"{text}; {_DIRECTORY_HINT}"
+    return StorageError("open", str(path), hint, False)
+
+
 @contextmanager
 def told(operation: str, path: Path) -> Iterator[None]:
     """Say what RocksDB says in the words of this project: one sentence, with the directory (RB8)."""
@@ -339,8 +355,7 @@ def _is_of_the_library(error: Exception) -> bool:
 
 def _error(operation: str, path: Path, text: str) -> LocalDamage | StorageError:
     if any(word in text for word in _FULL):
-        hint = "no space is left on this disk; free some, or give headgate.RocksDB(dir=) a directory on a larger one"
-        return StorageError(operation, str(path), hint, False)
+        return StorageError(operation, str(path), _FULL_HINT, False)
     if operation in ("open", "read") and any(word in text for word in _DAMAGED):
         return LocalDamage(str(path), 0, "a RocksDB database", " ".join(text.split()))
     return StorageError(operation, str(path), text, False)

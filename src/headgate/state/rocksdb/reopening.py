@@ -28,7 +28,7 @@ from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.state.backend import Ownership
 from headgate.state.files import LocalDamage, StoredFiles, UnsoundFiles
 from headgate.state.frozen import OwnedKeys
-from headgate.state.rocksdb.database import Rows, disk_error, opened
+from headgate.state.rocksdb.database import Rows, directory_error, disk_error, opened
 from headgate.state.rocksdb.described import AnyTable, Continued, Description, decode_description, sections_of
 from headgate.state.rocksdb.frozen import PART_BYTES, encode_rows
 from headgate.state.rocksdb.increments import OPTIONS, Known
@@ -321,7 +321,7 @@ class PortableRows:
         try:
             own = OwnDirectory(self._parent, is_users=True)
         except OSError as error:
-            raise disk_error("open", self._parent, error) from error
+            raise directory_error(self._parent, error) from error
         self._close = weakref.finalize(self, own.remove)
         path = own.path / "db"
         description = needed(description, self._groups)

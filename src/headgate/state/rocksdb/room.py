@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from headgate.errors import StorageError
-from headgate.state.rocksdb.database import Database
+from headgate.state.rocksdb.database import Database, directory_error
 from headgate.state.rocksdb.memory import SharedMemory, Use
 from headgate.storage.own_directory import OwnDirectory, remove_abandoned
 
@@ -135,11 +134,14 @@ class Room:
             try:
                 self._own = OwnDirectory(self._parent, keeps_abandoned=True, is_users=True)
             except OSError as error:
-                raise StorageError("open", str(self._parent), error.strerror or str(error), False) from error
+                raise directory_error(self._parent, error) from error
             self._memory = SharedMemory(self._memory_bytes)
         self._memory.joined(use)
         directory = self._own.path / f"{len(self._open)}-{name}"
-        made = LocalDatabase(directory, name, self._memory, self._tidy, use)
+        try:
+            made = LocalDatabase(directory, name, self._memory, self._tidy, use)
+        except OSError as error:  # full, or removed by somebody
+            raise directory_error(directory, error) from error
         self._open.append(made)
         return made
 
