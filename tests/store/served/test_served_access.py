@@ -216,10 +216,10 @@ def test_another_version_is_refused_in_one_sentence(
 ) -> None:  # SS5
     with Store.open(server.address.url) as store:
         monkeypatch.setattr(asking, "PROTOCOL_VERSION", 99)
-        with pytest.raises(StorageError, match=r"speaks version 2 .* speaks version 99; use") as caught:
+        with pytest.raises(StorageError, match=r"speaks version 3 .* speaks version 99; use") as caught:
             store.find(STREAM)  # also in the middle
         assert not caught.value.is_transient
-        with pytest.raises(UsageError, match=r"speaks version 2 .* speaks version 99"):
+        with pytest.raises(UsageError, match=r"speaks version 3 .* speaks version 99"):
             Store.open(server.address.url)
 
 
