@@ -68,6 +68,14 @@ def the_heart_outlives_its_reader() -> AbstractContextManager[None]:  # RG22
     return skipped(GroupHeart, "close")
 
 
+def the_heart_keeps_its_reader() -> AbstractContextManager[None]:  # RG22
+    def init(call: Any, self: Any, beat: Any, *rest: Any) -> None:
+        call(self, beat, *rest)
+        self.kept = beat
+
+    return around(GroupHeart, "__init__", init)
+
+
 def a_failure_stops_the_heart() -> AbstractContextManager[None]:  # RG22
     def run(self: Any) -> None:
         while self._waits_for_beat():
@@ -141,6 +149,7 @@ WAITING: dict[Mutant, Callable[[], None]] = {
     the_heart_stands_still: waiting.test_a_thread_says_that_a_busy_reader_lives_for_as_long_as_it_may_be_busy,
     the_heart_beats_for_ever: waiting.test_whoever_was_busy_for_too_long_is_refused_and_does_not_come_back,
     the_heart_outlives_its_reader: waiting.test_the_thread_ends_with_its_reader_and_goes_on_after_a_failure,
+    the_heart_keeps_its_reader: waiting.test_the_thread_ends_when_nobody_has_its_reader_any_more,
     a_failure_stops_the_heart: waiting.test_the_thread_ends_with_its_reader_and_goes_on_after_a_failure,
     who_is_fenced_beats_on: waiting.test_the_thread_ends_when_its_reader_is_out_of_the_group,
     who_waits_for_its_name_does_not_watch: waiting.test_a_name_is_free_when_its_reader_has_been_silent_for_its_lease,

@@ -171,6 +171,19 @@ def what_is_gone_is_held() -> AbstractContextManager[None]:  # RG28
     return patched(group_holds, "worth_holding", lambda view, wanted: dict(wanted))
 
 
+def nothing_may_be_held() -> AbstractContextManager[None]:  # RG17, RG28
+    real = group_holds.worth_holding
+
+    def worth_holding(view: Any, wanted: Any) -> dict[int, int]:
+        found = real(view, wanted)
+        is_gone = all(
+            view.layout.segments[x].closed_epoch is not None and group_holds._is_empty(view, x) for x in found
+        )
+        return {} if is_gone else found
+
+    return patched(group_holds, "worth_holding", worth_holding)
+
+
 def open_segments_without_events_are_let_go_of() -> AbstractContextManager[None]:  # RG28
     real = group_holds._is_empty
     return patched(
@@ -187,6 +200,7 @@ def all_segments_are_sampled() -> AbstractContextManager[None]:  # RG29
 HOLDS: dict[Mutant, Callable[..., None]] = {
     a_reset_moves_what_was_held: holds.test_a_group_holds_a_stream_that_was_made_anew_from_its_reset_on,
     nobody_misses_what_is_not_held: holds.test_what_somebody_let_go_of_is_held_again_when_the_group_moves,
+    nothing_may_be_held: holds.test_a_group_that_names_only_closed_segments_without_events_holds_all_that_follows,
     what_is_gone_is_held: holds.test_nothing_is_held_of_closed_segments_whose_events_are_gone,
 }
 

@@ -415,7 +415,7 @@ def test_that_stores_are_told_apart_is_caught(tmp_path: Path, port: int) -> None
 
 
 def test_that_strangers_are_told_nothing_is_caught(tmp_path: Path) -> None:
-    sent = b"POST /verb/catalogue/list_streams HTTP/1.1\r\nHeadgate-Protocol: 2\r\nContent-Length: 0\r\n\r\n"
+    sent = b"POST /verb/catalogue/list_streams HTTP/1.1\r\nHeadgate-Protocol: 3\r\nContent-Length: 0\r\n\r\n"
     with serving(tmp_path / "guarded", tokens=lambda: [TOKEN.encode()]) as guarded:
         assert_caught(who_is_not_known_is_answered, access.test_who_is_not_known_is_told_nothing, guarded, sent, b"401")
 

@@ -9,11 +9,13 @@ import pytest
 from tests.store.storing import KEYED, STREAM, keyed
 
 from headgate.codec.chunk import PartEntry
+from headgate.errors import UsageError
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.store.catalogue import groups
 from headgate.store.catalogue.base import ChunkRecord, GroupStart
 from headgate.store.catalogue.memory import memory_catalogue
-from headgate.store.group_reader import GroupReader
+from headgate.store.group_reader import GroupEvents, GroupReader
+from headgate.store.retention import Retention
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition
 
@@ -81,6 +83,30 @@ def test_nothing_is_held_of_closed_segments_whose_events_are_gone(store: Store) 
     assert len(empty) >= 6
     assert not empty & set(held)
     assert [problem for problem in store.fsck() if not problem.is_harmless] == []
+
+
+def test_a_group_that_names_only_closed_segments_without_events_holds_all_that_follows(store: Store) -> None:  # RG17
+    """Its checkpoint lies where nothing was written: who named none of these segments would hold nothing at all."""
+    group = store.reader_group("g", STREAM)
+    assert group.checkpoint("empty")
+    store.resize(STREAM, 3)
+    write(store)
+    with group.join("a") as reader:
+        drain(reader)
+        write(store)
+        drain(reader)
+    assert list(store.holds(STREAM)) == [HOLDER]
+    assert store.events_between(store.holds(STREAM)[HOLDER]) == 40
+    assert store.fsck() == []
+    with pytest.raises(UsageError, match=f"'{HOLDER}' needs the events of segment 2"):
+        store.truncate(store.tail(STREAM))
+    store.set_retention(STREAM, Retention(size="1 B"))
+    assert store.retain(STREAM) == store.head(STREAM)
+    assert store.events_between(store.head(STREAM)) == 40
+    group.reset(checkpoint="empty")
+    with group.join("a") as reader:
+        found = [reader.read() for _ in range(3)]
+    assert sum(len(each.batch) for each in found if isinstance(each, GroupEvents)) == 40
 
 
 @pytest.mark.parametrize("segments", [7, 250])

@@ -290,6 +290,34 @@ def test_the_thread_ends_with_its_reader_and_goes_on_after_a_failure() -> None: 
     assert len(beats) == 4
 
 
+def test_the_thread_ends_when_nobody_has_its_reader_any_more() -> None:  # RG22
+    """It was dropped without ``leave``: others get what it had when its lease is over, not after ``busy_at_most``."""
+    inside, threads, there = room(), [], []
+
+    def work(store: Store) -> None:
+        reader = store.reader_group("g").join("dropped", lease=f"{LEASE_MS}ms", busy_at_most="1h")
+        reader.read()
+        inside.elapse(2 * LEASE_MS)
+        threads.extend(inside.threads_of(process))
+        del reader
+        inside.elapse(LEASE_MS)
+        assert HEART not in inside.threads_of(process)
+
+    def watch(store: Store) -> None:
+        with store.reader_group("g").join("other", lease=f"{LEASE_MS}ms") as reader:
+            while inside.now_ms < 5 * LEASE_MS:
+                reader.read(timeout="50ms")
+                if inside.now_ms < 2 * LEASE_MS:
+                    assert len(store.reader_group("g").readers()) == 2
+            there.extend(store.reader_group("g").readers())
+
+    process = inside.process(work)
+    inside.process(watch)
+    inside.run()
+    assert HEART in threads
+    assert there == ["other"]
+
+
 def test_a_name_is_free_when_its_reader_has_been_silent_for_its_lease() -> None:  # RG23
     inside, told = room(), []
 

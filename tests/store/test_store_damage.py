@@ -327,6 +327,33 @@ def test_what_is_written_while_orphans_are_looked_for_stays(
     assert store.fsck() == []
 
 
+@pytest.mark.parametrize("verify_events", [False, True])
+def test_what_the_store_gives_up_while_it_is_checked_is_no_problem(
+    store: Store, monkeypatch: pytest.MonkeyPatch, verify_events: bool
+) -> None:  # S40
+    """The check sees the catalogue of one moment, and files go as others truncate and abort."""
+    for n in range(4):
+        with store.writer(STREAM) as writer:
+            writer.append(keyed(("a", n)))
+    transaction = store.begin(STREAM, owner="o", epoch=1, name="t")
+    transaction.write(keyed(("a", 9)))
+    transaction.prepare()
+
+    def give_up() -> None:
+        store.truncate(store.tail(STREAM))
+        store.abort_transaction(STREAM, "t", owner="o", epoch=1)
+
+    real = store._storage.list
+
+    def listed(directory: str) -> list[str]:
+        give_up()
+        return real(directory)
+
+    monkeypatch.setattr(store._storage, "list", listed)
+    assert store.fsck(verify_events=verify_events, on_bytes=lambda size_bytes: give_up()) == []
+    assert store.events_between(store.head(STREAM)) == 0
+
+
 def test_no_file_is_removed_where_something_is_damaged(whole: tuple[Path, Events], tmp_path: Path) -> None:  # S40
     """A chunk whose row is damaged seems to belong to nothing."""
     shutil.copytree(whole[0], tmp_path / "store")

@@ -222,6 +222,14 @@ def test_what_is_held_is_not_truncated_and_the_error_says_by_whom(store: Store) 
     assert store.truncate(store.tail(STREAM)).positions == {0: 5, 1: 5}
 
 
+def test_a_hold_that_names_no_segment_holds_everything(store: Store) -> None:  # S69
+    fill(store)
+    store.hold(cut_of(store, {}), holder="audit")
+    assert store.events_between(store.holds(STREAM)["audit"]) == 10
+    with pytest.raises(UsageError, match="'audit' needs the events of segment 1"):
+        store.truncate(cut_of(store, {1: 5}))
+
+
 def test_what_is_held_goes_when_it_is_said(store: Store) -> None:  # S69
     fill(store)
     store.hold(store.head(STREAM), holder="audit")

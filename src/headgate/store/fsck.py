@@ -6,14 +6,16 @@ damaged is a problem of its own, in a sentence, and never the end of the check. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 from msgspec import structs
 
 from headgate.codec.chunk import PartEntry, decode_footer
+from headgate.errors import CorruptionError
 from headgate.storage.base import NotFound, Storage
 from headgate.store.catalogue.base import Audit, Catalogue, ChunkRecord, StoredPart
 from headgate.store.chunks import read_part
@@ -31,6 +33,10 @@ class Problem:
     where: str
     what: str
     is_harmless: bool = False
+
+
+Suspect: TypeAlias = tuple[str, Problem]
+"""A problem of a chunk, with its file."""
 
 
 @runtime_checkable
@@ -54,49 +60,65 @@ def check_store(
     with catalogue.audit() as audit:
         problems = _told(audit.problems())
         orphans = _LEFT if not problems else _UNKNOWN
+        suspects: list[Suspect] = []
         if verify_events:
             for stream in audit.streams():
-                problems += _check_events(audit, storage, stream, on_bytes)
-        problems += _check_files(audit, storage, on_bytes, orphans, verify=verify_events)
-    return problems
+                suspects += _check_events(audit, storage, stream, on_bytes)
+        there = set(storage.list("")) - audit.garbage()
+        for chunk in audit.chunks():
+            suspects += _check_file(audit, storage, on_bytes, chunk, there, verify=verify_events)
+            there.discard(chunk.path)
+    problems += _still_recorded(catalogue, suspects)
+    return problems + [Problem(f"{storage.url}/{path}", orphans, is_harmless=True) for path in sorted(there)]
 
 
 def _told(found: Found) -> list[Problem]:
     return [Problem(where, what) for where, what in found]
 
 
-def _check_events(audit: Audit, storage: Storage, stream: StreamInfo, on_bytes: Callable[[int], None]) -> list[Problem]:
-    problems = []
+def _still_recorded(catalogue: Catalogue, suspects: list[Suspect]) -> list[Problem]:
+    """Leave out what is said of files that the store gave up while it was checked: truncated, aborted, deleted."""
+    if not suspects:
+        return []
+    paths = {path for path, _ in suspects}
+    with suppress(CorruptionError):  # which is said already
+        paths = catalogue.known_chunks(paths)
+    return [problem for path, problem in suspects if path in paths]
+
+
+def _check_events(audit: Audit, storage: Storage, stream: StreamInfo, on_bytes: Callable[[int], None]) -> list[Suspect]:
+    suspects: list[Suspect] = []
     schemas = dict(enumerate(audit.schemas(stream)))
     for part in audit.parts(stream):
         if part.schema_version not in schemas:
             continue  # a problem of the catalogue, which says so
         where = f"{stream.name}/{part.entry.segment} position {part.start}"
-        problems += _told(checked(where, _read, storage, part, schemas[part.schema_version]))
+        found = checked(where, _read, storage, part, schemas[part.schema_version])
+        suspects += [(part.path, problem) for problem in _told(found)]
         on_bytes(part.entry.size_bytes)
-    return problems
+    return suspects
 
 
-def _check_files(
-    audit: Audit, storage: Storage, on_bytes: Callable[[int], None], orphans: str, *, verify: bool
-) -> list[Problem]:
-    """Check the chunks; ``orphans`` says what files are that belong to none."""
-    problems = []
-    there = set(storage.list("")) - audit.garbage()
-    for chunk in audit.chunks():
-        if chunk.path not in there:
-            problems.append(Problem(f"{storage.url}/{chunk.path}", "is missing"))
-            continue
-        there.discard(chunk.path)
-        if not chunk.entries:
-            problems.append(
-                Problem(f"{storage.url}/{chunk.path}", "holds no event that can still be read or committed")
-            )
-            continue
-        if verify:
-            problems += _told(checked(f"{storage.url}/{chunk.path}", _check_chunk, audit, storage, chunk))
-            on_bytes(chunk.size_bytes)
-    return problems + [Problem(f"{storage.url}/{path}", orphans, is_harmless=True) for path in sorted(there)]
+def _check_file(
+    audit: Audit,
+    storage: Storage,
+    on_bytes: Callable[[int], None],
+    chunk: ChunkRecord,
+    there: Collection[str],
+    *,
+    verify: bool,
+) -> list[Suspect]:
+    """Check a chunk; ``there`` are the files that were listed."""
+    where = f"{storage.url}/{chunk.path}"
+    if chunk.path not in there:
+        return [(chunk.path, Problem(where, "is missing"))]
+    if not chunk.entries:
+        return [(chunk.path, Problem(where, "holds no event that can still be read or committed"))]
+    if not verify:
+        return []
+    found = checked(where, _check_chunk, audit, storage, chunk)
+    on_bytes(chunk.size_bytes)
+    return [(chunk.path, problem) for problem in _told(found)]
 
 
 def _read(storage: Storage, part: StoredPart, schema: pa.Schema) -> list[str]:

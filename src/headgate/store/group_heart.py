@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from weakref import WeakMethod
 
 from headgate.clock import Clock
 from headgate.errors import HeadgateError, StorageError
@@ -24,9 +25,12 @@ class GroupHeart:
     def __init__(
         self, beat: Callable[[int], object], lease_ms: int, busy_ms: int | None, threads: Threads, clock: Clock
     ) -> None:
-        """``beat`` says for the so-and-so-many-th time that the reader lives. ``busy_ms`` None: there is no thread."""
+        """``beat`` says for the so-and-so-many-th time that the reader lives. ``busy_ms`` None: there is no thread.
+
+        It is a method of the reader, which the heart does not keep: one that nobody has any more cannot be called.
+        """
         self.pause_ms = max(1, lease_ms // LOOKS_PER_LEASE)
-        self._beat = beat
+        self._readers_beat = WeakMethod(beat)
         self._busy_ms = busy_ms
         self._threads = threads
         self._clock = clock
@@ -83,6 +87,15 @@ class GroupHeart:
             except HeadgateError:  # the reader is out of the group, or there is no group: its next call says so
                 with self._changed:
                     self._is_closed = True
+
+    def _beat(self, number: int) -> None:
+        """Have the reader beat; without a reader this was the last one."""
+        beat = self._readers_beat()
+        if beat is not None:
+            beat(number)
+            return
+        with self._changed:
+            self._is_closed = True
 
     def _waits_for_beat(self) -> bool:
         """Wait until a beat is due; False when this thread is not needed, or not allowed, any more."""

@@ -372,17 +372,22 @@ class Store(OwnedStore):
     def collect_orphans(self) -> int:
         """Remove files that nothing refers to, and return their number. Only call it while no process writes.
 
+        A process that writes all the same loses nothing that it was told is durable: its writers write again what is
+        removed before it was recorded, and a transaction of which something is removed cannot be prepared (S89).
+
         Raises:
             CorruptionError: something is damaged, so that nobody knows whose such a file is.
+            StorageError: a file cannot be removed. Call it again to go on.
         """
         for problem in self.fsck(verify_events=False):
             if not problem.is_harmless:
                 expected = "a sound store, where a file that nothing refers to is nobody's"
                 raise CorruptionError(problem.where, 0, expected, f"this: {problem.what}")
         there = self._storage.list("")
-        known = self._catalogue.chunk_paths()  # behind the list of files: what comes between is not removed (S40)
-        orphans = [path for path in there if path not in known]
-        delete_quietly(self._storage, orphans)
+        known = self._catalogue.chunk_paths()
+        orphans = self._catalogue.condemn([path for path in there if path not in known])  # behind the list of files
+        for path in sorted(orphans):
+            self._storage.delete(path)
         swept = self._storage.sweep_unfinished()
         return len(orphans) + swept
 

@@ -143,6 +143,10 @@ class OtherLayoutError(UsageError):
     """Events were routed by a layout that the stream has no more; they are to be routed anew (S73)."""
 
 
+class RemovedFileError(UsageError):
+    """A chunk was removed as one that belongs to nothing before it was recorded; its events are to be written anew."""
+
+
 class OtherSchemaError(UsageError):
     """Events have values that do not fit an older schema of their stream (S77)."""
 

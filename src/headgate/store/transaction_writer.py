@@ -22,6 +22,7 @@ from headgate.store.evolving import Schemas
 from headgate.store.limits import check_event_sizes
 from headgate.store.open_transaction import check_schema_at_begin, owner_directory
 from headgate.store.routing import hash_text
+from headgate.store.streams import RemovedFileError
 from headgate.threads import Threads
 
 
@@ -57,6 +58,10 @@ class _Flush:
     encoded: BatchChunk | None
     is_put: bool = False
     is_uncertain: bool = False
+
+    def begin_again(self, path: str) -> None:
+        """It certainly is not recorded: let it be another file, of the same events."""
+        self.path, self.is_put, self.is_uncertain = path, False, False
 
 
 class TransactionWriter:
@@ -186,17 +191,25 @@ class TransactionWriter:
     def _begin_flush(self) -> _Flush:
         stream, batches = self._shared.stream, [batch for batch in self._buffer if batch.num_rows]
         encoded = encode_batches(stream, batches, self._fallback) if batches else None
-        directory = directory_of(stream.stream_id, self._shared.owner, self._shared.name).partition("/")[2]
-        path = chunk_path(stream.stream_id, directory, self._around.new_name())
-        found = _Flush(path, (self._durable + 1, self.next_sequence - 1), encoded)
+        found = _Flush(self._new_path(), (self._durable + 1, self.next_sequence - 1), encoded)
         self._buffer, self._buffered_bytes = [], 0
         return found
 
+    def _new_path(self) -> str:
+        stream_id = self._shared.stream.stream_id
+        directory = directory_of(stream_id, self._shared.owner, self._shared.name).partition("/")[2]
+        return chunk_path(stream_id, directory, self._around.new_name())
+
     def _finish(self) -> None:
         """Make what is on its way durable, then have it recorded, once (TX3)."""
-        flush, around = self._on_its_way, self._around
-        if flush is None:
-            return
+        while self._on_its_way is not None:
+            try:
+                self._record(self._on_its_way)
+            except RemovedFileError:  # taken for an orphan: the same events go into another file (S89)
+                self._on_its_way.begin_again(self._new_path())
+
+    def _record(self, flush: _Flush) -> None:
+        around = self._around
         if flush.encoded is not None and not flush.is_put:
             around.storage.put(flush.path, flush.encoded.chunk.buffers)  # durable before it is recorded (LY3)
             flush.is_put = True
@@ -205,6 +218,8 @@ class TransactionWriter:
         now_ms = around.clock.wall_ms()
         try:
             around.catalogue.write_shared(self._shared, self.participant, self._token, flush.numbers, chunk, now_ms)
+        except RemovedFileError:
+            raise
         except (FencedError, UsageError) as error:
             self._failure = error
             if not was_uncertain:  # else a former try may have been recorded, and the file belongs to the store

@@ -26,7 +26,7 @@ from headgate.store.limits import check_event_sizes
 from headgate.store.linger import Linger
 from headgate.store.routing import hash_text
 from headgate.store.schemas import check_same_schema, schema_difference
-from headgate.store.streams import OtherLayoutError, StreamInfo
+from headgate.store.streams import OtherLayoutError, RemovedFileError, StreamInfo
 from headgate.threads import Threads
 
 _log = logging.getLogger("headgate")
@@ -288,6 +288,8 @@ class StreamWriter:
             except OtherLayoutError:  # the stream was scaled: the same events, in the same order, are routed anew (S73)
                 attempt.begin_again(self._new_path())
                 self.stream = self._scaled()
+            except RemovedFileError:  # taken for an orphan: the same events go into another file (S89)
+                attempt.begin_again(self._new_path())
 
     def _append(self, attempt: FlushAttempt) -> Starts:
         if attempt.encoded is None:
@@ -328,6 +330,8 @@ class StreamWriter:
         try:
             self._storage.get_range(path, 0, 1)
         except NotFound:
+            if self._catalogue.find_append(path).is_condemned:  # which is recorded before a file is removed (S89)
+                return None
             extents = self._catalogue.extents(self.stream)  # of a stream that was deleted nothing is acknowledged
             return TRUNCATED if any(extent.head for extent in extents.values()) else None
         return None

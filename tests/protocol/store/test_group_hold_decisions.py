@@ -90,3 +90,13 @@ def test_closed_segments_without_events_are_not_worth_holding() -> None:  # RG28
     assert group_holds.worth_holding(view, wanted) == {1: 4, 2: 0, 3: 1}, "others may get more events"
     view = View(change.layout, {**extents, 0: Extent(3, 4)})
     assert group_holds.worth_holding(view, wanted) == wanted
+
+
+def test_who_holds_names_one_segment_at_least() -> None:  # RG17, RG28
+    """Else nothing would be held, where everything behind the segments that it names is needed."""
+    layout = layouts.first_layout(2)
+    change = layouts.scale(layout, layouts.split(layout, 0, 2))  # type: ignore[arg-type]
+    assert isinstance(change, layouts.Change)
+    view = View(change.layout, {0: Extent(4, 4), 1: Extent(4, 4), 2: Extent(0, 9), 3: Extent(1, 2)})
+    assert group_holds.worth_holding(view, {0: 4}) == {0: 4}
+    assert group_holds.worth_holding(view, {}) == {3: 1}, "from its head on, as those that it does not name"

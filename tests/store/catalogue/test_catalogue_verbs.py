@@ -137,6 +137,7 @@ WRITES: dict[str, Call] = {
     "retain": lambda c, s: c.retain(s, {0: 6, 1: 9}),
     "sweep": lambda c, s: c.sweep(s, 10),
     "swept": lambda c, s: c.swept(["garbage", "unknown"]),
+    "condemn": lambda c, s: c.condemn(["second", "open", "garbage"]),
     "set_retention": lambda c, s: c.set_retention("s", RetentionPolicy(size_bytes=10)),
     "hold": lambda c, s: c.hold(s, Hold("reader", {0: 6, 1: 7})),
     "release": lambda c, s: c.release(s, "reader"),

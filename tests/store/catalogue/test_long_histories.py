@@ -210,6 +210,7 @@ OFTEN: dict[str, Call] = {
     "hold": lambda c, s, h: c.hold(s, Hold("reader", {0: 0})),
     "release": lambda c, s, h: c.release(s, "holder1"),
     "known_chunks": lambda c, s, h: c.known_chunks(["1/a1", "unknown"]),
+    "condemn": lambda c, s, h: c.condemn(["1/a1", "unknown"]),
     "swept": lambda c, s, h: c.swept(["unknown"]),
     "find_group": lambda c, s, h: c.find_group("g"),
     "commit_far_back": lambda c, s, h: c.change_group("g", Committed("a", "a", {GroupSegment("s", 0): 1})),

@@ -48,7 +48,7 @@ from headgate.store.serving.answers import Answers
 from headgate.store.serving.counting import Counting
 from headgate.store.serving.server import ServerOptions, StoreServer, serving_store
 from headgate.store.store import Store
-from headgate.store.streams import OtherLayoutError, StreamDefinition
+from headgate.store.streams import OtherLayoutError, RemovedFileError, StreamDefinition
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def test_what_is_sent_is_what_its_version_says() -> None:  # SS5
     }
     text = json.dumps(shapes, sort_keys=True)
     found = hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert (PROTOCOL_VERSION, CATALOGUE_VERSION, found) == (2, 9, "e63c333293f75775")
+    assert (PROTOCOL_VERSION, CATALOGUE_VERSION, found) == (3, 9, "0114cfb743d8b306")
 
 
 def shape_of(of: Any) -> Any:
@@ -158,6 +158,7 @@ def without_words(value: Any) -> Any:
 ERRORS = [
     UsageError("no such stream"),
     OtherLayoutError("scaled"),
+    RemovedFileError("removed"),
     FencedError("p/sink", 1, 2),
     TruncatedError("s", 1, 2, 3),
     CorruptionError("/a/chunk", 4, "this", "that"),

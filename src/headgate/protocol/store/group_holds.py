@@ -40,9 +40,16 @@ def needed(group: Group, stream: str, view: View) -> dict[int, int]:
 
 
 def worth_holding(view: View, wanted: Mapping[int, int]) -> dict[int, int]:
-    """Return ``wanted`` without closed segments that have no events any more: holding all of nothing is the same."""
+    """Return ``wanted`` without closed segments that have no events any more: holding all of nothing is the same.
+
+    It names one segment at least. Who names none holds nothing, and all of what it does not name is needed.
+    """
     gone = {x.segment_id for x in view.layout.segments if x.closed_epoch is not None and _is_empty(view, x.segment_id)}
-    return {segment: position for segment, position in wanted.items() if segment not in gone}
+    found = {segment: position for segment, position in wanted.items() if segment not in gone}
+    if found:
+        return found
+    last = max(wanted or view.extents)
+    return {last: wanted.get(last, view.extents[last].head)}
 
 
 def moved(before: Group, after: Group, stream: str) -> HoldMoved | None:

@@ -93,7 +93,7 @@ class SqlAudit:
 
     def garbage(self) -> set[str]:
         """See ``Audit``."""
-        return set(self._connection.scalars(sa.select(t.garbage.c.path)))
+        return set(self._connection.scalars(sa.select(t.garbage.c.path).where(t.garbage.c.stream_id != t.NOBODYS)))
 
     def heirs(self, chunk: ChunkRecord, segment: int) -> set[int]:
         """See ``Audit``."""

@@ -76,10 +76,12 @@ class AppendFound:
     Attributes:
         starts: segment → position of its first event; None: the catalogue does not have it.
         is_truncated: it took effect, and its events were truncated since.
+        is_condemned: it never took effect and never will: its file was removed (S89).
     """
 
     starts: dict[int, int] | None = None
     is_truncated: bool = False
+    is_condemned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -752,6 +754,12 @@ class Catalogue(Protocol):
 
     def known_chunks(self, paths: Collection[str]) -> set[str]:
         """Return those of these files that are recorded chunks."""
+
+    def condemn(self, paths: Collection[str]) -> set[str]:
+        """Return those of these files that are no recorded chunks: whoever wrote one cannot record it any more (S89).
+
+        ``append``, ``prepare`` and ``write_shared`` raise RemovedFileError for them, for ever. Repeating is fine.
+        """
 
     def audit(self) -> AbstractContextManager[Audit]:
         """Give a view of one moment. The only verb whose transaction lasts as long as its caller wants."""

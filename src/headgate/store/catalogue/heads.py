@@ -162,10 +162,11 @@ def hold(connection: Connection, stream: StreamInfo, wanted: Hold) -> None:
         if position < extent.head:
             raise TruncatedError(stream.name, segment, position, extent.head)
     release(connection, stream, wanted.holder)
+    first = min(found)
+    positions = wanted.positions or {first: found[first].head}  # who names none needs all, and has to have a row
     key = {"stream_id": stream.stream_id, "holder": wanted.holder, "life": wanted.life, "epoch": wanted.epoch}
-    rows = [{**key, "segment_id": segment, "position": position} for segment, position in wanted.positions.items()]
-    if rows:
-        connection.execute(t.holds.insert(), rows)
+    rows = [{**key, "segment_id": segment, "position": position} for segment, position in positions.items()]
+    connection.execute(t.holds.insert(), rows)
 
 
 def release(connection: Connection, stream: StreamInfo, holder: str) -> None:

@@ -19,13 +19,22 @@ from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import AppendFound, ChunkRecord, PartsFound, StoredPart
 from headgate.store.catalogue.kinds import of_kinds
 from headgate.store.catalogue.streams import inserted_id
-from headgate.store.streams import StreamInfo
+from headgate.store.streams import RemovedFileError, StreamInfo
 
 _PATHS_AT_A_TIME = 500
 
 
 def insert_chunk(connection: Connection, stream_id: int, chunk: ChunkRecord) -> int:
-    """Record a chunk file, without its parts; return its number."""
+    """Record a chunk file, without its parts; return its number.
+
+    Raises:
+        RemovedFileError: it was condemned (S89).
+    """
+    if _is_condemned(connection, chunk.path):
+        raise RemovedFileError(
+            f"the file {chunk.path} was removed as an orphan before its events were recorded, so none of them is in "
+            "the store: write them again, and remove orphans only while no process writes"
+        )
     values = {
         "stream_id": stream_id,
         "file": chunk.path,
@@ -85,12 +94,33 @@ def known_chunks(connection: Connection, paths: Sequence[str]) -> set[str]:
     return found
 
 
+def condemn(connection: Connection, paths: Sequence[str]) -> set[str]:
+    """Return those of these files that are not recorded. They never will be from now on (S89)."""
+    condemned = set(paths) - known_chunks(connection, paths)
+    left = sorted(condemned)
+    for at in range(0, len(left), _PATHS_AT_A_TIME):
+        some = left[at : at + _PATHS_AT_A_TIME]
+        listed = set(connection.scalars(sa.select(t.garbage.c.path).where(t.garbage.c.path.in_(some))))
+        new = [{"path": path, "stream_id": t.NOBODYS} for path in some if path not in listed]
+        if new:
+            connection.execute(t.garbage.insert(), new)
+    return condemned
+
+
+def _is_condemned(connection: Connection, path: str) -> bool:
+    return connection.scalar(_OF_GARBAGE, {"path": path}) == t.NOBODYS
+
+
+_OF_GARBAGE = sa.select(t.garbage.c.stream_id).where(t.garbage.c.path == sa.bindparam("path"))
+
+
 def recorded_starts(connection: Connection, path: str) -> AppendFound:
     """Return what became of the append of a chunk (S68)."""
     chunk_id = connection.scalar(sa.select(t.chunks.c.id).where(t.chunks.c.file == path))
     if chunk_id is None:
-        is_garbage = connection.scalar(sa.select(t.garbage.c.path).where(t.garbage.c.path == path)) is not None
-        return AppendFound(is_truncated=is_garbage)
+        of_stream = connection.scalar(_OF_GARBAGE, {"path": path})
+        is_truncated = of_stream is not None and of_stream != t.NOBODYS
+        return AppendFound(is_truncated=is_truncated, is_condemned=of_stream == t.NOBODYS)
     query = (
         sa.select(t.parts.c.segment_id, sa.func.min(t.parts.c.start))
         .where(t.parts.c.chunk_id == chunk_id)

@@ -545,6 +545,11 @@ class SqlCatalogue:
         with self._database.read() as connection:
             return positions.known_chunks(connection, sorted(paths))
 
+    def condemn(self, paths: Collection[str]) -> set[str]:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return positions.condemn(connection, sorted(paths))
+
     @contextlib.contextmanager
     def audit(self) -> Iterator[SqlAudit]:
         """See ``Catalogue``."""

@@ -243,7 +243,11 @@ garbage = sa.Table(
     sa.Column("stream_id", sa.Integer, nullable=False, index=True),
     sqlite_with_rowid=False,
 )
-"""Chunk files that no part refers to any more and that are to be deleted; a row goes after its file (S68)."""
+"""Chunk files that no part refers to any more and that are to be deleted; a row goes after its file (S68). Those of no
+stream, ``NOBODYS``, were removed as orphans: their rows stay, and the files are never recorded (S89)."""
+
+NOBODYS = 0
+"""Number of no stream: those of streams begin with 1."""
 
 former_authors = sa.Table(
     "former_authors",

@@ -23,7 +23,7 @@ from headgate.errors import (
 from headgate.model.life import Owner
 from headgate.storage.base import AlreadyExists, NotFound
 from headgate.store.served.values import decode, encode
-from headgate.store.streams import OtherLayoutError, OtherSchemaError
+from headgate.store.streams import OtherLayoutError, OtherSchemaError, RemovedFileError
 
 Argument: TypeAlias = str | int | bool
 
@@ -49,7 +49,7 @@ _KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (
         UsageError, OtherLayoutError, OtherSchemaError, CorruptionError, FencedError, TruncatedError, StorageError,
-        AlreadyExists, NotFound,
+        AlreadyExists, NotFound, RemovedFileError,
     )
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ from headgate.storage.base import Storage
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.retention import RetentionPolicy
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Of all that client and server say to each other. Raised with every change of a type that is sent, and with every
 version of the catalogue's tables: whoever does not know what is in them must not write there (SS5)."""
 
