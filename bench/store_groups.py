@@ -22,9 +22,9 @@ from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.layouts import KEY_SPACE, equal_ranges
 from headgate.protocol.store.reader_group import CheckpointAsked, CheckpointForgotten, Committed, Joined, Lived, Passed
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import GroupStart
 from headgate.store.catalogue.memory import memory_catalogue
 from headgate.store.catalogue.sql import SqlCatalogue
+from headgate.store.catalogue.values import GroupStart
 from headgate.store.streams import StreamDefinition
 
 NAME = "store_groups"

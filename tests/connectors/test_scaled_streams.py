@@ -15,7 +15,7 @@ from headgate.connectors.streams import StreamSource, StreamSourceReader
 from headgate.errors import StorageError, TruncatedError
 from headgate.model.ids import Generation
 from headgate.operators.checkpointed.functions import SnapshotContext
-from headgate.store.catalogue.base import Reading
+from headgate.store.catalogue.values import Reading
 from headgate.store.store import Store
 
 SCHEMA = pa.schema([pa.field("key", pa.large_string()), pa.field("value", pa.int64())])

@@ -19,7 +19,7 @@ from headgate.connectors.streams.source import LookingSource
 from headgate.errors import UsageError
 from headgate.model.ids import Generation
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import Frontier, Marker
+from headgate.store.catalogue.values import Frontier, Marker
 from headgate.store.store import Store
 from headgate.testing.source_kit import check_markers
 

@@ -14,7 +14,7 @@ from tests.store import test_removed_orphans as tests
 from tests.store.storing import KEYED, STREAM
 
 from headgate.store.catalogue import positions
-from headgate.store.catalogue.base import AppendFound
+from headgate.store.catalogue.values import AppendFound
 from headgate.store.store import Store
 
 

@@ -21,7 +21,7 @@ from headgate.runtime.worker import worker
 from headgate.store import chunks, evolving, open_transaction
 from headgate.store.catalogue import schemas as sql_schemas
 from headgate.store.catalogue import streams as sql_streams
-from headgate.store.catalogue.base import ChunkRecord
+from headgate.store.catalogue.values import ChunkRecord
 from headgate.store.evolving import Schemas
 from headgate.store.reader import SegmentReader
 from headgate.store.store import Store

@@ -38,7 +38,7 @@ from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock
 from headgate.runtime.driver.starting_over import StartingOver
 from headgate.storage.backends import open_storage
 from headgate.store.catalogue import owners, starting_over
-from headgate.store.catalogue.base import Contents
+from headgate.store.catalogue.values import Contents
 
 
 def the_order_is_not_written() -> AbstractContextManager[None]:

@@ -44,8 +44,8 @@ from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue import transactions as recording
 from headgate.store.catalogue.audit import SqlAudit
-from headgate.store.catalogue.base import PartsFound
 from headgate.store.catalogue.sql import SqlCatalogue
+from headgate.store.catalogue.values import PartsFound
 from headgate.store.linger import Linger
 from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader

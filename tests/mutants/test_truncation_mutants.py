@@ -20,7 +20,7 @@ from headgate.store import fsck, reader, writer
 from headgate.store.appends import Starts
 from headgate.store.catalogue import heads, positions
 from headgate.store.catalogue import streams as sql_streams
-from headgate.store.catalogue.base import AppendFound
+from headgate.store.catalogue.values import AppendFound
 from headgate.store.cut_store import CutStore
 from headgate.store.cuts import StreamCut
 from headgate.store.store import Store

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -59,9 +60,10 @@ class Terminal:
         assert found, pkill
         pattern = re.compile(found[1] or found[2])
         mine = [self.process, *self.process.children(recursive=True)]
-        meant = [one for one in mine if one.is_running() and pattern.search(" ".join(one.cmdline()))]
+        meant = [one for one in mine if pattern.search(_command(one))]
         for one in meant:
-            one.send_signal(signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):  # its parent ended, and it with that
+                one.send_signal(signal.SIGKILL)
         return len(meant)
 
     def close(self) -> None:
@@ -70,6 +72,14 @@ class Terminal:
             if one.is_running():
                 one.kill()
         self.process.wait(PATIENCE_S)
+
+
+def _command(process: psutil.Process) -> str:
+    """Return what it was started as; nothing of one that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 class Reader:

@@ -12,8 +12,8 @@ from headgate.codec.chunk import PartEntry
 from headgate.errors import UsageError
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.store.catalogue import groups
-from headgate.store.catalogue.base import ChunkRecord, GroupStart
 from headgate.store.catalogue.memory import memory_catalogue
+from headgate.store.catalogue.values import ChunkRecord, GroupStart
 from headgate.store.group_reader import GroupEvents, GroupReader
 from headgate.store.retention import Retention
 from headgate.store.store import Store

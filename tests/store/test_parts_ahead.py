@@ -18,8 +18,8 @@ from headgate.codec.chunk import PART_BYTES_MAX, PartEntry
 from headgate.errors import CorruptionError, StorageError, TruncatedError
 from headgate.storage.memory import MemoryStorage
 from headgate.store import chunks, fetching, read_ahead
-from headgate.store.catalogue.base import StoredPart
 from headgate.store.catalogue.sql import SqlCatalogue
+from headgate.store.catalogue.values import StoredPart
 from headgate.store.cuts import StreamCut
 from headgate.store.reader import SegmentReader
 from headgate.store.store import Store

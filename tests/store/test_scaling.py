@@ -13,8 +13,8 @@ from headgate.errors import StorageError, UsageError
 from headgate.model.life import Life
 from headgate.protocol.store.layouts import KEY_SPACE, Layout, Plan
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import Reading
 from headgate.store.catalogue.sql import SqlCatalogue
+from headgate.store.catalogue.values import Reading
 from headgate.store.routing import hash_text
 from headgate.store.store import Store
 from headgate.store.streams import OtherLayoutError, StreamReset

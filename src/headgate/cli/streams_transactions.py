@@ -19,7 +19,7 @@ from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import UsageError
 from headgate.protocol.store.transactions import Status
 from headgate.spark.stream_options import is_of_spark
-from headgate.store.catalogue.base import TransactionInfo
+from headgate.store.catalogue.values import TransactionInfo
 from headgate.store.store import Store
 
 app = typer.Typer(help="Transactions of a stream: what is open, prepared or decided.", no_args_is_help=True)

@@ -16,7 +16,7 @@ from headgate.connectors.hooks import CoordinatorHook, HookContext
 from headgate.connectors.induced import CheckpointMarker, Polled
 from headgate.errors import StorageError
 from headgate.operators.checkpointed.functions import CheckpointListener
-from headgate.store.catalogue.base import Frontier, Marker
+from headgate.store.catalogue.values import Frontier, Marker
 from headgate.store.store import Store
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from headgate.codec.chunk import PART_BYTES_MAX, EncodedChunk, Part, encode_chunk, verify_part
 from headgate.errors import CorruptionError, StorageError
 from headgate.storage.base import NotFound, Storage
-from headgate.store.catalogue.base import ChunkRecord, StoredPart
+from headgate.store.catalogue.values import ChunkRecord, StoredPart
 from headgate.store.evolving import in_schema
 from headgate.store.routing import Segments, ranges_of, segments_of
 from headgate.store.streams import StreamInfo

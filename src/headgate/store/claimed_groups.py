@@ -13,7 +13,8 @@ from headgate.errors import FencedError, StorageError, UsageError
 from headgate.protocol.store.group_claims import Claim, Claimant
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.reader_group import CheckpointAsked, CheckpointForgotten, Group, Joined, Passed
-from headgate.store.catalogue.base import Catalogue, GroupFound, GroupStart
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.values import GroupFound, GroupStart
 from headgate.store.cuts import StreamCut
 
 CHECKPOINTS_KEPT = 16

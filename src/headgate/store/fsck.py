@@ -17,7 +17,8 @@ from msgspec import structs
 from headgate.codec.chunk import PartEntry, decode_footer
 from headgate.errors import CorruptionError
 from headgate.storage.base import NotFound, Storage
-from headgate.store.catalogue.base import Audit, Catalogue, ChunkRecord, StoredPart
+from headgate.store.catalogue.base import Audit, Catalogue
+from headgate.store.catalogue.values import ChunkRecord, StoredPart
 from headgate.store.chunks import read_part
 from headgate.store.findings import Found, checked
 from headgate.store.streams import StreamInfo

@@ -19,7 +19,8 @@ from headgate.model.config import Duration, duration_ms
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.group_watch import Watch
 from headgate.protocol.store.reader_group import Committed, Event, Group, Left, Lived, Passed
-from headgate.store.catalogue.base import Catalogue, GroupFound
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.values import GroupFound
 from headgate.store.group_heart import GroupHeart
 from headgate.store.reader import READ_ROWS, SegmentReader
 from headgate.store.streams import OtherSchemaError

@@ -14,7 +14,7 @@ import xxhash
 
 from headgate.errors import UsageError
 from headgate.storage.base import Storage
-from headgate.store.catalogue.base import ChunkRecord
+from headgate.store.catalogue.values import ChunkRecord
 from headgate.store.chunks import FLUSH_BYTES, chunk_path, delete_quietly, encode_batches
 from headgate.store.evolving import Schemas
 from headgate.store.limits import check_event_sizes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from headgate.errors import StorageError
 from headgate.model.life import Life, Mine, Owner
-from headgate.store.catalogue.base import Contents, Frontier, TransactionInfo
+from headgate.store.catalogue.values import Contents, Frontier, TransactionInfo
 from headgate.store.chunks import delete_quietly
 from headgate.store.open_transaction import Transaction
 from headgate.store.streams import StreamReset

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
 from headgate.storage.base import Storage
-from headgate.store.catalogue.base import StoredPart
+from headgate.store.catalogue.values import StoredPart
 from headgate.store.fetching import Fetch, Fetching
 
 RUN_BYTES = 8 << 20

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from headgate.errors import CorruptionError, StorageError, TruncatedError
 from headgate.storage.base import Storage
-from headgate.store.catalogue.base import Catalogue, StoredPart
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.values import StoredPart
 from headgate.store.chunks import Ranges, read_part
 from headgate.store.evolving import Schemas, in_schema
 from headgate.store.fetching import Fetching

@@ -15,7 +15,8 @@ from headgate.model.config import Duration, duration_ms
 from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.group_watch import LOOKS_PER_LEASE, Watch
 from headgate.protocol.store.reader_group import CheckpointAsked, CheckpointForgotten, Group, Joined, Member
-from headgate.store.catalogue.base import Catalogue, GroupStart
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.values import GroupStart
 from headgate.store.cuts import StreamCut
 from headgate.store.group_reader import GroupReader, Life
 from headgate.store.reader import SegmentReader

@@ -13,7 +13,7 @@ from headgate.errors import UsageError
 from headgate.protocol.store import layouts
 from headgate.protocol.store.layouts import Layout, Plan, Refused
 from headgate.protocol.store.truncation import Extent
-from headgate.store.catalogue.base import Reading
+from headgate.store.catalogue.values import Reading
 from headgate.store.schema_store import SchemaStore
 from headgate.store.streams import OtherLayoutError, StreamInfo
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from headgate.errors import StorageError, UsageError
 from headgate.protocol.store.shared_transactions import Abort, Commit, Prepare, Verdict
-from headgate.store.catalogue.base import Shared, TransactionInfo
+from headgate.store.catalogue.values import Shared, TransactionInfo
 from headgate.store.chunks import delete_quietly
 from headgate.store.transaction_writer import Around, TransactionWriter, directory_of
 

@@ -16,7 +16,8 @@ from headgate.clock import Clock
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.protocol.store.shared_transactions import PINGS_PER_LEASE
 from headgate.storage.base import Storage
-from headgate.store.catalogue.base import Catalogue, Shared
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.values import Shared
 from headgate.store.chunks import FLUSH_BYTES, BatchChunk, chunk_path, delete_quietly, encode_batches
 from headgate.store.evolving import Schemas
 from headgate.store.limits import check_event_sizes

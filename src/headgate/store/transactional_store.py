@@ -12,7 +12,7 @@ from collections.abc import Callable
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.protocol.store.shared_transactions import LEASE_MS_MAX, LEASE_MS_MIN
-from headgate.store.catalogue.base import Shared
+from headgate.store.catalogue.values import Shared
 from headgate.store.chunks import delete_quietly
 from headgate.store.grouped_store import GroupedStore
 from headgate.store.shared_transaction import SharedTransaction, sweep

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from headgate.errors import StorageError, UsageError
 from headgate.storage.base import Storage
-from headgate.store.catalogue.base import Catalogue, ChunkRecord
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.values import ChunkRecord
 from headgate.store.chunks import delete_quietly
 from headgate.store.evolving import Schemas
 from headgate.store.open_transaction import Transaction, owner_directory

@@ -19,7 +19,8 @@ from headgate.clock import Clock
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.storage.base import NotFound, Storage
 from headgate.store.appends import TRUNCATED, Appended, FlushAttempt, PendingAppend, Starts
-from headgate.store.catalogue.base import Catalogue, Numbers
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.values import Numbers
 from headgate.store.chunks import FLUSH_BYTES, chunk_path, delete_quietly, encode_batches
 from headgate.store.evolving import Schemas
 from headgate.store.limits import check_event_sizes

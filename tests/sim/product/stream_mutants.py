@@ -21,8 +21,8 @@ from headgate.protocol.store.reading_order import ReadingOrder
 from headgate.sim.machine.surroundings import SimThreads
 from headgate.store.appends import FlushAttempt
 from headgate.store.catalogue import owners, sql, starting_over, transactions, writers
-from headgate.store.catalogue.base import AppendFound, Contents, Numbers, Recovered
 from headgate.store.catalogue.sql import SqlCatalogue
+from headgate.store.catalogue.values import AppendFound, Contents, Numbers, Recovered
 from headgate.store.cuts import StreamCut
 from headgate.store.linger import Linger
 from headgate.store.spilling import Part

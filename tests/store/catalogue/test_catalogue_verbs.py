@@ -24,8 +24,9 @@ from headgate.protocol.store.shared_transactions import Commit
 from headgate.protocol.store.truncation import Hold
 from headgate.store.catalogue import sql, tables
 from headgate.store.catalogue.access import Database
-from headgate.store.catalogue.base import AppendFound, Catalogue, ChunkRecord, GroupStart, Numbers, Reading, Shared
+from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.memory import memory_catalogue
+from headgate.store.catalogue.values import AppendFound, ChunkRecord, GroupStart, Numbers, Reading, Shared
 from headgate.store.retention import RetentionPolicy
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset

@@ -27,9 +27,9 @@ from headgate.protocol.store.reader_group import (
 )
 from headgate.protocol.store.shared_transactions import Commit
 from headgate.protocol.store.truncation import Hold
-from headgate.store.catalogue.base import ChunkRecord, GroupStart, Numbers, Reading, Shared
 from headgate.store.catalogue.private import PrivateDatabase
 from headgate.store.catalogue.sql import SqlCatalogue
+from headgate.store.catalogue.values import ChunkRecord, GroupStart, Numbers, Reading, Shared
 from headgate.store.catalogue.versions import make_tables
 from headgate.store.retention import RetentionPolicy
 from headgate.store.streams import StreamDefinition, StreamInfo

@@ -21,7 +21,7 @@ from headgate.model.life import Life, Owner
 from headgate.protocol.store.layouts import first_layout
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import versions
-from headgate.store.catalogue.base import GroupStart
+from headgate.store.catalogue.values import GroupStart
 from headgate.store.retention import Retention
 from headgate.store.routing import hash_column
 from headgate.store.store import Store

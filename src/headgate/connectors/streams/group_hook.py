@@ -13,7 +13,7 @@ from headgate.connectors.hooks import ASK_AGAIN, AskAgain, CoordinatorHook, Hook
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.protocol.store.group_claims import Claim
-from headgate.store.catalogue.base import GroupStart
+from headgate.store.catalogue.values import GroupStart
 from headgate.store.claimed_groups import ClaimedGroup
 from headgate.store.cuts import StreamCut
 from headgate.store.reader_groups import group_start

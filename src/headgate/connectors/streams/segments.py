@@ -12,7 +12,7 @@ from contextlib import suppress
 from headgate.connectors.base import SourceContext
 from headgate.errors import StorageError
 from headgate.protocol.store.reading_order import Place, ReadingOrder, Start
-from headgate.store.catalogue.base import Reading
+from headgate.store.catalogue.values import Reading
 from headgate.store.store import Store
 from headgate.store.streams import StreamInfo
 

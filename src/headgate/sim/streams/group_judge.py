@@ -22,7 +22,8 @@ from headgate.protocol.store.reader_group import (
     Passed,
 )
 from headgate.sim.world import Violation
-from headgate.store.catalogue.base import Catalogue, GroupFound, GroupStart
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.values import GroupFound, GroupStart
 from headgate.store.group_reader import GroupEvents
 
 Row: TypeAlias = tuple[int, int]

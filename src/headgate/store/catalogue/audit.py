@@ -23,10 +23,10 @@ from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import group_audit
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import ChunkRecord, StoredPart
 from headgate.store.catalogue.heads import dated_since
 from headgate.store.catalogue.positions import STORED_PARTS, part_entry, stored_part
 from headgate.store.catalogue.streams import find_schemas, recorded_layout, stream_info
+from headgate.store.catalogue.values import ChunkRecord, StoredPart
 from headgate.store.evolving import columns_of
 from headgate.store.findings import Found, checked, checked_at
 from headgate.store.streams import StreamInfo

@@ -21,9 +21,9 @@ from headgate.protocol.store.reading_order import FirstStart
 from headgate.store.catalogue import group_holding
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import GroupFound, GroupStart
 from headgate.store.catalogue.group_rows import decode_group, encode_group
 from headgate.store.catalogue.kinds import all_of, of_kinds
+from headgate.store.catalogue.values import GroupFound, GroupStart
 from headgate.store.streams import StreamInfo, is_usable_name
 
 SEGMENTS_SAMPLED = 32

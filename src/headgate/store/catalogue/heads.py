@@ -15,8 +15,8 @@ from headgate.errors import CorruptionError, FencedError, TruncatedError, UsageE
 from headgate.protocol.store import truncation
 from headgate.protocol.store.truncation import Extent, Held, Hold, Move, Outside
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import Swept
 from headgate.store.catalogue.kinds import all_of, of_kinds
+from headgate.store.catalogue.values import Swept
 from headgate.store.open_transaction import TRANSACTIONS
 from headgate.store.retention import RetentionPolicy, decode_retention
 from headgate.store.streams import StreamInfo

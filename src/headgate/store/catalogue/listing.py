@@ -14,8 +14,8 @@ from sqlalchemy.engine import Connection
 
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import ParticipantInfo, TransactionInfo
 from headgate.store.catalogue.kinds import of_kinds
+from headgate.store.catalogue.values import ParticipantInfo, TransactionInfo
 
 
 def transaction_infos(

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import Frontier, Marker
 from headgate.store.catalogue.kinds import of_kinds
+from headgate.store.catalogue.values import Frontier, Marker
 from headgate.store.streams import StreamInfo
 
 

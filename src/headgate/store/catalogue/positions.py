@@ -16,9 +16,9 @@ from sqlalchemy.engine import Connection
 from headgate.codec.chunk import PartEntry
 from headgate.errors import CorruptionError, TruncatedError, UsageError
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import AppendFound, ChunkRecord, PartsFound, StoredPart
 from headgate.store.catalogue.kinds import of_kinds
 from headgate.store.catalogue.streams import inserted_id
+from headgate.store.catalogue.values import AppendFound, ChunkRecord, PartsFound, StoredPart
 from headgate.store.streams import RemovedFileError, StreamInfo
 
 _PATHS_AT_A_TIME = 500

@@ -16,9 +16,9 @@ from headgate.errors import CorruptionError, UsageError
 from headgate.protocol.store import layouts
 from headgate.protocol.store.layouts import Change, Layout, Outdated, Plan, Range, Refused
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import Reading
 from headgate.store.catalogue.kinds import all_of
 from headgate.store.catalogue.streams import check_takes_events, find_layout
+from headgate.store.catalogue.values import Reading
 from headgate.store.streams import OtherLayoutError, StreamInfo
 
 

@@ -20,12 +20,12 @@ from headgate.protocol.store.layouts import Segment
 from headgate.protocol.store.shared_transactions import Participant, SharedRecord, Verdict
 from headgate.protocol.store.transactions import RefuseFenced, RefuseUnknown, Status, Verb
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import ChunkRecord, ExpiredTransaction, Shared
 from headgate.store.catalogue.kinds import of_kinds
 from headgate.store.catalogue.positions import insert_chunk, part_row
 from headgate.store.catalogue.scaling import Reopening
 from headgate.store.catalogue.streams import check_takes_events, find_layout, find_schemas, look
 from headgate.store.catalogue.transactions import apply_commit, drop, fence_of, insert, set_fence, set_status
+from headgate.store.catalogue.values import ChunkRecord, ExpiredTransaction, Shared
 from headgate.store.streams import StreamInfo
 
 

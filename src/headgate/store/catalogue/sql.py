@@ -43,7 +43,11 @@ from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.access import Database
 from headgate.store.catalogue.audit import SqlAudit
-from headgate.store.catalogue.base import (
+from headgate.store.catalogue.kinds import all_of
+from headgate.store.catalogue.listing import transaction_infos
+from headgate.store.catalogue.opening import open_database
+from headgate.store.catalogue.outcomes import DECISIONS_BETWEEN_LOOKS, forget_named, forget_oldest
+from headgate.store.catalogue.values import (
     AppendFound,
     ChunkRecord,
     Contents,
@@ -59,10 +63,6 @@ from headgate.store.catalogue.base import (
     Swept,
     TransactionInfo,
 )
-from headgate.store.catalogue.kinds import all_of
-from headgate.store.catalogue.listing import transaction_infos
-from headgate.store.catalogue.opening import open_database
-from headgate.store.catalogue.outcomes import DECISIONS_BETWEEN_LOOKS, forget_named, forget_oldest
 from headgate.store.retention import RetentionPolicy
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 

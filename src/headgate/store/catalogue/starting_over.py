@@ -13,8 +13,8 @@ from headgate.model.life import Life, Mine
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue import transactions
-from headgate.store.catalogue.base import Contents
 from headgate.store.catalogue.owners import find_owner, names_of
+from headgate.store.catalogue.values import Contents
 from headgate.store.open_transaction import owner_directory
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 

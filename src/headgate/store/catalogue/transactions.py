@@ -30,11 +30,11 @@ from headgate.protocol.store.transactions import (
     next_fence,
 )
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import ChunkRecord, Recovered
 from headgate.store.catalogue.kinds import all_of
 from headgate.store.catalogue.positions import assign_positions, insert_chunk, part_entry, part_row
 from headgate.store.catalogue.scaling import Reopening
 from headgate.store.catalogue.streams import inserted_id, stream_info
+from headgate.store.catalogue.values import ChunkRecord, Recovered
 from headgate.store.streams import StreamInfo
 
 

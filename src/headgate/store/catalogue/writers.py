@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from headgate.errors import CorruptionError, FencedError, UsageError
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import Numbers
+from headgate.store.catalogue.values import Numbers
 from headgate.store.streams import StreamInfo
 
 

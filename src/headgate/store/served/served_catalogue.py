@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from headgate.errors import UsageError
 from headgate.model.life import Mine
-from headgate.store.catalogue.base import Audit, Contents
+from headgate.store.catalogue.base import Audit
+from headgate.store.catalogue.values import Contents
 from headgate.store.fsck import Problem
 from headgate.store.served.checked import check_served
 from headgate.store.served.client import Client, question_of

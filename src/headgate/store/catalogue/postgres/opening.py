@@ -15,13 +15,13 @@ from sqlalchemy.engine import Connection
 
 from headgate.errors import StorageError, UsageError
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import Place
 from headgate.store.catalogue.postgres import database as databases
 from headgate.store.catalogue.postgres.address import Address
 from headgate.store.catalogue.postgres.database import PostgresDatabase
 from headgate.store.catalogue.postgres.tables import compare_texts_as_bytes, tables
 from headgate.store.catalogue.postgres.verbs import PostgresCatalogue
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
+from headgate.store.catalogue.values import Place
 from headgate.store.catalogue.versions import check_not_newer, make_tables
 
 CHUNKS, STORE_ID = "chunks", "store_id"
