@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.state import test_timer_stores as timer_stores
 from tests.state.memory import test_memory_chunks as tests
 from tests.state.memory import test_memory_expiring_chunks as expiring
 from tests.state.memory import test_memory_timer_chunks as timers
@@ -298,6 +299,18 @@ def timers_are_counted_from_the_first_snapshot() -> AbstractContextManager[None]
     return patched(MemoryColumnTimers, "_since_counted", since_counted)
 
 
+def a_snapshot_shares_the_list_of_what_comes_behind_it() -> AbstractContextManager[None]:
+    original = MemoryColumnTimers._refer_to
+
+    def refer_to(self: MemoryColumnTimers, former: Any, since: Any) -> None:
+        before = self._tail
+        original(self, former, since)
+        if self._tail is not before:
+            self._tail = since
+
+    return patched(MemoryColumnTimers, "_refer_to", refer_to)
+
+
 def what_was_done_since_timers_were_counted_is_forgotten() -> AbstractContextManager[None]:
     return patched(NotedTimers, "since", lambda self, number: [])
 
@@ -498,6 +511,11 @@ def test_bugs_of_chunks_are_caught(mutant: Mutant, test: Callable[..., Any], giv
             timers_are_counted_from_the_first_snapshot,
             timers.test_a_checkpoint_brings_into_order_what_changed_since_the_last_one,
             (),
+        ),
+        (
+            a_snapshot_shares_the_list_of_what_comes_behind_it,
+            timer_stores.test_a_snapshot_that_is_written_later_has_no_timer_that_came_behind_its_barrier,
+            (timer_stores.Columns,),
         ),
         (slots_that_a_restore_shortened_have_not_changed, SHORTENED, ("column",)),
         (lists_that_a_restore_shortened_have_not_changed, SHORTENED, ("column",)),

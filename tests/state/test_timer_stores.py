@@ -210,6 +210,31 @@ def test_the_groups_of_the_model_are_those_of_the_product() -> None:
 
 
 @pytest.mark.parametrize("make", [Rows, Columns])
+def test_a_snapshot_that_is_written_later_has_no_timer_that_came_behind_its_barrier(make: Any) -> None:  # MC9
+    store = make()
+    store.change(TimeKind.EVENT_TIME, [(("a", n), n) for n in range(100)], is_deletion=False)
+    first = store.backend.freeze()
+    bytes_of(first)  # counted: the next one is told from it, and from what was done since
+    for number in range(3):
+        store.between_batches()
+        frozen = store.backend.freeze()
+        store.change(TimeKind.EVENT_TIME, [(("b", number), 50 + number)], is_deletion=False)
+        assert frozen.rows()[f"headgate.timers.{TimeKind.EVENT_TIME.value}"] == 100 + number
+        sections = decode_sections(memoryview(bytes_of(frozen)), "here")
+        heir = make()
+        heir.backend.restore(sections, "here", Ownership(GROUPS, 1, 0))
+        found = [key for key, _ in all_of(heir)]
+        assert sorted(found) == [("a", n) for n in range(100)] + [("b", n) for n in range(number)]
+
+
+def all_of(store: Any) -> list[Timer]:
+    found: list[Timer] = []
+    while part := store.take(TimeKind.EVENT_TIME, 1_000, 50):
+        found += part
+    return found
+
+
+@pytest.mark.parametrize("make", [Rows, Columns])
 def test_what_is_deleted_and_registered_again_and_again_takes_no_more_room(make: Any) -> None:  # TM12
     store = make()
     key = ("a", 1)

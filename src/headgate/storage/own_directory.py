@@ -83,7 +83,11 @@ def remove_abandoned(parent: Path) -> None:
 
     Nothing happens if somebody else does it meanwhile. What cannot be opened, or is no lock, stays and harms nobody.
     """
-    for lock in parent.glob(f"*{_LOCK}"):
+    try:
+        locks = list(parent.glob(f"*{_LOCK}"))
+    except FileNotFoundError:  # whoever ended as the last one removed it
+        return
+    for lock in locks:
         with contextlib.suppress(OSError):
             descriptor = os.open(lock, os.O_RDWR)
             try:

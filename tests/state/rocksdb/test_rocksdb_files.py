@@ -31,6 +31,7 @@ from headgate.state.rocksdb import memory, reopening
 from headgate.state.rocksdb.database import Changes, Database, Rows
 from headgate.state.rocksdb.memory import SharedMemory, Use
 from headgate.state.rocksdb.reopening import PortableRows
+from headgate.storage import own_directory
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
 VALUE = StateDescriptor("value", StateKind.VALUE, pa.large_string())
@@ -141,6 +142,27 @@ def test_a_directory_that_another_user_has_made_takes_no_state(
     with pytest.raises(StorageError, match=r"belongs to user \d+, who could read and change"):
         _ = filled(states, 1) if kind == "state" else unread._open()
     assert [*theirs.iterdir()] == []
+
+
+# RB3
+def test_the_directory_of_all_may_go_while_somebody_looks_for_what_is_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever ends as the last one removes it."""
+    original = own_directory.make_directories
+    removed: list[Path] = []
+
+    def make(path: Path, access: Any) -> None:
+        original(path, access)
+        if not removed:
+            removed.append(path)
+            path.rmdir()
+
+    monkeypatch.setattr(own_directory, "make_directories", make)
+    own = own_directory.OwnDirectory(tmp_path / "all")
+    assert removed == [tmp_path / "all"]
+    assert own.path.is_dir()
+    own.remove()
 
 
 # RB4

@@ -250,7 +250,8 @@ class MemoryColumnTimers:
         if len(self._due[0]) or (self._runs and self._runs[0].times is former.base[0]):
             return
         self._runs = [_Run(*found) for found in (former.base, former.done) if len(found[0])]
-        self._tail, self._tail_rows = since, sum(len(part) for part, _ in since)
+        self._tail = list(since)  # a list of its own: the snapshot that is taken now reads the other one, later
+        self._tail_rows = sum(len(part) for part, _ in since)
         self._tail_ms = min((int(part.min()) for part, _ in since), default=0)
 
 
