@@ -149,18 +149,16 @@ def test_the_directory_of_all_may_go_while_somebody_looks_for_what_is_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever ends as the last one removes it."""
-    original = own_directory.make_directories
-    removed: list[Path] = []
+    looked: list[Path] = []
 
-    def make(path: Path, access: Any) -> None:
-        original(path, access)
-        if not removed:
-            removed.append(path)
-            path.rmdir()
+    def glob(self: Path, pattern: str) -> Any:
+        looked.append(self)
+        self.rmdir()
+        return os.scandir(self)  # as pathlib does once it has seen that there is a directory
 
-    monkeypatch.setattr(own_directory, "make_directories", make)
+    monkeypatch.setattr(Path, "glob", glob)
     own = own_directory.OwnDirectory(tmp_path / "all")
-    assert removed == [tmp_path / "all"]
+    assert looked == [tmp_path / "all"]
     assert own.path.is_dir()
     own.remove()
 
