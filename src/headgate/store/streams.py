@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from headgate.errors import UsageError
+from headgate.errors import HeadgateError, UsageError
 from headgate.model.life import Life, Mine
 from headgate.protocol.store.autoscaling import ScalingPolicy
 from headgate.protocol.store.layouts import SEGMENTS_MAX, Segment
@@ -143,8 +143,11 @@ class OtherLayoutError(UsageError):
     """Events were routed by a layout that the stream has no more; they are to be routed anew (S73)."""
 
 
-class RemovedFileError(UsageError):
-    """A chunk was removed as one that belongs to nothing before it was recorded; its events are to be written anew."""
+class RemovedFileError(HeadgateError):
+    """A chunk was removed as one that belongs to nothing before it was recorded; its events are to be written anew.
+
+    Not a wrong use: a pipeline that starts again from its last checkpoint writes them.
+    """
 
 
 class OtherSchemaError(UsageError):
