@@ -1,18 +1,48 @@
-"""Rules for object paths, shared by every backend.
+"""Rules for object paths, shared by every backend, and for names that are read from files (SE8).
 
-Counterpart: ``storage.Storage``. Source: docs/spec/storage.md.
+Counterpart: ``storage.Storage``. Source: docs/spec/storage.md and docs/spec/security.md.
 Never touches a disk.
 """
 
 from __future__ import annotations
 
-from headgate.errors import UsageError
+import re
+
+from headgate.errors import CorruptionError, UsageError
 
 TEMP_PREFIX = ".hg-tmp-"
 """Names that begin so are unfinished writes: never listed, never readable, harmless when left by a crash."""
 
 PATH_CHARS_MAX = 900
 """Object stores allow 1,024 bytes; the rest is for the prefix of the storage itself."""
+
+BARE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.~-]*")
+"""The names that Headgate itself gives to files: none is hidden, leads elsewhere, or has other characters."""
+
+NAME_CHARS_MAX = 255
+
+
+def read_name(name: str, where: str, form: re.Pattern[str] = BARE_NAME) -> str:
+    """Return ``name``, which the file ``where`` says: only now may it be joined to a directory (SE8).
+
+    Raises:
+        CorruptionError: it is not the bare name of a file, or not of this ``form``.
+    """
+    if len(name) > NAME_CHARS_MAX or BARE_NAME.fullmatch(name) is None or form.fullmatch(name) is None:
+        raise CorruptionError(where, 0, "the bare name of a file", f"{name[:NAME_CHARS_MAX]!a}")
+    return name
+
+
+def read_path(path: str, where: str) -> str:
+    """Return the object path ``path``, which the file ``where`` says (SE8).
+
+    Raises:
+        CorruptionError: it is not relative, or leads elsewhere; see ``checked_path``.
+    """
+    try:
+        return checked_path(path)
+    except UsageError as error:
+        raise CorruptionError(where, 0, "the path of a file", f"{path[:NAME_CHARS_MAX]!a}") from error
 
 
 def checked_path(path: str) -> str:

@@ -10,14 +10,17 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import xxhash
 from tests.state.rocksdb.increments import Restored, Subtask, files_of, manifest_of
 
+from headgate.codec.snapshot import FILES_PREFIX, decode_sections, encode_sections
 from headgate.model.config import MemoryState, RocksState
 from headgate.model.ids import WorkerIndex
 from headgate.model.manifest import Manifest
+from headgate.runtime.checkpoints.snapshots import read_part
 from headgate.runtime.worker import deployment
 from headgate.state.choice import local_directory
-from headgate.state.files import LocalDamage, UnsoundFiles
+from headgate.state.files import LocalDamage, UnsoundFiles, is_description
 from headgate.state.rocksdb import database, increments, reopening
 from headgate.state.rocksdb.database import Rows
 
@@ -61,6 +64,28 @@ def test_an_unsound_checkpoint_is_named_by_its_own_file(subtask: Subtask, tmp_pa
     assert caught.value.path == f"p/{file.path}"
     assert str(tmp_path) not in str(caught.value)
     assert not list((tmp_path / "other").rglob("*.sst")), "nothing stays"
+
+
+# SE8
+@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("name", ["../escaped", "{root}/escaped", "CURRENT/../../escaped", "escaped"])
+def test_a_checkpoint_from_elsewhere_writes_no_file_outside_of_its_own_directory(
+    subtask: Subtask, tmp_path: Path, parallelism: int, name: str
+) -> None:
+    """Its checksums are right: who made it may have written anything."""
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    (entry,) = manifest.entries
+    (described,) = (part for part in entry.parts if is_description(part) and part.section.startswith(FILES_PREFIX))
+    sections = {one: [data] for one, data in decode_sections(read_part(subtask.storage, "p", described), "it").items()}
+    data = b"".join(map(bytes, encode_sections({**sections, f"small/{name.format(root=tmp_path)}": [b"#!/bin/sh"]})))
+    forged = replace(
+        described, path="", inline=data, offset=0, size_bytes=len(data), checksum=xxhash.xxh3_64_intdigest(data)
+    )
+    parts = tuple(forged if part is described else part for part in entry.parts)
+    with pytest.raises(UnsoundFiles, match=r"expected the bare name of a file, found '.*escaped'"):
+        Restored(subtask.storage, manifest_of(1, parts), tmp_path / "other", parallelism=parallelism)
+    assert not list(tmp_path.rglob("*escaped*"))
 
 
 # R57 R30

@@ -27,6 +27,7 @@ from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.storage.base import Bytes
 from headgate.storage.numbered import number_name
+from headgate.storage.paths import read_name
 
 STAGING = "_staging"
 PUBLISHING = "_publishing"
@@ -137,7 +138,8 @@ def decode_files(where: str, data: bytes) -> list[StagedFile]:
     """Return the files that ``encode_files`` listed.
 
     Raises:
-        CorruptionError: ``data``, which came from ``where``, is damaged or of an unknown version.
+        CorruptionError: ``data``, which came from ``where``, is damaged or of an unknown version, or lists what is not
+            the name of a file in the sink's directory.
     """
     found, _, body = data.partition(b"\n")
     if found.decode("ascii", "replace") != digest([body]):
@@ -146,9 +148,12 @@ def decode_files(where: str, data: bytes) -> list[StagedFile]:
         version = msgspec.json.decode(body, type=_Version).version
         if version != PAYLOAD_VERSION:
             raise CorruptionError(where, 17, f"version {PAYLOAD_VERSION}", f"version {version}")
-        return msgspec.json.decode(body, type=_Payload).files
+        files = msgspec.json.decode(body, type=_Payload).files
     except msgspec.DecodeError as error:
         raise CorruptionError(where, 17, "the fields of this version", str(error)) from error
+    for file in files:
+        read_name(file.name, where)
+    return files
 
 
 def _quoted(name: str) -> str:

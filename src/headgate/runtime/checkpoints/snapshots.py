@@ -17,6 +17,7 @@ from headgate.model.manifest import BUNDLE, SnapshotPart
 from headgate.model.places import Place
 from headgate.storage.backends import is_missing, open_storage
 from headgate.storage.base import NotFound, Storage
+from headgate.storage.paths import read_path
 from headgate.storage.reading import read_again
 
 READ_BYTES_MAX = 8 << 20
@@ -85,9 +86,10 @@ def _chunks(storage: Storage, pipeline: str, part: SnapshotPart) -> Iterator[byt
     if not part.path:
         yield part.inline
         return
+    path = read_path(f"{pipeline}/{part.path}", "a manifest")
     at, end = part.offset, part.offset + part.size_bytes
     while True:
-        chunk = storage.get_range(f"{pipeline}/{part.path}", at, min(READ_BYTES_MAX, end - at))
+        chunk = storage.get_range(path, at, min(READ_BYTES_MAX, end - at))
         yield chunk
         at += len(chunk)
         if at >= end or not chunk:

@@ -18,6 +18,7 @@ from headgate.runtime.checkpoints.named import NamedLog, named_log, refuse_unles
 from headgate.runtime.checkpoints.snapshots import read_part, storage_at
 from headgate.storage.backends import absolute_location, local_directory
 from headgate.storage.base import NotFound, Storage
+from headgate.storage.paths import read_path
 
 _PLACES = (
     "the path of a savepoint, DIRECTORY/PIPELINE for the newest checkpoint of a pipeline, or DIRECTORY/PIPELINE/chk-ID"
@@ -77,8 +78,9 @@ class StoredCheckpoint:
         if not part.path:
             return part.inline[:size_bytes]
         wanted = min(size_bytes, part.size_bytes)
+        path = read_path(f"{self.place.prefix}/{part.path}", "a manifest")
         try:
-            return storage.get_range(f"{self.place.prefix}/{part.path}", part.offset, wanted)
+            return storage.get_range(path, part.offset, wanted)
         except NotFound as error:
             raise self._missing(part) from error
 

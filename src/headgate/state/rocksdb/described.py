@@ -9,6 +9,7 @@ for another (SF16).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from datetime import timedelta
@@ -27,6 +28,7 @@ from headgate.state.rocksdb.packed import PackedTable
 from headgate.state.rocksdb.stored_timers import TimerTable
 from headgate.state.rocksdb.tables import Table
 from headgate.state.ttl import TTL
+from headgate.storage.paths import read_name
 
 VERSION = 1
 TIMED_VERSION = 2
@@ -44,6 +46,10 @@ _TIMERS = "timers"
 
 _PACK = "pack"
 """Of a table whose rows it shares with those beside it: the number of their table."""
+
+_LARGE_NAME = re.compile(r"[0-9]{6,20}\.sst")
+_SMALL_NAME = re.compile(r"CURRENT|(?:MANIFEST|OPTIONS)-[0-9]{6,20}|rocksdict-config\.json")
+"""What RocksDB and its library call files: whoever opens a database writes files with these names (SE8)."""
 
 _SOME_TTL = TTL("1ms")
 
@@ -147,7 +153,7 @@ def decode_description(data: memoryview, where: str) -> Description:
     """Return what ``Description.encode`` has written.
 
     Raises:
-        CorruptionError: it is not that, or of a version that is not known.
+        CorruptionError: it is not that, of a version that is not known, or names a file as RocksDB never does.
     """
     sections = decode_sections(data, where)
     try:
@@ -157,7 +163,7 @@ def decode_description(data: memoryview, where: str) -> Description:
             raise CorruptionError(where, 0, expected, f"version {what['version']}")
         first, count, max_parallelism = what["groups"]
         tables = _decoded(what["tables"], sections)
-        names = [str(name) for name in what["files"]]
+        names = [read_name(str(name), where, _LARGE_NAME) for name in what["files"]]
         ranges = [FileRange(*map(int, one)) for one in what.get("ranges", ())]
         now_ms = int(what.get("now_ms", 0))
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
@@ -165,6 +171,8 @@ def decode_description(data: memoryview, where: str) -> Description:
     if ranges and len(ranges) != len(names):
         raise CorruptionError(where, 0, f"where each of {len(names)} files is", f"{len(ranges)} places")
     small, meta = (_named(sections, prefix) for prefix in (_SMALL, _META))
+    for name in small:
+        read_name(name, where, _SMALL_NAME)
     keys = OwnedKeys(KeyGroups(first, count), max_parallelism)
     return Description(tables, keys, names, ranges, small, meta, now_ms)
 
