@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from tests.mutants.harness import patched
 
 from headgate.connectors.streams import StreamSink, StreamSource
-from headgate.errors import StorageError
+from headgate.errors import StorageError, UsageError
 from headgate.store.catalogue import database
 from headgate.store.catalogue.database import FileDatabase
 from headgate.store.reader import SegmentReader
@@ -32,7 +32,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Shown:
-    """A foreign reader that follows the store's streams; at the end another one begins anew, and sees the same."""
+    """A foreign reader that follows the store's streams; at the end another one begins anew, and sees the same.
+
+    When a stream is deleted, because its pipeline starts over, the reader begins anew, too.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -41,7 +44,11 @@ class Shown:
 
     def read(self) -> list[dict[str, Any]]:
         self._readers = self._readers or self._begun()
-        self._rows += _read_on(self._readers)
+        try:
+            self._rows += _read_on(self._readers)
+        except UsageError:  # it was deleted
+            self._readers = self._begun()
+            self._rows = _read_on(self._readers)
         return list(self._rows)
 
     def check_end(self) -> None:

@@ -11,6 +11,7 @@ from tests.testing.staged import StagedSink, at
 from headgate.testing import Target, check_sink
 
 NEVER_FORGETS = "forgetting: the sink has nothing that forgets"
+NEVER_REMOVES = "remove output: the sink has no method remove_output, so a pipeline with it cannot start over"
 SAYS_LITTLE = [
     "the order of the output: Target(is_ordered=...) is not given",
     "what is left behind: Target(leftovers=...) is not given",
@@ -18,6 +19,7 @@ SAYS_LITTLE = [
     "lost prepared: Target(lose_prepared=...) is not given",
     "lost prepared in recovery: Target(lose_prepared=...) is not given",
     "taken away: Target(take=...) is not given",
+    NEVER_REMOVES,
     "outages: Target(advance_clock=...) is not given",
 ]
 
@@ -48,4 +50,4 @@ def test_what_a_target_says_is_not_left_out() -> None:  # KT3
 
         return replace(made, lose_prepared=lose, take=place.shown.clear)
 
-    assert quickly(fresh) == [NEVER_FORGETS]
+    assert quickly(fresh) == [NEVER_FORGETS, NEVER_REMOVES]

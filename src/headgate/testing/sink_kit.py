@@ -28,6 +28,7 @@ from headgate.testing.sinks.interruptions import check_interruptions
 from headgate.testing.sinks.kills import KillPoint, check_first_epoch, check_kill
 from headgate.testing.sinks.outages import check_outages
 from headgate.testing.sinks.owners import check_owner, check_start_over
+from headgate.testing.sinks.removal import check_remove_output
 from headgate.testing.sinks.rivals import check_commit_in_flight, check_neighbours, check_stale_generation
 from headgate.testing.sinks.target import Target, not_said
 
@@ -92,7 +93,7 @@ def check_sink(
     for is_late in (False, True):
         with _told(_title(check_commit_in_flight)):
             check_commit_in_flight(fresh(), is_late=is_late)
-    for check_all in (check_interruptions, check_outages):
+    for check_all in (check_remove_output, check_interruptions, check_outages):
         with _told(_title(check_all)):
             left_out += _left_out(check_all, check_all(fresh))
     for one in left_out:

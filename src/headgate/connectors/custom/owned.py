@@ -117,8 +117,8 @@ class RememberingSink(ABC):
         known = self.owner(pipeline, node)
         if known.is_nobody or known.is_forgotten:
             return Holding("", kind)
-        can_remove = type(self).remove_output is not RememberingSink.remove_output
-        return Holding("all its output", kind, problem="" if can_remove else _CANNOT_REMOVE.format(kind=kind))
+        problem = "" if can_remove_output(self) else _CANNOT_REMOVE.format(kind=kind)
+        return Holding("all its output", kind, problem=problem)
 
     def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
         """See ``connectors.base.ResettableSink``."""
@@ -189,6 +189,11 @@ class RememberingSink(ABC):
             f"{type(self).__name__} does not keep the life of a pipeline in its target, and one that starts over would "
             "lose or repeat output there: have claim store fence.life beside the generation, and claimed return both"
         )
+
+
+def can_remove_output(sink: RememberingSink) -> bool:
+    """Return whether the class of ``sink`` has a method ``remove_output`` of its own."""
+    return type(sink).remove_output is not RememberingSink.remove_output
 
 
 def _newest(fences: Iterable[Fence]) -> dict[str, Fence]:

@@ -92,6 +92,9 @@ class _FailingTwoPhaseSink(TwoPhaseSink[Any]):
     def all_claimed(self) -> Iterable[Fence]:
         return self._failure.during(lambda: list(self._inner.all_claimed()))
 
+    def remove_output(self, fence: Fence) -> None:
+        self._failure.during(lambda: self._inner.remove_output(fence))
+
     def prepared(self, owner: str) -> Iterable[str]:
         return self._failure.during(lambda: list(self._inner.prepared(owner)))
 
@@ -132,6 +135,9 @@ class _FailingLedgerSink(LedgerSink):
 
     def all_claimed(self) -> Iterable[Fence]:
         return self._failure.during(lambda: list(self._inner.all_claimed()))
+
+    def remove_output(self, fence: Fence) -> None:
+        self._failure.during(lambda: self._inner.remove_output(fence))
 
     def publish(self, outputs: Sequence[LedgerOutput], fence: Fence) -> None:
         wrapped = [_FailingOutput(output, self._failure) for output in outputs]

@@ -151,7 +151,7 @@ def check_forgetting(target: Target) -> str | None:
         retained = [world.completed]
         world.advance(life)
         retained.append(world.completed)
-        known = _remembered(target)
+        known = remembered(target)
         for _ in range(2):
             life.forget(retained)
         _check_forgotten(world, known, sum(len(one.committables) for one in retained))
@@ -167,7 +167,7 @@ def check_forgetting(target: Target) -> str | None:
     return None
 
 
-def _remembered(target: Target) -> set[str]:
+def remembered(target: Target) -> set[str]:
     """Return the committed names of ours that the sink lists."""
     if not isinstance(target.sink, TwoPhaseSink):
         return set()
@@ -178,8 +178,8 @@ def _remembered(target: Target) -> set[str]:
 
 def _check_forgotten(world: World, known: set[str], promised: int) -> None:
     """CS24: of what was ``known`` no more is left than is ``promised``; to be told again changes nothing."""
-    sink, left = world.target.sink, _remembered(world.target)
+    sink, left = world.target.sink, remembered(world.target)
     assert len(left) <= promised, f"{world.story}: it was told to forget, and remembers {sorted(left)[:3]}"
     if isinstance(sink, TwoPhaseSink) and known > left:
         sink.forget(sorted(known - left))
-        assert _remembered(world.target) == left, f"{world.story}: told again, it forgot something else"
+        assert remembered(world.target) == left, f"{world.story}: told again, it forgot something else"

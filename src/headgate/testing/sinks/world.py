@@ -267,7 +267,7 @@ class World:
 
     def check_visible(self, at_least: int, when: str) -> None:
         """All records below ``at_least`` are visible, none beyond the completed checkpoint, none twice."""
-        numbers = self._numbers()
+        numbers = self.numbers()
         found = Counter(numbers)
         twice = [n for n, count in found.items() if count > 1]
         early = [n for n in found if n >= self.completed.position]
@@ -279,19 +279,23 @@ class World:
             checkpoints = [n // self.rows for n in numbers]
             assert checkpoints == sorted(checkpoints), f"{self.story}: {when}: later output came before earlier output"
 
-    def _numbers(self) -> list[int]:
+    def numbers(self) -> list[int]:
+        """Return which records of this world are visible, counted from its first."""
         first = self._name.first
         found = [int(row["number"]) - first for row in self.target.read()]
         return [n for n in found if 0 <= n < NUMBERS_MAX]
 
-    def check_end(self, parallelism: int) -> None:
-        """After one more restart everything completed is visible with its content, and nothing is left behind."""
+    def check_end(self, parallelism: int, *, is_alone: bool = True) -> None:
+        """After one more restart everything completed is visible with its content, and nothing is left behind.
+
+        ``is_alone``: what is left behind can only be this world's.
+        """
         life = self.start(parallelism)
         self.finish(life)
         self.check_visible(self.completed.position, "at the end")
         assert all(row["text"] == str(row["number"]) for row in self.target.read()), f"{self.story}: content changed"
         life.close()
-        left = list(self.target.leftovers())
+        left = list(self.target.leftovers()) if is_alone else []
         assert not left, f"{self.story}: left behind: {left[:5]}"
 
 
