@@ -1,11 +1,12 @@
-"""Alerts for silent machines: each machine has a timer, which every reading moves forward.
+"""Alerts for silent machines: each machine has a timer for every reading, and one for when it counts as silent.
 
     headgate run examples/silence_alerts.py
     headgate state show silence-alerts silence                              # the last reading of each machine
-    headgate state show silence-alerts silence headgate.timers.event_time   # when each would count as silent
+    headgate state show silence-alerts silence headgate.timers.event_time   # readings to come, and when each is silent
 
 The readings are generated. Stop it with Ctrl-C and run it again: timers are part of every checkpoint, and each silence
-is reported exactly once, in ``out/silence``.
+is reported exactly once, in ``out/silence``. Which silences there are does not depend on how fast readings come:
+timers fire in the order of event time, so ``on_timer`` sees all readings up to its time, and none behind it.
 """
 
 from collections.abc import Iterator
@@ -19,29 +20,31 @@ SILENCE = timedelta(seconds=1)
 
 
 class Silence(hg.ProcessFunction):
-    """Tells when a machine has sent nothing for ``SILENCE`` of event time."""
+    """Reports when a machine has sent nothing for ``SILENCE`` of event time."""
 
     schema = {"machine": pa.int64(), "last_reading": pa.timestamp("us"), "silent_since": pa.timestamp("us")}
 
     def open(self, state: hg.StateHandle) -> None:
         """Declare."""
+        self.waiting = state.map("waiting", pa.timestamp("us"), pa.bool_())
         self.last = state.value("last", pa.timestamp("us"))
 
     def process(self, row: dict, context: hg.ProcessContext) -> None:
-        """Move the machine's timer on."""
-        before = self.last.get()
-        if before is not None and row["ts"] <= before:
-            return
-        if before is not None:
-            context.timers.delete_event_time(before + SILENCE)
-        self.last.put(row["ts"])
-        context.timers.register_event_time(row["ts"] + SILENCE)
+        """Have the reading wait until event time has reached it."""
+        at = row["ts"].replace(microsecond=row["ts"].microsecond // 1_000 * 1_000)  # timers have milliseconds
+        self.waiting.put(at, True)
+        context.timers.register_event_time(at)
 
     def on_timer(self, timer: hg.Timer, context: hg.ProcessContext) -> Iterator[dict]:
-        """Tell, and forget the machine until it sends again."""
-        if not context.timers.is_end:  # then nobody will send anything any more
-            yield {"machine": context.key, "last_reading": self.last.get(), "silent_since": timer.time}
-        self.last.clear()
+        """Report a silence; take over a reading."""
+        last = self.last.get()
+        if last is not None and timer.time == last + SILENCE:
+            yield {"machine": context.key, "last_reading": last, "silent_since": timer.time}
+        if self.waiting.contains(timer.time):
+            self.waiting.remove(timer.time)
+            if last is None or timer.time > last:
+                self.last.put(timer.time)
+                context.timers.register_event_time(timer.time + SILENCE)
 
 
 p = hg.Pipeline("silence-alerts", checkpointing=hg.Checkpointing(interval="1s"))

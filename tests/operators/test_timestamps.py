@@ -75,6 +75,14 @@ def test_only_the_last_watermark_of_before_passes() -> None:
     assert run.out.log == [("watermark", WATERMARK_MAX_MS)]
 
 
+def test_a_watermark_that_waits_goes_out_before_the_last_one() -> None:  # W15
+    run = Harness(WithTimestampsSpec("ts"))
+    run.send(times(100))
+    run.send(times(200))
+    run.operator.on_watermark(WATERMARK_MAX_MS)
+    assert run.out.watermarks() == [99, 199, WATERMARK_MAX_MS]
+
+
 def test_event_time_continues_after_a_restore() -> None:
     run = Harness(WithTimestampsSpec("ts"))
     run.operator.on_splits(["a", "b"])

@@ -195,9 +195,9 @@ class WithTimestampsOperator(Operator):
         self._tell(OriginFinished(origin, self.context.clock_ms()))
 
     def on_watermark(self, watermark_ms: int) -> None:
-        """Drop watermarks from before, which are about other times, except the last one."""
+        """Drop watermarks from before, about other times; before the last one goes what waits (W15)."""
         if watermark_ms == WATERMARK_MAX_MS:
-            self._pending_ms = None
+            self._send_pending(self.context.clock_ms())
             self.output.emit_watermark(watermark_ms)
 
     def on_idle(self, is_idle: bool) -> None:
