@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import os
 import shutil
 import socket
@@ -10,12 +12,14 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from tests.servers.objects import OWN
 
+from headgate.api import prometheus
 from headgate.api.pipeline import METRICS_HOST
 from headgate.api.prometheus import MetricsPort
 from headgate.api.running import start_with_metrics
@@ -209,3 +213,44 @@ def test_a_keeper_passes_the_port_on_and_a_wrong_one_is_refused() -> None:
         options(70_000).check()
     with pytest.raises(UsageError, match="--metrics-host is about --metrics-port"):
         replace(options(1), metrics_port=None, metrics_host="::1").check()
+
+
+# SE9
+def test_silent_callers_take_a_few_descriptors_and_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus, "CALLERS_MAX", 4)
+    monkeypatch.setattr(prometheus._Caller, "timeout", 600)  # what ends them is that others come
+    port = MetricsPort(0, METRICS_HOST)
+    port.watch("shop", lambda: PROGRESS)
+    with contextlib.ExitStack() as opened:
+        opened.callback(port.close)
+        address = METRICS_HOST, int(urlsplit(port.url).port or 0)
+        flood = [opened.enter_context(socket.create_connection(address, 120)) for _ in range(40)]
+        for stream in flood[:36]:
+            with contextlib.suppress(ConnectionResetError):
+                assert stream.recv(1) == b"", "who came later took its place"
+        assert values(fetched(port.url), "headgate_restarts_total", "pipeline") == {("shop",): 2}
+
+
+# SE9
+def test_a_head_without_end_is_not_read_on(port: MetricsPort, capfd: pytest.CaptureFixture[str]) -> None:
+    address = METRICS_HOST, int(urlsplit(port.url).port or 0)
+    with socket.create_connection(address, 120) as stream:
+        stream.sendall(b"GET /metrics HTTP/1.1\r\n" + (b"a: " + b"b" * 1_000 + b"\r\n") * 17)
+        with contextlib.suppress(ConnectionResetError):
+            assert stream.recv(1) == b""
+    assert capfd.readouterr() == ("", ""), "the terminal is the pipeline's"
+
+
+# SE9
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("evil.example.com", 403), ("evil.example.com:80", 403), ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]", 200)],
+)
+def test_metrics_are_not_for_a_page_of_another_site(port: MetricsPort, host: str, status: int) -> None:
+    port.watch("shop", lambda: PROGRESS)
+    connection = http.client.HTTPConnection(METRICS_HOST, int(urlsplit(port.url).port or 0), timeout=120)
+    with contextlib.closing(connection):
+        connection.request("GET", "/metrics", headers={"Host": host})
+        answer = connection.getresponse()
+        assert answer.status == status
+        assert (b"headgate_restarts" in answer.read()) is (status == 200)

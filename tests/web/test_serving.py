@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import CheckpointOutcome, SubtaskAlignment
 from headgate.web import peers
+from headgate.web import serving as serving_module
 from headgate.web.answers import BODY_BYTES_MAX
 from headgate.web.app import FILES, make_app
 from headgate.web.asking import Asking
@@ -215,3 +216,37 @@ def _event(answer: http.client.HTTPResponse) -> dict[str, Any]:
         if line.startswith("data: "):
             found: dict[str, Any] = json.loads(line.removeprefix("data: "))
             return found
+
+
+# SE9
+def test_silent_browsers_take_a_few_descriptors_and_keep_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving_module, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(serving_module, "HEAD_S", 600.0)  # what ends them is that others come
+    with Page(tmp_path).served() as page, ExitStack() as opened:
+        followed = page.connect()
+        opened.callback(followed.close)
+        followed.request("GET", "/api/events")
+        answer = followed.getresponse()
+        assert answer.read(6) == b"data: "
+        place = urlsplit(page.address)
+        flood = [
+            opened.enter_context(socket.create_connection((str(place.hostname), place.port), 120)) for _ in range(40)
+        ]
+        for stream in flood[:36]:
+            with suppress(ConnectionResetError):
+                assert stream.recv(1) == b"", "who came later took its place"
+        assert page.get("/")[0] == 200
+        assert answer.read(1), "who is answered goes on"
+
+
+# SE9
+def test_a_browser_that_says_nothing_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_module, "HEAD_S", 0.1)
+    with Page(tmp_path).served() as page:
+        place = urlsplit(page.address)
+        with socket.create_connection((str(place.hostname), place.port), 120) as stream:
+            stream.sendall(b"GET / HTTP/1.1\r\n")
+            with suppress(ConnectionResetError):
+                assert stream.recv(1) == b""

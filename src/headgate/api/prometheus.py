@@ -8,12 +8,18 @@ Counterpart: ``model.progress``, which says what each number means.
 
 from __future__ import annotations
 
+import functools
+import http
+import logging
 import socket
 import socketserver
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from io import BufferedReader
+from typing import Any, TypeAlias, cast
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -21,11 +27,21 @@ from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 from prometheus_client.registry import Collector
 
 from headgate.errors import UsageError
+from headgate.http_limits import HEAD_S, BoundedInput, Callers, TooLongError, host_of
 from headgate.model.metrics import LATE_RECORDS
 from headgate.model.progress import LoopProgress, NodeProgress, PipelineState, Progress, SubtaskProgress
+from headgate.tls import is_loopback
+
+CALLERS_MAX = 32
+"""Connections of the port: Prometheus has one at a time."""
+
+HEAD_BYTES_MAX = 16 << 10
+"""Of the first lines of a request; nobody sends more than these."""
 
 LOOK_S = 0.05
 """How often the thread of the port looks whether the run has ended."""
+
+_log = logging.getLogger("headgate")
 
 Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
 OfSubtask: TypeAlias = tuple[str, str, Callable[[SubtaskProgress], float | None]]
@@ -203,26 +219,73 @@ class MetricsPort:
 
 
 class _Server(ThreadingWSGIServer):
+    """Takes a few descriptors and threads of its process, whoever calls (SE9)."""
+
+    def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler], *, family: int) -> None:
+        self.address_family = family
+        self.callers = Callers(CALLERS_MAX)
+        self.is_local = is_loopback(address[0])
+        super().__init__(address, handler)
+
     def server_bind(self) -> None:
         """Without asking a name server for a name that nobody reads."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
 
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept; where the process has no descriptor left, whoever calls waits."""
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(LOOK_S)
+            raise
 
-class _Quiet(WSGIRequestHandler):
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Return whether there is room for one more."""
+        return self.callers.admit(request)
+
+    def close_request(self, request: Any) -> None:
+        """Close a connection."""
+        super().close_request(request)
+        self.callers.left(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of what a caller does; the terminal belongs to the pipeline."""
+        if not isinstance(sys.exc_info()[1], (OSError, TooLongError)):
+            _log.exception("the port for metrics could not answer")
+
+
+class _Caller(WSGIRequestHandler):
+    """One request."""
+
+    timeout = HEAD_S
+
+    def setup(self) -> None:
+        """Begin; see ``BoundedInput``."""
+        super().setup()
+        self.rfile = cast(BufferedReader, BoundedInput(self.rfile, HEAD_BYTES_MAX))
+
+    def parse_request(self) -> bool:
+        """Return whether there is a request, for this machine by its own name if it listens for that alone (PG5)."""
+        if not super().parse_request():
+            return False
+        server = cast(_Server, self.server)
+        if server.is_local and not is_loopback(host_of(self.headers.get("Host", "localhost"))):
+            self.send_error(http.HTTPStatus.FORBIDDEN, "this port is for this machine, called by its own name")
+            return False
+        server.callers.asked(self.connection)
+        return True
+
     def log_message(self, format: str, *arguments: object) -> None:
         """Nothing: the terminal belongs to the pipeline."""
 
 
-def _listening(host: str, port: int, registry: CollectorRegistry) -> WSGIServer:
+def _listening(host: str, port: int, registry: CollectorRegistry) -> _Server:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-
-        class Server(_Server):
-            address_family = family
-
-        return make_server(host, port, make_wsgi_app(registry), Server, handler_class=_Quiet)
+        made = functools.partial(_Server, family=family)
+        return make_server(host, port, make_wsgi_app(registry), cast(type[_Server], made), handler_class=_Caller)
     except OSError as error:
         raise UsageError(
             f"metrics cannot be shown at port {port} of {host} ({error.strerror or error}): choose another port, "

@@ -245,11 +245,12 @@ def raw(server: StoreServer, sent: bytes) -> bytes:
         (b"POST /hello HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"409"),
         (b"GET / HTTP/1.1\r\n\r\n", b"409"),
         (b"\x16\x03\x01 TLS where there is none\r\n\r\n", b"Bad request"),
-        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", b"414"),
+        (b"GET /" + b"x" * 5_000 + b" HTTP/1.1\r\n\r\n", b"431"),
+        (b"POST /hello HTTP/1.1\r\nHeadgate-Protocol: 3\r\n" + (b"a: " + b"b" * 1_000 + b"\r\n") * 5, b"431"),
         (b"POST /hello HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"431"),
         (b"", b""),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_who_is_not_known_is_told_nothing(guarded: StoreServer, sent: bytes, status: bytes) -> None:  # SS4
     found = raw(guarded, sent)
@@ -318,6 +319,16 @@ def test_who_is_known_is_not_asked_again(guarded: StoreServer, monkeypatch: pyte
     for _ in range(3):
         assert connection.ask(Question("POST", "/date")).status == 200
     connection.close()
+
+
+def test_a_question_with_a_long_head_is_refused_though_its_client_is_known(
+    guarded: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:  # SS7
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
+    client = Client(Address(guarded.address.url, "127.0.0.1", guarded.address.port, is_tls=False))
+    with closing(client.connect()) as connection:
+        assert connection.ask(Question("POST", "/date", headers={"A": "x" * 5_000})).status == 200
+        assert connection.ask(Question("POST", "/date", headers={"A": "x" * 17_000})).status == 431
 
 
 def test_a_port_that_is_taken_is_named(server: StoreServer, tmp_path: Path) -> None:  # SS2

@@ -12,11 +12,13 @@ import http
 import ssl
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler
+from io import BufferedReader
 from typing import Protocol, cast
 from urllib.parse import unquote
 
 from headgate.codec.handshake import NONCE_BYTES, Purpose, ServerHandshake
 from headgate.errors import ProtocolViolation
+from headgate.http_limits import BoundedInput, TooLongError, host_of
 from headgate.store.served.greeting import (
     CHECKSUM_HEADER,
     HELLO,
@@ -48,6 +50,11 @@ IDLE_S = 90.0
 """So long a known client may be silent between two questions, or two pieces of one."""
 
 GREETING_BYTES_MAX = 4_096
+"""Of all that a newcomer says until it is known (SS4)."""
+
+HEAD_BYTES_MAX = 16 << 10
+"""Of the first lines of a question of a known client."""
+
 BODY_BYTES_MAX = 64 << 20
 """Of a question, but for a chunk. Names of files are the longest: a million of them."""
 
@@ -133,6 +140,8 @@ class Connection(BaseHTTPRequestHandler):
             if isinstance(self.request, ssl.SSLSocket):
                 self.request.do_handshake()
             super().setup()
+            self._input = BoundedInput(self.rfile, GREETING_BYTES_MAX)
+            self.rfile = cast(BufferedReader, self._input)
         except BaseException:
             self._leave()
             raise
@@ -147,6 +156,17 @@ class Connection(BaseHTTPRequestHandler):
         self.desk.went(self)
         if isinstance(self.request, ssl.SSLSocket):
             self.request.close()  # the server closes the bytes below it only
+
+    def handle_one_request(self) -> None:
+        """Answer a question, or end a connection that says more than it may (SS4)."""
+        if self._is_known:
+            self._input.left = HEAD_BYTES_MAX
+        self.requestline, self.request_version, self.command = "", self.protocol_version, ""
+        try:
+            super().handle_one_request()
+        except TooLongError:
+            self.send_error(http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "this is more than the server reads")
+            self.wfile.flush()
 
     def interrupt(self) -> None:
         """End it from another thread; nothing more is read from it or written to it."""
@@ -178,6 +198,8 @@ class Connection(BaseHTTPRequestHandler):
 
     def _serve(self, work: Callable[[str], None]) -> None:
         self.is_busy = True
+        if self._is_known:
+            self._input.left = None
         try:
             self._work(work)
             self.wfile.flush()
@@ -221,7 +243,7 @@ class Connection(BaseHTTPRequestHandler):
     def _hello(self, first: bytes) -> tuple[int, bytes]:
         """Answer the first message with the token that its client knows (CN1)."""
         tokens, tls = self.desk.tokens(), self.desk.tls
-        if not tokens and not is_loopback(_host_of(self.headers.get("Host", ""))):
+        if not tokens and not is_loopback(host_of(self.headers.get("Host", ""))):
             raise RefusalError(http.HTTPStatus.FORBIDDEN, "this server is for this machine, called by its own name")
         for token in tokens or [NO_TOKEN]:
             nonce = self.desk.token(NONCE_BYTES)
@@ -332,9 +354,3 @@ class Connection(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-
-
-def _host_of(header: str) -> str:
-    """Return the host in a header ``Host``. A page of another site that leads here has another one (PG5)."""
-    host = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
-    return host.strip("[]")
