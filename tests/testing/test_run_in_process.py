@@ -20,7 +20,7 @@ import headgate as hg
 from headgate import testing
 from headgate.model.progress import SilentObserver
 from headgate.testing import EOF, PAUSE, Collect, FailOnce, ScriptedSource, in_process
-from headgate.testing.worker_threads import ThreadSurroundings
+from headgate.testing.worker_threads import ThreadLauncher, ThreadSurroundings
 
 SCHEMA = {"word": pa.string(), "n": pa.int64()}
 
@@ -141,6 +141,25 @@ def test_a_lost_worker_is_replaced(tmp_path: Path) -> None:  # TR7
             break
     assert len(watching.restarts) == 1
     assert "worker 0" in watching.restarts[0]
+    assert seen(sink) == ONCE
+
+
+def test_a_worker_that_is_lost_before_it_registers_fails_its_whole_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # TR13
+    submit = ThreadLauncher.submit
+
+    def submit_and_kill(self: ThreadLauncher, submission: int, *arguments: Any) -> None:
+        submit(self, submission, *arguments)
+        if submission in (1, 3):
+            self.kill()
+
+    monkeypatch.setattr(ThreadLauncher, "submit", submit_and_kill)
+    sink, watching = Collect(tmp_path / "out"), Watching()
+    script = [HALVES[0], *[PAUSE] * 20, HALVES[1], EOF]
+    made = totals_of(script, sink, checkpointing=hg.Checkpointing(interval="5ms"))
+    testing.run(made, observer=watching, timeout_s=60, kill_worker_after_checkpoint=1)
+    assert len(watching.restarts) == 3
     assert seen(sink) == ONCE
 
 

@@ -83,7 +83,7 @@ class _Stage:
 
 
 class ThreadLauncher:
-    """Starts one thread for each worker; a stage ends when all of them are gone."""
+    """Starts a thread for each worker. A stage ends when all are gone; if one fails before deployment, all leave."""
 
     def __init__(self, definition: PipelineDefinition, directory: Path) -> None:
         """Make it. ``directory`` is for what the workers keep on disk.
@@ -160,6 +160,9 @@ class ThreadLauncher:
                 return  # it was given up
             stage.error = stage.error or error
             is_last = not stage.alive
+        if error is not None:  # TR13: those that wait for a deployment, which needs all workers, would wait for ever
+            for worker in self._alive(submission):
+                worker.leave_undeployed()
         if is_last:
             stage.ended(stage.error)
 
@@ -177,6 +180,11 @@ class WorkerThread:
     def leave(self) -> None:
         """Have the worker end as soon as no function of the user's runs."""
         self._worker.leave()
+
+    def leave_undeployed(self) -> None:
+        """Have the worker end if it serves no generation yet. One that does hears from its driver or its peers."""
+        if not self._worker.is_deployed:
+            self._worker.leave()
 
     def whereabouts(self) -> str:
         """Return what the mailbox is doing: the innermost line that runs."""

@@ -133,6 +133,11 @@ class Worker:
         self._watch: Stopwatch | None = None
 
     @property
+    def is_deployed(self) -> bool:
+        """Whether it serves a generation, or has served one. From any thread."""
+        return self._generation != Generation(0)
+
+    @property
     def running_operator(self) -> str:
         """Which operator runs in the mailbox thread now, for logs; "": none."""
         running = None if self._watch is None else self._watch.running
