@@ -39,4 +39,4 @@ def start_placed(spec: dict[str, Any], pipeline: Any, observer: Any) -> SparkHan
     launcher = PlacedLauncher(definition, spec["host"], spec["machines"])
     driver = Driver(definition, launcher, observer, FINGERPRINT, host=spec["host"], lock=lock, beats=True)
     driver.start()
-    return SparkHandle(driver, None, False)
+    return SparkHandle(driver)

@@ -66,9 +66,9 @@ def every_action_takes_its_own_cuts() -> AbstractContextManager[None]:  # SP2
     return patched(StreamDataSource, "_loaded", lambda self: Span.of(Options(self.options, ("path", "store"))))
 
 
-def filters_choose_segments_of_the_present_layout() -> AbstractContextManager[None]:  # SP3
-    def with_(call: Any, info: Any, layout: Layout, *filtered: Any) -> Any:
-        return call(info, Layout(layout.epoch, layout.present), *filtered)
+def keys_choose_segments_of_the_present_layout() -> AbstractContextManager[None]:  # SP3
+    def with_(call: Any, info: Any, layout: Layout, keys: Any) -> Any:
+        return call(info, Layout(layout.epoch, layout.present), keys)
 
     return around(stream_reading, "_segments_with", with_)
 
@@ -143,7 +143,7 @@ def stream_of(root: Path) -> Iterator[Store]:
 WITH_A_STREAM: list[tuple[Mutant, Callable[..., object]]] = [
     (what_was_truncated_is_not_missed, formatted.test_what_was_truncated_is_missed_and_not_skipped),
     (every_action_takes_its_own_cuts, formatted.test_all_tasks_read_between_the_cuts_of_the_load),
-    (filters_choose_segments_of_the_present_layout, formatted.test_filters_on_the_routing_key_choose_segments),
+    (keys_choose_segments_of_the_present_layout, formatted.test_keys_choose_segments_and_events),
     (the_end_is_held_and_not_what_was_processed, formatted.test_a_query_holds_what_it_has_not_processed),
     (a_query_reads_on_in_whatever_is_there, formatted.test_a_query_does_not_go_on_in_another_stream),
     (any_stream_of_the_name_will_do, formatted.test_a_stream_that_was_created_anew_is_another_one),

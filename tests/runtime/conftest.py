@@ -55,7 +55,7 @@ def started(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pi
         driver = Driver(definition, launchers[-1], observer or SilentObserver(), FINGERPRINT)
         driver.supervision.machine.job.END_TIMEOUT_MS = SILENCE_MS_MAX
         driver.start()
-        return SparkHandle(driver, None, False)
+        return SparkHandle(driver)
 
     monkeypatch.setattr("headgate.spark.session.start_pipeline", start)
     monkeypatch.setattr("headgate.spark.session.check_cluster", lambda *_: None)

@@ -13,13 +13,14 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import AnalysisException
-from pyspark.sql.datasource import EqualTo, GreaterThan, In, InputPartition
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
+from tests.spark.filtered_reads import PUSHDOWN, check_every_use, pushing_filters
 
 import headgate as hg
 from headgate.errors import UsageError
 from headgate.spark import columns, state_source
-from headgate.spark.state_source import StateDataSource, StateReader, keys_of
+from headgate.spark.state_source import StateDataSource, StateReader
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -77,32 +78,37 @@ def test_without_an_operator_the_states_are_listed(path: Path) -> None:  # RS13
         assert source.schema().names == expected.columns
 
 
-def test_filters_on_the_key_choose_what_is_read(path: Path) -> None:  # RS13
-    reader = reader_of(path)
-    filters = [EqualTo(("key",), 3), GreaterThan(("value",), 5)]
-    assert list(reader.pushFilters(filters)) == filters, "Spark applies them itself, too"
+def test_keys_choose_what_is_read(path: Path) -> None:  # RS13
+    reader = reader_of(path, keys="[3]")
     assert len(reader.partitions()) == 1
     assert rows_of(reader)["key"].to_list() == [3]
-    for unusable in ([GreaterThan(("key",), 3)], [EqualTo(("value",), 3)], [EqualTo(("key",), 2**70)], []):
-        reader.pushFilters(unusable)
-        assert rows_of(reader).height == 50
-    reader.pushFilters([In(("key",), (3, None, 5)), EqualTo(("key",), 5)])
-    assert rows_of(reader)["key"].to_list() == [5]
-    reader.pushFilters([EqualTo(("key",), 3), EqualTo(("key",), 5)])
-    assert reader.partitions() == []
-    assert list(reader.read(InputPartition(None))) == []
+    assert sorted(rows_of(reader_of(path, keys="[3, 5, 4711]", columns="key"))["key"].to_list()) == [3, 5]
+    nothing = reader_of(path, keys="[]")
+    assert nothing.partitions() == []
+    assert list(nothing.read(InputPartition(None))) == []
 
 
-def test_filters_tell_keys_only_if_they_give_every_column(monkeypatch: pytest.MonkeyPatch) -> None:  # RS13
-    names = ("a", "b")
-    one, two = EqualTo(("a",), 1), In(("b",), ("x", "y"))
-    assert sorted(keys_of([one, two], names) or []) == [(1, "x"), (1, "y")]
-    assert keys_of([one], names) is None
-    assert keys_of([EqualTo(("a", "b"), 1), two], names) is None, "a field of a struct"
-    assert keys_of([one, two], ()) is None
-    assert sorted(keys_of([In(("a",), (1, 2, 3)), In(("a",), (2, 3, 4))], ("a",)) or []) == [2, 3]
-    monkeypatch.setattr(state_source, "KEYS_MAX", 1)
-    assert keys_of([one, two], names) is None
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"keys": '["3"]'}, r"a key of operator 'sums' is \(key: int64\): keys must be a list in JSON, such as \[42\]"),
+        ({"keys": "[9223372036854775808]"}, "a key of operator 'sums' is .*9223372036854775808"),
+        ({"operator": "in", "keys": "[3]"}, "state 'positions' of operator 'in' has no key to choose rows by"),
+    ],
+)
+def test_what_is_no_key_of_a_state_is_told_at_the_load(  # RS13
+    path: Path, options: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        StateDataSource({"path": str(path), "operator": "sums", **options}).schema()
+
+
+def test_keys_of_several_columns_are_lists_in_a_list() -> None:  # RS13
+    key = [pa.field("a", pa.int64()), pa.field("b", pa.large_string())]
+    assert columns.keys_in('[[1, "x"], [2, "y"]]', key, "operator 'o'") == [(1, "x"), (2, "y")]
+    for wrong in ('[1, "x"]', '[["x", 1]]', '[[1, "x", 2]]', "{}", "[[[[", "null"):
+        with pytest.raises(UsageError, match=r'keys must be a list in JSON, such as \[\[42, "tea"\]\]'):
+            columns.keys_in(wrong, key, "operator 'o'")
 
 
 def test_all_tasks_read_the_checkpoint_that_was_the_newest_at_the_load(path: Path) -> None:  # RS13
@@ -128,8 +134,8 @@ def test_types_that_spark_does_not_have_become_wider() -> None:  # RS13
     ("options", "sentence"),
     [
         ({"operator": "sums"}, "the option path is needed"),
-        ({"path": "x", "state": "y"}, "the option operator is needed to choose a state or columns"),
-        ({"path": "x", "columns": "y"}, "the option operator is needed to choose a state or columns"),
+        ({"path": "x", "state": "y"}, "the option operator is needed to choose a state, columns or keys"),
+        ({"path": "x", "columns": "y"}, "the option operator is needed to choose a state, columns or keys"),
         ({"path": "/nowhere/p"}, "there is neither a savepoint nor a checkpoint at /nowhere/p"),
         ({"path": "x", "operator": "sums", "stat": "y"}, "there is no option stat; the options are path, operator"),
         ({"path": "x", "operator": "sums", "id": "newest"}, "id must be the number of a checkpoint, not 'newest'"),
@@ -168,7 +174,7 @@ def test_spark_reads_the_state_of_a_checkpoint(spark: Any, path: Path) -> None: 
     expected = hg.read_state(path, "sums")
     assert sorted(tuple(row) for row in sums.collect()) == sorted(expected.rows())
     assert sums.rdd.getNumPartitions() == 2
-    some = sums.where("key = 3 and value > 0")
+    some = load("sums", path, keys="[3]")
     assert [row.value for row in some.collect()] == expected.filter(pl.col("key") == 3)["value"].to_list()
     assert some.rdd.getNumPartitions() == 1, "the other subtask's snapshot cannot hold it"
     by_key = load("counts", path, columns="key,value,_key_group")
@@ -179,6 +185,18 @@ def test_spark_reads_the_state_of_a_checkpoint(spark: Any, path: Path) -> None: 
     assert [tuple(row) for row in listed.collect()] == [("sums", ["key"])]
     with pytest.raises(AnalysisException, match="the operators with state are counts, in, sums, times, windows"):
         load("summ", path)
+
+
+@pytest.mark.spark
+@pytest.mark.early
+@pytest.mark.xdist_group("session")
+def test_filters_of_one_use_of_a_state_leave_the_others_alone(spark: Any, path: Path) -> None:  # RS13
+    hg.register_state_source(spark)
+    assert spark.conf.get(PUSHDOWN) == "false", "the registration has left the setting alone"
+    sums = spark.read.format("headgate-state").option("operator", "sums")
+    with pushing_filters(spark):
+        one, two = ("key = 3", lambda row: row.key == 3), ("key IN (3, 5, 7)", lambda row: row.key in (3, 5, 7))
+        check_every_use(lambda: sums.load(str(path)), spark, one, two)
 
 
 @pytest.mark.parametrize("session", [None, "local[2]"])

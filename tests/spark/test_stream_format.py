@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext, cloudpickle
-from pyspark.sql.datasource import EqualTo, GreaterThan, In, InputPartition
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import NullType, StructField, StructType
@@ -233,41 +234,67 @@ def segments_of(reader: StreamReader) -> set[int]:
     return {piece.segment for one in reader.partitions() if isinstance(one, Pieces) for piece in one.pieces}
 
 
-def test_filters_on_the_routing_key_choose_segments(stream: Store) -> None:  # SP3
+def test_keys_choose_segments_and_events(stream: Store) -> None:  # SP3
     stream.split("in", 0)
     append(stream, range(10, 20))
-    reader = reader_of(stream, place="true")
-    homes = {row["key"]: set[int]() for row in rows_of(*with_partitions(reader))}
-    for row in rows_of(*with_partitions(reader)):
+    whole = reader_of(stream, place="true")
+    homes = {row["key"]: set[int]() for row in rows_of(*with_partitions(whole))}
+    for row in rows_of(*with_partitions(whole)):
         homes[row["key"]].add(row["_segment"])
     assert {len(found) for found in homes.values()} == {1, 2}, "keys of segment 0 went on in others"
     for key, segments in homes.items():
-        assert list(reader.pushFilters([EqualTo(("key",), key)])) == [EqualTo(("key",), key)], "Spark applies it, too"
+        reader = reader_of(stream, keys=f'["{key}"]')
         assert segments_of(reader) == segments
-        found = [row["value"] for row in rows_of(*with_partitions(reader)) if row["key"] == key]
-        assert sorted(found) == list(range(20))
-    reader.pushFilters([In(("key",), ("k0", None, "k1"))])
-    assert segments_of(reader) == homes["k0"] | homes["k1"]
-    reader.pushFilters([EqualTo(("_segment",), 1)])
-    assert segments_of(reader) == {1}
-    reader.pushFilters([EqualTo(("_segment",), 1), EqualTo(("_segment",), 0)])
-    assert reader.partitions() == []
-    for unusable in ([EqualTo(("key", "part"), "k0")], [GreaterThan(("key",), "k0")], [EqualTo(("value",), 3)], []):
-        reader.pushFilters(unusable)
-        assert segments_of(reader) == {0, 1, 2, 3}
+        found = [(row["key"], row["value"]) for row in rows_of(*with_partitions(reader))]
+        assert sorted(found) == [(key, number) for number in range(20)]
+    two = reader_of(stream, keys='["k0", "k1", "k0"]', columns="value", place="false")
+    assert segments_of(two) == homes["k0"] | homes["k1"]
+    assert sorted(row["value"] for row in rows_of(*with_partitions(two))) == sorted([*range(20), *range(20)])
+    assert reader_of(stream, keys="[]").partitions() == []
 
 
-def test_a_key_that_cannot_be_chooses_nothing(store: Store) -> None:  # SP3
-    store.create_stream("small", pa.schema([("key", pa.uint8())]), routing_key="key")
-    with store.writer("small") as writer:
-        writer.append(pa.record_batch({"key": pa.array(range(50), pa.uint8())}))
-    reader = source(store, "small").reader(source(store, "small").schema())
-    whole = segments_of(reader)
-    reader.pushFilters([EqualTo(("key",), 2**70)])
-    assert segments_of(reader) == whole
-    assert len(whole) > 1
-    reader.pushFilters([EqualTo(("key",), 7)])
-    assert len(reader.partitions()) == 1
+@pytest.mark.parametrize("dtype", [pa.uint8(), pa.int64(), pa.large_string(), pa.bool_()])
+def test_keys_of_every_type_that_json_tells(store: Store, dtype: pa.DataType) -> None:  # SP3
+    values = pa.array([0, 1, 1]).cast(dtype)
+    store.create_stream("some", pa.schema([("key", dtype)]), routing_key="key")
+    with store.writer("some") as writer:
+        writer.append(pa.record_batch({"key": values}))
+    reader = reader_of(store, path="some", keys=json.dumps([values[1].as_py()]))
+    found = [row["key"] for row in rows_of(*with_partitions(reader))]
+    assert found == [values[1].as_py()] * 2
+
+
+@pytest.mark.parametrize(
+    ("column", "keys", "sentence"),
+    [
+        (
+            "key",
+            "tea",
+            r"a key of stream 'in' is \(key: string\): keys must be a list in JSON, such as \[\"tea\"\], not tea",
+        ),
+        ("key", "[1]", "keys must be a list in JSON"),
+        ("key", '"k1"', "keys must be a list in JSON"),
+        ("key", "[null]", "keys must be a list in JSON"),
+        ("small", "[true]", r"keys must be a list in JSON, such as \[42\]"),
+        ("small", "[1.0]", "keys must be a list in JSON"),
+        ("small", "[256]", r"a key of stream 'in' is \(small: uint8\): .*256"),
+        (
+            "at",
+            "[1]",
+            "takes integers, text and booleans, but a key of stream 'in' is .*: filter the DataFrame instead",
+        ),
+        (None, "[1]", "stream 'in' has no routing key to choose events by; filter the DataFrame instead"),
+    ],
+)
+def test_what_is_no_routing_key_is_told_at_the_load(
+    store: Store, column: str | None, keys: str, sentence: str
+) -> None:  # SP3
+    schema = pa.schema([("key", pa.string()), ("small", pa.uint8()), ("at", pa.timestamp("us"))])
+    store.create_stream("in", schema, routing_key=column)
+    with pytest.raises(UsageError, match=sentence):
+        source(store, keys=keys).schema()
+    with pytest.raises(UsageError, match="there is no option keys here"):
+        source(store, keys=keys).streamReader(SPARK_SCHEMA)
 
 
 def test_a_stream_that_was_created_anew_is_another_one(stream: Store) -> None:  # SP6

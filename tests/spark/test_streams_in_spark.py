@@ -18,6 +18,7 @@ import pytest
 from pyspark.errors import AnalysisException, SparkRuntimeException
 from tests.docs.documentation import example_with
 from tests.spark import query_between_streams
+from tests.spark.filtered_reads import PUSHDOWN, check_every_use, pushing_filters
 from tests.store.served.serving import serving
 from tests.store.traffic import Traffic, all_rounds, flowing, per_key
 
@@ -80,7 +81,7 @@ def test_a_dataframe_goes_into_a_stream_and_comes_back(spark: Any, store: Store)
     )  # SC53
     (row,) = loaded(spark, store, "app/before").selectExpr("string(at)", "string(wall)").collect()
     assert tuple(row) == ("2026-07-31 12:00:00", "2026-03-07 21:30:00"), "the numbers stay"
-    some = found.where("key = 'k3'")
+    some = loaded(spark, store, "app/ids", rows_per_partition=1_000, keys='["k3"]')
     assert some.count() == sum(1 for number in range(10_000) if number % 7 == 3)
     assert some.rdd.getNumPartitions() < found.rdd.getNumPartitions()
     with pytest.raises(AnalysisException, match=r"column 'key' .* is missing"):
@@ -90,6 +91,22 @@ def test_a_dataframe_goes_into_a_stream_and_comes_back(spark: Any, store: Store)
     before = store.tail("app/ids")
     writer.mode("append").save("app/ids")
     assert loaded(spark, store, "app/ids", start=str(before)).count() == 10_000
+
+
+def test_filters_of_one_use_of_a_read_leave_the_others_alone(spark: Any, store: Store) -> None:  # SP3
+    assert spark.conf.get(PUSHDOWN) == "false", "the registration has left the setting alone"
+    frame = spark.range(400).selectExpr("id", "if(id % 3 = 0, NULL, concat('k', id % 7)) AS key")
+    frame.write.format("headgate").options(store=store.root, routing_key="key", segments=3).mode("append").save("in")
+    threes = [row.id for row in frame.collect() if row.key == "k3"]
+    with pushing_filters(spark):
+        one, two = ("key = 'k3'", lambda row: row.key == "k3"), ("_segment = 1", lambda row: row._segment == 1)
+        check_every_use(lambda: loaded(spark, store, "in", place="true"), spark, one, two)
+        events = spark.readStream.format("headgate").options(store=store.root, rows_per_batch=150).load("in")
+        some = events.where("key = 'k3'")
+        for number, (queried, expected) in enumerate([(some, threes), (events.union(some), [*range(400), *threes])]):
+            query = queried.writeStream.format("memory").queryName(f"filtered_{number}").trigger(availableNow=True)
+            assert query.start().awaitTermination(WAIT_S)
+            assert sorted(row.id for row in spark.table(f"filtered_{number}").collect()) == sorted(expected)
 
 
 def test_a_write_whose_tasks_fail_leaves_nothing(spark: Any, store: Store) -> None:  # SP8

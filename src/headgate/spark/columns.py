@@ -5,7 +5,8 @@ Counterparts: ``spark.state_source``, ``spark.stream_reading``, ``spark.stream_w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -18,6 +19,8 @@ from headgate.operators.types import canonical_schema, carried
 
 BATCH_ROWS_MAX = 65_536
 """Of a batch that goes to the JVM."""
+
+_EXAMPLES: dict[type, Any] = {int: 42, str: "tea", bool: True}
 
 _WIDER = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20, 0)}
 
@@ -101,6 +104,44 @@ def _with_intervals(found: Any, dtype: pa.DataType) -> Any:
     return found
 
 
-def is_plain(dtype: pa.DataType) -> bool:
-    """Whether values of Spark's filters are those of ``dtype``: times depend on a time zone, floats are never equal."""
-    return bool(pa.types.is_integer(dtype) or pa.types.is_large_string(dtype) or pa.types.is_boolean(dtype))
+def keys_in(text: str, columns: Sequence[pa.Field], owner: str) -> list[Any]:
+    """Return the keys that the option ``keys`` lists as JSON: values, or tuples if a key has several columns.
+
+    Args:
+        text: the option.
+        columns: those of the key.
+        owner: whose keys they are, for the errors.
+
+    Raises:
+        UsageError: these are no keys of these columns, or ``columns`` have types whose values JSON does not tell.
+    """
+    types = [_type_in_json(column.type) for column in columns]
+    described = ", ".join(f"{column.name}: {column.type}" for column in columns)
+    if None in types:
+        raise UsageError(
+            f"the option keys takes integers, text and booleans, but a key of {owner} is ({described}): filter the "
+            "DataFrame instead"
+        )
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        given = None
+    rows: list[Any] = [key if len(columns) > 1 else [key] for key in given] if isinstance(given, list) else [None]
+    if not all(isinstance(row, list) and [type(value) for value in row] == types for row in rows):
+        example: Any = [_EXAMPLES[kind] for kind in types if kind is not None]
+        shown = json.dumps([example] if len(columns) > 1 else example)
+        raise UsageError(f"a key of {owner} is ({described}): keys must be a list in JSON, such as {shown}, not {text}")
+    for index, column in enumerate(columns):
+        try:
+            pa.array([row[index] for row in rows], column.type)
+        except (pa.ArrowException, OverflowError, UnicodeError) as error:
+            raise UsageError(f"a key of {owner} is ({described}), not one of {text}: {error}") from None
+    return [tuple(row) if len(columns) > 1 else row[0] for row in rows]
+
+
+def _type_in_json(dtype: pa.DataType) -> type | None:
+    if pa.types.is_integer(dtype):
+        return int
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
+        return str
+    return bool if pa.types.is_boolean(dtype) else None

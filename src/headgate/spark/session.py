@@ -5,13 +5,15 @@ Counterparts: ``api.pipeline`` above, ``runtime.driver.driver`` below. The only 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition
@@ -32,19 +34,56 @@ SLOTS_WAIT_S = 30.0
 """How long to wait for a cluster's executors to come up before the parallelism counts as too high."""
 
 
+SESSION_LOCK = threading.RLock()
+"""Held while a session is found, made or stopped: a process has one, and its threads may start and end pipelines."""
+
+
+class OwnSession:
+    """A session that a pipeline made; those that start while it is there use it, too. The last one stops it (OM18)."""
+
+    current: ClassVar[OwnSession | None] = None
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+        self._users: set[object] = set()
+        OwnSession.current = self
+
+    @classmethod
+    def of(cls, spark: Any) -> OwnSession | None:
+        """Return the one of the same context as ``spark``; None: that is its user's."""
+        own = cls.current
+        return own if own is not None and own._spark.sparkContext is spark.sparkContext else None
+
+    def use(self) -> Callable[[], None]:
+        """Keep it for one more user; return what gives it back, and may be called again by any thread.
+
+        When that returns, a session without users is stopped, whichever thread did it.
+        """
+        user = object()
+        self._users.add(user)
+        return functools.partial(self._give_back, user)
+
+    def _give_back(self, user: object) -> None:
+        with SESSION_LOCK:
+            if user in self._users:
+                self._users.remove(user)
+                if not self._users:
+                    OwnSession.current = None
+                    _stop(self._spark)
+
+
 class SparkHandle(DriverHandle):
     """A pipeline that runs on Spark."""
 
-    def __init__(self, driver: Driver, spark: Any, owns_session: bool) -> None:
+    def __init__(self, driver: Driver, give_back: Callable[[], None] | None = None) -> None:
+        """``give_back``: of its ``OwnSession``; None: the session is its user's."""
         super().__init__(driver)
-        self._spark = spark
-        self._owns_session = owns_session
+        self._give_back = give_back
 
     def _release(self) -> None:
         super()._release()
-        if self._owns_session:
-            self._owns_session = False
-            _stop(self._spark)
+        if self._give_back is not None:
+            self._give_back()
 
 
 def start_pipeline(
@@ -67,16 +106,19 @@ def start_pipeline(
     """
     config, submission = definition.config, submission or Submission()
     lock = lock_for(config)  # before a JVM is started
-    owns_session, session = False, None
     parallelism = definition.plan.parallelism
+    give_back: Callable[[], None] | None = None
     try:
         with starting_up():
-            session = found_session(spark, master)
-            owns_session = _is_new(session)
-            if session is not None:
-                end_ahead()  # OM11
-            else:
-                session = make_session(config.name, parallelism, master, submission.conf)
+            with SESSION_LOCK:
+                session = found_session(spark, master)
+                is_new = _is_new(session)
+                if session is not None:
+                    end_ahead()  # OM11
+                else:
+                    session = make_session(config.name, parallelism, master, submission.conf)
+                own = OwnSession(session) if is_new else OwnSession.of(session)
+                give_back = None if own is None else own.use()
             _check_slots(session, parallelism)
             ship(session, submission)
             is_local = session.sparkContext.master.startswith("local")
@@ -90,11 +132,11 @@ def start_pipeline(
         driver = Driver(definition, launcher, watcher, fingerprint, host=host, lock=lock, beats=True)
     except BaseException:
         lock.release()
-        if owns_session and session is not None:
-            _stop(session)
+        if give_back is not None:
+            give_back()
         raise
     driver.start()
-    return SparkHandle(driver, session, owns_session)
+    return SparkHandle(driver, give_back)
 
 
 def found_session(spark: Any, master: str | None) -> Any:
@@ -106,9 +148,10 @@ def found_session(spark: Any, master: str | None) -> Any:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    forget_dead_jvm()
-    found = spark if spark is not None else SparkSession.getActiveSession()
-    context = SparkContext._active_spark_context if found is None else found.sparkContext  # a process has one
+    with SESSION_LOCK:  # none that another thread is about to stop
+        forget_dead_jvm()
+        found = spark if spark is not None else SparkSession.getActiveSession()
+        context = SparkContext._active_spark_context if found is None else found.sparkContext  # a process has one
     if context is not None and master is not None and not same_master(context.master, master):
         raise UsageError(
             f"master '{master}' is given, but the SparkSession that is there would be used, which is on "
@@ -224,7 +267,7 @@ def check_cluster(
     Raises:
         UsageError, PipelineFailed: see ``start_pipeline``.
     """
-    with starting_up():
+    with starting_up(), SESSION_LOCK:
         found = found_session(spark, master)
         is_new = _is_new(found)
         session = make_session(name, parallelism, master, conf) if found is None else found

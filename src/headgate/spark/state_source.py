@@ -9,12 +9,12 @@ actions on one DataFrame, read the checkpoint that was the newest when ``load`` 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, In, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headgate.errors import UsageError
@@ -22,12 +22,9 @@ from headgate.runtime.stored_state.catalog import StoredState, catalog_row, stat
 from headgate.runtime.stored_state.pieces import Piece
 from headgate.runtime.stored_state.places import StoredCheckpoint, find
 from headgate.runtime.stored_state.reading import Selection, batches_of, selection
-from headgate.spark.columns import batches_for_spark, is_plain, schema_for_spark
+from headgate.spark.columns import batches_for_spark, keys_in, schema_for_spark
 
-KEYS_MAX = 10_000
-"""Filters that stand for more keys choose no parts."""
-
-_OPTIONS = ("path", "operator", "state", "id", "columns")
+_OPTIONS = ("path", "operator", "state", "id", "columns", "keys")
 
 CATALOG = pa.schema(
     [
@@ -46,19 +43,21 @@ CATALOG = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """One state of one checkpoint, and the columns of the DataFrame."""
+    """One state of one checkpoint, the columns of the DataFrame, and the keys that it has; None: all."""
 
     checkpoint: StoredCheckpoint
     state: StoredState
     columns: tuple[str, ...]
     schema: pa.Schema
+    keys: tuple[Any, ...] | None
 
 
 class StateDataSource(DataSource):  # type: ignore[misc]
     """``format("headgate-state")``.
 
-    Options: ``path`` (also the argument of ``load``), ``operator``, ``state``, ``id`` (of the checkpoint), and
-    ``columns`` (names, with commas between them). Without ``operator`` the rows are the states that there are.
+    Options: ``path`` (also the argument of ``load``), ``operator``, ``state``, ``id`` (of the checkpoint),
+    ``columns`` (names, with commas between them), and ``keys`` (a JSON list: only the rows of these keys). Without
+    ``operator`` the rows are the states that there are.
     """
 
     _loaded: _Loaded | pa.RecordBatch | None = None
@@ -95,21 +94,32 @@ class StateDataSource(DataSource):  # type: ignore[misc]
             return f"there is no option {unknown[0]}"
         if not self.options.get("path"):
             return "the option path is needed"
-        if not self.options.get("operator") and (self.options.get("state") or self.options.get("columns")):
-            return "the option operator is needed to choose a state or columns"
+        if not self.options.get("operator") and any(map(self.options.get, ("state", "columns", "keys"))):
+            return "the option operator is needed to choose a state, columns or keys"
         return "" if id_ is None or id_.isdecimal() else f"id must be the number of a checkpoint, not {id_!r}"
 
     def _found(self, checkpoint: StoredCheckpoint) -> _Loaded:
         columns = self.options.get("columns")
         state = state_named(checkpoint, checkpoint.storage(), self.options["operator"], self.options.get("state"))
         names = None if columns is None else [name.strip() for name in columns.split(",")]
-        wanted = selection(state, checkpoint.manifest.max_parallelism, names).schema
+        keys = _keys(state, self.options.get("keys"))
+        wanted = selection(state, checkpoint.manifest.max_parallelism, names, keys).schema
         # what is sent to every task: only the parts of this state, and none of the others
         slim = replace(checkpoint, manifest=replace(checkpoint.manifest, entries=(), carried=(), hooks=()))
         text = {state.operator: checkpoint.manifest.state_texts.get(state.operator, "")}
         slim = replace(slim, manifest=replace(slim.manifest, state_texts=text))
         schema = schema_for_spark(wanted)
-        return _Loaded(slim, state, tuple(wanted.names), schema)
+        return _Loaded(slim, state, tuple(wanted.names), schema, keys)
+
+
+def _keys(state: StoredState, text: str | None) -> tuple[Any, ...] | None:
+    shape = state.shape
+    if text is None or not shape.keys:  # without a key, ``selection`` says so
+        return None if text is None else ()
+    columns = [
+        pa.field(shown, shape.schema.field(name).type) for name, shown in zip(shape.keys, shape.shown_keys, strict=True)
+    ]
+    return tuple(keys_in(text, columns, f"operator '{state.operator}'"))
 
 
 def _catalog(checkpoint: StoredCheckpoint) -> pa.RecordBatch:
@@ -142,23 +152,11 @@ class SubtaskPartition(InputPartition):  # type: ignore[misc]
 
 
 class StateReader(DataSourceReader):  # type: ignore[misc]
-    """Reads one state; filters on its key choose which parts of snapshots are read."""
+    """Reads one state. There is no ``pushFilters``: see ``spark.stream_reading.StreamReader``."""
 
     def __init__(self, loaded: _Loaded, schema: Any) -> None:
         self._loaded = loaded
         self._schema = schema
-        self._keys: list[Any] | None = None
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
-        """Take the keys that ``filters`` allow; Spark applies all filters itself, too."""
-        shape = self._loaded.state.shape
-        if all(is_plain(shape.schema.field(key).type) for key in shape.keys):
-            self._keys = keys_of(filters, shape.shown_keys)
-        try:
-            self._wanted()
-        except UsageError:  # a number that no key can be
-            self._keys = None
-        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return a partition for each subtask that can have what is wanted."""
@@ -178,35 +176,18 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
 
     def _wanted(self) -> Selection:
         loaded = self._loaded
-        return selection(loaded.state, loaded.checkpoint.manifest.max_parallelism, loaded.columns, self._keys)
+        return selection(loaded.state, loaded.checkpoint.manifest.max_parallelism, loaded.columns, loaded.keys)
 
 
 def register_state_source(spark: Any) -> None:
-    """Register ``spark.read.format("headgate-state")`` in a session, and let it push filters to Python sources.
+    """Register ``spark.read.format("headgate-state")`` in a session.
 
     Raises:
         UsageError: the argument is not a SparkSession.
     """
     if not hasattr(spark, "dataSource"):
         raise UsageError(f"register_state_source needs the SparkSession that shall read, not {spark!r}")
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(StateDataSource)
-
-
-def keys_of(filters: Iterable[Filter], names: Sequence[str]) -> list[Any] | None:
-    """Return the keys that ``filters`` allow, None if they do not tell: every column of the key must be given."""
-    allowed: dict[str, set[Any]] = {}
-    for one in filters:
-        if isinstance(one, EqualTo | In) and len(one.attribute) == 1 and one.attribute[0] in names:
-            values = {one.value} if isinstance(one, EqualTo) else {value for value in one.value if value is not None}
-            name = one.attribute[0]
-            allowed[name] = allowed[name] & values if name in allowed else values
-    if not names or any(name not in allowed for name in names):
-        return None
-    found = list(itertools.islice(itertools.product(*(allowed[name] for name in names)), KEYS_MAX + 1))
-    if len(found) > KEYS_MAX:
-        return None
-    return found if len(names) > 1 else [key[0] for key in found]
 
 
 def _subtask(piece: Piece) -> int:

@@ -35,6 +35,8 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
         start, end: where reading begins and ends: ``earliest``, ``latest``, a stream cut, or a date and time
             (``readStream`` has no end).
         columns: names of columns, separated by commas; default: all.
+        keys: the routing keys that ``read`` reads, as a JSON list; default: all. Only segments that can have them are
+            read.
         place: true adds the columns ``_segment`` and ``_position``.
         rows_per_partition: the maximum number of rows of a partition of ``read``, each of one segment; default: equal
             partitions, one for each core, or a multiple of that where they would have more than 512 MiB.
@@ -103,14 +105,13 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
 
 
 def register_streams(spark: Any) -> None:
-    """Register ``format("headgate")`` in a session, and let the session push filters to Python sources.
+    """Register ``format("headgate")`` in a session.
 
     Raises:
         UsageError: the argument is not a SparkSession.
     """
     if not hasattr(spark, "dataSource"):
         raise UsageError(f"register_streams needs the SparkSession that shall read or write, not {spark!r}")
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     context = getattr(spark, "sparkContext", None)
     at_once = AT_ONCE if context is None else max(1, context.defaultParallelism)
     spark.dataSource.register(type(StreamDataSource.__name__, (StreamDataSource,), {"at_once": at_once}))

@@ -23,7 +23,7 @@ OWNERS = "spark/"
 PLACE_COLUMNS = ("_segment", "_position")
 """Where an event is: with ``place=true`` they follow the columns of the stream."""
 
-READING = ("path", "store", "start", "end", "columns", "place", "rows_per_partition")
+READING = ("path", "store", "start", "end", "columns", "keys", "place", "rows_per_partition")
 STREAMING = ("path", "store", "start", "columns", "place", "rows_per_batch", "holder")
 WRITING = ("path", "store", "routing_key", "segments")
 

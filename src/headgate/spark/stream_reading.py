@@ -6,30 +6,27 @@ SP6 of docs/spec/spark-streams.md. Arrow batches all the way; what is read is ne
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
-    EqualTo,
-    Filter,
-    In,
     InputPartition,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from headgate.errors import TruncatedError, UsageError
-from headgate.operators.types import canonical_schema, canonical_type
+from headgate.operators.types import canonical_schema
 from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.micro_batches import Piece, cut_up, dealt, first_missing, in_order, pieces_between, taken
 from headgate.protocol.store.truncation import Extent
-from headgate.spark.columns import batches_for_spark, is_plain, schema_for_spark
+from headgate.spark.columns import batches_for_spark, keys_in, schema_for_spark
 from headgate.spark.stream_options import EARLIEST, LATEST, PLACE_COLUMNS, Options, Place
 from headgate.store.cuts import StreamCut
 from headgate.store.routing import places_of
@@ -54,19 +51,21 @@ class Selected:
         stream_id: its number: a stream of the same name that is created later has another one.
         version: of the schema that it had when it was loaded, in which all events are read (S77).
         schema: the columns, in types that Spark takes.
+        keys: the routing keys of the events that are read; None: all.
     """
 
     place: Place
     stream_id: int
     version: int
     schema: pa.Schema
+    keys: tuple[Any, ...] | None = None
 
     @classmethod
     def of(cls, options: Options) -> Selected:
         """Find the stream.
 
         Raises:
-            UsageError: there is none, or no such column.
+            UsageError: there is none, no such column, or no such key.
         """
         place = Place(options.root, options.stream)
         info = place.find()
@@ -84,6 +83,7 @@ class Selected:
             info.stream_id,
             info.schema_version,
             schema_for_spark(_narrowed(whole, options.text("columns"), info.name)),
+            _keys(info, options.text("keys")),
         )
 
     def find(self) -> StreamInfo:
@@ -126,6 +126,9 @@ class Selected:
             for piece in partition.pieces:
                 for first, batch in _events(self.place, info, piece):
                     shown = _with_place(batch, piece.segment, first) if shows_place else batch
+                    if self.keys is not None:
+                        column = batch.column(info.routing_key)
+                        shown = shown.filter(pc.is_in(column, pa.array(self.keys, column.type)))
                     yield from batches_for_spark(shown, target)
 
 
@@ -135,6 +138,14 @@ def _narrowed(schema: pa.Schema, columns: str | None, stream: str) -> pa.Schema:
     if unknown:
         raise UsageError(f"stream '{stream}' has no column {unknown[0]!r}; it has {', '.join(schema.names)}")
     return pa.schema([schema.field(name) for name in names])
+
+
+def _keys(info: StreamInfo, text: str | None) -> tuple[Any, ...] | None:
+    if text is None:
+        return None
+    if info.routing_key is None:
+        raise UsageError(f"stream '{info.name}' has no routing key to choose events by; filter the DataFrame instead")
+    return tuple(keys_in(text, [info.schema.field(info.routing_key)], f"stream '{info.name}'"))
 
 
 class Pieces(InputPartition):  # type: ignore[misc]
@@ -186,7 +197,10 @@ class Span:
 
 
 class StreamReader(DataSourceReader):  # type: ignore[misc]
-    """Reads the events between two cuts; filters choose segments."""
+    """Reads the events between two cuts.
+
+    There is no ``pushFilters``: Spark plans every use of one DataFrame with the filters of the one it planned first.
+    """
 
     def __init__(self, span: Span, schema: Any, rows_per_partition: int | None, at_once: int) -> None:
         """``rows_per_partition``: at most, of one segment; None: by their size, for ``at_once`` tasks at one time."""
@@ -194,21 +208,14 @@ class StreamReader(DataSourceReader):  # type: ignore[misc]
         self._schema = schema
         self._rows_max = rows_per_partition
         self._at_once = at_once
-        self._filters: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
-        """Take what ``filters`` allow; Spark applies all of them itself, too."""
-        self._filters = tuple(_allowed(filters))
-        return filters
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return what each task reads, of segments that can have what is wanted."""
         info, layout, extents = self._span.selected.look(self._span.begin)
-        wanted = functools.reduce(
-            lambda found, one: found & _segments_with(info, layout, *one), self._filters, set(extents)
-        )
-        between = pieces_between(extents, self._span.begin.positions, self._span.end.positions)
-        pieces = [piece for piece in between if piece.segment in wanted]
+        pieces = pieces_between(extents, self._span.begin.positions, self._span.end.positions)
+        if self._span.selected.keys is not None:
+            wanted = _segments_with(info, layout, self._span.selected.keys)
+            pieces = [piece for piece in pieces if piece.segment in wanted]
         if self._rows_max is not None:
             return [Pieces([one]) for one in cut_up(pieces, self._rows_max)]
         rows_max, rows_min = (self._span.selected.rows_in(size) for size in (PARTITION_BYTES, TASK_BYTES_MIN))
@@ -219,29 +226,9 @@ class StreamReader(DataSourceReader):  # type: ignore[misc]
         return self._span.selected.read(partition, self._schema)
 
 
-def _allowed(filters: Iterable[Filter]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield columns, and all values that filters allow them."""
-    for one in filters:
-        if isinstance(one, EqualTo) and len(one.attribute) == 1:
-            yield one.attribute[0], (one.value,)
-        elif isinstance(one, In) and len(one.attribute) == 1:
-            yield one.attribute[0], tuple(value for value in one.value if value is not None)
-
-
-def _segments_with(info: StreamInfo, layout: Layout, column: str, values: tuple[Any, ...]) -> set[int]:
-    """Return the segments that can have events with one of these values in a column (SP3)."""
-    if column == PLACE_COLUMNS[0] and column not in info.schema.names:
-        return set(values)
-    everything = {segment.segment_id for segment in layout.segments}
-    if column != info.routing_key:
-        return everything
-    dtype = canonical_type(info.schema.field(column).type)
-    if not is_plain(dtype):
-        return everything
-    try:
-        places = places_of(pa.array(values, info.schema.field(column).type)).tolist()
-    except (pa.ArrowException, OverflowError):  # a value that no key can be
-        return everything
+def _segments_with(info: StreamInfo, layout: Layout, keys: tuple[Any, ...]) -> set[int]:
+    """Return the segments that can have events with these routing keys, in every layout (SP3)."""
+    places = places_of(pa.array(keys, info.schema.field(info.routing_key).type)).tolist()
     return {x.segment_id for x in layout.segments if any(x.key_low <= place < x.key_high for place in places)}
 
 

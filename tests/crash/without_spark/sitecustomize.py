@@ -62,7 +62,7 @@ def start(module, definition, *, observer=None, **_):
     lock = lock_for(definition.config)
     driver = Driver(definition, ProcessLauncher(Zygote(), definition), observer, FINGERPRINT, lock=lock, beats=True)
     driver.start()
-    return module.SparkHandle(driver, None, False)
+    return module.SparkHandle(driver)
 
 
 sys.meta_path.insert(0, Finder())
