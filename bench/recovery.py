@@ -22,6 +22,7 @@ import pyarrow as pa
 from bench.harness import Options, Result, at_most, median
 from bench.headgate_windowed import pipeline
 from bench.running import Reports, running, wait_for, wrapped
+from headgate.model.failure import Failure
 from headgate.model.ids import Generation
 from headgate.model.metrics import NODE, Samples
 from headgate.model.progress import SilentObserver
@@ -133,13 +134,13 @@ class TimedLauncher:
     marks: Marks
 
     def submit(
-        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
+        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[Failure | None], None]
     ) -> None:
         """See ``runtime.driver.supervision.Launcher``."""
 
-        def job_ended(error: str | None) -> None:
+        def job_ended(failure: Failure | None) -> None:
             self.marks.job_ended_s = time.monotonic()
-            ended(error)
+            ended(failure)
 
         self.marks.submitted_s = time.monotonic()
         self.launcher.submit(submission, address, secret, job_ended)

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, BinaryIO
 
+from headgate.model.failure import Failure, FailureKind
+
 FINGERPRINT = "tests"
 STOPPED, LEAKED, CRASHED = 1, 3, 4
 """Exit codes of a worker that ended otherwise than well: told to stop, left something open, raised."""
@@ -94,7 +96,7 @@ class Stage:
     """One submission: the processes of its newest attempt."""
 
     submit: Callable[[], None]
-    ended: Callable[[str | None], None]
+    ended: Callable[[Failure | None], None]
     attempts_left: int
     unborn: int = 0
     alive: set[int] = field(default_factory=set)
@@ -143,7 +145,7 @@ class ProcessLauncher:
         self.submissions = 0
 
     def submit(
-        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
+        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[Failure | None], None]
     ) -> None:
         """Start all workers."""
         self.submissions += 1
@@ -237,7 +239,7 @@ class ProcessLauncher:
             stage.error = None
             stage.submit()
         else:
-            stage.ended(stage.error)
+            stage.ended(None if stage.error is None else Failure(FailureKind.LOST, stage.error))
 
 
 @dataclass(frozen=True)

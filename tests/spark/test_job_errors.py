@@ -8,8 +8,11 @@ import re
 import pytest
 
 import headgate
-from headgate.spark.job_errors import NEEDED, job_error
+from headgate.model.failure import FailureKind
+from headgate.spark.job_errors import NEEDED, job_error, job_failure
 from headgate.spark.workers import refuse_other_release
+
+LOST, UNEXPLAINED, DETERMINISTIC = FailureKind.LOST, FailureKind.UNEXPLAINED, FailureKind.DETERMINISTIC
 
 NO_DAEMON = """Job aborted due to stage failure: Could not recover from a failed barrier ResultStage.
 Error from python worker:
@@ -43,6 +46,49 @@ def test_an_error_of_spark_is_one_sentence(text: str, told: str) -> None:
     assert "\n" not in sentence
 
 
+EXECUTOR_LOST = """An error occurred while calling o68.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a failed barrier \
+ResultStage. Most recent failure reason: Stage failed because barrier task ResultTask(0, 1) finished unsuccessfully.
+ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Command exited with code 137
+\tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:1)
+"""
+CRASHED = """An error occurred while calling o1.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 failed 1 times: \
+org.apache.spark.SparkException: Python worker exited unexpectedly (crashed): the cause is not known
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "told"),
+    [
+        (EXECUTOR_LOST, LOST, "executor 1 was lost: Command exited with code 137"),
+        (CRASHED, LOST, "Job aborted due to stage failure: Task 0 failed 1 times: org.apache.spark."),
+        ("Answer from Java side is empty", LOST, "Answer from Java side is empty"),
+        ("Job 3 cancelled because SparkContext was shut down", LOST, "Job 3 cancelled because"),
+        (
+            "Job aborted\nRuntimeError: headgate worker 1 stopped: why",
+            LOST,
+            "headgate worker 1 stopped: why",
+        ),
+        (NO_DAEMON, DETERMINISTIC, "the executors' Python has no 'headgate'"),
+        (OTHER_VERSION, DETERMINISTIC, "the executors' Python is 3.9, and this one is 3.11"),
+        (
+            ": a.b.C: Error from python worker:\n Killed: EOFException",
+            UNEXPLAINED,
+            "Error from python worker:",
+        ),
+        ("An error occurred while calling o1.x.\n: a.b.C: a riddle", UNEXPLAINED, "a riddle"),
+        ("", UNEXPLAINED, "Spark gave no reason"),
+    ],
+)
+def test_an_error_of_spark_tells_losses_from_what_no_repetition_mends(  # G9
+    text: str, kind: FailureKind, told: str
+) -> None:
+    failure = job_failure(text)
+    assert failure.kind is kind
+    assert failure.reason.startswith(told)
+
+
 def test_what_headgate_needs_is_what_it_requires() -> None:
     required = importlib.metadata.requires("headgate") or []
     names = [re.match(r"[\w.-]+", text) for text in required if "extra ==" not in text]
@@ -53,6 +99,7 @@ def test_a_worker_of_another_release_says_what_is_where() -> None:
     refuse_other_release(0, headgate.__version__)
     with pytest.raises(RuntimeError) as raised:
         refuse_other_release(1, "0.0.1")
+    assert job_failure(f"x\nRuntimeError: {raised.value}").kind is DETERMINISTIC
     assert job_error(f"x\nRuntimeError: {raised.value}") == (
         f"headgate worker 1 stopped: the executors have headgate {headgate.__version__} and the driver has 0.0.1; "
         "install the same release for both"

@@ -22,6 +22,8 @@ class FailureKind(Enum):
     DAMAGED = "damaged"
     """The restored checkpoint cannot be used, which only a worker could find: start again, from what the policy for
     damaged checkpoints says (R57)."""
+    UNEXPLAINED = "unexplained"
+    """Spark ended the job of the workers for a reason that tells neither: start again, once (G9)."""
     DETERMINISTIC = "deterministic"
     """Starting again cannot help."""
     DENIED = "denied"

@@ -16,7 +16,8 @@ from typing import Any
 from headgate import __version__
 from headgate.errors import PipelineFailed
 from headgate.model.definition import PipelineDefinition
-from headgate.spark.job_errors import job_error
+from headgate.model.failure import Failure
+from headgate.spark.job_errors import job_failure
 from headgate.spark.workers import RESULT_SCHEMA, WorkerMain
 
 POLARS_THREADS = "POLARS_MAX_THREADS"
@@ -24,6 +25,10 @@ POLARS_THREADS = "POLARS_MAX_THREADS"
 JVM_GONE = (
     "Spark's JVM has ended, and with it every worker; start the same program again: it continues from the latest "
     "completed checkpoint"
+)
+CONTEXT_STOPPED = (
+    "the SparkContext was stopped, and with it every worker; start the same program again: it continues from the "
+    "latest completed checkpoint"
 )
 
 
@@ -38,12 +43,12 @@ class SparkLauncher:
     log_directory: Path | None = None
 
     def submit(
-        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
+        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[Failure | None], None]
     ) -> None:
         """Run the job in a thread of its own; call ``ended`` once when it is over.
 
         Raises:
-            PipelineFailed: Spark's JVM is gone, and with it this session.
+            PipelineFailed: Spark's JVM is gone, or its context, and with it this session.
         """
         from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
         from pyspark import InheritableThread
@@ -54,6 +59,8 @@ class SparkLauncher:
         thread = InheritableThread(target=self._run, args=(submission, main, ended), name=f"headgate-job-{submission}")
         thread.daemon = True
         try:
+            if self._is_stopped():
+                raise PipelineFailed(CONTEXT_STOPPED)
             thread.start()  # asks the JVM for the properties that the thread inherits
         except (Py4JNetworkError, OSError) as error:
             raise PipelineFailed(JVM_GONE) from error
@@ -65,10 +72,14 @@ class SparkLauncher:
         with suppress(Py4JNetworkError, OSError):  # without a JVM there is no task either
             self.spark.sparkContext.cancelJobGroup(self._group(submission))
 
+    def _is_stopped(self) -> bool:
+        java = self.spark.sparkContext._jsc
+        return java is None or bool(java.sc().isStopped())
+
     def _group(self, submission: int) -> str:
         return f"headgate-{self.definition.config.name}-{id(self):x}-{submission}"
 
-    def _run(self, submission: int, main: WorkerMain, ended: Callable[[str | None], None]) -> None:
+    def _run(self, submission: int, main: WorkerMain, ended: Callable[[Failure | None], None]) -> None:
         parallelism = self.definition.plan.parallelism
         context = self.spark.sparkContext
         try:
@@ -79,7 +90,7 @@ class SparkLauncher:
                 workers = frame.mapInArrow(main, RESULT_SCHEMA, barrier=True)
             workers.collect()
         except BaseException as error:  # whatever it is, the driver waits for this thread
-            ended(job_error(str(error)) or type(error).__name__)
+            ended(job_failure(str(error) or type(error).__name__))
         else:
             ended(None)
 

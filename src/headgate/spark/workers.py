@@ -21,6 +21,9 @@ from headgate.spark.deaths import WATCH
 
 RESULT_SCHEMA = "worker long"
 
+OTHER_RELEASE = "install the same release for both"
+"""How a worker ends what it says when its Headgate is another one."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerMain:
@@ -98,7 +101,7 @@ def refuse_other_release(worker: int, release: str) -> None:
     if release != __version__:
         raise RuntimeError(
             f"headgate worker {worker} stopped: the executors have headgate {__version__} and the driver has "
-            f"{release}; install the same release for both"
+            f"{release}; {OTHER_RELEASE}"
         )
 
 

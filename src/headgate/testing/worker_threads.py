@@ -20,6 +20,7 @@ from pyspark import cloudpickle
 
 from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
 from headgate.runtime.process import Process
 from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
@@ -77,7 +78,7 @@ class ThreadSurroundings(Process):
 class _Stage:
     """The workers of one submission that are not gone, by index."""
 
-    ended: Callable[[str | None], None]
+    ended: Callable[[Failure | None], None]
     alive: dict[int, WorkerThread] = field(default_factory=dict)
     error: str | None = None
 
@@ -105,7 +106,7 @@ class ThreadLauncher:
             ) from error
 
     def submit(
-        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
+        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[Failure | None], None]
     ) -> None:
         """Start all workers."""
         stage = self._stages[submission] = _Stage(ended)
@@ -164,7 +165,7 @@ class ThreadLauncher:
             for worker in self._alive(submission):
                 worker.leave_undeployed()
         if is_last:
-            stage.ended(stage.error)
+            stage.ended(None if stage.error is None else Failure(FailureKind.LOST, stage.error))
 
 
 class WorkerThread:

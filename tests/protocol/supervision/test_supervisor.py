@@ -75,8 +75,8 @@ def user_failed(reason: str = "ZeroDivisionError in 'step'", attempt: int = 0, s
     return WorkerFailed(AttemptId(submission, attempt), WorkerIndex(0), Failure(USER, reason, "trace"), 0, 0.5)
 
 
-def job_ended(error: str | None = "killed", submission: int = 1) -> JobEnded:
-    return JobEnded(submission, error, 0, 0.5)
+def job_ended(reason: str | None = "killed", submission: int = 1, kind: FailureKind = LOST) -> JobEnded:
+    return JobEnded(submission, None if reason is None else Failure(kind, reason), 0, 0.5)
 
 
 def fired(timer: Timer) -> TimerFired:
@@ -298,9 +298,44 @@ def test_a_failed_generation_is_restarted() -> None:  # G6
 # -- the Spark job --------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_never_started_is_final() -> None:  # G9
-    reason = "the Spark job did not start: needs 2 slots"
-    assert supervisor(Begin()).handle(job_ended("needs 2 slots")) == [Finish(Failure(DETERMINISTIC, reason))]
+@pytest.mark.parametrize("before", [(), (ready_generation(1),), (registered(0),)])
+def test_a_job_that_cannot_start_is_final(before: tuple[Event, ...]) -> None:  # G9
+    final = Failure(DETERMINISTIC, "the Spark job did not start: no polars there")
+    assert supervisor(Begin(), *before).handle(job_ended("no polars there", kind=DETERMINISTIC))[-1] == Finish(final)
+    once = supervisor(Begin(), *before, job_ended(), RESTART)
+    assert once.handle(job_ended("no polars there", 2, DETERMINISTIC))[-1] == Finish(final)
+
+
+@pytest.mark.parametrize("events", [(Begin(),), RUN[:2], (Begin(), registered(0)), RUN[:3], RUN[:4], RUN[:5], RUN])
+def test_an_executor_that_dies_at_any_moment_of_the_first_start_is_a_failure(events: tuple[Event, ...]) -> None:  # G9
+    machine = supervisor(*events, job_ended("executor 0 was lost"))
+    assert machine.phase is Phase.BACKOFF
+    for submission in range(2, 9):
+        machine.handle(RESTART)
+        machine.handle(job_ended("executor 0 was lost", submission))
+        assert machine.phase is Phase.BACKOFF, "the strategy decides, each time"
+
+
+@pytest.mark.parametrize("reason", ["a riddle", None])
+def test_what_spark_does_not_explain_is_final_the_second_time(reason: str | None) -> None:  # G9
+    def unexplained(submission: int) -> JobEnded:
+        return job_ended(reason, submission, FailureKind.UNEXPLAINED)
+
+    machine = supervisor(Begin(), unexplained(1), RESTART, job_ended("killed", 2), RESTART, unexplained(3))
+    assert machine.phase is Phase.BACKOFF, "not twice in a row"
+    machine.handle(RESTART)
+    told = reason or "its tasks returned before they registered"
+    assert machine.handle(unexplained(4)) == [Finish(Failure(DETERMINISTIC, f"the Spark job did not start: {told}"))]
+
+
+def test_a_pipeline_that_had_its_workers_starts_again_whatever_spark_says() -> None:  # G9
+    """A machine that is new to the cluster may be wrong, and another one is not."""
+    for kind in (DETERMINISTIC, FailureKind.UNEXPLAINED):
+        machine = supervisor(*RUN, lost(0), job_ended(), RESTART)
+        for submission in (2, 3, 4):
+            machine.handle(job_ended("no polars there", submission, kind))
+            assert machine.phase is Phase.BACKOFF
+            machine.handle(RESTART)
 
 
 def test_an_attempt_that_dies_before_all_have_registered_counts_as_a_failure() -> None:  # G9
@@ -450,14 +485,14 @@ def test_a_generation_that_is_replaced_before_it_is_deployed_ends_the_run() -> N
         CancelJob(1),
         ArmTimer(JobEndTimer(1), JOB_END_MS),
     ]
-    assert made.handle(JobEnded(1, "cancelled", 0, 0.5)) == [Finish(replaced)]
+    assert made.handle(job_ended("cancelled")) == [Finish(replaced)]
 
 
 def test_a_generation_that_is_replaced_while_a_restart_waits_ends_the_run() -> None:  # G13
     made = supervisor(*RUN, lost(0), GenerationReady(gen(2)))
     replaced = Failure(FailureKind.REPLACED, "generation 3 was claimed by another driver")
     assert made.handle(GenerationFailed(gen(2), replaced, 0, 0.5))[0] == EndGeneration(gen(2), is_done=False)
-    assert made.handle(JobEnded(1, "cancelled", 0, 0.5)) == [Finish(replaced)]
+    assert made.handle(job_ended("cancelled")) == [Finish(replaced)]
 
 
 @pytest.mark.parametrize("kind", list(FailureKind))

@@ -130,7 +130,7 @@ class World:
     def job_ends(self, worker: WorkerIndex) -> None:
         if self.job and (self.is_cancelled or self.alive != set(WORKERS) or self.supervisor.phase is Phase.ENDING):
             submission, self.job = self.job.submission, None
-            self.feed(JobEnded(submission, "killed", 0, 0.5))
+            self.feed(JobEnded(submission, Failure(FailureKind.LOST, "killed"), 0, 0.5))
 
     def delay_ends(self) -> None:
         if self.is_restart_armed:

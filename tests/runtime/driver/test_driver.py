@@ -26,6 +26,7 @@ from headgate.runtime.wire.control import ControlClient, Loss
 
 WAIT_S = 120
 _M = TypeVar("_M")
+Ended = Callable[[Failure | None], None]
 
 
 class Played:
@@ -35,19 +36,19 @@ class Played:
         pipeline = pipeline_at(root, interval=None, **options)
         pipeline.source(hg.FromRows([{"id": 1}, {"id": 2}], splits=2)).sink(hg.Discard(), name="out")
         self.definition = definition_of(pipeline)
-        self.submitted: queue.Queue[tuple[int, tuple[str, int], bytes, Callable[[str | None], None]]] = queue.Queue()
+        self.submitted: queue.Queue[tuple[int, tuple[str, int], bytes, Ended]] = queue.Queue()
         self.cancelled: list[int] = []
         self.driver = Driver(self.definition, self, observer or SilentObserver(), FINGERPRINT)
         self.workers: list[PlayedWorker] = []
         self.driver.start()
 
-    def submit(self, submission: int, address: Any, secret: bytes, ended: Callable[[str | None], None]) -> None:
+    def submit(self, submission: int, address: Any, secret: bytes, ended: Ended) -> None:
         self.submitted.put((submission, address, secret, ended))
 
     def cancel(self, submission: int) -> None:
         self.cancelled.append(submission)
 
-    def deployed(self) -> tuple[list[PlayedWorker], Callable[[str | None], None]]:
+    def deployed(self) -> tuple[list[PlayedWorker], Ended]:
         """Register both workers of the next submission; return them once both are deployed."""
         submission, address, secret, ended = self.submitted.get(timeout=WAIT_S)
         workers = [PlayedWorker(address, secret, submission, index) for index in range(2)]
@@ -169,7 +170,7 @@ def test_a_lost_worker_ends_the_generation_and_a_new_one_is_deployed(played: Pla
     other.ready()
     one.control.close()
     assert not other.expect(messages.Stop).is_success
-    ended("a task was lost")
+    ended(Failure(FailureKind.LOST, "a task was lost"))
     workers, ended = played.deployed()
     assert workers[0].generation == other.generation + 1
     assert played.cancelled == []
@@ -187,7 +188,7 @@ def test_only_a_worker_that_is_silent_has_its_job_cancelled_whatever_is_said_of_
     connection.lose(Loss("it was silent for 7.0 s", is_silent))
     assert not other.expect(messages.Stop).is_success
     assert played.cancelled == ([1] if is_silent else [])
-    ended("told")
+    ended(Failure(FailureKind.LOST, "told"))
 
 
 def test_a_worker_of_another_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +212,7 @@ def test_the_same_failure_of_user_code_twice_ends_the_run(played: Played) -> Non
         failed = messages.failed(Generation(workers[0].generation), failure)
         workers[0].control.send(failed)
         workers[1].expect(messages.Stop)
-        ended("told")
+        ended(Failure(FailureKind.LOST, "told"))
     with pytest.raises(PipelineFailed, match=r"operator 'divide' failed on the record \{'id': 1\}"):
         played.driver.result.result(WAIT_S)
 
@@ -230,7 +231,7 @@ def test_who_left_first_says_why_before_its_peer_is_believed(tmp_path: Path) -> 
         handled = threading.Event()
         made.driver.post(handled.set)
         assert handled.wait(WAIT_S)
-    ended("a task of the barrier stage failed")
+    ended(Failure(FailureKind.LOST, "a task of the barrier stage failed"))
     failure = Failure(FailureKind.USER_CODE, "the function of operator 'divide' failed on the record {'id': 1}", "…")
     guilty.control.send(messages.failed(Generation(guilty.generation), failure))
     guilty.control.close()

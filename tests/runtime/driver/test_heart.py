@@ -15,6 +15,7 @@ from tests.runtime.running import definition_of, pipeline_at
 import headgate as hg
 from headgate.codec.heartbeat import beat_path, decode_beat, encode_beat, end_path, generation_of, mark_of
 from headgate.errors import FencedError, HeadgateError, PipelineFailed, StorageError, UsageError
+from headgate.model.failure import Failure
 from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.progress import RunResult, SilentObserver
@@ -247,9 +248,9 @@ class Idle:
     """A launcher whose workers never come."""
 
     def __init__(self) -> None:
-        self.ended: list[Callable[[str | None], None]] = []
+        self.ended: list[Callable[[Failure | None], None]] = []
 
-    def submit(self, submission: int, address: Any, secret: bytes, ended: Callable[[str | None], None]) -> None:
+    def submit(self, submission: int, address: Any, secret: bytes, ended: Callable[[Failure | None], None]) -> None:
         self.ended.append(ended)
 
     def cancel(self, submission: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 import headgate as hg
 from headgate import testing
 from headgate.errors import PipelineFailed
+from headgate.model.failure import Failure
 from headgate.model.progress import PipelineHandle
 from headgate.protocol.supervision.events import RegisterTimer, TimerFired
 from headgate.testing.in_process import InProcessHandle
@@ -57,7 +58,7 @@ def on_a_lost_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     submit, cancel = ThreadLauncher.submit, ThreadLauncher.cancel
 
     def lose() -> None:
-        waiting: list[Callable[[str | None], None]] = []
+        waiting: list[Callable[[Failure | None], None]] = []
 
         def lost(self: ThreadLauncher, number: int, address: object, secret: object, ended: Callable) -> None:  # type: ignore[type-arg]
             if number > 1:

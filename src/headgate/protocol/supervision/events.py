@@ -124,10 +124,10 @@ class WorkerFailed:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """EVENT: the Spark job of ``submission`` ended; ``error`` is None when every task returned."""
+    """EVENT: the Spark job of ``submission`` ended; ``failure`` is None when every task returned."""
 
     submission: int
-    error: str | None
+    failure: Failure | None
     at_ms: int
     jitter: float
 

@@ -63,6 +63,9 @@ class Supervisor(Machine):
     PEER_WORD_MS = 5_000
     """Who is blamed has sent its words before its peer could notice: only a driver without a turn hears them later."""
 
+    UNEXPLAINED_MAX = 2
+    """Jobs in a row that started no worker, of which Spark does not say why: one may be a loss, two are a reason."""
+
     def __init__(
         self,
         workers_count: int,
@@ -84,6 +87,7 @@ class Supervisor(Machine):
         self._had_workers = False
         """Whether the pipeline ever had as many workers, in another driver or in this one: its slots are not just
         asked for wrongly."""
+        self._unexplained_count = 0
         self._blames = Blames()
         self._outcome: Finish | None = None
 
@@ -188,6 +192,7 @@ class Supervisor(Machine):
         if not self._roster.is_complete:
             return [Ignored("other workers have not registered yet")]
         self._enter(Phase.DEPLOYING)
+        self._had_workers = True
         return [Deploy(self._generation, self._roster.deploy())]
 
     def _on_ready(self, event: WorkerReady) -> list[Effect]:
@@ -196,7 +201,7 @@ class Supervisor(Machine):
         if not self._roster.ready(event.worker):
             return [Ignored("other workers are not ready yet")]
         self._enter(Phase.RUNNING)
-        self._has_run = self._had_workers = True
+        self._has_run = True
         return [StartCoordinator(event.generation)]  # G10
 
     # -- failures -----------------------------------------------------------------------------------------------
@@ -283,14 +288,23 @@ class Supervisor(Machine):
         if self._phase is Phase.PREPARING:
             if was_used_up:  # the job of the failed generation: its failure has been counted
                 return self.job.want_workers()
-            if self._restarts.count == 0 and not self._roster.has_come_up(event.submission):
-                reason = event.error or "its tasks returned before they registered"
+            if not self._had_workers and self._cannot_start(event):
+                reason = "its tasks returned before they registered" if event.failure is None else event.failure.reason
                 return self._end(Finish(Failure(FailureKind.DETERMINISTIC, f"the Spark job did not start: {reason}")))
             # The attempt died before all its workers had registered: that is a failure, too (G9).
             return self._restart(_end_of(event), event.at_ms, event.jitter)
         if self._is_serving():
             return self._fail(_end_of(event), event.at_ms, event.jitter)
         return [Ignored("the job of the failed generation ended")]
+
+    def _cannot_start(self, event: JobEnded) -> bool:
+        """Whether a job would end in the same way again, as far as anybody can tell (G9)."""
+        kind = FailureKind.UNEXPLAINED if event.failure is None else event.failure.kind
+        if kind is not FailureKind.UNEXPLAINED or self._roster.has_come_up(event.submission):
+            self._unexplained_count = 0
+            return kind is FailureKind.DETERMINISTIC
+        self._unexplained_count += 1
+        return self._unexplained_count >= self.UNEXPLAINED_MAX
 
     def _on_timer(self, event: TimerFired) -> list[Effect]:
         timer = event.timer
@@ -394,4 +408,5 @@ class Supervisor(Machine):
 
 
 def _end_of(event: JobEnded) -> Failure:
-    return Failure(FailureKind.LOST, f"the Spark job ended: {event.error or 'its tasks returned early'}")
+    reason = "its tasks returned early" if event.failure is None else event.failure.reason
+    return Failure(FailureKind.LOST, f"the Spark job ended: {reason}")

@@ -46,9 +46,9 @@ class Launcher(Protocol):
     """Starts workers: in production a Spark barrier stage."""
 
     def submit(
-        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
+        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[Failure | None], None]
     ) -> None:
-        """Start all workers; call ``ended`` once, with None or an error, when every one of them is gone."""
+        """Start all workers; call ``ended`` once, with None or why it failed, when every one of them is gone."""
 
     def cancel(self, submission: int) -> None:
         """Have the workers of this submission killed."""
@@ -205,10 +205,10 @@ class Supervision:
         assert asked is not None
         _of_savepoint(asked.place, asked.answer)(outcome)
 
-    def job_ended(self, submission: int, error: str | None) -> None:
+    def job_ended(self, submission: int, failure: Failure | None) -> None:
         """Every task of a submission is gone. From any thread."""
-        jitter = self._around.random.random()
-        self._timers.post(lambda: self.handle(events.JobEnded(submission, error, self._around.monotonic_ms(), jitter)))
+        jitter, now_ms = self._around.random.random(), self._around.monotonic_ms
+        self._timers.post(lambda: self.handle(events.JobEnded(submission, failure, now_ms(), jitter)))
 
     def end_job(self) -> None:
         """Nobody else ends the job of a driver that cannot go on."""
@@ -230,7 +230,7 @@ class Supervision:
             case events.SubmitJob():
                 number = self._submission = effect.submission
                 address, secret = self._workers.address, self._workers.secret
-                self.launcher.submit(number, address, secret, lambda error: self.job_ended(number, error))
+                self.launcher.submit(number, address, secret, lambda failure: self.job_ended(number, failure))
             case events.CancelJob():
                 self.launcher.cancel(effect.submission)
             case events.Deploy():

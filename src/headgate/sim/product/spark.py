@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headgate.model.definition import PipelineDefinition
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
@@ -31,7 +32,7 @@ class Stage:
 
     address: tuple[str, int]
     secret: bytes
-    ended: Callable[[str | None], None]
+    ended: Callable[[Failure | None], None]
     attempts_left: int
     running: dict[int, SimProcess] = field(default_factory=dict)
     returned: int = 0
@@ -71,7 +72,7 @@ class SimSpark:
         return [process for stage in self._stages.values() for process in stage.running.values()]
 
     def submit(
-        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
+        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[Failure | None], None]
     ) -> None:
         """See ``Launcher``."""
         stage = Stage(address, secret, ended, self._attempts)
@@ -158,8 +159,8 @@ class SimSpark:
             return
         stage.is_over = True
         if self._driver.is_alive:
-            error = stage.error
-            self._network.tasks.spawn(self._driver, lambda: stage.ended(error), f"job-{submission}")
+            failure = None if stage.error is None else Failure(FailureKind.LOST, stage.error)
+            self._network.tasks.spawn(self._driver, lambda: stage.ended(failure), f"job-{submission}")
 
     def _application_ends(self) -> None:
         """The driver is gone, and with it the application: its tasks are killed, sooner or later."""
