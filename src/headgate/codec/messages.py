@@ -33,6 +33,7 @@ from headgate.model.manifest import SnapshotPart
 from headgate.model.metrics import Sample
 from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.model.progress import LoopProgress
+from headgate.plain_text import encodable_values
 from headgate.protocol.checkpoints import coordinator_events as checkpoints
 from headgate.protocol.loops import rounds
 
@@ -359,7 +360,7 @@ def encode_message(message: Message) -> bytes:
         ProtocolViolation: larger than ``MESSAGE_BYTES_MAX``, or a number beyond 64 bits.
     """
     try:
-        raw = _encoder.encode(message)
+        raw = _encoded(message)
     except (OverflowError, msgspec.MsgspecError) as error:
         raise ProtocolViolation("messages", f"cannot encode {type(message).__name__}: {error}") from error
     if len(raw) > MESSAGE_BYTES_MAX:
@@ -368,6 +369,14 @@ def encode_message(message: Message) -> bytes:
             "messages", f"{name} takes {len(raw)} bytes; a control message holds at most {MESSAGE_BYTES_MAX}"
         )
     return raw
+
+
+def _encoded(message: Message) -> bytes:
+    try:
+        return _encoder.encode(message)
+    except UnicodeEncodeError:  # a text of a user's: the message must arrive all the same
+        plain = msgspec.to_builtins(message, builtin_types=(bytes,))
+        return _encoder.encode(encodable_values(plain))
 
 
 def decode_from_worker(raw: bytes | bytearray | memoryview) -> FromWorker:

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
+import msgspec
 import pyarrow as pa
 import xxhash
 
@@ -100,6 +101,28 @@ def decode_sections(data: bytes | bytearray | memoryview, path: str) -> dict[str
     if offset != len(view):
         raise CorruptionError(path, offset, "the end of the file", f"{len(view) - offset} more bytes")
     return sections
+
+
+def encode_positions(positions: Mapping[str, bytes]) -> bytes:
+    """Return the section ``positions/…`` of a source. A split whose name is not UTF-8 is written as bytes."""
+    try:
+        return msgspec.msgpack.encode(dict(positions))
+    except UnicodeEncodeError:
+        named = {split.encode(errors="surrogatepass"): position for split, position in positions.items()}
+        return msgspec.msgpack.encode(named)
+
+
+def decode_positions(data: Buffer) -> dict[str, bytes]:
+    """Return ``split → position``, as ``encode_positions`` was given it.
+
+    Raises:
+        msgspec.DecodeError: it is something else.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=dict[str, bytes])
+    except msgspec.ValidationError:
+        named = msgspec.msgpack.decode(data, type=dict[bytes, bytes])
+    return {split.decode(errors="surrogatepass"): position for split, position in named.items()}
 
 
 def is_container(data: bytes | memoryview) -> bool:

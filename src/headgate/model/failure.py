@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from headgate.plain_text import printable
 from headgate.remedies import Remedy
 
 
@@ -47,6 +48,11 @@ class Failure:
     reason: str
     detail: str = ""
     path: str = ""
+
+    def __post_init__(self) -> None:
+        """Make texts printable: what raised them may have said anything."""
+        object.__setattr__(self, "reason", printable(self.reason))
+        object.__setattr__(self, "detail", printable(self.detail))
 
     @property
     def is_hopeless(self) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from headgate.plain_text import encodable, printable
+
 RECORD_CHARS_MAX = 4_096
 """A shortened repr is kept of longer records, to bound memory."""
 
@@ -27,4 +29,5 @@ def bad_records(node: str, problems: Sequence[str], positions: Sequence[str], re
     """Return bad records as a batch of ``SCHEMA``; the three sequences have equal length."""
     assert len(problems) == len(positions) == len(records)
     short = [r if len(r) <= RECORD_CHARS_MAX else r[:RECORD_CHARS_MAX] + "…" for r in records]
-    return pa.record_batch([[node] * len(short), list(problems), list(positions), short], schema=SCHEMA)
+    texts = [[printable(text) for text in column] for column in ([node] * len(short), problems, positions)]
+    return pa.record_batch([*texts, [encodable(text) for text in short]], schema=SCHEMA)

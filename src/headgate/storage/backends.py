@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from headgate.errors import StorageError, UsageError
 from headgate.model.security import Access
+from headgate.plain_text import encodable, printable
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import memory_storage
@@ -54,8 +55,17 @@ def open_storage(url: str, access: Access | None = None) -> Storage:
 
 
 def absolute_location(location: str | os.PathLike[str]) -> str:
-    """Return a URL unchanged and a path as absolute: workers may have another working directory."""
+    """Return a URL unchanged and a path as absolute: workers may have another working directory.
+
+    Raises:
+        UsageError: it has characters that no file name, or no message, can hold.
+    """
     text = os.fspath(location)
+    if "\0" in text or encodable(text) != text:
+        raise UsageError(
+            f"the location '{printable(text)}' has a NUL or bytes that are not UTF-8, which checkpoints cannot record; "
+            "give the directory another name"
+        )
     return text if _SCHEME.match(text) else os.path.abspath(os.path.expanduser(text))
 
 

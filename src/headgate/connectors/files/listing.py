@@ -17,6 +17,7 @@ import xxhash
 
 from headgate.connectors.files.system import ABSENT, LOCAL, FileSystem, failing, inode_of
 from headgate.errors import UsageError
+from headgate.plain_text import printable
 
 PATTERN_DEFAULT = "**/*"
 """Below a directory: every file, at any depth."""
@@ -160,6 +161,9 @@ def select_files(paths: Paths, pattern: str = PATTERN_DEFAULT, system: FileSyste
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given or any(not str(path) for path in given):
         raise UsageError("no input path was given; give a file, a directory or a glob")
+    for path in given:
+        if "\0" in str(path):
+            raise UsageError(f"the path '{printable(str(path))}' has a NUL, which no name of a file has; correct it")
     roots = tuple(os.path.abspath(os.path.expanduser(str(path))) for path in given)
     return FileSelection(roots, pattern, system)
 

@@ -28,7 +28,7 @@ from headgate.model.life import Life, Mine, Owner
 from headgate.model.security import Access
 from headgate.model.targets import Target, TargetKind
 from headgate.storage.access import access_in, why_not_writable
-from headgate.storage.backends import is_missing, local_directory, open_storage
+from headgate.storage.backends import absolute_location, is_missing, local_directory, open_storage
 from headgate.storage.base import Storage
 from headgate.storage.roots import checked_access
 
@@ -93,8 +93,7 @@ class FileSink:
             raise UsageError(f"FileSink(format={format!r}) must be one of {', '.join(FORMATS)}")
         if _PREFIX.fullmatch(prefix) is None:
             raise UsageError(f"FileSink(prefix={prefix!r}) must begin with a letter or digit, then also '_' and '-'")
-        text = str(url)
-        self.url = text if "://" in text else str(Path(text).expanduser().absolute())
+        self.url = absolute_location(url)
         self._format, self._prefix = format, prefix
         for name, size_bytes in (("buffer", buffer_bytes), ("file", file_bytes), ("roll", roll_bytes)):
             if size_bytes < 1:

@@ -27,6 +27,7 @@ from headgate.codec.snapshot import (
     ROUNDS_PREFIX,
     STATE_PREFIX,
     UNION_PREFIX,
+    decode_positions,
     decode_sections,
 )
 from headgate.errors import CorruptionError, UsageError
@@ -187,7 +188,7 @@ class RestoredSnapshots:
             stored = sections.get(f"{POSITIONS_PREFIX}{node}")
             if stored is None:
                 continue
-            positions = msgspec.msgpack.decode(stored, type=dict[str, bytes])
+            positions = decode_positions(stored)
             found = {} if found is None else found
             for split, position in positions.items():
                 if found.setdefault(split, position) != position:

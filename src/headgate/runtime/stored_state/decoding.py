@@ -15,10 +15,11 @@ import msgspec
 import pyarrow as pa
 
 from headgate.codec.loop_log import LogHeader, decode_log
-from headgate.codec.snapshot import POSITIONS_PREFIX, ROUNDS_PREFIX, decode_sections
+from headgate.codec.snapshot import POSITIONS_PREFIX, ROUNDS_PREFIX, decode_positions, decode_sections
 from headgate.connectors.readable import committable_text, position_text
 from headgate.errors import CorruptionError
 from headgate.model.state_identity import StateIdentity
+from headgate.plain_text import encodable
 from headgate.protocol.loops.part import RoundProgress
 from headgate.runtime.stored_state.pieces import COMMITTABLES, LOG_SECTIONS, Piece
 from headgate.runtime.stored_state.shapes import SUBTASK, Kind, Shape, shape_of
@@ -125,9 +126,12 @@ def _facts(data: memoryview) -> Decoded | None:
 
 
 def _position_rows(data: memoryview, identity: StateIdentity, where: str) -> list[Mapping[str, Any]]:
-    found = _unpacked(data, dict[str, bytes], where)
+    try:
+        found = decode_positions(data)
+    except msgspec.DecodeError as error:
+        raise CorruptionError(where, 0, "the fields of this version", str(error)) from error
     return [
-        {"split": split, "position": position, "text": position_text(identity, split, position)}
+        {"split": encodable(split), "position": position, "text": position_text(identity, split, position)}
         for split, position in found.items()
     ]
 

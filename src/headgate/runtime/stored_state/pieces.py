@@ -22,6 +22,7 @@ from headgate.codec.snapshot import (
     ROUNDS_PREFIX,
     STATE_PREFIX,
     UNION_PREFIX,
+    decode_positions,
     decode_sections,
     header_end,
     is_container,
@@ -224,7 +225,7 @@ def _rows_of(part: SnapshotPart, node: str, data: bytes | memoryview, size_bytes
 def _entries(data: bytes | memoryview) -> int | None:
     """Return how many entries a map has, None if it is none; then whoever decodes it says so."""
     try:
-        return len(msgspec.msgpack.decode(data, type=dict[str, bytes]))
+        return len(decode_positions(data))
     except msgspec.DecodeError:
         return None
 

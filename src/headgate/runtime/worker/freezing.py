@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from headgate import fault_points
-from headgate.codec.snapshot import FINISHED_PREFIX, IN_FLIGHT_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX
+from headgate.codec.snapshot import FINISHED_PREFIX, IN_FLIGHT_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX, encode_positions
 from headgate.model.ids import CheckpointId
 from headgate.model.options import CheckpointOptions
 from headgate.protocol.subtasks import subtask as machine
@@ -76,7 +76,7 @@ class Freezing:
             plain[f"{ROUNDS_PREFIX}{vertex.head.name}"] = msgspec.msgpack.encode(self._machine.rounds)
         if self._source is not None:
             positions = self._source.positions(checkpoint, is_last=options.is_last)
-            plain[f"{POSITIONS_PREFIX}{vertex.head.name}"] = msgspec.msgpack.encode(positions)
+            plain[f"{POSITIONS_PREFIX}{vertex.head.name}"] = encode_positions(positions)
         return plain
 
     def _copied(self, plain: Mapping[str, bytes]) -> Mapping[str, bytes]:
@@ -84,7 +84,7 @@ class Freezing:
         positions = None if self._source is None else self._source.unprocessed_from
         if positions is None:
             return plain
-        return {**plain, f"{POSITIONS_PREFIX}{self._chain.vertex.head.name}": msgspec.msgpack.encode(positions)}
+        return {**plain, f"{POSITIONS_PREFIX}{self._chain.vertex.head.name}": encode_positions(positions)}
 
     def thawed(self) -> FrozenSubtask:
         """Return what was frozen, once."""

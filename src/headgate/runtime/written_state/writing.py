@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
 import pyarrow as pa
 
 from headgate import fault_points
@@ -22,6 +21,7 @@ from headgate.codec.snapshot import (
     POSITIONS_PREFIX,
     STATE_PREFIX,
     decode_sections,
+    encode_positions,
 )
 from headgate.codec.state_rows import ARROW_START, stored_rows
 from headgate.codec.zones import in_zones_of
@@ -231,7 +231,7 @@ class _Writer:
             section = f"{POSITIONS_PREFIX}{operator}"
             found.pop(section, None)
             if subtask.vertex == operator and subtask.index in positions:
-                found[section] = msgspec.msgpack.encode(dict(positions[subtask.index]))
+                found[section] = encode_positions(positions[subtask.index])
         return found
 
     def _is_gone(self, section: str) -> bool:

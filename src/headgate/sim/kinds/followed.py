@@ -13,11 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from types import ModuleType
 
-import msgspec
 import polars as pl
 
 import headgate as hg
-from headgate.codec.snapshot import POSITIONS_PREFIX
+from headgate.codec.snapshot import POSITIONS_PREFIX, decode_positions
 from headgate.connectors.encode import decode
 from headgate.connectors.files import lines, rotation
 from headgate.connectors.files.commit import committed_files
@@ -205,7 +204,7 @@ def _positions(disk: Disk, manifest: Manifest) -> dict[str, FilePosition]:
     found: dict[str, FilePosition] = {}
     for entry in manifest.entries:
         for stored in files.sections(entry, manifest.place).get(f"{POSITIONS_PREFIX}source0", ()):
-            decoded = msgspec.msgpack.decode(stored, type=dict[str, bytes])
+            decoded = decode_positions(stored)
             found |= {path: FilePosition.decode(path, at) for path, at in decoded.items()}
     return found
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import polars as pl
 
-from headgate.codec.snapshot import POSITIONS_PREFIX
+from headgate.codec.snapshot import POSITIONS_PREFIX, decode_positions
 from headgate.connectors.encode import decode
 from headgate.connectors.files.commit import committed_files
 from headgate.model.manifest import Manifest
@@ -150,7 +149,7 @@ def _positions(log: CheckpointLog, manifest: Manifest, source: str) -> dict[str,
     found: dict[str, bytes] = {}
     for entry in manifest.entries:
         for stored in log.files.sections(entry, manifest.place).get(f"{POSITIONS_PREFIX}{source}", ()):
-            found |= msgspec.msgpack.decode(stored, type=dict[str, bytes])
+            found |= decode_positions(stored)
     return found
 
 
