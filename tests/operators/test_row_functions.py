@@ -126,6 +126,18 @@ def test_map_batches_that_returns_other_columns_fails_naming_them() -> None:
         run.send(BATCH)
 
 
+# SE10
+def test_map_batches_that_returns_a_column_that_contradicts_itself_fails_naming_the_operator() -> None:
+    text = pa.LargeStringArray.from_buffers(1, pa.array([0, 1]).buffers()[1], pa.py_buffer(b"\xff"))
+
+    def broken(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({"text": text})
+
+    run = Harness(MapBatchesSpec(broken, {"text": str}))
+    with pytest.raises(UserFunctionError, match="UTF8"):
+        run.send(BATCH)
+
+
 def test_an_unknown_type_in_schema_is_refused() -> None:
     with pytest.raises(UsageError, match="gives column 'n' the type"):
         RowFunctionSpec(RowVerb.MAP, lambda row: row, {"n": "banana"}).output_schema(SCHEMA, "node")

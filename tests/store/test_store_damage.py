@@ -10,15 +10,19 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 import pytest
 import xxhash
+from tests.codec.test_arrow import BATCH, message, wild
 from tests.store.catalogue.damaging import Damaged, columns, damages
 from tests.store.storing import KEYED, STREAM, database_of, keyed
 
-from headgate.codec.chunk import END_MAGIC
-from headgate.errors import CorruptionError, HeadgateError
+from headgate.codec.chunk import END_MAGIC, Part, encode_chunk
+from headgate.errors import CorruptionError, HeadgateError, UsageError
 from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.values import StoredPart
+from headgate.store.chunks import read_part
 from headgate.store.store import Store
 
 CATALOGUE = "catalogue.sqlite"
@@ -366,3 +370,32 @@ def test_no_file_is_removed_where_something_is_damaged(whole: tuple[Path, Events
         harmless = [problem.what for problem in store.fsck() if problem.is_harmless]
     assert harmless == ["belongs to nothing that is known (left by a crash, being written now, or of what is damaged)"]
     assert sorted((tmp_path / "store").rglob("*.chunk")) == files
+
+
+# SE10 LY2
+@pytest.mark.parametrize("payload", [wild(BATCH), message(BATCH, "zstd")], ids=["wild", "compressed"])
+def test_a_part_that_would_crash_its_readers_is_damage(payload: bytes | pa.Buffer) -> None:
+    """Its checksum is right: who may append may write any bytes."""
+    storage = MemoryStorage("chunks")
+    chunk = encode_chunk(1, [Part(0, BATCH.num_rows, payload)])
+    storage.put("1/w/a.chunk", chunk.buffers)
+    with pytest.raises(CorruptionError, match=r"1/w/a\.chunk is damaged at byte 64: expected events of"):
+        read_part(storage, StoredPart(0, "1/w/a.chunk", chunk.entries[0]), BATCH.schema)
+
+
+# SE10
+def test_what_readers_would_refuse_is_not_stored(tmp_path: Path) -> None:
+    no_text = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"))
+    batch = pa.record_batch([no_text.cast(KEYED.field("key").type, safe=False), pa.array([1])], schema=KEYED)
+    with Store.open(tmp_path) as store:
+        store.create_stream(STREAM, KEYED)
+        with store.writer(STREAM, linger=None) as writer:
+            with pytest.raises(UsageError, match=f"a batch for stream '{STREAM}' cannot be stored: .*UTF8"):
+                writer.append(batch)
+            writer.append(keyed(("a", 1)))
+            writer.flush()
+        with pytest.raises(UsageError, match="cannot be stored"):
+            store.begin(STREAM, owner="p", epoch=1, name="t").write(batch)
+    events, errors = read_all(tmp_path)
+    assert [event for segment in events for event in segment] == [("a", 1)]
+    assert set(errors) == {None}

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headgate.codec.arrow import read_batch
 from headgate.codec.malformed import MALFORMED
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.codec.zones import gains_zones
@@ -89,8 +90,7 @@ class LogChunk:
         aligned = pa.allocate_buffer(memoryview(self.message).nbytes)
         memoryview(aligned).cast("B")[:] = memoryview(self.message).cast("B")
         try:
-            batch = pa.ipc.read_record_batch(aligned, schema)
-            batch.validate()
+            batch = read_batch(aligned, schema)
         except (pa.ArrowException, OSError) as error:
             raise CorruptionError(path, 0, "a record batch", str(error)) from error
         if batch.num_rows != self.rows:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from headgate.codec.arrow import stream_rows
 from headgate.codec.loop_log import LOG_ROWS, log_rows
 from headgate.errors import CorruptionError
 
@@ -47,8 +48,7 @@ def _rows_of(data: memoryview, path: str) -> int:
     if data[:4] != ARROW_START:
         return _entries_of(data)
     try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            return sum(batch.num_rows for batch in reader)
+        return stream_rows(data)
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(path, 0, "an Arrow stream", str(error)) from error
 

@@ -94,6 +94,8 @@ class MapBatchesOperator(Operator):
         try:
             if isinstance(result, pl.DataFrame):
                 return [batch_of(result, schema)]
+            if isinstance(result, pa.RecordBatch | pa.Table):
+                result.validate(full=True)  # SE10: what a checkpoint or stream holds of it is read again
             if isinstance(result, pa.RecordBatch):
                 return [to_canonical(result, schema)]
             if isinstance(result, pa.Table):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from headgate.codec.arrow import read_stream
 from headgate.errors import CorruptionError
 
 
@@ -37,7 +38,6 @@ def decode_stream(data: memoryview, path: str) -> tuple[pa.Schema, list[pa.Recor
         CorruptionError: it is not such a stream.
     """
     try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            return reader.schema, list(reader)
+        return read_stream(data)
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(path, 0, "an Arrow stream", str(error)) from error

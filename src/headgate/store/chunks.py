@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headgate.codec.arrow import read_batch
 from headgate.codec.chunk import PART_BYTES_MAX, EncodedChunk, Part, encode_chunk, verify_part
 from headgate.errors import CorruptionError, StorageError
 from headgate.storage.base import NotFound, Storage
@@ -133,8 +134,7 @@ def read_part(storage: Ranges, part: StoredPart, schema: pa.Schema) -> pa.Record
         raise CorruptionError(where, 0, "a chunk that the catalogue lists", "no such file") from None
     verify_part(where, entry, payload)
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
-        batch.validate()
+        batch = read_batch(pa.py_buffer(payload), schema)
     except (pa.ArrowException, OSError, ValueError, LookupError) as error:
         raise CorruptionError(where, entry.offset, f"events of {schema.names}", str(error)) from error
     if batch.num_rows != entry.events_count:

@@ -1,4 +1,4 @@
-"""Sizes of events, computed from whole columns.
+"""What events must be to be stored, found from whole columns.
 
 Counterpart: ``chunks`` refuses what is too large. Source: S37, §2 of docs/spec/stream-store.md.
 Never looks at one event at a time.
@@ -21,12 +21,16 @@ EVENT_BYTES_MAX = 8 << 20
 _Sizes: TypeAlias = npt.NDArray[np.int64]
 
 
-def check_event_sizes(stream: str, batch: pa.RecordBatch) -> None:
-    """Check every event of ``batch`` against the limit.
+def check_events(stream: str, batch: pa.RecordBatch) -> None:
+    """Check every event of ``batch`` against the limit, and that readers will find the batch sound (SE10).
 
     Raises:
-        UsageError: one is larger; the message says which.
+        UsageError: an event is larger, and the message says which; or a column contradicts itself.
     """
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        raise UsageError(f"a batch for stream '{stream}' cannot be stored: {error}") from error
     if batch.nbytes <= EVENT_BYTES_MAX:
         return
     sizes = np.zeros(batch.num_rows, dtype=np.int64)

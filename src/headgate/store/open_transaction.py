@@ -17,7 +17,7 @@ from headgate.storage.base import Storage
 from headgate.store.catalogue.values import ChunkRecord
 from headgate.store.chunks import FLUSH_BYTES, chunk_path, delete_quietly, encode_batches
 from headgate.store.evolving import Schemas
-from headgate.store.limits import check_event_sizes
+from headgate.store.limits import check_events
 from headgate.store.routing import hash_text
 from headgate.store.schemas import check_same_schema, schema_difference
 from headgate.store.spilling import Part, Spilling
@@ -102,7 +102,7 @@ class Transaction:
         if not self._is_open:
             raise UsageError(f"transaction '{self.name}' of stream '{self.stream.name}' takes no more events")  # S12
         check_schema_at_begin(self.stream, self._schemas, f"transaction '{self.name}'", batch.schema)
-        check_event_sizes(self.stream.name, batch)
+        check_events(self.stream.name, batch)
         if batch.num_rows == 0:
             return
         is_full = self._buffered_bytes + batch.nbytes >= FLUSH_BYTES

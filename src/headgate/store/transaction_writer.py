@@ -20,7 +20,7 @@ from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.values import Shared
 from headgate.store.chunks import FLUSH_BYTES, BatchChunk, chunk_path, delete_quietly, encode_batches
 from headgate.store.evolving import Schemas
-from headgate.store.limits import check_event_sizes
+from headgate.store.limits import check_events
 from headgate.store.open_transaction import check_schema_at_begin, owner_directory
 from headgate.store.routing import hash_text
 from headgate.store.streams import RemovedFileError
@@ -111,7 +111,7 @@ class TransactionWriter:
         self._check_open()
         what = f"transaction '{self._shared.name}'"
         check_schema_at_begin(self._shared.stream, self._schemas, what, batch.schema)
-        check_event_sizes(self._shared.stream.name, batch)
+        check_events(self._shared.stream.name, batch)
         number = self.next_sequence if sequence is None else sequence
         if number < 1 or number > self.next_sequence:
             raise UsageError(

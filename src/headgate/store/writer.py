@@ -23,7 +23,7 @@ from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.values import Numbers
 from headgate.store.chunks import FLUSH_BYTES, chunk_path, delete_quietly, encode_batches
 from headgate.store.evolving import Schemas
-from headgate.store.limits import check_event_sizes
+from headgate.store.limits import check_events
 from headgate.store.linger import Linger
 from headgate.store.routing import hash_text
 from headgate.store.schemas import check_same_schema, schema_difference
@@ -103,7 +103,7 @@ class StreamWriter:
             HeadgateError: what ended the writer before, such as FencedError. Nothing was appended.
         """
         self._take_schema(batch.schema)
-        check_event_sizes(self.stream.name, batch)
+        check_events(self.stream.name, batch)
         self._check_number(sequence)
         self._notice_fork()
         if self._buffered_bytes >= FLUSH_BYTES and (sequence is None or sequence >= self.next_sequence):

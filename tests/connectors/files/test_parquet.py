@@ -90,6 +90,16 @@ def test_damage_is_reported_by_name(tmp_path: Path) -> None:
         reader.poll()
 
 
+# SE10
+def test_text_that_is_none_is_not_handed_on(tmp_path: Path) -> None:
+    text = pa.StringArray.from_buffers(1, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff"))
+    pq.write_table(pa.table({"text": text}), tmp_path / "0.parquet")
+    source = ParquetFiles(tmp_path)
+    source.schema()
+    with pytest.raises(StorageError, match=r"cannot read .*0\.parquet: .*UTF8"):
+        source.open(context()).poll()
+
+
 def positions_after(tmp_path: Path, polls: int) -> dict[str, bytes]:
     source = ParquetFiles(tmp_path, batch_rows=3)
     source.schema()

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
+from headgate.codec.arrow import read_stream
 from headgate.connectors.custom.fence import OutputName
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.manifest import Committable, SnapshotPart
@@ -65,10 +66,10 @@ class LedgerOutput:
 
     def _batches(self, data: memoryview) -> Iterator[pa.RecordBatch]:
         try:
-            with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-                yield from reader
+            batches = read_stream(data, is_compressed=True)[1]
         except (pa.ArrowException, OSError) as error:
             raise CorruptionError(f"output {self.name}", 0, "an Arrow stream", str(error)) from error
+        yield from batches
 
     def _refuse_other_count(self, said: str) -> None:
         found = str(len(self._committable.pieces))

@@ -12,6 +12,7 @@ from typing import IO
 
 import pyarrow as pa
 
+from headgate.codec.arrow import read_stream
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import CorruptionError, StorageError
 from headgate.operators.base import RestoredState
@@ -124,7 +125,6 @@ def held_in(state: RestoredState, node: str) -> list[pa.RecordBatch]:
     if _SECTION not in sections:
         raise CorruptionError(path, 0, f"a section '{_SECTION}'", ", ".join(sections) or "nothing")
     try:
-        with pa.ipc.open_stream(pa.py_buffer(sections[_SECTION])) as reader:
-            return list(reader)
+        return read_stream(sections[_SECTION])[1]
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(path, 0, "an Arrow stream", str(error)) from error

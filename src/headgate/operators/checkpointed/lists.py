@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from headgate.codec.arrow import read_stream
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.evolution import Misfit, OperatorRules
@@ -288,7 +289,7 @@ class OperatorLists:
 
 def _decoded(data: memoryview, path: str) -> pa.Array:
     try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            return reader.read_all().column(_COLUMN).combine_chunks()
+        schema, batches = read_stream(data)
+        return pa.Table.from_batches(batches, schema).column(_COLUMN).combine_chunks()
     except (pa.ArrowException, OSError, KeyError) as error:
         raise CorruptionError(path, 0, "a list of operator state", str(error)) from error

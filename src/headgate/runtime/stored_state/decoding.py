@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from headgate.codec.arrow import read_stream
 from headgate.codec.loop_log import LogHeader, decode_log
 from headgate.codec.snapshot import POSITIONS_PREFIX, ROUNDS_PREFIX, decode_positions, decode_sections
 from headgate.connectors.readable import committable_text, position_text
@@ -81,8 +82,7 @@ def decoded(piece: Piece, data: memoryview, identity: StateIdentity, where: str)
 
 def _arrow(piece: Piece, data: memoryview, identity: StateIdentity, where: str) -> Decoded:
     try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            schema, batches = reader.schema, list(reader)
+        schema, batches = read_stream(data)
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(where, 0, "an Arrow stream", str(error)) from error
     name = piece.path[-1] if piece.path else ""
