@@ -130,7 +130,15 @@ def a_place_is_an_identity() -> Context:  # SV24
     def by_url(newest: Any, life: str, named: Any) -> bool:
         return newest.origin is not None and newest.origin.url == named.url
 
-    return patched(restoring_by_name, "_descends", by_url)
+    return patched(restoring_by_name, "_was_restored", by_url)
+
+
+def what_was_committed_since_does_not_matter() -> Context:  # SV25
+    return patched(restoring_by_name, "_stands_there", lambda newest, life, wanted, named: True)
+
+
+def nothing_of_its_own_is_known() -> Context:  # SV25
+    return patched(restoring_by_name, "_stands_there", lambda newest, life, wanted, named: False)
 
 
 def damage_is_overlooked() -> Context:  # SV25
@@ -154,6 +162,11 @@ def derived_names_are_names() -> Context:  # SV31
 DECIDING: list[tuple[Mutant, Callable[[], None]]] = [
     (everything_is_gone_back_to, test_restoring_by_name.test_a_second_start_goes_on),
     (a_place_is_an_identity, test_restoring_by_name.test_another_savepoint_at_the_same_place_is_another_one),
+    (
+        what_was_committed_since_does_not_matter,
+        test_restoring_by_name.test_going_back_is_refused_unless_the_newest_checkpoint_is_named,
+    ),
+    (nothing_of_its_own_is_known, test_restoring_by_name.test_where_a_pipeline_stopped_it_is_restored),
     (damage_is_overlooked, lambda: test_restoring_by_name.test_a_damaged_log_is_not_left_for_anything(8)),
     (all_state_may_be_left_behind, test_recovery.test_state_without_an_operator_is_refused_unless_it_is_named),
     (derived_names_are_names, test_recovery.test_an_added_operator_without_a_name_is_refused),

@@ -56,8 +56,9 @@ def ended_with(run: Run, place: Path, *, drain: bool = False) -> CheckpointOutco
     """End with a savepoint; return what came of it."""
     run.driver.is_asked_to_end = True
     asked = run.driver.end_with_savepoint(str(place), drain=drain)
-    run.result()
-    return asked.result(WAIT_S)
+    outcome = asked.result(WAIT_S)
+    assert run.result().savepoint == outcome, "whoever waits for the end is told, too"
+    return outcome
 
 
 def log_of(root: Path) -> CheckpointLog:

@@ -34,8 +34,12 @@ class RestoredFrom:
         source: the id of the savepoint, or the life of the pipeline whose checkpoint it was.
         checkpoint: its id there.
         url: as it was named.
+        life: of the pipeline whose state it is; "" if that is not known.
+        adopted: the id that it got in the log of the pipeline that restored it (SV21); None until then.
     """
 
     source: str
     checkpoint: CheckpointId
     url: str
+    life: str = ""
+    adopted: CheckpointId | None = None

@@ -28,6 +28,9 @@ class Savepoint:
         files: the directory beside it in which the files of ``manifest`` are.
         manifest: of that checkpoint, but with the parts in ``files``, and without output: that is committed (SV2).
         life: of the pipeline whose state it is; "" if nobody knows, as in a savepoint made of nothing.
+        is_same_cut: whether a start from it processes the same records as a start from its checkpoint. Not so at most
+            once while the pipeline went on: its positions are in front of what is held, those of the checkpoint are not
+            (SV9).
     """
 
     id: str
@@ -36,3 +39,4 @@ class Savepoint:
     files: str
     manifest: Manifest
     life: str = ""
+    is_same_cut: bool = False

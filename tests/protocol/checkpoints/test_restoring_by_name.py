@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.protocol.making import cp, gen, inline_part, sub
@@ -19,7 +20,7 @@ MINE = "my life"
 EMPTY = ObservedLog((), cp(0))
 
 
-def named(origin: RestoredFrom | None = HERE, behind: int | None = None, **options: bool) -> Named:
+def named(origin: RestoredFrom | None = HERE, behind: int | None = None, **options: Any) -> Named:
     url = HERE.url if origin is None else origin.url
     return Named(url, origin, go_back_behind=None if behind is None else cp(behind), **options)
 
@@ -79,16 +80,76 @@ def test_at_most_once_never_goes_back() -> None:  # SV25, GM35
     assert decide(EMPTY, MINE, named(may_go_back=False)) == Adopt()
 
 
+def test_where_a_pipeline_stopped_it_is_restored() -> None:  # SV25: nothing was committed since
+    taken = RestoredFrom("0a1b", cp(9), "/savepoints/mine", MINE)
+    stopped = log(8, 9)
+    assert decide(stopped, MINE, named(taken)) == Adopt()
+    assert decide(stopped, MINE, named(taken, may_go_back=False)) == Adopt(), "at most once, too"
+    edited = replace(taken, source="0b2c")
+    assert decide(stopped, MINE, named(edited)) == Adopt(), "it is of the same checkpoint"
+    assert "newest checkpoint is 9" in refused(decide(stopped, "another", named(taken)))
+    assert "newest checkpoint is 9" in refused(decide(stopped, MINE, named(replace(taken, life=""))))
+
+
+def test_the_command_that_restored_where_a_pipeline_stopped_goes_on_later() -> None:  # SV24
+    taken = RestoredFrom("0a1b", cp(9), "/savepoints/mine", MINE)
+    restored = replace(taken, adopted=cp(10))
+    assert decide(log(9, 10, origin=restored), MINE, named(taken)) == GoOn(cp(10)), "it died at once"
+    assert decide(log(9, 10, 11, origin=restored), MINE, named(taken)) == GoOn(cp(11))
+
+
+def test_what_was_restored_and_completed_nothing_is_left_for_the_same_checkpoint() -> None:  # SV25
+    """A start fails, so the user edits the savepoint and restores that."""
+    restored = RestoredFrom("0a1b", cp(9), "/savepoints/mine", MINE, cp(10))
+    edited = RestoredFrom("0b2c", cp(9), "/savepoints/edited", MINE)
+    assert decide(log(9, 10, origin=restored), MINE, named(edited)) == Adopt()
+    assert "checkpoints 10 to 11 committed" in refused(decide(log(9, 10, 11, origin=restored), MINE, named(edited)))
+    elsewhere = replace(restored, life="another life")
+    assert decide(log(10, origin=elsewhere), MINE, named(replace(edited, life="another life"))) == Adopt()
+    assert isinstance(decide(log(10, origin=elsewhere), MINE, named(edited)), Refuse)
+
+
+def test_one_id_in_two_copies_of_a_log_is_not_one_checkpoint() -> None:  # SV25
+    taken = RestoredFrom("0a1b", cp(9), "/savepoints/mine", MINE)
+    assert isinstance(decide(log(8, 9), MINE, named(taken, trigger_wall_ms=17)), Refuse)
+
+
+def test_a_savepoint_with_positions_of_its_own_goes_back() -> None:  # SV9, SV25
+    """Taken at most once while the pipeline went on: what it held was processed since."""
+    taken = RestoredFrom("0a1b", cp(9), "/savepoints/mine", MINE)
+    assert "at_most_once" in refused(decide(log(9), MINE, named(taken, behind=9, is_same_cut=False, may_go_back=False)))
+    assert "processed a second time" in refused(decide(log(9), MINE, named(taken, is_same_cut=False)))
+    assert decide(log(9), MINE, named(taken, behind=9, is_same_cut=False)) == Adopt(cp(9), cp(9))
+
+
+def test_a_refusal_and_a_start_that_goes_back_say_whose_output_comes_again() -> None:  # SV25, K18
+    taken = RestoredFrom("0a1b", cp(7), "/savepoints/mine", MINE)
+    assert "what checkpoints 8 to 9 committed would be produced again" in refused(decide(log(8, 9), MINE, named(taken)))
+    assert "what checkpoint 8 committed would" in refused(decide(log(7, 8), MINE, named(taken)))
+    assert decide(log(8, 9), MINE, named(taken, behind=9)) == Adopt(cp(9), after=cp(7))
+    foreign = replace(HERE, adopted=cp(8))
+    assert decide(log(8, 9, 10, origin=foreign), MINE, named(behind=10)) == Adopt(cp(10), after=cp(8))
+    for unknown in (THERE, replace(taken, checkpoint=cp(12))):
+        assert "not known to descend" in refused(decide(log(8, 9), MINE, named(unknown)))
+        assert decide(log(8, 9), MINE, named(unknown, behind=9)) == Adopt(cp(9))
+
+
 def test_the_newest_of_ones_own_checkpoints_needs_no_name() -> None:
-    own = RestoredFrom(MINE, cp(9), "/checkpoints/p")
-    assert decide(log(8, 9), MINE, named(own)) == GoOn(cp(9))
+    own = RestoredFrom(MINE, cp(9), "/checkpoints/p", MINE)
+    assert decide(log(8, 9), MINE, named(own, is_newest=True)) == GoOn(cp(9))
     assert decide(log(8, 9, 10), MINE, named(own, is_newest=True)) == GoOn(cp(10))
 
 
+def test_the_newest_of_ones_own_is_restored_by_its_id_and_then_gone_on_from() -> None:  # SV24
+    own = RestoredFrom(MINE, cp(9), "/checkpoints/p/chk-9", MINE)
+    assert decide(log(8, 9), MINE, named(own)) == Adopt()
+    assert decide(log(9, 10, 11, origin=replace(own, adopted=cp(10))), MINE, named(own)) == GoOn(cp(11))
+
+
 def test_an_older_one_of_ones_own_is_gone_back_to_once() -> None:  # SV25
-    own = RestoredFrom(MINE, cp(8), "/checkpoints/p/chk-8")
+    own = RestoredFrom(MINE, cp(8), "/checkpoints/p/chk-8", MINE)
     assert isinstance(decide(log(8, 9), MINE, named(own)), Refuse)
-    assert decide(log(8, 9), MINE, named(own, behind=9)) == Adopt(cp(9))
+    assert decide(log(8, 9), MINE, named(own, behind=9)) == Adopt(cp(9), after=cp(8))
     assert decide(log(9, 10, origin=own), MINE, named(own, behind=9)) == GoOn(cp(10))
 
 

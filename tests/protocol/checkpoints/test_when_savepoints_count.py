@@ -72,9 +72,9 @@ def both(checkpoint: int, *committables: Committable) -> tuple[Event, ...]:
     return (copied_ack(A, checkpoint, *committables), copied_ack(B, checkpoint))
 
 
-def write(checkpoint: int, target: str = HERE) -> WriteSavepoint:
+def write(checkpoint: int, target: str = HERE, *, is_end: bool = False) -> WriteSavepoint:
     entries = tuple(SubtaskEntry(subtask, part_of(subtask, checkpoint).parts) for subtask in (A, B))
-    return WriteSavepoint(cp(checkpoint), target, entries)
+    return WriteSavepoint(cp(checkpoint), target, entries, is_end)
 
 
 def of_kind(effects: list[Effect], *kinds: type[object]) -> list[Effect]:
@@ -192,7 +192,7 @@ def test_a_stop_with_a_savepoint_ends_when_it_is_written() -> None:  # SV10
     (trigger,) = of_kind(machine.handle(reserved(10)), TriggerSources)
     assert trigger == TriggerSources(cp(10), CheckpointOptions(CheckpointKind.SAVEPOINT, target=HERE))
     after(machine, *both(10))
-    assert answers(machine.handle(written(10))) == [write(10)], "it does not end yet"
+    assert answers(machine.handle(written(10))) == [write(10, is_end=True)], "it does not end yet"
     assert answers(machine.handle(SavepointWritten(cp(10)))) == [
         AnswerRequest(1, cp(10)),
         ConcludeGeneration(cp(10), is_final=False),
@@ -232,7 +232,7 @@ def test_the_savepoint_of_a_stop_goes_with_the_checkpoint_that_is_the_last() -> 
     after(machine, reserved(11), *both(10))
     assert not of_kind(machine.handle(written(10)), WriteSavepoint), "more is committed behind it"
     after(machine, *both(11))
-    assert of_kind(machine.handle(written(11)), WriteSavepoint) == [write(11)]
+    assert of_kind(machine.handle(written(11)), WriteSavepoint) == [write(11, is_end=True)]
     assert ConcludeGeneration(cp(11), is_final=True) in machine.handle(SavepointWritten(cp(11)))
 
 
@@ -241,7 +241,7 @@ def test_nothing_follows_the_checkpoint_that_the_savepoint_of_a_stop_is_of() -> 
     machine = coordinator(STARTED, StopRequested(SavepointOrder(1, HERE)), reserved(10), *both(10, out), written(10))
     after(machine, finish(A))
     assert machine.handle(finish(B)) == [Ignored("the run ends with the checkpoint that its savepoint is of")]
-    assert of_kind(machine.handle(CommitSucceeded(cp(10))), WriteSavepoint) == [write(10)]
+    assert of_kind(machine.handle(CommitSucceeded(cp(10))), WriteSavepoint) == [write(10, is_end=True)]
     assert answers(machine.handle(SavepointWritten(cp(10)))) == [
         AnswerRequest(1, cp(10)),
         ConcludeGeneration(cp(10), is_final=False),
@@ -253,7 +253,7 @@ def test_a_drain_with_a_savepoint_carries_it_with_the_final_checkpoint() -> None
     after(machine, *acked(10))
     assert not of_kind(machine.handle(written(10)), WriteSavepoint)
     after(machine, finish(A), finish(B), reserved(11), *both(11))
-    assert of_kind(machine.handle(written(11)), WriteSavepoint) == [write(11)]
+    assert of_kind(machine.handle(written(11)), WriteSavepoint) == [write(11, is_end=True)]
 
 
 def test_an_end_has_one_savepoint() -> None:  # SV10

@@ -99,9 +99,16 @@ class Home:
         return SubtaskEntry(subtask, (write_snapshot(storage, prefix, subtask, at, by, state, 0),), (out,))
 
     def savepoint(
-        self, path: Path, checkpoint: int = 7, generation: int = 3, drawn: str = "drawn", **fields: Any
+        self,
+        path: Path,
+        checkpoint: int = 7,
+        generation: int = 3,
+        drawn: str = "drawn",
+        life: str = "",
+        is_same_cut: bool = True,
+        **fields: Any,
     ) -> Path:
-        """Write a savepoint of this pipeline."""
+        """Write a savepoint of this pipeline, or of another of its name; ``life`` says which."""
         directory = SavepointDirectory(str(path))
         place = directory.place(TOKEN)
         plan = self.definition.plan
@@ -118,7 +125,7 @@ class Home:
             plan.state_texts(),
             **fields,
         )
-        directory.write(Savepoint(drawn, self.name, 0, place.prefix, manifest))
+        directory.write(Savepoint(drawn, self.name, 0, place.prefix, manifest, life, is_same_cut))
         return path
 
     @property
@@ -302,22 +309,52 @@ def test_state_that_does_not_fit_is_refused_before_anything_is_written(tmp_path:
 
 def test_going_back_is_refused_unless_the_newest_checkpoint_is_named(tmp_path: Path) -> None:  # SV25
     home = Home(tmp_path)
-    place = home.savepoint(tmp_path / "taken", checkpoint=1, generation=1)
     home.begin()
+    place = home.savepoint(tmp_path / "taken", checkpoint=1, generation=1, life=home.log.life_id)
     home.complete(1, 1)
     home.complete(2, 1)
     said = refusal(home, place)
-    assert "its newest checkpoint is 2" in said
+    assert "its newest checkpoint is 2, and what checkpoint 2 committed would be produced again" in said
     assert "--go-back-behind 2" in said
     found = home.begin(place, 2)
     assert found.restored is not None
     assert (found.restored.checkpoint, found.first_checkpoint) == (3, 4)
     assert CALLS == [("recover", [])], "what checkpoint 2 promised is aborted, and produced again"
-    assert any("will be produced again" in note for note in home.notes)
+    assert any("output that checkpoint 2 committed will be produced again" in note for note in home.notes)
     for _ in range(2):  # whoever repeats the command goes on
         found = home.begin(place, 2)
         assert found.restored is not None
         assert found.restored.checkpoint == 3
+
+
+def test_where_it_stopped_a_pipeline_is_restored_and_nothing_is_to_be_removed(tmp_path: Path) -> None:  # SV25
+    home = Home(tmp_path)
+    home.begin()
+    life = home.log.life_id
+    home.complete(1, 1)
+    place = home.savepoint(tmp_path / "taken", checkpoint=1, generation=1, life=life)
+    edited = home.savepoint(tmp_path / "edited", checkpoint=1, generation=1, drawn="another", life=life)
+    for named, expected in ((place, 2), (place, 2), (edited, 3), (edited, 3)):
+        found = home.begin(named)
+        assert found.restored is not None
+        assert found.restored.checkpoint == expected
+        assert CALLS == [("recover", [])]
+        assert not any("again" in note for note in home.notes)
+    home.complete(found.first_checkpoint, found.generation, origin=found.origin)
+    assert "what checkpoints 2 to 4 committed would be produced again" in refusal(home, place)
+    assert home.begin(edited).restored == candidates(home.log.observe())[0], "the command that is repeated goes on"
+
+
+def test_a_pipeline_that_another_one_went_on_from_is_not_named_for_removal(tmp_path: Path) -> None:  # SV25, K18
+    """What a target has of a pipeline that does not descend from what is named may all be good."""
+    home = Home(tmp_path)
+    place = home.savepoint(tmp_path / "taken", life="another life")
+    home.begin()
+    home.complete(9, 1)
+    assert "not known to descend" in refusal(home, place)
+    home.begin(place, 9)
+    (note,) = [note for note in home.notes if note.startswith("going back")]
+    assert "compare before you remove any" in note
 
 
 def test_at_most_once_never_goes_back(tmp_path: Path) -> None:  # SV25
@@ -360,8 +397,12 @@ def test_an_older_checkpoint_is_chosen_by_hand(tmp_path: Path) -> None:  # SV25,
     assert found.restored is not None
     assert found.restored.checkpoint == 6, "although checkpoint 2 is gone"
     (tmp_path / "link").symlink_to(tmp_path / "checkpoints")
-    for named in (own, own / "chk-6", tmp_path / "link" / "p" / "chk-6"):
-        assert home.begin(named).restored == found.restored
+    assert home.begin(own).restored == found.restored
+    for named in (own / "chk-6", tmp_path / "link" / "p" / "chk-6"):
+        again = home.begin(named).restored
+        assert again is not None
+        assert (again.checkpoint, again.committables) == (7, found.restored.committables), "nothing is gone back behind"
+        assert CALLS[0] == ("recover", [6]), "it is promised still"
     assert "neither" in refusal(home, own / "chk-77", 6)
 
 

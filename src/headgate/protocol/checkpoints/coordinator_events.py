@@ -391,11 +391,13 @@ class WriteSavepoint:
     """EFFECT: write the file that makes a savepoint, if absent; report ``SavepointWritten`` or ``SavepointFailed``.
 
     ``checkpoint`` is completed and committed; ``entries`` say what the subtasks wrote to ``target`` (SV2).
+    ``is_end``: the pipeline processes nothing behind it (SV10).
     """
 
     checkpoint: CheckpointId
     target: str
     entries: tuple[SubtaskEntry, ...]
+    is_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)

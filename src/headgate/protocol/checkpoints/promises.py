@@ -25,7 +25,8 @@ def is_in_line(checkpoint: CheckpointId, newer: Manifest) -> bool:
 
 def leaving(base: Manifest, first: CheckpointId) -> tuple[Left, ...]:
     """Return what checkpoints from ``first`` on have to say, when they descend from ``base``, an older one."""
-    return (*base.left, Left(base.checkpoint, first))
+    is_anything_left = first > base.checkpoint + 1
+    return (*base.left, Left(base.checkpoint, first)) if is_anything_left else base.left
 
 
 def giving_up(base: Manifest, promised: Iterable[Committable]) -> tuple[Left, ...]:

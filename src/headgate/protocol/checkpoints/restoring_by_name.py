@@ -24,6 +24,8 @@ class Named:
         url: as it was named.
         origin: what is there; None if nothing is.
         is_newest: it was named as the newest one of its pipeline, whichever that is.
+        is_same_cut: as ``Savepoint.is_same_cut`` says; a checkpoint is the same cut as itself.
+        trigger_wall_ms: when its checkpoint began. Two copies of a log may give one id to two checkpoints.
         go_back_behind: the newest checkpoint of the starting pipeline that may be left for it.
         may_go_back: whether the guarantee allows that (GM35).
     """
@@ -31,15 +33,24 @@ class Named:
     url: str
     origin: RestoredFrom | None
     is_newest: bool = False
+    is_same_cut: bool = True
+    trigger_wall_ms: int = 0
     go_back_behind: CheckpointId | None = None
     may_go_back: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Restore it: it becomes the newest checkpoint of the pipeline. ``behind``: the newest one until now."""
+    """Restore it: it becomes the newest checkpoint of the pipeline.
+
+    Attributes:
+        behind: the newest one until now, if the pipeline goes back behind it.
+        after: the output of the checkpoints from here to ``behind`` is produced again, that of this one is not; None if
+            it is not known which is.
+    """
 
     behind: CheckpointId | None = None
+    after: CheckpointId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +68,7 @@ def decide(log: ObservedLog, life: str, named: Named) -> Decision:
     manifests = candidates(log)
     newest = manifests[0] if manifests else None
     goes_back = newest is not None and named.go_back_behind == newest.checkpoint
-    if newest is not None and _descends(newest, life, named) and not goes_back:
+    if newest is not None and _was_restored(newest, life, named) and not goes_back:
         return GoOn(newest.checkpoint)
     if damage_behind(log, newest):
         return Refuse(
@@ -66,31 +77,64 @@ def decide(log: ObservedLog, life: str, named: Named) -> Decision:
         )
     if named.origin is None:
         return Refuse("there is neither a savepoint nor a completed checkpoint", NameAnotherPlace())
-    if newest is None:
+    if newest is None or _stands_there(newest, life, named.origin, named):
         return Adopt()
+    after = _repeated_after(newest, life, named.origin)
     if not goes_back:
-        return Refuse(_has_others(newest.checkpoint), GoBackBehind(newest.checkpoint))
+        return Refuse(_has_others(newest.checkpoint, after), GoBackBehind(newest.checkpoint))
     if not named.may_go_back:
         return Refuse("its mode is at_most_once, and going back would process records a second time")
-    return Adopt(newest.checkpoint)
+    return Adopt(newest.checkpoint, after)
 
 
-def _descends(newest: Manifest, life: str, named: Named) -> bool:
-    """Whether ``newest`` is what was named, or the pipeline has been restored from that already."""
+def _was_restored(newest: Manifest, life: str, named: Named) -> bool:
+    """Whether the pipeline has been restored from what is named already, or that is its own newest checkpoint."""
     wanted, origin = named.origin, newest.origin
     if wanted is None:
         return origin is not None and origin.url == named.url
-    own = (life, newest.checkpoint)
-    restored = None if origin is None else (origin.source, origin.checkpoint)
-    return any(
-        one is not None and one[0] == wanted.source and (named.is_newest or one[1] == wanted.checkpoint)
-        for one in (own, restored)
-    )
+    if named.is_newest and wanted.source == life:
+        return True
+    is_from_there = origin is not None and origin.source == wanted.source
+    return is_from_there and (named.is_newest or origin.checkpoint == wanted.checkpoint)  # type: ignore[union-attr]
 
 
-def _has_others(newest: CheckpointId) -> str:
+def _stands_there(newest: Manifest, life: str, wanted: RestoredFrom, named: Named) -> bool:
+    """Whether the pipeline has committed nothing since: ``newest`` is the checkpoint of what is named, or was restored
+    from that checkpoint, and no other has been completed (SV25)."""
+    if not wanted.life or not named.is_same_cut or named.trigger_wall_ms != newest.trigger_wall_ms:
+        return False
+    origin = newest.origin
+    stands = {(life, newest.checkpoint)}
+    if origin is not None and origin.adopted == newest.checkpoint:
+        stands.add((origin.life, origin.checkpoint))
+    return (wanted.life, wanted.checkpoint) in stands
+
+
+def _repeated_after(newest: Manifest, life: str, wanted: RestoredFrom) -> CheckpointId | None:
+    """Return behind which of its own checkpoints a pipeline would produce its output again; None if that is unknown."""
+    if wanted.life and wanted.life == life and wanted.checkpoint <= newest.checkpoint:
+        return wanted.checkpoint
+    origin = newest.origin
+    if origin is not None and (origin.source, origin.checkpoint) == (wanted.source, wanted.checkpoint):
+        return origin.adopted
+    return None
+
+
+def committed_by(after: CheckpointId, newest: CheckpointId) -> str:
+    """Return, for people, which checkpoints committed what is produced again."""
+    if newest == after + 1:
+        return f"checkpoint {newest}"
+    return f"checkpoints {after + 1} to {newest}"
+
+
+def _has_others(newest: CheckpointId, after: CheckpointId | None) -> str:
+    again = "which is not known to descend from there, so that its output might be produced again"
+    if after is not None and after < newest:
+        again = f"and what {committed_by(after, newest)} committed would be produced again"
+    elif after is not None:
+        again = "behind which records were processed that would be processed a second time"
     return (
-        f"its newest checkpoint is {newest}, which does not descend from there, and what it committed since would be "
-        "produced again; start it without naming anything to go on, give it another name or checkpoint directory, or, "
-        f"to go back all the same, give go_back_behind={newest} (headgate run --go-back-behind {newest})"
+        f"its newest checkpoint is {newest}, {again}; start it without naming anything to go on, give it another name "
+        f"or checkpoint directory, or, to go back all the same, give go_back_behind={newest} (headgate run "
+        f"--go-back-behind {newest})"
     )

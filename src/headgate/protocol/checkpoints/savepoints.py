@@ -122,7 +122,8 @@ class Savepoints:
                 continue
             taken.is_written = True
             entries = tuple(SubtaskEntry(subtask, copied.parts) for subtask, copied in sorted(taken.copies.items()))
-            effects.append(WriteSavepoint(checkpoint, taken.order.target, entries))
+            is_end = taken.order is self._end
+            effects.append(WriteSavepoint(checkpoint, taken.order.target, entries, is_end))
         return effects
 
     def written(self, checkpoint: CheckpointId) -> list[Effect]:

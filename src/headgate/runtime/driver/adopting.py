@@ -21,7 +21,7 @@ from headgate.model.places import Place, RestoredFrom
 from headgate.protocol.checkpoints import promises, recovery
 from headgate.protocol.checkpoints.commit import promised_by
 from headgate.protocol.checkpoints.recovery import ObservedLog, Refuse
-from headgate.protocol.checkpoints.restoring_by_name import Adopt, GoOn, Named, decide
+from headgate.protocol.checkpoints.restoring_by_name import Adopt, GoOn, Named, committed_by, decide
 from headgate.remedies import NameAnotherPlace
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed, Outcome
 from headgate.runtime.checkpoints.named import named_log, refuse_unless_newest_is_known, savepoint_at
@@ -36,9 +36,10 @@ class Found:
 
     Attributes:
         manifest: says where its files are.
-        pipeline: whose it was; ``life``: in which of its lives, "" if nobody knows.
+        pipeline: whose it was.
         what: it is, for messages.
         is_newest: it was named as the newest one.
+        is_same_cut: see ``Savepoint``.
         newest: checkpoint of the log that it was found in, if it was in one.
     """
 
@@ -47,7 +48,7 @@ class Found:
     pipeline: str
     what: str
     is_newest: bool = False
-    life: str = ""
+    is_same_cut: bool = True
     newest: Manifest | None = None
 
 
@@ -85,10 +86,17 @@ class Adoption:
         self._url = url
         self._found = found
         start = definition.config.start
-        is_newest = found is not None and found.is_newest
         may_go_back = definition.config.checkpoints.mode is not Guarantee.AT_MOST_ONCE
-        origin = None if found is None else found.origin
-        self._named = Named(url, origin, is_newest, start.go_back_behind, may_go_back)
+        self._named = Named(url, None, go_back_behind=start.go_back_behind, may_go_back=may_go_back)
+        if found is not None:
+            began_ms = found.manifest.trigger_wall_ms
+            self._named = replace(
+                self._named,
+                origin=found.origin,
+                is_newest=found.is_newest,
+                is_same_cut=found.is_same_cut,
+                trigger_wall_ms=began_ms,
+            )
 
     @classmethod
     def look(cls, definition: PipelineDefinition, log: CheckpointLog) -> Adoption | None:
@@ -160,7 +168,8 @@ class Adoption:
         assert found is not None
         checkpoint = CheckpointId(max(claimed.first_checkpoint, found.manifest.checkpoint + 1))  # SV22
         manifest = replace(found.manifest, checkpoint=checkpoint, generation=claimed.next.generation)
-        manifest = replace(manifest, origin=found.origin, hooks=found.manifest.hooks_as_called())
+        origin = replace(found.origin, adopted=checkpoint)
+        manifest = replace(manifest, origin=origin, hooks=found.manifest.hooks_as_called())
         newest = next(iter(recovery.candidates(claimed.log)), None)
         own = newest if self._is_own_life(found, claimed.log) else None
         if own is not None:
@@ -179,7 +188,7 @@ class Adoption:
     def _is_own_life(self, found: Found, observed: ObservedLog) -> bool:
         """Whether ids of ``found`` mean what they mean in the log of this pipeline."""
         life = self._log.known_life(observed)
-        return found.pipeline == self._definition.config.name and life is not None and life.id == found.life
+        return found.pipeline == self._definition.config.name and life is not None and life.id == found.origin.life
 
     def ask(self, adoptable: Adoptable) -> None:
         """Ask the targets for what would be promised once more, while nothing is adopted (SV20).
@@ -231,10 +240,7 @@ class Adoption:
         found = self._found
         said = [f"restored from {found.what}"]
         if decision.behind is not None:
-            said.append(
-                f"going back behind checkpoint {decision.behind}: output that was committed since will be produced "
-                "again; remove it at the target if it must not be there twice"
-            )
+            said.append(f"going back behind checkpoint {decision.behind}: {_comes_again(decision)}")
         if found.manifest.committables and found.pipeline != self._definition.config.name:
             said.append(
                 f"output that this checkpoint had promised is committed by pipeline '{found.pipeline}', not by this one"
@@ -242,14 +248,30 @@ class Adoption:
         return said
 
 
+def _comes_again(decision: Adopt) -> str:
+    """Return what the user may have to remove, and never any other output."""
+    behind, after = decision.behind, decision.after
+    if behind is None or after == behind:
+        return "no output was committed since"
+    if after is None:
+        return (
+            "it is not known to descend from there, so that none, some or all of its output may be produced again; "
+            "compare before you remove any"
+        )
+    return (
+        f"output that {committed_by(after, behind)} committed will be produced again; remove that output, and no "
+        "other, at the target if it must not be there twice"
+    )
+
+
 def _savepoint_at(url: str) -> Found | None:
     savepoint = savepoint_at(url)
     if savepoint is None:
         return None
     manifest = replace(savepoint.manifest, place=Place(url, savepoint.files))
-    origin = RestoredFrom(savepoint.id, manifest.checkpoint, url)
+    origin = RestoredFrom(savepoint.id, manifest.checkpoint, url, savepoint.life)
     what = f"the savepoint {url} (of pipeline '{savepoint.pipeline}', checkpoint {manifest.checkpoint})"
-    return Found(manifest, origin, savepoint.pipeline, what, life=savepoint.life)
+    return Found(manifest, origin, savepoint.pipeline, what, is_same_cut=savepoint.is_same_cut)
 
 
 def _checkpoint_at(url: str, own: CheckpointLog) -> Found | None:
@@ -273,10 +295,10 @@ def _checkpoint_at(url: str, own: CheckpointLog) -> Found | None:
     manifest, life = found[0], log.known_life(observed)
     if not is_same_directory(log.url, own.url) and manifest.place is None:
         manifest = replace(manifest, place=Place(named.root, named.pipeline))
-    origin = RestoredFrom(log.url if life is None else life.id, found[0].checkpoint, url)
+    known = "" if life is None else life.id
+    origin = RestoredFrom(known or log.url, found[0].checkpoint, url, known)
     what = f"checkpoint {manifest.checkpoint} of pipeline '{named.pipeline}' at {log.url}"
-    is_newest, known = named.checkpoint is None, "" if life is None else life.id
-    return Found(manifest, origin, named.pipeline, what, is_newest, known, manifests[0])
+    return Found(manifest, origin, named.pipeline, what, named.checkpoint is None, newest=manifests[0])
 
 
 def is_same_directory(url: str, other: str) -> bool:

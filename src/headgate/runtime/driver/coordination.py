@@ -18,7 +18,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, WorkerIndex
 from headgate.model.manifest import Committable, Manifest, Totals
-from headgate.model.options import CheckpointOptions
+from headgate.model.options import CheckpointOptions, Guarantee
 from headgate.model.places import Place
 from headgate.model.progress import CheckpointProgress, PendingCheckpoint
 from headgate.model.savepoint import Savepoint
@@ -387,7 +387,9 @@ class Coordination:
         drawn, name = self._around.token(16).hex(), self._definition.config.name
         try:
             fault_points.reach("before-savepoint")
-            savepoint = Savepoint(drawn, name, self._around.wall_ms(), place.prefix, whole, self._log.life_id)
+            is_same_cut = effect.is_end or manifest.mode is not Guarantee.AT_MOST_ONCE  # SV9
+            life, now_ms = self._log.life_id, self._around.wall_ms()
+            savepoint = Savepoint(drawn, name, now_ms, place.prefix, whole, life, is_same_cut)
             SavepointDirectory(place.url).write(savepoint)
             fault_points.reach("after-savepoint")
         except ThreadEnded:

@@ -273,6 +273,7 @@ class Driver:
             is_drained=self.supervision.is_drained,
             has_removed_checkpoints=self.supervision.has_removed_checkpoints,
             is_removal_in_doubt=self.supervision.is_removal_in_doubt,
+            savepoint=self.supervision.savepoint,
         )
 
     def _on_error(self, error: BaseException) -> None:

@@ -13,7 +13,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind, Refusal
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import Progress, RunResult
+from headgate.model.progress import CheckpointOutcome, Progress, RunResult
 from headgate.remedies import BringOutputBack, Remedy
 from headgate.runtime.driver.pipeline_lock import PipelineLock
 from headgate.runtime.surroundings import Surroundings
@@ -48,6 +48,7 @@ class RunEnd:
         is_drained: bool,
         has_removed_checkpoints: bool,
         is_removal_in_doubt: bool = False,
+        savepoint: CheckpointOutcome | None = None,
     ) -> None:
         """End well, unless the run is over. ``is_final``: all input was processed."""
         if self.is_over:
@@ -63,6 +64,7 @@ class RunEnd:
             progress.restarts,
             took_ms,
             is_drained=is_drained,
+            savepoint=savepoint,
             has_removed_checkpoints=has_removed_checkpoints,
             is_removal_in_doubt=is_removal_in_doubt,
         )

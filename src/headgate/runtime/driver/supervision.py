@@ -110,6 +110,7 @@ class Supervision:
         self.failures_count = 0
         """How often something failed."""
         self.is_drained = False
+        self._savepoint: CheckpointOutcome | None = None
         self.has_removed_checkpoints = False
         self.is_removal_in_doubt = False
         self.last_generation: Generation | None = succession.after
@@ -131,6 +132,13 @@ class Supervision:
             return Course.STOPPING
         is_draining = self._is_drain_wanted or (self.live is not None and self.live.is_draining)
         return Course.DRAINING if is_draining else Course.RUNNING
+
+    @property
+    def savepoint(self) -> CheckpointOutcome | None:
+        """What came of the savepoint with which the run was to end, once it has ended; None if none was asked for."""
+        if self._at_the_end is not None:
+            return CheckpointOutcome(None, "the pipeline ended")
+        return self._savepoint
 
     # -- events -----------------------------------------------------------------------------------------------------
 
@@ -176,7 +184,7 @@ class Supervision:
         if self.live is None:
             answer(NOT_RUNNING)
         else:
-            order = SavepointOrder(self._number(_of_savepoint(place, answer)), place.text)
+            order = SavepointOrder(self._number(lambda outcome: answer(_in_place(place, outcome))), place.text)
             self.live.coordination.handle(coordinator.SavepointRequested(order))
 
     def end_with_savepoint(self, place: Place, answer: Answer, *, drain: bool) -> None:
@@ -203,7 +211,8 @@ class Supervision:
     def _answer_at_the_end(self, outcome: CheckpointOutcome) -> None:
         asked, self._at_the_end = self._at_the_end, None
         assert asked is not None
-        _of_savepoint(asked.place, asked.answer)(outcome)
+        self._savepoint = _in_place(asked.place, outcome)
+        asked.answer(self._savepoint)
 
     def job_ended(self, submission: int, failure: Failure | None) -> None:
         """Every task of a submission is gone. From any thread."""
@@ -407,9 +416,9 @@ class Supervision:
         self._timers.post(lambda: self._observer.on_note(text))
 
 
-def _of_savepoint(place: Place, answer: Answer) -> Answer:
-    """Return what says where the savepoint is, if there is one."""
-    return lambda outcome: answer(outcome if outcome.checkpoint is None else replace(outcome, savepoint=place.url))
+def _in_place(place: Place, outcome: CheckpointOutcome) -> CheckpointOutcome:
+    """Return ``outcome`` with where the savepoint is, if there is one."""
+    return outcome if outcome.checkpoint is None else replace(outcome, savepoint=place.url)
 
 
 def claim_failure(error: BaseException) -> Failure:

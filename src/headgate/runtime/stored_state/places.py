@@ -35,6 +35,7 @@ class StoredCheckpoint:
         manifest: says what is in it; its ``place`` says where its files are.
         log: where it was found; None for a savepoint. Such files are removed when newer checkpoints are completed.
         life: of a savepoint, as it says.
+        is_same_cut: of a savepoint, as it says; a checkpoint is the same cut as itself.
     """
 
     what: str
@@ -42,6 +43,7 @@ class StoredCheckpoint:
     manifest: Manifest
     log: NamedLog | None = None
     life: str = ""
+    is_same_cut: bool = True
 
     @property
     def place(self) -> Place:
@@ -134,7 +136,7 @@ def find(path: str, checkpoint: int | None = None) -> StoredCheckpoint:
             raise UsageError(f"{url} is a savepoint of checkpoint {savepoint.manifest.checkpoint}, not {checkpoint}")
         manifest = replace(savepoint.manifest, place=Place(url, savepoint.files))
         what = f"the savepoint {url} (pipeline '{savepoint.pipeline}', checkpoint {manifest.checkpoint})"
-        return StoredCheckpoint(what, savepoint.pipeline, manifest, life=savepoint.life)
+        return StoredCheckpoint(what, savepoint.pipeline, manifest, None, savepoint.life, savepoint.is_same_cut)
     log = named_log(url)
     if log is None:
         raise UsageError(_nothing_at(url))

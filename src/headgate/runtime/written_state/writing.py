@@ -78,10 +78,13 @@ def write_savepoint(draft: Draft, url: str, now_ms: int) -> Written:
     directory = SavepointDirectory(url)
     place = directory.place(storage.draw_name(8))
     resolved = draft.resolved()
-    life, settled = ("", frozenset[Committable]()) if draft.base is None else draft.base.checkpoint.standing()
+    life, settled, is_same_cut = "", frozenset[Committable](), False
+    if draft.base is not None:
+        (life, settled), is_same_cut = draft.base.checkpoint.standing(), draft.base.checkpoint.is_same_cut
     try:
         manifest = _Writer(draft, resolved, storage, place, settled).manifest(now_ms)
-        savepoint = Savepoint(storage.draw_name(16), draft.pipeline, now_ms, place.prefix, manifest, life)
+        drawn = storage.draw_name(16)
+        savepoint = Savepoint(drawn, draft.pipeline, now_ms, place.prefix, manifest, life, is_same_cut)
         fault_points.reach("before-savepoint")
         directory.write(savepoint)
     except BaseException:
