@@ -15,6 +15,7 @@ from headgate.api.placed import place
 from headgate.connectors.base import Source, SourceContext, SourceReader
 from headgate.connectors.files.parquet import ParquetFiles
 from headgate.errors import UsageError
+from headgate.model.lineage import Location
 
 INPUTS = "inputs"
 
@@ -58,6 +59,10 @@ class DataFrameSource:
     def identity(self) -> str:
         """Positions are kept by captured file."""
         return "captured DataFrame, version 1"
+
+    def locations(self) -> tuple[Location, ...]:
+        """See ``LocatedConnector``. It is at none: what was captured is compared with the DataFrame (N45)."""
+        return ()
 
     def at(self, root: str, pipeline: str, node: str) -> CapturedDataFrame:
         """See ``PlacedSource``."""

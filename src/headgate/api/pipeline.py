@@ -6,7 +6,7 @@ Counterparts: ``headgate.api.stream`` (the verbs), ``headgate.spark.session`` (w
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,6 +23,7 @@ from headgate.api.guarantees import (
     policy_for,
 )
 from headgate.api.hooking import hook_spec
+from headgate.api.lineage import lineages_of
 from headgate.api.not_yet import refuse_unheard
 from headgate.api.option_checks import (
     checked_bad_records,
@@ -43,7 +44,7 @@ from headgate.api.running import (
     start_with_numbers,
 )
 from headgate.api.security import Security
-from headgate.api.starting import NOWHERE, Begins, Restorable, ready
+from headgate.api.starting import NO_MOVES, NOWHERE, Begins, Restorable, ready
 from headgate.api.state import StateChoice, pipeline_state
 from headgate.api.stream import Stream
 from headgate.api.uncaught import speak_plainly
@@ -231,7 +232,10 @@ class Pipeline:
         plan = make_plan(graph, config.parallelism, config.max_parallelism)
         hooks, forgotten = tuple(self._hooks.values()), frozenset(self._forgotten_hooks)
         derived = frozenset(str(name) for name in self._builder.derived)
-        return PipelineDefinition(config, graph, plan, outputs, sink is not None, hooks, forgotten, derived)
+        lineages = lineages_of(graph, derived)
+        return PipelineDefinition(
+            config, graph, plan, outputs, sink is not None, hooks, forgotten, derived, lineages=lineages
+        )
 
     def definition_on(self, master: str | None, *, spark: Any = None) -> PipelineDefinition:
         """Return the definition that ``start`` would run with these arguments.
@@ -258,13 +262,14 @@ class Pipeline:
         restore: Restorable | None,
         go_back_behind: int | None,
         allow_unclaimed_state: Sequence[str],
+        moved: Mapping[str, str],
         leave: Sequence[str] = (),
     ) -> None:
         """Set how ``start`` begins if its caller does not say (options of the command line).
 
         ``leave``: sinks that a start over leaves as they are (SO10).
         """
-        self._begins, self._leave = (restore, go_back_behind, allow_unclaimed_state), tuple(leave)
+        self._begins, self._leave = (restore, go_back_behind, allow_unclaimed_state, moved), tuple(leave)
 
     def submit_with(self, submission: Submission) -> None:
         """Set what ``start`` passes to Spark beside the pipeline (options of the command line)."""
@@ -283,6 +288,7 @@ class Pipeline:
         restore: Restorable | None = None,
         go_back_behind: int | None = None,
         allow_unclaimed_state: Sequence[str] = (),
+        moved: Mapping[str, str] = NO_MOVES,
         fresh: bool = False,
         metrics_port: int | None = None,
         metrics_host: str = METRICS_HOST,
@@ -300,6 +306,8 @@ class Pipeline:
             go_back_behind: id of the pipeline's newest checkpoint. Allows ``restore`` to go back behind it, so that
                 output that was committed since is repeated.
             allow_unclaimed_state: names of removed operators whose state may be left behind.
+            moved: directories and files that sources read and sinks write, and that are elsewhere now, each with its
+                new place. What is there is taken for what was at the former place.
             fresh: start over: delete the pipeline's checkpoints and everything that it has written to its sinks, all or
                 nothing, and begin at the beginning.
             metrics_port: the port where Prometheus fetches the metrics of this run until it has ended; 0 takes a free
@@ -315,7 +323,8 @@ class Pipeline:
         watcher = LoggingObserver(self.name) if observer is None else observer
 
         def start() -> PipelineHandle:
-            return self._start(master, spark, watcher, (restore, go_back_behind, allow_unclaimed_state), fresh)
+            begins = (restore, go_back_behind, allow_unclaimed_state, moved)
+            return self._start(master, spark, watcher, begins, fresh)
 
         return start_with_numbers(metrics_port, metrics_host, metrics_push, self.name, watcher, start)
 
@@ -348,6 +357,7 @@ class Pipeline:
         restore: Restorable | None = None,
         go_back_behind: int | None = None,
         allow_unclaimed_state: Sequence[str] = (),
+        moved: Mapping[str, str] = NO_MOVES,
         fresh: bool = False,
     ) -> PipelineHandle:
         """Start without Spark, for ``headgate.testing.run``.
@@ -360,6 +370,7 @@ class Pipeline:
             restore: see ``start``.
             go_back_behind: see ``start``.
             allow_unclaimed_state: see ``start``.
+            moved: see ``start``.
             fresh: see ``start``.
 
         Raises:
@@ -372,7 +383,7 @@ class Pipeline:
             made.override(checkpoint_dir=checkpoint_dir)
         made._announces = False
         watcher = LoggingObserver(self.name) if observer is None else observer
-        begins = (restore, go_back_behind, allow_unclaimed_state)
+        begins = (restore, go_back_behind, allow_unclaimed_state, moved)
         definition, _ = made._ready(made.definition(), watcher, begins, (lambda: None) if fresh else None)
         return starter(definition, watcher)
 
@@ -385,6 +396,7 @@ class Pipeline:
         restore: Restorable | None = None,
         go_back_behind: int | None = None,
         allow_unclaimed_state: Sequence[str] = (),
+        moved: Mapping[str, str] = NO_MOVES,
         fresh: bool = False,
         metrics_port: int | None = None,
         metrics_host: str = METRICS_HOST,
@@ -404,6 +416,7 @@ class Pipeline:
             "restore": restore,
             "go_back_behind": go_back_behind,
             "allow_unclaimed_state": allow_unclaimed_state,
+            "moved": moved,
             "fresh": fresh,
             "metrics_port": metrics_port,
             "metrics_host": metrics_host,

@@ -7,8 +7,9 @@ Counterparts: ``headgate.api.pipeline``, which starts; ``headgate.api.preparing`
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from headgate.api.fresh import finish, start_over
@@ -18,6 +19,7 @@ from headgate.errors import UsageError
 from headgate.model.config import PipelineConfig, StartConfig
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
+from headgate.model.lineage import Moves
 from headgate.model.progress import Observer
 from headgate.storage.backends import absolute_location
 
@@ -25,10 +27,11 @@ Restorable: TypeAlias = str | os.PathLike[str] | int
 """A savepoint's place, the checkpoints of a pipeline (``DIR/NAME``), one of them (``DIR/NAME/chk-ID``), or the id of
 one of the pipeline's own."""
 
-Begins: TypeAlias = tuple[Restorable | None, int | None, Sequence[str]]
-"""``restore``, ``go_back_behind`` and ``allow_unclaimed_state`` of a start."""
+Begins: TypeAlias = tuple[Restorable | None, int | None, Sequence[str], Mapping[str, str]]
+"""``restore``, ``go_back_behind``, ``allow_unclaimed_state`` and ``moved`` of a start."""
 
-NOWHERE: Begins = (None, None, ())
+NO_MOVES: Mapping[str, str] = MappingProxyType({})
+NOWHERE: Begins = (None, None, (), NO_MOVES)
 """A start that says nothing: it goes on from the pipeline's own newest checkpoint."""
 
 
@@ -66,6 +69,7 @@ def start_config(
     restore: Restorable | None,
     go_back_behind: int | None,
     allow_unclaimed_state: Sequence[str],
+    moved: Mapping[str, str] = NO_MOVES,
 ) -> StartConfig:
     """Return it as plain data.
 
@@ -79,7 +83,31 @@ def start_config(
         if restore is None:
             raise UsageError("go_back_behind= says what is left for restore=: give both")
     behind = None if go_back_behind is None else CheckpointId(go_back_behind)
-    return StartConfig(_location(config, restore), behind, frozenset(allow_unclaimed_state))
+    return StartConfig(_location(config, restore), behind, frozenset(allow_unclaimed_state), _moves(moved))
+
+
+def _moves(moved: object) -> Moves:
+    """Return what was moved, with absolute paths; URLs as sources and sinks know them.
+
+    Raises:
+        UsageError: it is no mapping from places to places.
+    """
+    if not isinstance(moved, Mapping) or not all(isinstance(one, str | os.PathLike) for one in _both(moved)):
+        raise UsageError(
+            f"moved must map former places to those of now, such as {{'/old/in': '/new/in'}}, not {moved!r}"
+        )
+    moves = [(_place(before), _place(now)) for before, now in moved.items()]
+    bare = [(before.partition("://")[2], now.partition("://")[2]) for before, now in moves if "://" in before]
+    return (*moves, *((before, now) for before, now in bare if now))  # files below a URL are listed without its scheme
+
+
+def _both(moved: Mapping[object, object]) -> list[object]:
+    return [*moved.keys(), *moved.values()]
+
+
+def _place(given: str | os.PathLike[str]) -> str:
+    text = os.fspath(given)
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
 
 
 def _location(config: PipelineConfig, restore: Restorable | None) -> str | None:

@@ -35,6 +35,7 @@ from headgate.cli.run_options import (
     MetricsHostOption,
     MetricsPortOption,
     MetricsPushOption,
+    MovedOption,
     ParallelismOption,
     ProgramArgument,
     ProgramArguments,
@@ -68,6 +69,7 @@ def run(
     restore: FromOption = None,
     go_back_behind: GoBackOption = None,
     allow_unclaimed_state: UnclaimedOption = None,
+    moved: MovedOption = None,
     describe: DescribeOption = False,
     quiet: QuietOption = False,
     as_json: JsonOption = False,
@@ -116,7 +118,7 @@ def run(
     has to be changed first, 4 the pipeline is running elsewhere.
     """
     kept = Kept.by_environment()
-    begins = Beginning(restore, go_back_behind, tuple(allow_unclaimed_state or ()))
+    begins = Beginning(restore, go_back_behind, tuple(allow_unclaimed_state or ()), tuple(moved or ()))
     options = RunOptions(
         master,
         parallelism,
@@ -159,7 +161,9 @@ def _loaded(options: RunOptions, program: str, arguments: Sequence[str]) -> Pipe
     pipeline.submit_with(replace(submission, directory=program_place(program)))
     pipeline.override(parallelism=options.parallelism, checkpoint_dir=options.checkpoint_dir)
     begins = options.begins
-    pipeline.begin_with(begins.restored, begins.go_back_behind, begins.allow_unclaimed_state, options.leave)
+    pipeline.begin_with(
+        begins.restored, begins.go_back_behind, begins.allow_unclaimed_state, begins.moved, options.leave
+    )
     return pipeline
 
 

@@ -61,6 +61,14 @@ UnclaimedOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(help="A removed operator whose state may be left behind. May be repeated."),
 ]
+MovedOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--moved",
+        metavar="OLD=NEW",
+        help="What a source read or a sink wrote at OLD is at NEW now. May be repeated.",
+    ),
+]
 FreshOption: TypeAlias = Annotated[
     bool,
     typer.Option(
@@ -155,6 +163,20 @@ class Beginning:
     restore: str | None
     go_back_behind: int | None
     allow_unclaimed_state: tuple[str, ...]
+    moves: tuple[str, ...] = ()
+
+    @property
+    def moved(self) -> dict[str, str]:
+        """What ``--moved`` says.
+
+        Raises:
+            UsageError: it says no two places.
+        """
+        found = [move.partition("=") for move in self.moves]
+        for before, _, now in found:
+            if not before or not now:
+                raise UsageError("--moved names a former place and where it is now, such as --moved /old/in=/new/in")
+        return {before: now for before, _, now in found}
 
     @property
     def restored(self) -> str | int | None:
@@ -213,7 +235,7 @@ class RunOptions:
             raise UsageError(f"--metrics-port is a number from 0 to 65535, not {self.metrics_port}")
         if self.page is not None:
             self.page.check()
-        _ = self.strategy, self.silence_ms, self.submission  # also where nobody is kept
+        _ = self.strategy, self.silence_ms, self.submission, self.begins.moved  # also where nobody is kept
 
     @property
     def strategy(self) -> RestartStrategy:
@@ -269,4 +291,5 @@ class RunOptions:
         given = [f"{name}={value}" for name, value in values.items() if value is not None]
         given += [name for name, is_on in flags.items() if is_on]
         given += [f"--py-files={file}" for file in self.py_files] + [f"--conf={setting}" for setting in self.conf]
+        given += [f"--moved={move}" for move in self.begins.moves]
         return given + [f"--allow-unclaimed-state={name}" for name in self.begins.allow_unclaimed_state]

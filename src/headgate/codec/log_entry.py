@@ -62,7 +62,7 @@ _KNOWN = (
     PACKED_FILES_VERSION,
 )
 _VERSIONS = {str(version).encode(): version for version in _KNOWN}
-_LEFT_OUT: dict[str, Any] = {"origin": None, "place": None, "order": None, "left": (), "totals": {}}
+_LEFT_OUT: dict[str, Any] = {"origin": None, "place": None, "order": None, "left": (), "totals": {}, "lineages": {}}
 """What is not written where it says nothing, so that entries without it are what they were before."""
 _KINDS: dict[bytes, type[Claim] | type[Manifest]] = {b"claim": Claim, b"manifest": Manifest}
 

@@ -41,6 +41,10 @@ MESSAGE_BYTES_MAX = 64 << 20
 """Largest control message: a deployment with the inline snapshots of a few thousand subtasks (CN8)."""
 
 
+LocationList: TypeAlias = Annotated[list[tuple[Text, Text]], Meta(max_length=LIST_MAX)]
+"""Names and real names of ``model.lineage.Location``."""
+
+
 class Restored(Struct, frozen=True, array_like=True):
     """What to restore of a snapshot: written by ``subtask`` of ``parallelism`` in the checkpoint's time."""
 
@@ -208,7 +212,8 @@ class Deploy(Struct, frozen=True, tag="deploy"):
     ``is_draining``: that checkpoint was taken while draining, so no source reads on (E9); ``first_checkpoint``: no
     checkpoint of this generation is below it;
     ``place``: where the files are (``places.Place`` as text); "": in the pipeline's directory;
-    ``life``: which one of the pipeline it is.
+    ``life``: which one of the pipeline it is; ``read_before``: of sources that read other places now, those that they
+    read when that checkpoint was taken (EV17).
     """
 
     generation: Id
@@ -221,6 +226,7 @@ class Deploy(Struct, frozen=True, tag="deploy"):
     first_checkpoint: Id = 0
     place: Text = ""
     life: Text = ""
+    read_before: Annotated[dict[Name, LocationList], Meta(max_length=LIST_MAX)] = field(default_factory=dict)
 
 
 class Announce(Struct, frozen=True, tag="announce"):

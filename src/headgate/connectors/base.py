@@ -24,6 +24,7 @@ import pyarrow as pa
 from headgate.clock import SYSTEM_CLOCK
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION
+from headgate.model.lineage import Relocation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 
@@ -39,6 +40,7 @@ class SourceContext:
         takes_checkpoints: from time to time, not only when somebody asks or at the end.
         schema: what ``Source.schema`` returned when the pipeline was built; None: nobody knows. What the source reads
             may have other columns by now.
+        relocation: what was read when the positions were taken, if the program names other places now (EV17).
     """
 
     pipeline: str
@@ -51,6 +53,7 @@ class SourceContext:
     life: str = ""
     takes_checkpoints: bool = True
     schema: pa.Schema | None = None
+    relocation: Relocation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from headgate.connectors.base import Committer, SealedTransaction, Sink, SinkWri
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.lineage import Location
 from headgate.model.manifest import Committable, SnapshotPart
 from headgate.operators.base import RestoredState
 from headgate.state.frozen import FrozenState
@@ -27,6 +28,17 @@ class EndlessSource(Protocol):
 
     def how_to_end(self) -> str | None:
         """Return what would give it an end, such as ``"give rows="``; None when it ends by itself. Cheap."""
+
+
+@runtime_checkable
+class LocatedConnector(Protocol):
+    """A source or sink that says what it reads or writes, so that an edited program is not given another's (EV13).
+
+    Optional: others are told apart by their attributes, where they have no names of their own.
+    """
+
+    def locations(self) -> tuple[Location, ...]:
+        """Return every place that it was given. Cheap; nothing has to be there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT
+from headgate.model.lineage import Moves
 from headgate.model.options import Alignment, Guarantee
 from headgate.model.security import SecurityConfig
 
@@ -223,11 +224,13 @@ class StartConfig:
         restore: a savepoint, or the checkpoints of a pipeline, or one of them; None: the pipeline's own newest one.
         go_back_behind: the newest checkpoint of the pipeline that may be left for it.
         allow_unclaimed_state: operators whose state may be left behind when they are gone.
+        moved: places that are elsewhere now, each with where it is (EV15).
     """
 
     restore: str | None = None
     go_back_behind: CheckpointId | None = None
     allow_unclaimed_state: frozenset[str] = frozenset()
+    moved: Moves = ()
 
 
 @dataclass(frozen=True, slots=True)

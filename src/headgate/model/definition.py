@@ -5,11 +5,12 @@ Made by ``headgate.api.pipeline``; read by ``headgate.spark.session`` and the si
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headgate.model.config import PipelineConfig
 from headgate.model.graph import MAIN, Graph, OutputTag
 from headgate.model.ids import NodeName
+from headgate.model.lineage import Lineage
 from headgate.model.plan import Plan
 from headgate.model.targets import Target
 
@@ -42,6 +43,7 @@ class PipelineDefinition:
         hooks: of the coordinator, in the order in which they were added.
         forgotten_hooks: names of hooks whose data in an old checkpoint is not needed any more (EI9).
         derived_names: operators that the user gave no name.
+        lineages: what tells nodes apart when the program is edited (EV13); of nodes for which it matters.
         targets: of all sinks, as a start writes them down (SO1); None: nothing is written down.
     """
 
@@ -54,6 +56,7 @@ class PipelineDefinition:
     forgotten_hooks: frozenset[str] = frozenset()
     derived_names: frozenset[str] = frozenset()
     targets: tuple[Target, ...] | None = None
+    lineages: dict[str, Lineage] = field(default_factory=dict)
 
     def schema(self, node: NodeName, tag: OutputTag = MAIN) -> object:
         """Return the ``pyarrow.Schema`` of one output of ``node``."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.lineage import Lineage
 from headgate.model.options import Guarantee
 from headgate.model.places import Place, RestoredFrom
 
@@ -255,6 +256,8 @@ class Manifest:
     """The older checkpoints of this life that this one does not descend from."""
     totals: Totals = field(default_factory=dict)
     """What was counted from the beginning of the pipeline to this checkpoint (OM1). Empty: nobody counted."""
+    lineages: dict[str, Lineage] = field(default_factory=dict)
+    """What tells nodes of the program apart when it is edited, by node (EV13). Empty: it is not known."""
 
     def state_of_hook(self, hook: str) -> HookState:
         """Return what ``hook`` returned, and for which checkpoint; for this one if it was not there then."""

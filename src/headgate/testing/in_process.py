@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -56,6 +56,7 @@ class Startable(Protocol):
         restore: Any = None,
         go_back_behind: int | None = None,
         allow_unclaimed_state: Sequence[str] = (),
+        moved: Mapping[str, str] = ...,
         fresh: bool = False,
     ) -> PipelineHandle:
         """Make the definition and give it to ``starter``."""
@@ -85,7 +86,8 @@ def run(
         observer: receives progress; default logs restarts and notes to the logger ``headgate``.
         kill_worker_after_checkpoint: kills a worker when this many checkpoints of this run have completed. Several
             numbers kill several workers.
-        begins: ``restore``, ``go_back_behind``, ``allow_unclaimed_state``, ``fresh``: as for ``Pipeline.start``.
+        begins: ``restore``, ``go_back_behind``, ``allow_unclaimed_state``, ``moved``, ``fresh``: as for
+            ``Pipeline.start``.
 
     Raises:
         PipelineFailed: the restart strategy gave up.

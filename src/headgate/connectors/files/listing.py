@@ -17,6 +17,7 @@ import xxhash
 
 from headgate.connectors.files.system import ABSENT, LOCAL, FileSystem, failing, inode_of
 from headgate.errors import UsageError
+from headgate.model.lineage import Location, Relocation, base, is_within
 from headgate.plain_text import printable
 
 PATTERN_DEFAULT = "**/*"
@@ -136,6 +137,43 @@ class FileSelection:
             hidden = any(part[0] in "._" for part in Path(path).relative_to(root).parts)
             if not hidden and self.system.is_file(path):
                 yield path
+
+    def locations(self) -> tuple[Location, ...]:
+        """Return the roots, each with the pattern below it unless that is every file (EV13)."""
+        return tuple(Location(self._with_pattern(root), self._with_pattern(self._real(root))) for root in self.roots)
+
+    def _real(self, root: str) -> str:
+        begin = base(root)
+        return os.path.realpath(begin) + root[len(begin) :] if self.system is LOCAL else root
+
+    def _with_pattern(self, root: str) -> str:
+        if self.pattern == PATTERN_DEFAULT or glob.has_magic(root) or self.system.is_file(root):
+            return root
+        return f"{root.rstrip('/')}/{self.pattern}"
+
+    def carried_over(
+        self, positions: Mapping[str, bytes], relocation: Relocation | None, files: Iterable[str]
+    ) -> Mapping[str, bytes]:
+        """Return positions under the names of today, without those of files that are not selected any more (EV17).
+
+        Args:
+            positions: of the restored checkpoint.
+            relocation: what was read then; None: the same as now.
+            files: what this start found.
+        """
+        if relocation is None:
+            return positions
+        selected = {*files, *self.roots}
+        renamed = {relocation.of(path): position for path, position in positions.items()}
+        return {
+            path: position
+            for path, position in renamed.items()
+            if path in selected or series_of(path) in selected or self._is_awaited_below(path)
+        }
+
+    def _is_awaited_below(self, path: str) -> bool:
+        """Whether ``path`` is gone, from where what it became may still be read."""
+        return not self.system.is_file(path) and any(is_within(path, base(root)) for root in self.roots)
 
     def key(self, path: str) -> str:
         """Return what ownership of ``path`` is computed from: its name relative to its directory (N2).

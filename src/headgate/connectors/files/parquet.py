@@ -21,6 +21,7 @@ from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, o
 from headgate.connectors.breaking_reader import BreakingReader
 from headgate.connectors.files.listing import Paths, numbered, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.lineage import Location
 from headgate.model.state_identity import Form
 from headgate.operators.types import canonical_schema, carried, refuse_twice, schema_text
 
@@ -124,6 +125,13 @@ class ParquetFiles:
         """Positions are kept by path: they mean the same whatever else is read."""
         return f"{Form.PARQUET.value}, version 1"
 
+    def locations(self) -> tuple[Location, ...]:
+        """See ``LocatedConnector``. The files below a URL are listed without its scheme."""
+        if self._selection is not None:
+            return self._selection.locations()
+        path = str(self._url).partition("://")[2].partition("?")[0]
+        return (Location(path, path),)
+
     def open(self, context: SourceContext) -> SourceReader:
         """Return a reader of every ``parallelism``-th file of the list that ``schema`` found.
 
@@ -131,6 +139,13 @@ class ParquetFiles:
         """
         schema = self._schema if self._schema is not None else self.schema()
         assert self._files is not None
+        positions = context.positions or {}
+        if self._selection is not None:
+            positions = dict(self._selection.carried_over(positions, context.relocation, self._files))
+        elif context.relocation is not None:
+            renamed = {context.relocation.of(path): position for path, position in positions.items()}
+            positions = {path: position for path, position in renamed.items() if path in self._files}
+        context = replace(context, positions=positions)
         return ParquetReader(context, self._files, schema, self._batch_rows, _filesystem(self._url))
 
 

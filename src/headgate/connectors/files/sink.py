@@ -7,6 +7,7 @@ rules of docs/spec/connectors.md. Configuration only.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from headgate.errors import StorageError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Mine, Owner
+from headgate.model.lineage import Location
 from headgate.model.security import Access
 from headgate.model.targets import Target, TargetKind
 from headgate.storage.access import access_in, why_not_writable
@@ -177,6 +179,11 @@ class FileSink:
         """See ``OwnedSink``."""
         with self._writing():
             return self.target(pipeline, node).own(life)
+
+    def locations(self) -> tuple[Location, ...]:
+        """See ``LocatedConnector``."""
+        url = self.url.partition("?")[0]
+        return (Location(url, url if "://" in url else os.path.realpath(url)),)
 
     def recorded(self, node: str) -> Target:
         """See ``ResettableSink``."""

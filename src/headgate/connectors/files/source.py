@@ -22,6 +22,7 @@ from headgate.connectors.files.system import LOCAL, FileSystem
 from headgate.connectors.files.table import FileTable
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
+from headgate.model.lineage import Location
 from headgate.model.state_identity import Form
 from headgate.operators.bad_records import bad_records
 from headgate.operators.schemas import SchemaLike, arrow_schema
@@ -116,6 +117,10 @@ class _LineSource:
     def identity(self) -> str:
         """Positions are kept by absolute path: they mean the same whatever else is read (N3)."""
         return f"{Form.LINES.value}, version 1"
+
+    def locations(self) -> tuple[Location, ...]:
+        """See ``LocatedConnector``."""
+        return self._selection.locations()
 
     def how_to_end(self) -> str | None:
         """See ``EndlessSource``."""
@@ -225,7 +230,8 @@ class FileReader(BreakingReader):
         self._waiting: list[LineFile] = []
         self._ended: set[int] = set()
         self._check_at_ms = self._discover_at_ms = context.clock_ms()
-        for file in self._table.open(files, context.positions or {}):
+        positions = selection.carried_over(context.positions or {}, context.relocation, files)
+        for file in self._table.open(files, positions):
             if file.is_finished and not options.follow and file.has_grown():
                 file.reopen()
             if file.is_finished:

@@ -6,6 +6,7 @@ docs/spec/stream-store.md, SO1 of docs/spec/starting-over.md.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from headgate.connectors.streams.transactions import StreamCommitter, StreamSink
 from headgate.errors import UsageError
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Mine, Owner
+from headgate.model.lineage import Location
 from headgate.model.targets import Target, TargetKind
 from headgate.operators.types import canonical_schema
 from headgate.store.retention import Retention, RetentionPolicy, policy_of
@@ -108,6 +110,12 @@ class StreamSink:
     def how_to_forget(self, pipeline: str, node: str) -> str:
         """See ``OwnedSink``."""
         return f"headgate streams forget '{owner_of(pipeline, node)}' --store '{self.store}'"
+
+    def locations(self) -> tuple[Location, ...]:
+        """See ``LocatedConnector``."""
+        store = str(self.store)
+        real = store if "://" in store else os.path.realpath(store)
+        return (Location(f"{store}#{self.stream}", f"{real}#{self.stream}"),)
 
     def recorded(self, node: str) -> Target:
         """See ``ResettableSink``."""

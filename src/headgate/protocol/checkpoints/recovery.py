@@ -20,6 +20,7 @@ from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Claim, LogEntry, Manifest
 from headgate.model.state_identity import StateIdentity
 from headgate.protocol.checkpoints.evolution import Judged, judged
+from headgate.protocol.checkpoints.matching import Matching
 from headgate.remedies import LeaveBehind, NameOperator, Remedy, RestoreFiles
 
 
@@ -334,6 +335,9 @@ def _describe(skipped: Sequence[Damage]) -> str:
 
 def incompatibility_with(manifest: Manifest, definition: PipelineDefinition) -> Refuse | None:
     """Return why the state of ``manifest`` does not fit a pipeline, in one sentence, or None if it fits (R12)."""
+    problem = matching_of(manifest, definition).problem()  # first: what is missing or unknown may have another name
+    if problem is not None:
+        return Refuse(*problem)
     return incompatibility(
         manifest,
         definition.plan.state_texts(),
@@ -342,6 +346,15 @@ def incompatibility_with(manifest: Manifest, definition: PipelineDefinition) -> 
         definition.derived_names,
         definition.plan.state_rules(),
     )
+
+
+def matching_of(manifest: Manifest, definition: PipelineDefinition) -> Matching:
+    """Return the nodes of ``manifest`` beside those of a pipeline (EV13)."""
+    held, promised = _held(manifest), {committable.sink for committable in manifest.committables}
+    kept = dict.fromkeys(promised, "output that may not be committed yet")
+    kept |= {name: f"{count} records that are not written yet" for name, count in held.items()}
+    start = definition.config.start
+    return Matching(f"checkpoint {manifest.checkpoint}", manifest.lineages, definition.lineages, kept, start.moved)
 
 
 def incompatibility(
@@ -439,6 +452,7 @@ def changes(manifest: Manifest, definition: PipelineDefinition) -> list[str]:
     for name, text in sorted(state_texts.items()):
         if name in manifest.state_texts:
             said += _judged(name, here, manifest.state_texts[name], text, rules).changes
+    said += matching_of(manifest, definition).changes()
     allowed = {name for name in definition.config.start.allow_unclaimed_state if name not in state_texts}
     held = _held(manifest)
     promised = {committable.sink for committable in manifest.committables}

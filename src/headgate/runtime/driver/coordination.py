@@ -261,6 +261,7 @@ class Coordination:
             origin=self._begun.origin,
             left=self._begun.left,
             totals=added(counted_before(self._begun.restored), *(entry.totals for entry in effect.entries)),  # OM1
+            lineages=self._definition.lineages,
         )
 
     # -- hooks ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from headgate.protocol.checkpoints.coordinator import SavepointOrder
 from headgate.runtime.checkpoints.restoring import restored_by
 from headgate.runtime.driver.claims import NewGeneration
 from headgate.runtime.driver.coordination import Coordination
+from headgate.runtime.driver.fitting import read_before
 from headgate.runtime.driver.looping import Looping
 from headgate.runtime.driver.workers import WorkerRecord
 
@@ -71,6 +72,7 @@ class LiveGeneration:
                 self._begun.first_checkpoint,
                 "" if restored is None or restored.place is None else restored.place.text,
                 self._begun.life,
+                {} if restored is None else read_before(restored, self._definition),
             )
             record.connection.send(deployment)
 

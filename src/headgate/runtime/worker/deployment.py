@@ -20,6 +20,7 @@ from headgate.errors import CorruptionError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Node, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
+from headgate.model.lineage import Location, Relocation
 from headgate.model.places import Place
 from headgate.model.plan import Plan, PlanEdge, Vertex
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
@@ -264,7 +265,15 @@ class Deployment:
             self._message.life,
             self._definition.config.checkpoints.interval_ms > 0,
             cast(pa.Schema, self._definition.schema(node.name)),
+            self._relocation(str(node.name)),
         )
+
+    def _relocation(self, source: str) -> Relocation | None:
+        before = tuple(Location(*names) for names in self._message.read_before.get(source, ()))
+        if not before:
+            return None
+        now = self._definition.lineages[source].locations
+        return Relocation(before, now, self._definition.config.start.moved)
 
     def _sink_context(self, node: Node, subtask: SubtaskId) -> SinkContext:
         upstream = node.inputs[0]

@@ -1,0 +1,196 @@
+"""Describes every node whose state could be given to a wrong one after the program was edited (EV13, EV14).
+
+Digests are the same in every process that runs the same program: no address, no order of a set and no hash of Python's
+goes into them. Counterpart: ``protocol.checkpoints.matching``, which compares them. Never runs anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import types
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from headgate.connectors.offers import LocatedConnector
+from headgate.model.graph import Edge, Graph, Node, Role
+from headgate.model.ids import NodeName
+from headgate.model.lineage import Lineage, NodeKind
+from headgate.operators.timestamps import WithTimestampsSpec
+
+VALUES_MAX = 20_000
+"""Values looked at of one node: what is beyond does not tell it from others."""
+BYTES_MAX = 1 << 20
+"""Of an array: larger ones are told apart by their types and sizes."""
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), pa.DataType, pa.Field, pa.Schema)
+
+
+def lineages_of(graph: Graph, derived: Collection[str]) -> dict[str, Lineage]:
+    """Return the lineage of every node for which it matters: of sources, sinks, and unnamed nodes with state.
+
+    Args:
+        graph: the program.
+        derived: nodes without a name of their own.
+    """
+    return _Describing(graph, derived).found()
+
+
+class _Describing:
+    """One pass over a graph, in topological order."""
+
+    def __init__(self, graph: Graph, derived: Collection[str]) -> None:
+        self._graph, self._derived = graph, derived
+        self._sources: dict[NodeName, frozenset[str]] = {}
+        self._shapes: dict[NodeName, str] = {}
+        self._codes: dict[NodeName, str] = {}
+
+    def found(self) -> dict[str, Lineage]:
+        for node in self._graph.nodes:
+            self._describe(node)
+        return {str(node.name): self._lineage(node) for node in self._graph.nodes if self._matters(node)}
+
+    def _matters(self, node: Node) -> bool:
+        if node.role in (Role.SOURCE, Role.SINK):
+            return True
+        has_state = bool(node.state_text) or isinstance(node.spec, WithTimestampsSpec) or node.role is Role.LOOP_HEAD
+        return has_state and str(node.name) in self._derived
+
+    def _describe(self, node: Node) -> None:
+        upstream = [self._sources[edge.upstream] for edge in node.inputs]
+        self._sources[node.name] = frozenset().union(*upstream) if upstream else frozenset((str(node.name),))
+        shape, code = _told(node.spec)
+        self._shapes[node.name] = _digest(shape, node.state_text, *self._ways(node.inputs, self._shapes))
+        self._codes[node.name] = _digest(code, *self._ways(node.inputs, self._codes))
+
+    def _ways(self, edges: tuple[Edge, ...], digests: Mapping[NodeName, str]) -> Iterator[str]:
+        """Yield how records come here; what has a name of its own, and a source, is told by it."""
+        for edge in edges:
+            is_known = str(edge.upstream) not in self._derived or not self._graph.node(edge.upstream).inputs
+            way = edge.partitioner.value, edge.keys, edge.tag, edge.input
+            yield repr((str(edge.upstream) if is_known else digests[edge.upstream], way))
+
+    def _lineage(self, node: Node) -> Lineage:
+        is_derived = str(node.name) in self._derived
+        kind = {Role.SOURCE: NodeKind.SOURCE, Role.SINK: NodeKind.SINK}.get(node.role, NodeKind.OPERATOR)
+        spec = node.spec
+        locations = spec.locations() if isinstance(spec, LocatedConnector) else ()
+        if not is_derived:
+            return Lineage(kind, locations=locations)
+        sources = tuple(sorted(self._sources[node.name])) if node.inputs else ()
+        shape, code = self._shapes[node.name], self._codes[node.name]
+        if node.feedback:  # loops are told apart by their bodies
+            shape = _digest(shape, *self._ways(node.feedback, self._shapes))
+            code = _digest(code, *self._ways(node.feedback, self._codes))
+        return Lineage(kind, True, locations, sources, shape, code)
+
+
+def _told(spec: object) -> tuple[str, str]:
+    """Return what a node does, and the same with the code of functions and the attributes of objects."""
+    if isinstance(spec, LocatedConnector):
+        return type(spec).__qualname__, ""
+    return repr(list(_Telling(with_code=False).values(spec))), repr(list(_Telling(with_code=True).values(spec)))
+
+
+class _Telling:
+    """Walks a value and yields texts that tell it from others."""
+
+    def __init__(self, *, with_code: bool, around: frozenset[int] = frozenset()) -> None:
+        """Walk with or without code; ``around`` are the objects that the value is inside of, by their ids."""
+        self._with_code = with_code
+        self._around = set(around)
+        self._count = 0
+
+    def values(self, value: Any) -> Iterator[str]:
+        self._count += 1
+        if self._count > VALUES_MAX:
+            return
+        if isinstance(value, (Enum, *_PLAIN)):
+            yield f"{type(value).__name__} {value!r}"
+        elif isinstance(value, pl.Expr):
+            yield _ADDRESS.sub("", str(value))
+        elif isinstance(value, type | types.BuiltinFunctionType):
+            yield value.__qualname__
+        elif id(value) in self._around:
+            yield "again"
+        else:
+            self._around.add(id(value))
+            yield from self._parts(value)
+            self._around.discard(id(value))
+
+    def _parts(self, value: Any) -> Iterator[str]:
+        match value:
+            case types.FunctionType():
+                yield from self._function(value)
+            case types.MethodType():
+                yield from self.values(value.__func__)
+                yield from self.values(value.__self__)
+            case types.CodeType():
+                yield f"code {value.co_code.hex()} {value.co_names} {value.co_varnames} {value.co_freevars}"
+                yield from self.values(value.co_consts)
+            case functools.partial():
+                yield from self._each("partial", (value.func, value.args, value.keywords))
+            case dict() | types.MappingProxyType():
+                yield from self._each("dict", [part for item in value.items() for part in item])
+            case set() | frozenset():
+                yield f"set {sorted(self._apart(one) for one in value)}"
+            case list() | tuple():
+                yield from self._each(type(value).__name__, value)
+            case _:
+                yield from self._object(value)
+
+    def _apart(self, value: Any) -> str:
+        inner = _Telling(with_code=self._with_code, around=frozenset(self._around))
+        return repr(list(inner.values(value)))
+
+    def _each(self, what: str, values: Any) -> Iterator[str]:
+        yield f"{what} of {len(values)}"
+        for value in values:
+            yield from self.values(value)
+
+    def _function(self, function: types.FunctionType) -> Iterator[str]:
+        yield f"function {function.__qualname__}"
+        if self._with_code:
+            yield from self.values(function.__code__)
+            yield from self.values([_content(cell) for cell in function.__closure__ or ()])
+            yield from self.values([function.__defaults__, function.__kwdefaults__])
+
+    def _object(self, value: Any) -> Iterator[str]:
+        yield f"object {type(value).__qualname__}"
+        if is_dataclass(value) and type(value).__module__.startswith("headgate."):  # a specification
+            for field in fields(value):
+                yield field.name
+                yield from self.values(getattr(value, field.name))
+        elif self._with_code:
+            yield from self._attributes(value)
+
+    def _attributes(self, value: Any) -> Iterator[str]:
+        """Yield what an object of a user's own holds; of one of a foreign library what can be told without its help."""
+        try:
+            view = memoryview(value)
+        except TypeError:
+            slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+            held = {name: getattr(value, name, None) for name in slots if isinstance(name, str)}
+            yield from self.values({**held, **getattr(value, "__dict__", {})})
+            return
+        yield f"{view.format} {view.shape}"
+        if view.nbytes <= BYTES_MAX:
+            yield hashlib.sha256(view.tobytes()).hexdigest()
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]

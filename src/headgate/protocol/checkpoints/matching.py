@@ -1,0 +1,229 @@
+"""Which node of an edited program goes on with what a checkpoint holds under its name (EV13, EV14).
+
+Pure; asked before anything starts. A name that its user gave is taken at its word, and so is what is read and written
+where it is still the same. A derived name is a number in the order of the program: among several nodes of one kind it
+counts only if what tells them apart has stayed. Nothing is guessed: what cannot be told is refused with a sentence.
+Counterparts: ``api.lineage``, which describes nodes; ``protocol.checkpoints.recovery``, which asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from headgate.model.lineage import Lineage, Lineages, Location, Moves, NodeKind, Relocation, family, moved
+from headgate.remedies import NameOperator, Remedy
+
+_WORDS = {NodeKind.SOURCE: "source", NodeKind.SINK: "sink", NodeKind.OPERATOR: "operator"}
+_DID = {NodeKind.SOURCE: ("read", "reads"), NodeKind.SINK: ("wrote to", "writes to")}
+
+Problem: TypeAlias = tuple[str, Remedy | None]
+"""Why a start is refused, and what a user can do about it, if a program can know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """The nodes of a checkpoint and of a program, by name.
+
+    Attributes:
+        here: the checkpoint, in words.
+        before: of the checkpoint.
+        now: of the program.
+        kept: what is kept there, by node, in words: sources and operators that are not in it keep state, sinks nothing.
+        moves: what its user moved (EV15).
+    """
+
+    here: str
+    before: Lineages
+    now: Lineages
+    kept: Mapping[str, str]
+    moves: Moves = ()
+
+    def problem(self) -> Problem | None:
+        """Return why a node may be the wrong one, the sources first, because all else is told apart by them."""
+        kinds = list(_WORDS)
+        shared = sorted(self.before.keys() & self.now.keys(), key=lambda name: (kinds.index(self._kind(name)), name))
+        for name in shared:
+            before, now = self.before[name], self.now[name]
+            if before.kind is not now.kind or (now.kind is NodeKind.SINK and name not in self.kept):
+                continue  # EV16
+            found = self._misplaced(name) or (self._mistaken(name) if now.is_derived else None)
+            if found is not None:
+                return found
+        return None
+
+    def _kind(self, name: str) -> NodeKind:
+        return self.now[name].kind
+
+    # -- places -----------------------------------------------------------------------------------------------------
+
+    def relocation(self, name: str) -> Relocation | None:
+        """Return what source ``name`` read, where that is not all that it reads now (EV17)."""
+        before, now = self.before.get(name), self.now.get(name)
+        if before is None or now is None or before.locations == now.locations:
+            return None
+        return Relocation(before.locations, now.locations, self.moves)
+
+    def changes(self) -> Iterator[str]:
+        """Yield what the user should know about places that are other ones now."""
+        for name in sorted(self.before.keys() & self.now.keys()):
+            before, now = self.before[name], self.now[name]
+            if before.kind is now.kind and before.kind in _DID:
+                gone = self._only(before.locations, now.locations)
+                new = [location for location in now.locations if not self._stands_for(before.locations, location)]
+                _, does = _DID[now.kind]
+                what = f"{_WORDS[now.kind]} '{name}'"
+                if gone and new:
+                    yield f"{what} {does} {_texts(new)} from now on, and no longer {_texts(gone)}"
+                elif gone:
+                    yield f"{what} no longer {does} {_texts(gone)}"
+
+    def _only(self, before: Collection[Location], now: Collection[Location]) -> list[Location]:
+        return [location for location in before if not any(self.is_now(location, other) for other in now)]
+
+    def _stands_for(self, before: Collection[Location], now: Location) -> bool:
+        return any(self.is_now(location, now) for location in before)
+
+    def is_now(self, before: Location, now: Location) -> bool:
+        """Whether ``now`` is what was called ``before``, or a part of it, or it is a part of ``now``."""
+        there = Location(moved(before.name, self.moves), moved(before.real, self.moves))
+        return before.is_related(now) or there.is_related(now)
+
+    def is_same(self, before: Location, now: Location) -> bool:
+        """Whether ``now`` is the very place that was called ``before``."""
+        there = Location(moved(before.name, self.moves), moved(before.real, self.moves))
+        return before.is_same(now) or there.is_same(now)
+
+    def _misplaced(self, name: str) -> Problem | None:
+        """Return why a source or sink must not go on at another place."""
+        before, now = self.before[name], self.now[name]
+        if not before.locations or not now.locations:
+            return None
+        gone = self._only(before.locations, now.locations)
+        new = [location for location in now.locations if not self._stands_for(before.locations, location)]
+        if now.kind is NodeKind.SINK and not all(self._stands_for_same(before, location) for location in now.locations):
+            gone, new = list(before.locations), list(now.locations)
+        if not gone or not new:
+            return None
+        twin = self._twin_at(name, new) if now.is_derived else None
+        if twin is not None:
+            return self._swapped(name, twin)
+        did, does = _DID[now.kind]
+        what = f"{_WORDS[now.kind]} '{name}'"
+        kept = f"{self.here}, which holds {self.kept[name]}," if name in self.kept else self.here
+        old, target = gone[0].name.partition("#")[0], new[0].name.partition("#")[0]
+        move = (
+            f"if it is the same at another place now, say so with moved={{{old!r}: {target!r}}} "
+            f"(headgate run --moved '{old}={target}')"
+        )
+        if now.kind is NodeKind.SOURCE:
+            other = f"to read {_texts(new)} from the beginning, give the source another name"
+        else:
+            other = f"or let it write to {_texts(gone)} again until nothing is held"
+        return (
+            f"{what} {did} {_texts(gone)} when {kept} was written, and {does} {_texts(new)} now; {move}; {other}",
+            None,
+        )
+
+    def _stands_for_same(self, before: Lineage, now: Location) -> bool:
+        return any(self.is_same(location, now) for location in before.locations)
+
+    def _twin_at(self, name: str, new: Collection[Location]) -> str | None:
+        for twin, before in self._twins(name, self.before):
+            if any(self.is_same(location, place) for location in before.locations for place in new):
+                return twin
+        return None
+
+    # -- derived names ----------------------------------------------------------------------------------------------
+
+    def _twins(self, name: str, nodes: Lineages) -> list[tuple[str, Lineage]]:
+        """Return the other unnamed nodes of the kind of ``name``."""
+        mine = family(name)
+        return [
+            (other, lineage)
+            for other, lineage in sorted(nodes.items())
+            if other != name and lineage.is_derived and family(other) == mine
+        ]
+
+    def _mistaken(self, name: str) -> Problem | None:
+        """Return why the unnamed node ``name`` may not be the one that it was."""
+        before, now = self.before[name], self.now[name]
+        if not before.is_derived:
+            return None
+        first = _places if now.kind is NodeKind.SOURCE or now.locations else _sources
+        olds = [(twin, other) for twin, other in self._twins(name, self.before) if first(self, other, now)]
+        news = [(twin, other) for twin, other in self._twins(name, self.now) if first(self, before, other)]
+        if not first(self, before, now):
+            return self._swapped(name, olds[0][0]) if olds else self._unlike(name)
+        beside = {twin for twin, _ in (*olds, *news)}
+        for level in (_exactly, _shape, _code):
+            if not olds and not news:
+                return None
+            olds = [(twin, other) for twin, other in olds if level(self, other, now)]
+            news = [(twin, other) for twin, other in news if level(self, before, other)]
+            if not level(self, before, now):
+                if olds:
+                    return self._swapped(name, olds[0][0])
+                # It was edited, if all others of its kind are what they were: then none of them can be in its place.
+                is_alone = all(
+                    twin in self.before and twin in self.now and level(self, self.before[twin], self.now[twin])
+                    for twin in beside
+                )
+                return None if is_alone else self._unlike(name)
+        return None
+
+    def _swapped(self, name: str, twin: str) -> Problem:
+        now = self.now[name]
+        word = _WORDS[now.kind]
+        rule = f"{word}s without names of their own are numbered in the order of the program"
+        todo = f"give this {word} the name that it had (name='{twin}'), and each of the others its own, or put the "
+        if now.locations and now.kind in _DID:
+            did, does = _DID[now.kind]
+            was = f"{did} {_texts(self.before[name].locations)} when {self.here} was written, and {does} "
+            fact = f"{was}{_texts(now.locations)} now, as '{twin}' did"
+        else:
+            fact = f"is what '{twin}' was when {self.here} was written"
+        return f"{word} '{name}' {fact}: {rule}; {todo}program back in order", NameOperator(name)
+
+    def _unlike(self, name: str) -> Problem:
+        word = _WORDS[self.now[name].kind]
+        names = [name, *(twin for twin, _ in self._twins(name, self.before))]
+        several = f", and there were several ({', '.join(repr(one) for one in sorted(names))})" if names[1:] else ""
+        return (
+            f"{word} '{name}' has no name of its own, and is not what '{name}' was when {self.here} was written"
+            f"{several}, so it cannot be told whose state it goes on with; if it is the same, give it that name "
+            f"(name='{name}'), if not, another one",
+            NameOperator(name),
+        )
+
+
+def _places(matching: Matching, before: Lineage, now: Lineage) -> bool:
+    """Whether they may read or write the same; what does not say what that is always may."""
+    if not before.locations or not now.locations:
+        return not before.locations and not now.locations
+    return any(matching.is_now(one, two) for one in before.locations for two in now.locations)
+
+
+def _sources(matching: Matching, before: Lineage, now: Lineage) -> bool:
+    return not {*before.sources}.isdisjoint(now.sources) or before.sources == now.sources
+
+
+def _exactly(matching: Matching, before: Lineage, now: Lineage) -> bool:
+    return (
+        before.sources == now.sources
+        and len(before.locations) == len(now.locations)
+        and all(matching.is_same(one, two) for one, two in zip(before.locations, now.locations, strict=True))
+    )
+
+
+def _shape(matching: Matching, before: Lineage, now: Lineage) -> bool:
+    return before.shape == now.shape
+
+
+def _code(matching: Matching, before: Lineage, now: Lineage) -> bool:
+    return before.code == now.code
+
+
+def _texts(locations: Collection[Location]) -> str:
+    return ", ".join(location.text for location in locations)
