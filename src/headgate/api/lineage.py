@@ -66,6 +66,9 @@ class _Describing:
     def _describe(self, node: Node) -> None:
         upstream = [self._sources[edge.upstream] for edge in node.inputs]
         self._sources[node.name] = frozenset().union(*upstream) if upstream else frozenset((str(node.name),))
+        if str(node.name) not in self._derived:  # its name tells it
+            self._shapes[node.name] = self._codes[node.name] = ""
+            return
         shape, code = _told(node.spec)
         self._shapes[node.name] = _digest(shape, node.state_text, *self._ways(node.inputs, self._shapes))
         self._codes[node.name] = _digest(code, *self._ways(node.inputs, self._codes))
