@@ -21,8 +21,9 @@ import pyarrow as pa
 from headgate.connectors.offers import LocatedConnector
 from headgate.model.graph import Edge, Graph, Node, Role
 from headgate.model.ids import NodeName
-from headgate.model.lineage import Lineage, NodeKind
+from headgate.model.lineage import Lineage, Location, NodeKind
 from headgate.operators.timestamps import WithTimestampsSpec
+from headgate.plain_text import encodable
 
 VALUES_MAX = 20_000
 """Values looked at of one node: what is beyond does not tell it from others."""
@@ -84,7 +85,8 @@ class _Describing:
         is_derived = str(node.name) in self._derived
         kind = {Role.SOURCE: NodeKind.SOURCE, Role.SINK: NodeKind.SINK}.get(node.role, NodeKind.OPERATOR)
         spec = node.spec
-        locations = spec.locations() if isinstance(spec, LocatedConnector) else ()
+        places = spec.locations() if isinstance(spec, LocatedConnector) else ()
+        locations = tuple(Location(encodable(place.name), encodable(place.real)) for place in places)
         if not is_derived:
             return Lineage(kind, locations=locations)
         sources = tuple(sorted(self._sources[node.name])) if node.inputs else ()
