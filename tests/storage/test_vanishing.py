@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Callable
@@ -12,8 +13,9 @@ import pytest
 from tests.mutants.harness import patched
 
 from headgate.storage import durable, local
-from headgate.storage.base import NotFound
+from headgate.storage.base import AlreadyExists, NotFound
 from headgate.storage.local import LocalStorage
+from headgate.storage.paths import TEMP_PREFIX
 
 
 def before_first(call: Callable[..., Any], act: Callable[[], object]) -> Callable[..., Any]:
@@ -107,3 +109,41 @@ def test_a_put_makes_its_directory_as_often_as_it_goes(tmp_path: Path) -> None: 
     with patched(durable, "sync_directory", sync):
         storage.put("run/7/a", [b"1"])
     assert storage.list("") == ["run/7/a"]
+
+
+@pytest.mark.parametrize(("call", "put"), [("link", "put_if_absent"), ("replace", "put")])
+def test_a_sweep_leaves_what_is_being_written(tmp_path: Path, call: str, put: str) -> None:  # O28
+    """A driver that was stopped in its recovery goes on with it, while its heir commits."""
+    swept: list[int] = []
+    another = LocalStorage(tmp_path)
+    (tmp_path / f"{TEMP_PREFIX}77-crash").write_bytes(b"half")
+    real = getattr(os, call)
+    with patched(os, call, before_first(real, lambda: swept.append(another.sweep_unfinished()))):
+        getattr(LocalStorage(tmp_path), put)("_committed/a", iter([b"1", b"2"]))
+    assert swept == [1], "what a crash has left goes"
+    assert another.get("_committed/a") == b"12"
+    assert another.sweep_unfinished() == 0
+
+
+def test_a_sweep_that_comes_first_costs_a_file_and_no_write(tmp_path: Path) -> None:  # O28
+    """Between the creation of the file and its lock."""
+    another, swept = LocalStorage(tmp_path), list[int]()
+    with patched(fcntl, "flock", before_first(fcntl.flock, lambda: swept.append(another.sweep_unfinished()))):
+        LocalStorage(tmp_path).put_if_absent("a", iter([b"1"]))
+    assert swept == [1]
+    assert another.get("a") == b"1"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("put", ["put", "put_if_absent"])
+def test_what_is_deleted_right_behind_its_put_was_put(tmp_path: Path, put: str) -> None:  # O28, O20
+    another = LocalStorage(tmp_path)
+    with patched(local, "sync_directory", before_first(local.sync_directory, lambda: another.delete("d/a"))):
+        getattr(LocalStorage(tmp_path), put)("d/a", [b"1"])
+    assert another.list("") == []
+    another.put("d/a", [b"1"])
+    with (
+        patched(local, "sync_directory", before_first(local.sync_directory, lambda: another.delete("d/a"))),
+        pytest.raises(AlreadyExists),
+    ):
+        LocalStorage(tmp_path).put_if_absent("d/a", [b"2"])

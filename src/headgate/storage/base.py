@@ -95,8 +95,7 @@ class Storage(Protocol):
     def sweep_unfinished(self, prefix: str = "") -> int:
         """Remove what crashed writers left below ``prefix`` and no listing shows; return how many (I6).
 
-        Only where nobody writes who may: the write of an older generation that is still alive fails. Storage whose puts
-        leave nothing behind has nothing to remove.
+        What is being written stays (O28). Storage whose puts leave nothing behind has nothing to remove.
         """
 
 

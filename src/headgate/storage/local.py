@@ -1,6 +1,6 @@
 """Objects as files below a local (or mounted) directory.
 
-Counterparts: ``storage.Storage``, ``durable``. Source: rules O15, O16, O17, O18 of docs/spec/storage.md.
+Counterparts: ``storage.Storage``, ``durable``. Source: rules O15, O16, O17, O18, O28 of docs/spec/storage.md.
 Never shows a file that is not complete and durable: data goes to a hidden temporary file, is synced, and gets
 its name by rename or link; then the directory is synced.
 """
@@ -8,6 +8,7 @@ its name by rename or link; then the directory is synced.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
@@ -116,7 +117,7 @@ class LocalStorage:
         with self._errors("put", path), self._written(target, parts) as temp:
             fault_points.reach("in-put")
             os.replace(temp, target)
-            sync_directory(target.parent)
+            _unless_gone(sync_directory, target.parent)
 
     def put_if_absent(self, path: str, parts: Iterable[Bytes]) -> None:
         """Write an object durably unless one exists (O18). After a StorageError it may be there.
@@ -134,12 +135,12 @@ class LocalStorage:
             except FileExistsError:
                 self._refuse_taken(path, target)
             os.unlink(temp)
-            sync_directory(target.parent)
+            _unless_gone(sync_directory, target.parent)
 
     def _refuse_taken(self, path: str, target: Path) -> NoReturn:
         """Make sure of the name first: whoever made it may have failed to sync it, or not have come that far (O11)."""
         with self._errors("put", path):
-            sync_directory(target.parent)
+            _unless_gone(sync_directory, target.parent)
         raise AlreadyExists(path)
 
     def get(self, path: str) -> bytes:
@@ -242,18 +243,13 @@ class LocalStorage:
         raise StorageError("rename", str(new), "its directory is removed again and again", is_transient=True)
 
     def sweep_unfinished(self, prefix: str = "") -> int:
-        """Remove unfinished writes that crashes left below ``prefix``; return how many.
-
-        Only where nobody writes who may: the write of an older generation that is still alive fails.
-        """
+        """Remove unfinished writes that crashes left below ``prefix``; return how many. Those under way stay (O28)."""
         count = 0
         with self._errors("sweep", prefix):
             for directory, _, names in os.walk(self._root / checked_prefix(prefix)):
                 for name in names:
                     if name.startswith(TEMP_PREFIX):
-                        with contextlib.suppress(FileNotFoundError):
-                            os.unlink(os.path.join(directory, name))
-                            count += 1
+                        count += _swept(os.path.join(directory, name))
         return count
 
     @contextlib.contextmanager
@@ -271,28 +267,74 @@ class LocalStorage:
     @contextlib.contextmanager
     def _written(self, target: Path, parts: Iterable[Bytes]) -> Iterator[Path]:
         """Yield a synced temporary file beside ``target``; it is gone afterwards, whatever happens."""
-        temp = target.parent / f"{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
-        descriptor = _create(temp, self._access)
+        temp, descriptor = _created(target.parent, self._access)
         try:
-            try:
-                write_fully(descriptor, parts)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            write_fully(descriptor, parts)
+            os.fsync(descriptor)
             yield temp
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(temp)
+            os.close(descriptor)
 
 
-def _create(temp: Path, access: Access) -> int:
+def _created(directory: Path, access: Access) -> tuple[Path, int]:
+    """Create a temporary file in ``directory`` that no sweep takes while it is open (O28)."""
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
-    for _ in range(DIRECTORY_TRIES_MAX):
-        with contextlib.suppress(FileNotFoundError):
-            return open_created(temp, flags, access)
-        with contextlib.suppress(FileNotFoundError):
-            make_directories(temp.parent, access)
-    return open_created(temp, flags, access)
+    tries_left = DIRECTORY_TRIES_MAX
+    while True:
+        tries_left -= 1
+        temp = directory / f"{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            descriptor = open_created(temp, flags, access)
+        except FileNotFoundError:
+            if tries_left < 0:
+                raise
+            with contextlib.suppress(FileNotFoundError):
+                make_directories(directory, access)
+            continue
+        if tries_left < 0 or _is_held(descriptor, temp):
+            return temp, descriptor
+        os.close(descriptor)
+
+
+def _is_held(descriptor: int, temp: Path) -> bool:
+    """Lock a temporary file that was just created; return False if a sweep had it first."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(descriptor), os.stat(temp))
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError:  # a file system without locks
+        return True
+
+
+def _swept(temp: str) -> bool:
+    """Remove a temporary file unless it is being written; return whether it was removed."""
+    descriptor = -1
+    try:
+        with contextlib.suppress(PermissionError):  # then nobody can tell, and whoever may remove it does
+            descriptor = os.open(temp, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if descriptor >= 0 and _is_locked(descriptor):
+            return False
+        os.unlink(temp)  # under the lock: who has just created it makes another one
+    except FileNotFoundError:
+        return False
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return True
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether somebody else writes a file; if not, keep others from beginning to until it is closed."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # over NFS, an exclusive one needs the right to write
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    return False
 
 
 def _raise_unless_absent(error: OSError) -> None:
