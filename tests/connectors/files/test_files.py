@@ -234,6 +234,36 @@ def test_an_oversize_line_is_a_bad_record_and_is_not_held_in_memory(tmp_path: Pa
     assert [(b["problem"], b["position"]) for b in bad] == [("the line has 100 bytes, more than 20", f"{path} byte 6")]
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("block_bytes", [1, 7, 64, 1 << 20])
+def test_how_long_a_line_may_be_does_not_depend_on_blocks_and_offsets(
+    block_bytes: int, restarts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # N8
+    monkeypatch.setattr(lines_module, "BLOCK_BYTES", block_bytes)
+    content = [b"x" * size for size in (0, 19, 20, 21, 3, 150, 20, 21, 22, 20, 0, 40)]
+    path = write(tmp_path / "a.log", b"\n".join(content))
+    source = TextFiles(path, line_bytes_max=20)
+    source.schema()
+    reader = source.open(context())
+    rows: list[dict[str, object]] = []
+    bad: list[dict[str, object]] = []
+    while not reader.is_finished():
+        batch = reader.poll()
+        if batch is not None:
+            rows += batch.batch.to_pylist()
+            bad += batch.bad.to_pylist() if batch.bad is not None else []
+            reader = source.open(context(positions=reader.positions())) if restarts else reader
+    assert [len(str(text)) for text in texts(rows)] == [0, 19, 20, 3, 20, 20, 0]
+    problems = [f"the line has {size} bytes, more than 20" for size in (21, 150, 21, 22, 40)]
+    assert [(b["problem"], b["record"]) for b in bad] == [(problem, "x" * 20) for problem in problems]
+
+
+def test_a_limit_of_lines_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="line_bytes_max must be a number of bytes of at least 1, but is 0"):
+        TextFiles(tmp_path, line_bytes_max=0)
+
+
 def test_json_objects_become_typed_records(tmp_path: Path) -> None:
     data = b"\xef\xbb\xbf"
     data += b'{"level":"INFO","count":1,"at":"2026-01-02T03:04:05.006Z","other":[1]}\r\n\n  \n {"count":null} \n'

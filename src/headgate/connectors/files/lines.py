@@ -24,7 +24,7 @@ ROWS_MAX = 65_536
 """Lines returned at a time, so that short lines make no huge batches."""
 
 LINE_BYTES_MAX = 8 << 20
-"""A longer line is a bad record; it is skipped without being held in memory (F17)."""
+"""A line with more bytes before its line feed is a bad record, skipped without being held in memory (F17)."""
 
 HEAD_BYTES = 1_024
 """So much of a file's beginning, and of what stands before the position, is its fingerprint."""
@@ -57,7 +57,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class OversizeLine:
-    """A line longer than ``LINE_BYTES_MAX``: where it begins, its length, and its first bytes."""
+    """A line that is too long: where it begins, its length, and its first bytes."""
 
     start: int
     size_bytes: int
@@ -83,6 +83,7 @@ class LineFile:
         """The last ``step`` found nothing more in the file."""
         self._follow = follow
         self._line_bytes_max = line_bytes_max
+        self._head_bytes = min(_REFUSED_BYTES, line_bytes_max)  # of a line that is too long
         self._seen_bytes = position.seen_bytes
         self._head = b""
         self._restored = position
@@ -213,7 +214,7 @@ class LineFile:
             return self._end_of_file()
         return self._skip(at, block) if skipping else self._fill(block)
 
-    def _fill(self, block: bytes) -> Lines | None:
+    def _fill(self, block: bytes) -> Lines | OversizeLine | None:
         scanned = len(self._buffer)
         self._buffer += block
         self._ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10) + scanned
@@ -222,15 +223,27 @@ class LineFile:
         if len(self._buffer) > self._line_bytes_max:
             self._skipped_to = self.offset + len(self._buffer)
             self._skipped_before = self._buffer[-HEAD_BYTES:]
-            self._skipped_head = self._buffer[:_REFUSED_BYTES]
+            self._skipped_head = self._buffer[: self._head_bytes]
             self._buffer = b""
         return None
 
-    def _take(self) -> Lines:
-        """Return up to ``ROWS_MAX`` of the complete lines in the buffer; drop the buffer's part with the last."""
+    def _take(self) -> Lines | OversizeLine:
+        """Return up to ``ROWS_MAX`` of the complete lines in the buffer, or the first one if that is too long.
+
+        Drops the buffer's part with them. How long a line may be does not depend on where blocks end (N8).
+        """
         ends = self._ends[:ROWS_MAX]
+        lines: Lines | OversizeLine | None = None
+        if len(self._buffer) > self._line_bytes_max:
+            too_long = np.flatnonzero(np.diff(ends, prepend=-1) - 1 > self._line_bytes_max)
+            if len(too_long) and too_long[0] == 0:
+                ends = ends[:1]
+                lines = OversizeLine(self.offset, int(ends[0]), self._buffer[: self._head_bytes])
+            elif len(too_long):
+                ends = ends[: too_long[0]]
         size = int(ends[-1]) + 1
-        lines = _split(self._buffer[:size], ends, self.offset)
+        if lines is None:
+            lines = _split(self._buffer[:size], ends, self.offset)
         self._pass(self._buffer[max(size - HEAD_BYTES, 0) : size])
         self._buffer = self._buffer[size:]
         self._ends = self._ends[len(ends) :] - size
@@ -263,12 +276,14 @@ class LineFile:
             return self._oversize(self._skipped_to, self._skipped_to)
         return self._rest()
 
-    def _rest(self) -> Lines | None:
+    def _rest(self) -> Lines | OversizeLine | None:
         if not self._buffer:
             return None
         rest, self._buffer = self._buffer, b""
         self._pass(rest)
-        lines = _split(rest + b"\n", np.array([len(rest)], np.int64), self.offset)
+        lines: Lines | OversizeLine = OversizeLine(self.offset, len(rest), rest[: self._head_bytes])
+        if len(rest) <= self._line_bytes_max:
+            lines = _split(rest + b"\n", np.array([len(rest)], np.int64), self.offset)
         self.offset += len(rest)
         return lines
 

@@ -87,6 +87,8 @@ class _LineSource:
         """Configure; see ``TextFiles``."""
         if encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
             raise UsageError(f"encoding '{encoding}' is not supported; convert the files to UTF-8")
+        if not isinstance(line_bytes_max, int) or line_bytes_max < 1:
+            raise UsageError(f"line_bytes_max must be a number of bytes of at least 1, but is {line_bytes_max!r}")
         self._selection = select_files(paths, pattern, self.system)
         poll_ms = max(duration_ms(poll_interval, "poll_interval"), 1)
         discovery_ms = duration_ms(discovery_interval, "discovery_interval")
@@ -156,10 +158,10 @@ class TextFiles(_LineSource):
                 * ``include_path=False``: True adds the columns ``path`` and ``byte`` (the offset of the line).
                 * ``poll_interval="20ms"``: how often followed files are checked for more lines.
                 * ``discovery_interval="1s"``: how often followed directories are checked for new files.
-                * ``line_bytes_max``: longer lines are bad records; 8 MiB by default.
+                * ``line_bytes_max``: lines with more bytes, line feed excluded, are bad records; 8 MiB by default.
 
         Raises:
-            UsageError: the encoding is not supported, or an interval is not a duration.
+            UsageError: the encoding is not supported, an interval is not a duration, or a limit is not positive.
         """
         super().__init__(paths, **options)
         self._column = line_column
@@ -198,10 +200,11 @@ class JsonLines(_LineSource):
                 * ``include_path=False``: True adds the columns ``path`` and ``byte`` (the offset of the line).
                 * ``poll_interval="20ms"``: how often followed files are checked for more lines.
                 * ``discovery_interval="1s"``: how often followed directories are checked for new files.
-                * ``line_bytes_max``: longer lines are bad records; 8 MiB by default.
+                * ``line_bytes_max``: lines with more bytes, line feed excluded, are bad records; 8 MiB by default.
 
         Raises:
-            UsageError: a type is unknown, the encoding is not supported, or an interval is not a duration.
+            UsageError: a type is unknown, the encoding is not supported, an interval is not a duration, or a limit is
+                not positive.
         """
         super().__init__(paths, **options)
         self._schema = arrow_schema(schema)
