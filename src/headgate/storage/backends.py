@@ -45,7 +45,7 @@ def open_storage(url: str, access: Access | None = None) -> Storage:
     if scheme in OPENERS:
         return OPENERS[scheme](url.removeprefix(f"{scheme}://"))
     if scheme == "file":
-        return LocalStorage(_file_path(url), access)
+        return LocalStorage(file_path(url), access)
     if scheme == "memory":
         return memory_storage(url[len("memory://") :])
     if scheme in OBJECT_SCHEMES:
@@ -66,6 +66,8 @@ def absolute_location(location: str | os.PathLike[str]) -> str:
             f"the location '{printable(text)}' has a NUL or bytes that are not UTF-8, which checkpoints cannot record; "
             "give the directory another name"
         )
+    if text.startswith("file:/") and not text.startswith("file://"):
+        text = f"file://{text.removeprefix('file:')}"  # as Hadoop writes it
     return text if _SCHEME.match(text) else os.path.abspath(os.path.expanduser(text))
 
 
@@ -74,7 +76,7 @@ def local_directory(url: str) -> Path | None:
     match = _SCHEME.match(url)
     if match is None:
         return Path(url).expanduser().absolute()
-    return Path(_file_path(url)) if match.group(1).lower() == "file" else None
+    return Path(file_path(url)) if match.group(1).lower() == "file" else None
 
 
 def is_missing(url: str) -> bool:
@@ -103,7 +105,12 @@ def _object_storage(url: str, location: str) -> Storage:
     return ObjectStorage(location)
 
 
-def _file_path(url: str) -> str:
+def file_path(url: str) -> str:
+    """Return the absolute path that a ``file:`` URL means.
+
+    Raises:
+        UsageError: it names another machine.
+    """
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
         raise UsageError(f"storage URL {url} names the host '{parts.netloc}'; write file:///absolute/path")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from headgate.connectors.files import lines as lines_module
 from headgate.connectors.files.lines import LineFile
 from headgate.connectors.files.listing import owner_of_file
 from headgate.connectors.files.position import FilePosition
+from headgate.connectors.files.sink import FileSink
 from headgate.connectors.files.source import FileReader, JsonLines, TextFiles
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.testing.source_kit import check_source
@@ -48,6 +50,85 @@ def test_lines_of_files_globs_and_directories_are_read(tmp_path: Path) -> None:
     source = TextFiles([tmp_path / "one.log", tmp_path / "dir", str(tmp_path / "g*.txt")])
     assert source.schema() == pa.schema([("line", pa.large_string())])
     assert sorted(texts(read_over_subtasks(source, 1))) == ["", "a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("given", "files", "read"),
+    [
+        ("[x].log", ["[x].log"], "[x].log"),
+        ("[prod]/*.log", ["[prod]/a.log"], "[prod]/a.log"),
+        ("[prod]/[a].log", ["[prod]/[a].log"], "[prod]/[a].log"),
+        ("a*b.log", ["a*b.log"], "a*b.log"),
+        ("a[*]b.log", ["a*b.log", "aXb.log"], "a*b.log"),
+        ("[x].log", ["x.log"], "x.log"),
+        ("[prod]", ["[prod]/a.log"], "[prod]/a.log"),
+    ],
+)
+def test_what_exists_by_its_name_is_no_pattern(given: str, files: list[str], read: str, tmp_path: Path) -> None:
+    # N75
+    for name in files:
+        write(tmp_path / name, f"{name}\n".encode())
+    for follow in (False, True):
+        source = TextFiles(str(tmp_path / given), follow=follow)
+        source.schema()
+        reader = source.open(context())
+        batch = reader.poll()
+        assert batch is not None
+        assert texts(batch.batch.to_pylist()) == [read]
+        assert list(reader.splits()) == [str(tmp_path / read)]
+
+
+@pytest.mark.parametrize(
+    ("given", "files"),
+    [
+        ("[x].log", ["[x].log", "x.log"]),
+        ("[prod]/*.log", ["[prod]/a.log", "p/a.log"]),
+        ("a*b.log", ["a*b.log", "aXb.log"]),
+    ],
+)
+def test_what_may_be_a_name_and_a_pattern_is_refused(given: str, files: list[str], tmp_path: Path) -> None:
+    # N75
+    for name in files:
+        write(tmp_path / name, b"a\n")
+    with pytest.raises(UsageError, match=r"may mean .*, which exists, or a pattern that also fits"):
+        TextFiles(str(tmp_path / given))
+    assert texts(read_over_subtasks(TextFiles(glob.escape(str(tmp_path / files[0]))), 1)) == ["a"]
+
+
+def test_a_rotated_file_with_a_name_like_a_pattern_is_awaited(tmp_path: Path) -> None:
+    # N48, N75
+    write(tmp_path / "[x].log.1", b"a\n")
+    write(tmp_path / "y.log", b"no\n")
+    source = TextFiles(str(tmp_path / "[x].log"), follow=True)
+    source.schema()
+    reader = source.open(context())
+    assert reader.poll() is None
+    write(tmp_path / "[x].log", b"b\n")
+    assert texts(read_over_subtasks(TextFiles(str(tmp_path / "[x].log")), 1)) == ["b"]
+
+
+@pytest.mark.parametrize("url", ["file://{}/a%20b.log", "file:{}/a%20b.log", "file://localhost{}/a%20b.log"])
+def test_a_file_url_is_its_path(url: str, tmp_path: Path) -> None:
+    write(tmp_path / "a b.log", b"a\n")
+    assert texts(read_over_subtasks(TextFiles(url.format(tmp_path)), 1)) == ["a"]
+    assert FileSink(f"file:{tmp_path}/out").url == f"file://{tmp_path}/out"
+
+
+def test_a_url_of_another_scheme_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"s3://bucket/a.log is a URL of 's3'"):
+        TextFiles("s3://bucket/a.log")
+
+
+@pytest.mark.parametrize("pattern", ["", "/tmp/*.log", "../*.log", ".hidden/*", "_staging/*.log", "a/**/.x*"])
+def test_a_pattern_that_fits_no_file_is_refused(pattern: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="pattern="):
+        TextFiles(tmp_path, pattern=pattern, follow=True)
+
+
+def test_a_pattern_below_a_directory_that_is_missing_is_refused(tmp_path: Path) -> None:
+    source = TextFiles(f"{tmp_path}/nowhere/*.log", follow=True)
+    with pytest.raises(UsageError, match=r"is a pattern below the directory .*/nowhere, which does not exist"):
+        source.schema()
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 5])

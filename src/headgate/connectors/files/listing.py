@@ -19,12 +19,16 @@ from headgate.connectors.files.system import ABSENT, LOCAL, FileSystem, failing,
 from headgate.errors import UsageError
 from headgate.model.lineage import Location, Relocation, base, is_within
 from headgate.plain_text import printable
+from headgate.storage.backends import file_path
 
 PATTERN_DEFAULT = "**/*"
 """Below a directory: every file, at any depth."""
 
 _ROTATED = re.compile(r"(?:[._-](?:\d[\d._:T-]*|old|bak|prev))+\Z")
 """What rotation appends to a name: numbers, dates and times, and a few words."""
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+"""A scheme of a URL. A directory that ends with a colon may be given as ``./name:/…``."""
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
@@ -49,14 +53,16 @@ class FileSelection:
     """Files, globs and directories.
 
     Attributes:
-        roots: absolute paths; one that contains ``*``, ``?`` or ``[`` is a glob.
+        roots: absolute paths; one that contains ``*``, ``?`` or ``[`` is a glob, unless it is among ``literal``.
         pattern: glob relative to a directory among the roots. Names that begin with "." or "_" are skipped (N4).
         system: where the files are.
+        literal: the roots that are names although they look like globs.
     """
 
     roots: tuple[str, ...]
     pattern: str = PATTERN_DEFAULT
     system: FileSystem = LOCAL
+    literal: frozenset[str] = frozenset()
 
     def find(self, *, skips_compressed: bool = False) -> list[str]:
         """Return what a start finds: the absolute paths of the files there are now, sorted.
@@ -71,7 +77,10 @@ class FileSelection:
             StorageError: the files cannot be listed.
         """
         for root in self.roots:
-            is_there = glob.has_magic(root) or self.system.is_directory(root) or self.system.is_file(root)
+            is_glob = self._is_glob(root)
+            if is_glob and not self.system.is_directory(base := _before_magic(root)):
+                raise UsageError(f"{root} is a pattern below the directory {base}, which does not exist; correct it")
+            is_there = is_glob or self.system.is_directory(root) or self.system.is_file(root)
             if not is_there and not (skips_compressed and self._is_rotated_away(root)):
                 raise UsageError(f"{root} does not exist; give a file, a directory or a glob that does")
         found = self._there(skips_compressed=skips_compressed)
@@ -96,7 +105,7 @@ class FileSelection:
         found: set[str] = set()
         for root in self.roots:
             with failing("list", root):
-                if glob.has_magic(root):
+                if self._is_glob(root):
                     found.update(path for path in self.system.matching(root) if self.system.is_file(path))
                 elif self.system.is_directory(root):
                     found.update(self._below(root))
@@ -123,6 +132,9 @@ class FileSelection:
                 return False
         names = [os.path.splitext(path)[0] if path.endswith(COMPRESSED) else path for path, _ in siblings]
         return any(name != root and series_of(name) == root for name in names)
+
+    def _is_glob(self, root: str) -> bool:
+        return glob.has_magic(root) and root not in self.literal
 
     def shows_all_beside(self, path: str) -> bool:
         """Whether whatever is in the directory of ``path`` is listed, too."""
@@ -181,7 +193,7 @@ class FileSelection:
         Does not need the file to exist; moving the whole directory keeps the keys.
         """
         for root in self.roots:
-            base = _before_magic(root) if glob.has_magic(root) else root
+            base = _before_magic(root) if self._is_glob(root) else root
             if path.startswith(base.rstrip("/") + "/"):
                 return os.path.relpath(path, base)
         return os.path.basename(path)
@@ -194,16 +206,80 @@ def select_files(paths: Paths, pattern: str = PATTERN_DEFAULT, system: FileSyste
     """Return a selection; relative paths are relative to the working directory of this process (the driver).
 
     Raises:
-        UsageError: no path was given.
+        UsageError: no path was given, it is no path of a file, or it may be meant as a name and as a pattern (N75).
     """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given or any(not str(path) for path in given):
         raise UsageError("no input path was given; give a file, a directory or a glob")
-    for path in given:
-        if "\0" in str(path):
-            raise UsageError(f"the path '{printable(str(path))}' has a NUL, which no name of a file has; correct it")
-    roots = tuple(os.path.abspath(os.path.expanduser(str(path))) for path in given)
-    return FileSelection(roots, pattern, system)
+    _check_pattern(pattern)
+    roots = [os.path.abspath(os.path.expanduser(_local(str(path)))) for path in given]
+    read = [_read_as_name(root, system) for root in roots]
+    literal = frozenset(root for root, (name, is_name) in zip(roots, read, strict=True) if is_name and name == root)
+    return FileSelection(tuple(root for root, _ in read), pattern, system, literal)
+
+
+def _local(path: str) -> str:
+    """Return the path that a user gave, or that its ``file:`` URL means."""
+    if "\0" in path:
+        raise UsageError(f"the path '{printable(path)}' has a NUL, which no name of a file has; correct it")
+    scheme = _URL.match(path)
+    if scheme is None:
+        return path
+    if scheme[1].lower() == "file":
+        return file_path(path)
+    raise UsageError(f"{path} is a URL of '{scheme[1]}'; give a path on this machine or below a mounted directory")
+
+
+def _check_pattern(pattern: str) -> None:
+    """Refuse what fits no file, whatever is there: it would wait for ever."""
+    parts = pattern.split("/")
+    if not pattern or "\0" in pattern or os.path.isabs(pattern) or ".." in parts:
+        raise UsageError(f"pattern={pattern!r} must be a glob relative to a directory, such as '*.log' or '**/*.jsonl'")
+    hidden = next((part for part in parts if part[:1] in (".", "_")), None)
+    if hidden is not None:
+        raise UsageError(
+            f"pattern={pattern!r} fits no file, because names that begin with '.' or '_', such as '{hidden}', are "
+            "skipped below a directory; give the path itself instead"
+        )
+
+
+def _read_as_name(root: str, system: FileSystem) -> tuple[str, bool]:
+    """Return a root, and whether it is a name that looks like a glob: what exists by that name is meant (N75).
+
+    Directories in front of a glob are made names in it.
+    """
+    if not glob.has_magic(root):
+        return root, False
+    parts, base = root.split("/"), ""
+    for index, part in enumerate(parts):
+        path = f"{base}/{part}" if index else part
+        if glob.has_magic(part):
+            is_last = index == len(parts) - 1
+            if not (system.is_directory(path) or (is_last and _is_there(path, system))):
+                return "/".join([glob.escape(base), *parts[index:]]), False
+            _check_only(path, glob.escape(base) + f"/{part}", root, system, is_last=is_last)
+        base = path
+    return root, True
+
+
+def _is_there(path: str, system: FileSystem) -> bool:
+    """Whether there is a file of this name, or rotation has left one of its series in its directory."""
+    if system.is_file(path):
+        return True
+    try:
+        return any(name != path and series_of(name) == path for name, _ in system.siblings(path))
+    except OSError:
+        return False
+
+
+def _check_only(path: str, pattern: str, root: str, system: FileSystem, *, is_last: bool) -> None:
+    """Raise if ``pattern`` fits others than the ``path`` of the same spelling: nobody can tell what was meant."""
+    for other in system.matching(pattern):
+        if other != path and (is_last or system.is_directory(other)):
+            raise UsageError(
+                f"{root} may mean {path}, which exists, or a pattern that also fits {other}; for the former write "
+                f"{root.replace(path, glob.escape(path), 1)}, for the latter give the directory and pattern="
+            )
 
 
 def owner_of_file(key: str, parallelism: int) -> int:
