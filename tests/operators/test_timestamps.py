@@ -93,6 +93,16 @@ def test_event_time_continues_after_a_restore() -> None:
     assert restored.out.watermarks() == [499]
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_a_split_that_moved_between_subtasks_the_latest_time_counts_after_a_restore(order: tuple[int, int]) -> None:
+    runs = [Harness(WithTimestampsSpec("ts"), subtask=(index, 2)) for index in range(2)]
+    runs[0].send(times(500), "a")
+    runs[1].send(times(900), "a")
+    restored = Harness(WithTimestampsSpec("ts"), [runs[index].snapshot() for index in order])
+    restored.operator.on_splits(["a"])
+    assert restored.out.watermarks() == [899]
+
+
 @pytest.mark.parametrize("begun_ms", [0, 10**12])
 def test_after_a_restore_silence_counts_anew_whatever_the_clock_of_the_machine_says(begun_ms: int) -> None:  # W18
     run = Harness(WithTimestampsSpec("ts", idle_timeout_ms=100))

@@ -120,6 +120,17 @@ def test_files_go_when_nothing_that_can_be_read_is_in_them(store: Store) -> None
     assert drain(store) == [[("b", 1)], [("a", 0)]] or drain(store) == [[("a", 0)], [("b", 1)]]
 
 
+@pytest.mark.parametrize("head", range(10, 21))
+def test_a_cut_inside_a_chunk_keeps_what_lies_after_it(store: Store, head: int) -> None:  # S65, S68
+    for first in (0, 10):
+        write(store, *(("a", number) for number in range(first, first + 10)))  # two chunks of ten events
+    (segment,) = [index for index, events in enumerate(drain(store)) if events]
+    store.truncate(cut_of(store, {segment: head}))
+    assert drain(store)[segment] == [("a", number) for number in range(head, 20)]
+    assert len(files(store)) == (1 if head < 20 else 0)
+    assert store.fsck() == []
+
+
 def test_a_sweep_that_was_cut_short_goes_on(store: Store, disk: FaultyStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that cannot be deleted are not forgotten (S68)."""
     monkeypatch.setattr(cut_store, "PARTS_AT_A_TIME", 3)

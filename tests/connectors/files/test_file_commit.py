@@ -95,6 +95,23 @@ def test_a_committed_file_that_is_prepared_again_does_not_come_back(
     assert open_storage(sink.url).list("_staging") == []
 
 
+@pytest.mark.parametrize("merge_after", [1, 256])
+def test_a_commit_that_carries_files_of_an_older_checkpoint_does_not_miss_those_a_consumer_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merge_after: int
+) -> None:
+    # D5, K2: checkpoint 1 was committed, its confirmation was lost, so checkpoint 2 commits its output once more
+    monkeypatch.setattr(file_ledger, "MERGE_AFTER", merge_after)
+    sink = FileSink(tmp_path / "out", roll_interval=0)
+    one = prepared(sink, 1, 1)
+    begun(sink, 1, one).commit(permit(1), one)
+    the_file(sink).unlink()
+    both = one + prepared(sink, 2, 2)
+    committer = begun(sink, 1, both)
+    assert [committer.denial(committable) for committable in both] == ["", ""]
+    committer.commit(permit(2), both)
+    assert numbers_in(sink.url) == [2]
+
+
 def test_a_file_taken_before_its_commit_is_listed_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
