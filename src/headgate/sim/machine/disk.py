@@ -158,15 +158,19 @@ class SimStorage:
         self._disk.remove(path)
 
     def rename_if_absent(self, source: str, target: str) -> None:
-        """See ``Storage``."""
+        """See ``Storage``. If the sync of its directory fails, a local file has both names, one of them not durable."""
         self._begin("rename", checked_path(source), Fault.PUT_FAILS)
-        if source not in self._disk.objects:
+        found, there = self._disk.objects.get(source), self._disk.objects.get(checked_path(target))
+        if found is None:
             raise NotFound(source)
-        if checked_path(target) in self._disk.objects:
+        if there is not None and there.data is not found.data:
             raise AlreadyExists(target)
-        found = self._disk.remove(source)
-        assert found is not None
-        self._disk.write(target, found)
+        if not self._disk.faults.puts_land_late and self._disk.faults.strikes(Fault.SYNC_FAILS):
+            if there is None:
+                self._disk.write(target, Stored(found.data, is_durable=False))
+            raise StorageError("sync", target, "injected", is_transient=True)
+        self._disk.remove(source)
+        self._disk.write(target, Stored(found.data))
         self._after("rename", target)
 
     def sweep_unfinished(self, prefix: str = "") -> int:
