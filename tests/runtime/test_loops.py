@@ -218,6 +218,20 @@ def test_a_loop_that_makes_ten_of_one_completes_in_bounded_memory(start: Start, 
     assert found["id"].n_unique() == 400_000
 
 
+def test_a_loop_that_makes_ten_of_one_survives_kills_with_a_long_queue(start: Start, tmp_path: Path) -> None:  # L41
+    pipeline = pipeline_at(tmp_path)
+    records = pipeline.source(numbers(40, 20, batch=1)).select("id", left=pl.lit(4, pl.Int64))
+    records.iterate(amplify).sink(hg.FileSink(tmp_path / "out", "parquet"), name="out")
+    run = start(definition_of(pipeline, loop_memory_bytes=64 << 10, credit_bytes=4_096))
+    for kill in range(2):
+        run.wait_checkpoints(2)
+        run.kill(kill)
+        run.wait_restarts(kill + 1)
+    assert run.result().is_finished
+    found = read_committed(str(tmp_path / "out"))
+    assert (found.height, found["id"].n_unique()) == (400_000, 400_000)
+
+
 def test_what_circulates_beyond_the_disk_limit_fails_with_a_sentence(start: Start, tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path, restart=hg.NoRestart())
     records = pipeline.source(numbers(40, batch=10)).select("id", left=pl.lit(5, pl.Int64))

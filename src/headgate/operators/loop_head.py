@@ -65,6 +65,11 @@ class LoopHeadOperator(Operator):
         self._spec = spec
         self._round_at = -1 if spec.round_column is None else spec.schema.get_field_index(spec.round_column)
 
+    @property
+    def counts_rounds(self) -> bool:
+        """Whether records that come back are changed: they get their next round."""
+        return self._spec.round_column is not None
+
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``. For records that enter."""
         self.output.emit(self.entering(batch))

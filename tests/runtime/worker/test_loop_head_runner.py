@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -297,6 +298,18 @@ def test_a_loop_that_always_has_feedback_does_not_starve_a_barrier() -> None:  #
     assert steps <= 4
 
 
+def test_a_barrier_that_is_expected_waits_for_one_batch_of_a_long_queue_at_most() -> None:  # L24
+    made = Made()
+    for number in range(100):
+        made.feedback[0].put(batch(number))
+    made.step(2)  # a turn of a hundred has begun
+    made.runner.expect(FIVE)
+    made.regular.put(batch(200))
+    made.regular.put(Barrier(FIVE))
+    made.step(4)
+    assert made.into_body() == [[0], [1], [2], [200], [3], Barrier(FIVE)]
+
+
 def test_merged_batches_count_as_often_as_they_were_queued() -> None:  # L24
     made = Made(merge_bytes_max=1 << 20)
     for number in range(5):
@@ -321,6 +334,79 @@ def test_what_a_held_channel_still_had_does_not_delay_the_barrier_that_it_waits_
     other.put(batch(102))
     made.step(2)
     assert made.into_body()[:2] == [[100], Barrier(FIVE)]
+
+
+# -- a long queue -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 1_000, 1 << 24])
+def test_a_log_is_complete_when_its_sentinel_is_queued_however_much_is_to_be_read_before(memory_bytes: int) -> None:
+    made = Made(merge_bytes_max=1 << 20)  # L41
+    made.budget.memory_bytes = memory_bytes
+    for number in range(50):
+        made.feedback[0].put(batch(number))
+    made.regular.put(Barrier(FIVE))
+    made.runner.expect(FIVE)
+    made.step()
+    made.feedback[0].put(batch(50))
+    made.feedback[0].put(Barrier(FIVE))
+    made.feedback[0].put(batch(51))
+    before = made.into_body()
+    made.step()
+    assert made.writes() == [FIVE]
+    read = [one for one in before if isinstance(one, list)]
+    assert sum(map(len, read)) < 50, "the rest was not read yet"
+    assert [*chain(*read), *made.logged(FIVE)] == list(range(51))
+    made.run()
+    assert [*chain(*(one for one in made.into_body() if isinstance(one, list)))] == list(range(52)), "it is read once"
+    made.runner.close()
+    for channel in made.feedback:
+        channel.close()
+    assert (made.budget.memory_used_bytes, made.budget.disk_used_bytes) == (0, 0)
+
+
+def test_what_waits_is_in_the_logs_of_all_checkpoints_whose_sentinels_wait_behind_it() -> None:  # L12, L41
+    made = Made(feedback=2)
+    one, other = made.feedback
+    for checkpoint in (FIVE, SIX):
+        made.regular.put(Barrier(checkpoint))
+        made.runner.expect(checkpoint)
+    made.step(2)
+    for number, element in enumerate([batch(0), Barrier(FIVE), batch(1), Barrier(SIX), batch(2)]):
+        one.put(element)
+        other.put(batch(10 + number))
+    other.put(Barrier(FIVE))
+    other.put(Barrier(SIX))
+    made.run()
+    assert sorted(made.writes()) == [FIVE, SIX]
+    assert sorted(made.logged(FIVE)) == [0, 10, 11, 12, 13, 14]
+    assert sorted(made.logged(SIX)) == [0, 1, 10, 11, 12, 13, 14]
+
+
+def test_what_waits_is_logged_in_its_next_round_without_those_that_had_their_last() -> None:  # L38, L41
+    made = Made(spec=LoopHeadSpec((), WITH_ROUND, round_column="round", max_rounds=3))
+    made.budget.memory_bytes = 0
+    rows = pa.record_batch({"id": pa.array([1, 2], pa.int64()), "round": pa.array([0, 2], pa.int64())})
+    made.regular.put(Barrier(FIVE))
+    made.step()
+    made.feedback[0].put(batch_element(rows))
+    made.feedback[0].put(Barrier(FIVE))
+    made.step()
+    assert made.writes() == [FIVE]
+    sections = next(r[2] for r in made.reports if r[:2] == ("acknowledged", FIVE))
+    (found,) = replay_of([RestoredState(0, 1, sections["state/loop"])], WITH_ROUND, OWNER, "loop")
+    assert found.to_pylist() == [{"id": 1, "round": 1}]
+
+
+def test_a_sentinel_behind_the_end_of_data_is_read_in_order() -> None:  # L29, L41
+    made = Made()
+    made.regular.put(Barrier(FIVE))
+    made.step()
+    for element in (EndOfData(), Barrier(FIVE)):
+        made.feedback[0].put(element)
+    made.run()
+    assert made.writes() == [FIVE]
+    assert made.logged(FIVE) == []
 
 
 # -- throttling -------------------------------------------------------------------------------------------------------

@@ -18,8 +18,9 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from headgate.codec.frames import BatchElement, Element
+from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData
 from headgate.errors import StorageError
+from headgate.model.ids import CheckpointId
 from headgate.runtime.wire.channels import ChannelKey, InputChannel, OutputChannel
 from headgate.runtime.wire.spill import Extent, Piece, SpillBudget, SpillFile, compacted
 
@@ -44,15 +45,16 @@ class FeedbackMetrics:
 
 
 class _Run:
-    """Spilled batches that follow each other in one piece: 8 bytes of memory per batch, however small it is."""
+    """Spilled batches that follow each other in one piece: 16 bytes of memory per batch, however small it is."""
 
-    __slots__ = ("_next", "_sizes", "end", "offset", "piece")
+    __slots__ = ("_next", "_rows", "_sizes", "end", "offset", "piece")
 
     def __init__(self, extent: Extent) -> None:
         self.piece: Piece = extent.piece
         self.offset = extent.offset
         self.end = extent.end
         self._sizes = array("Q", [extent.size_bytes])
+        self._rows = array("Q", [extent.rows])
         self._next = 0
 
     def add(self, extent: Extent) -> bool:
@@ -61,15 +63,24 @@ class _Run:
             return False
         assert extent.offset == self.end  # one thread puts, and a put that failed ended the channel
         self._sizes.append(extent.size_bytes)
+        self._rows.append(extent.rows)
         self.end = extent.end
         return True
 
     def take(self) -> Extent:
         """Remove and return the first."""
-        extent = Extent(self.piece, self.offset, self._sizes[self._next])
+        extent = Extent(self.piece, self.offset, self._sizes[self._next], self._rows[self._next])
         self._next += 1
         self.offset = extent.end
         return extent
+
+    def left(self) -> list[Extent]:
+        """Return those that were not taken."""
+        found, offset = [], self.offset
+        for at in range(self._next, len(self._sizes)):
+            found.append(Extent(self.piece, offset, self._sizes[at], self._rows[at]))
+            offset = found[-1].end
+        return found
 
     @property
     def next_bytes(self) -> int:
@@ -83,6 +94,20 @@ class _Run:
 
 
 _Entry: TypeAlias = Element | _Run
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits in front of sentinels, in order, still to be read: see ``FeedbackChannel.take_sentinels``.
+
+    Attributes:
+        sentinels: barriers that were taken out of the queue, ascending.
+        batches: that wait in front of the last of them. Those on disk are in ``file``, where they stay until freed.
+    """
+
+    sentinels: tuple[Barrier, ...]
+    batches: tuple[BatchElement | Extent, ...]
+    file: SpillFile
 
 
 class FeedbackChannel:
@@ -119,6 +144,7 @@ class FeedbackChannel:
         self._lock = threading.Lock()
         self._queue: deque[_Entry] = deque()
         self._elements = 0
+        self._sentinels: deque[CheckpointId] = deque()
         self._taken_total = 0
         self._memory_bytes = 0
         self._spilled_bytes = 0
@@ -147,6 +173,12 @@ class FeedbackChannel:
     def is_blocked(self) -> bool:
         """Whether the channel is set aside."""
         return self._is_blocked
+
+    @property
+    def waiting_sentinels(self) -> tuple[CheckpointId, ...]:
+        """Checkpoints whose sentinels wait in the queue, in order."""
+        with self._lock:
+            return tuple(self._sentinels)
 
     @property
     def taken_total(self) -> int:
@@ -218,6 +250,44 @@ class FeedbackChannel:
         batches = [one for one in (element, *map(self._loaded, more)) if isinstance(one, BatchElement)]
         return BatchElement(pa.concat_batches([one.batch for one in batches]), sum(one.size_bytes for one in batches))
 
+    def take_sentinels(self, last: CheckpointId) -> Waiting | None:
+        """Take the sentinel of ``last``, and older ones, out of the queue; None if it does not wait there.
+
+        What is in front of it stays to be read, and is returned: it circulated when the sentinel was sent (L41). None
+        also if the end of data is in front of it: then little waits, and it is read in order.
+        """
+        with self._lock:
+            kept: deque[_Entry] = deque()
+            sentinels: list[Barrier] = []
+            batches: list[BatchElement | Extent] = []
+            is_found = False
+            for entry in self._queue:
+                if is_found:
+                    kept.append(entry)
+                    continue
+                if type(entry) is Barrier and entry.checkpoint <= last:
+                    sentinels.append(entry)
+                    is_found = entry.checkpoint == last
+                    continue
+                if type(entry) is EndOfData:
+                    return None
+                if isinstance(entry, _Run):
+                    batches += entry.left()
+                elif type(entry) is BatchElement:
+                    batches.append(entry)
+                kept.append(entry)
+            if not is_found:
+                return None
+            for batch in batches:
+                if isinstance(batch, Extent):
+                    self._file.keep(batch)
+            self._queue = kept
+            self._elements -= len(sentinels)
+            for _ in sentinels:
+                self._sentinels.popleft()
+            self._taken_total += len(sentinels)
+        return Waiting(tuple(sentinels), tuple(batches), self._file)
+
     def block(self) -> None:
         """Set the channel aside (L6): ``poll`` returns None; puts go on."""
         self._is_blocked = True
@@ -236,6 +306,7 @@ class FeedbackChannel:
             self._is_closed = True
             self._queue.clear()
             self._elements = 0
+            self._sentinels.clear()
             memory_bytes, self._memory_bytes, self._spilled_bytes = self._memory_bytes, 0, 0
         self._budget.release_memory(memory_bytes)
         self._file.close()
@@ -260,6 +331,8 @@ class FeedbackChannel:
         else:
             if type(stored) is BatchElement:
                 self._memory_bytes += stored.size_bytes
+            elif type(stored) is Barrier:
+                self._sentinels.append(stored.checkpoint)
             self._queue.append(stored)
         self._elements += 1
         self._size_bytes_max = max(self._size_bytes_max, self._memory_bytes + self._spilled_bytes)
@@ -294,6 +367,8 @@ class FeedbackChannel:
         self._queue.popleft()
         if type(first) is BatchElement:
             self._memory_bytes -= first.size_bytes
+        elif type(first) is Barrier:
+            self._sentinels.popleft()
         return first
 
 

@@ -97,7 +97,7 @@ class SpillBudget:
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """One anonymous file: ``records_count`` of its records are still wanted."""
+    """One anonymous file: ``records_count`` uses of its records are left."""
 
     file: IO[bytes]
     size_bytes: int = 0
@@ -105,11 +105,12 @@ class Piece:
 
 
 class Extent(NamedTuple):
-    """Where a spilled batch is. ``size_bytes`` is its IPC message, without the checksum."""
+    """Where a spilled batch of ``rows`` is. ``size_bytes`` is its IPC message, without the checksum."""
 
     piece: Piece
     offset: int
     size_bytes: int
+    rows: int
 
     @property
     def end(self) -> int:
@@ -144,7 +145,7 @@ class SpillFile:
         message = batch.serialize()
         checksum = _CHECKSUM.pack(xxhash.xxh3_64_intdigest(message))
         with self._lock:
-            extent = self._reserve(message.size)
+            extent = self._reserve(message.size, batch.num_rows)
             try:
                 _write_all(extent.piece.file.fileno(), (message, checksum), extent.offset)
             except OSError as error:
@@ -175,6 +176,13 @@ class SpillFile:
             raise CorruptionError(where, extent.offset, f"checksum {expected:016x}", f"{found:016x}")
         return pa.ipc.read_record_batch(message, self._schema)
 
+    def keep(self, extent: Extent) -> None:
+        """Have the record at ``extent``, which is still wanted, stay until it is freed once more."""
+        with self._lock:
+            if not self._is_closed:
+                assert extent.piece.records_count > 0
+                extent.piece.records_count += 1
+
     def free(self, extent: Extent) -> None:
         """The record at ``extent`` is not wanted any more; its piece goes when that holds for all in it."""
         with self._lock:
@@ -188,7 +196,7 @@ class SpillFile:
             for piece in list(self._pieces):
                 self._close_piece(piece)
 
-    def _reserve(self, size_bytes: int) -> Extent:
+    def _reserve(self, size_bytes: int, rows: int) -> Extent:
         if self._is_closed:
             raise StorageError("spill", self.name, "its spill file is closed already", False)
         record_bytes = size_bytes + _CHECKSUM.size
@@ -199,7 +207,7 @@ class SpillFile:
         except OSError as error:
             self._budget.release_disk(record_bytes)
             raise self._failed("spill", error) from error
-        extent = Extent(piece, piece.size_bytes, size_bytes)
+        extent = Extent(piece, piece.size_bytes, size_bytes, rows)
         piece.size_bytes += record_bytes
         piece.records_count += 1
         return extent

@@ -24,7 +24,7 @@ from headgate.protocol.loops.rounds import Probe, ProbeReceived
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.watermarks import MergerEvent
 from headgate.runtime.checkpoints.uploads import FrozenSubtask
-from headgate.runtime.wire.feedback import FeedbackChannel
+from headgate.runtime.wire.feedback import FeedbackChannel, Waiting
 from headgate.runtime.worker.loop_log import LoopLog
 from headgate.runtime.worker.subtask_parts import SubtaskParts
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
@@ -99,6 +99,7 @@ class LoopHeadRunner(SubtaskRunner):
         """
         if checkpoint > self._last_snapshot:
             self._expected.add(checkpoint)
+            self._turn = [min(left, 1) for left in self._turn]  # a long queue delays no barrier (L24)
 
     def handle(self, event: machine.Event, text: str = "") -> None:
         """See ``SubtaskRunner``."""
@@ -118,10 +119,13 @@ class LoopHeadRunner(SubtaskRunner):
     def _step_input(self) -> bool:
         if self._is_replaying:
             return self._replay_next()  # L17, L18: nothing else is read before
+        self._log_what_waits()
         if self._read_feedback():  # L23
             return True
         # L24: a turn is over; one regular element, then what has come back by now
         self._turn = [0 if channel.is_blocked else len(channel) for channel in self._feedback]
+        if self._expected:
+            self._turn = [min(left, 1) for left in self._turn]
         if not self._is_throttled() and super()._step_input():
             return True
         return self._read_feedback()
@@ -166,6 +170,32 @@ class LoopHeadRunner(SubtaskRunner):
                 self._on_feedback_control(index, element)
             return True
         return False
+
+    def _log_what_waits(self) -> None:
+        """Complete open logs whose sentinels wait in the queue: a long queue delays no checkpoint (L41)."""
+        if not self._opened:
+            return
+        for at, channel in enumerate(self._feedback):
+            index = ChannelIndex(self._first_feedback + at)
+            for checkpoint in sorted(self._opened.keys() & channel.waiting_sentinels):
+                waiting = channel.take_sentinels(checkpoint)
+                if waiting is None:
+                    break  # the loop has ended: what little waits is read in order
+                self._turn[at] = min(self._turn[at], len(channel))
+                self._log_waiting(checkpoint, waiting)
+                for sentinel in waiting.sentinels:
+                    self.handle(machine.BarrierReceived(index, sentinel.checkpoint, sentinel.options))
+
+    def _log_waiting(self, checkpoint: CheckpointId, waiting: Waiting) -> None:
+        log, operator = self._loop.log, self._loop.operator
+        for one in waiting.batches:
+            if isinstance(one, BatchElement):
+                log.append(operator.returning(one.batch)[0], [checkpoint])
+            elif operator.counts_rounds:  # it is logged as it will be processed
+                log.append(operator.returning(waiting.file.read(one))[0], [checkpoint])
+                waiting.file.free(one)
+            else:
+                log.append_spilled(one, waiting.file, checkpoint)
 
     def _on_feedback(self, channel: ChannelIndex, came_back: pa.RecordBatch) -> None:
         batch, round_ = self._loop.operator.returning(came_back)

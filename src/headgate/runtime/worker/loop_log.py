@@ -46,10 +46,14 @@ def log_owner(keys: tuple[str, ...], max_parallelism: int, parallelism: int, sub
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """One logged batch: in memory, or on disk; ``references`` logs still need it."""
+    """One logged batch: in memory, or at an extent of ``file``; ``references`` logs still need it.
+
+    ``size_bytes`` is what it takes of the share of the log: nothing where the file is that of a feedback channel.
+    """
 
     batch: pa.RecordBatch | None
     extent: Extent | None
+    file: SpillFile
     size_bytes: int
     rows: int
     references: int
@@ -136,11 +140,15 @@ class LoopLog:
             log.entries.append(entry)
             log.size_bytes += entry.size_bytes
 
+    def append_spilled(self, extent: Extent, file: SpillFile, checkpoint: CheckpointId) -> None:
+        """Append a batch that waits in a feedback channel on disk; it is freed there when no log needs it any more."""
+        self._pending[checkpoint].entries.append(_Entry(None, extent, file, 0, extent.rows, 1))
+
     def seal(self, checkpoint: CheckpointId) -> SealedLog:
         """End the log of ``checkpoint`` (L4) and return it; nothing that happens here later shows in it."""
         self._reclaim()
         entries = self._pending.pop(checkpoint).entries
-        sealed = SealedLog(self._schema, self._owner, entries, self._file, self._budget)
+        sealed = SealedLog(self._name, self._schema, self._owner, entries, self._budget)
         # called once: by ``release``, or when the last reference is gone
         sealed.give_back = weakref.finalize(sealed, self._returned.append, entries)
         sealed.give_back.atexit = False
@@ -170,10 +178,10 @@ class LoopLog:
         size_bytes = batch_element(batch).size_bytes
         if self._budget.take_memory(size_bytes):
             self._memory_bytes += size_bytes
-            return _Entry(batch, None, size_bytes, batch.num_rows, references)
+            return _Entry(batch, None, self._file, size_bytes, batch.num_rows, references)
         extent = self._file.write(batch)
         self._spilled_bytes += extent.size_bytes
-        return _Entry(None, extent, extent.size_bytes, batch.num_rows, references)
+        return _Entry(None, extent, self._file, extent.size_bytes, batch.num_rows, references)
 
     def _reclaim(self) -> None:
         while self._returned:
@@ -190,7 +198,7 @@ class LoopLog:
                 self._budget.release_memory(entry.size_bytes)
             else:
                 self._spilled_bytes -= entry.size_bytes
-                self._file.free(entry.extent)
+                entry.file.free(entry.extent)
 
 
 class SealedLog(FrozenState):
@@ -199,13 +207,13 @@ class SealedLog(FrozenState):
     give_back: Callable[[], object]
 
     def __init__(
-        self, schema: pa.Schema, owner: LogOwner, entries: Sequence[_Entry], file: SpillFile, budget: SpillBudget
+        self, name: str, schema: pa.Schema, owner: LogOwner, entries: Sequence[_Entry], budget: SpillBudget
     ) -> None:
         super().__init__()
+        self._name = name
         self._schema = schema
         self._owner = owner
         self._entries = entries
-        self._file = file
         self._budget = budget
 
     @property
@@ -215,7 +223,7 @@ class SealedLog(FrozenState):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of batches."""
+        """Bytes of batches, without those that a feedback channel has on disk."""
         return sum(entry.size_bytes for entry in self._entries)
 
     def _rows(self) -> Mapping[str, int]:
@@ -243,7 +251,7 @@ class SealedLog(FrozenState):
         for entry in self._entries:
             batches.append(self._batch_of(entry))
             rows += batches[-1].num_rows
-            size_bytes += entry.size_bytes
+            size_bytes += entry.size_bytes if entry.extent is None else entry.extent.size_bytes
             if rows >= CHUNK_ROWS or size_bytes >= CHUNK_BYTES:
                 yield self._chunk(batches)
                 batches, rows, size_bytes = [], 0, 0
@@ -253,7 +261,7 @@ class SealedLog(FrozenState):
     def _batch_of(self, entry: _Entry) -> pa.RecordBatch:
         if entry.extent is None:
             return entry.batch
-        return self._file.read(entry.extent)
+        return entry.file.read(entry.extent)
 
     def _chunk(self, batches: Sequence[pa.RecordBatch]) -> LogChunk:
         batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
@@ -279,7 +287,7 @@ class SealedLog(FrozenState):
                 file.flush()
                 view = memoryview(mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ))
         except OSError as error:
-            raise StorageError("encode", self._file.name, str(error)) from error
+            raise StorageError("encode", f"the log of {self._name}", str(error)) from error
         ends = [start for start, _ in written[1:]] + [end]
         return [
             LogChunk(view[start:until], chunk.rows, chunk.group_rows)
