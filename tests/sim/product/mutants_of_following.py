@@ -9,11 +9,14 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import sqlalchemy as sa
+from sqlalchemy import Connection
 from tests.mutants.harness import Mutant, patched
 from tests.sim.product.patching import around, skipped
 
 from headgate.errors import StorageError
 from headgate.protocol.store.reading_order import ReadingOrder
+from headgate.store.catalogue import heads, tables
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.cuts import StreamCut
 from headgate.store.following import StreamEvents, StreamFollower
@@ -103,6 +106,16 @@ def a_key_is_read_from_the_lowest_segment() -> AbstractContextManager[None]:  # 
     return patched(StreamFollower, "_is_wanted", is_wanted)
 
 
+def a_part_that_reaches_past_the_head_is_forgotten() -> AbstractContextManager[None]:  # S65, S68
+    def forget(call: Any, connection: Connection, stream_id: int, segment: int, head: int, limit: int) -> Any:
+        part = tables.parts.c
+        last = sa.select(sa.func.max(part.start + part.events_count))
+        end = connection.scalar(last.where(part.stream_id == stream_id, part.segment_id == segment, part.start < head))
+        return call(connection, stream_id, segment, end, limit)
+
+    return around(heads, "_forget_parts", forget)
+
+
 ALL: dict[Mutant, int] = {
     what_comes_while_it_looks_is_overlooked: 72,
     what_comes_in_front_of_the_wait_is_overlooked: 29,
@@ -113,5 +126,6 @@ ALL: dict[Mutant, int] = {
     what_is_given_back_is_lost: 1,
     what_is_given_back_comes_behind_other_segments: 1,
     a_key_is_read_from_the_lowest_segment: 3,
+    a_part_that_reaches_past_the_head_is_forgotten: 7,
 }
 """Each with a seed that finds it."""
