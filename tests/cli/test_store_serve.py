@@ -14,7 +14,6 @@ from headgate.errors import HeadgateError
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--host", "0.0.0.0"], "give it a token"),
         (["--store", "headgate://h:1"], "no directory"),
         (["--store", "postgresql://h/db"], "no directory"),
         (["--key-file", "k"], "belong together"),

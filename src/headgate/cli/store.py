@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -22,9 +24,10 @@ from headgate.cli.text import size_text, time_text
 from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import UsageError
 from headgate.model.security import SecurityConfig
-from headgate.store.served.address import PORT
+from headgate.store.served.address import PORT, TOKEN_FILE_VARIABLE
 from headgate.store.served.greeting import tokens_of
 from headgate.store.serving.counting import Counts
+from headgate.store.serving.place import own_token_file
 from headgate.store.serving.server import ServerOptions, StoreServer
 from headgate.store.store import store_root
 
@@ -46,14 +49,14 @@ def group() -> None:
 def serve(
     store: StoreOption = None,
     host: Annotated[
-        str, typer.Option(help="Address of this machine to listen on; others than loopback need a token.")
+        str, typer.Option(help="Address of this machine to listen on; 0.0.0.0: all of them.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one.", min=0, max=65_535)] = PORT,
     token_file: Annotated[
         str | None,
         typer.Option(
             help="File with the token that clients must know; if there are several, one per line. "
-            "Default: from the environment."
+            "Default: from the environment, or else the file 'token' in the store's directory, made if missing."
         ),
     ] = None,
     tls: Annotated[
@@ -68,19 +71,23 @@ def serve(
 ) -> None:
     """Serve the store in a directory to other machines, until SIGTERM or Ctrl-C.
 
-    The store is created if it does not exist. Clients open it as headgate://HOST:PORT. Without --token-file, the
-    token is in the file that HEADGATE_STORE_TOKEN_FILE names, or else in HEADGATE_STORE_TOKEN.
+    The store is created if it does not exist. Clients open it as headgate://HOST:PORT, and need the token. Without
+    --token-file, it is in the file that HEADGATE_STORE_TOKEN_FILE names, or in HEADGATE_STORE_TOKEN, or else in the
+    file that is printed.
     """
     if "://" in store_root(store):
         raise UsageError(f"{store_root(store)} is no directory: a store that is shared already is not served once more")
-    options = ServerOptions(host, port, partial(tokens_of, token_file), _security(tls, certificate_file, key_file))
+    security = _security(tls, certificate_file, key_file)
+    is_given = bool(tokens_of(token_file))
     is_over = threading.Event()
     tell = _tell_json if as_json else _tell_lines
     with opened(store, makes=True) as own:
+        made = "" if is_given else str(own_token_file(Path(own.root)))
+        options = ServerOptions(host, port, partial(tokens_of, made or token_file), security)
         with own.serve(options) as server:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: is_over.set())
-            _start(server, tell, own.root, is_open=not options.tokens())
+            _start(server, tell, own.root, made)
             _watch(server, is_over, tell)
         tell("stopped", {"counts": server.counts})
 
@@ -93,14 +100,14 @@ def _security(tls: bool | None, certificate_file: str | None, key_file: str | No
     return SecurityConfig(tls=tls, certificate_file=certificate_file or "", key_file=key_file or "")
 
 
-def _start(server: StoreServer, tell: Tell, root: str, *, is_open: bool) -> None:
+def _start(server: StoreServer, tell: Tell, root: str, token_file: str) -> None:
     tell(
         "serving",
         {
             "url": server.address.url,
             "store": root,
             "tls": server.tls is not None,
-            "token": not is_open,
+            "token_file": token_file,
             "pid": os.getpid(),
         },
     )
@@ -124,8 +131,11 @@ def _tell_json(event: str, fields: dict[str, Any]) -> None:
 def _tell_lines(event: str, fields: dict[str, Any]) -> None:
     if event == "serving":
         how = "encrypted" if fields["tls"] else "not encrypted"
-        who = "who has the token" if fields["token"] else "everybody on this machine"
-        typer.echo(f"serving {fields['store']} at {fields['url']} ({how}, for {who}); Ctrl-C ends it")
+        typer.echo(
+            f"serving {fields['store']} at {fields['url']} ({how}, for those who have the token); Ctrl-C ends it"
+        )
+        if fields["token_file"]:
+            typer.echo(f"clients need: export {TOKEN_FILE_VARIABLE}={shlex.quote(fields['token_file'])}")
         return
     counts: Counts = fields["counts"]
     parts = [f"{counts.requests:,} requests", f"{counts.errors:,} answered by an error"]

@@ -46,7 +46,8 @@ class ServerProcess:
     def __init__(self, root: Path, port: int) -> None:
         self._root, self._port = root, port
         self._process: subprocess.Popen[str] | None = None
-        self.start()
+        self.said = self.start()
+        """What it said then."""
 
     @property
     def url(self) -> str:

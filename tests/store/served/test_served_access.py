@@ -7,7 +7,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -172,8 +173,8 @@ def test_a_store_is_served_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert drained(store) == [("secret", 1)]
         assert b"secret" not in recorder.passed
         recorder.close()
-        with pytest.raises(StorageError):
-            Store.open(f"http://127.0.0.1:{server.address.port}")  # nobody falls back
+        with pytest.raises(UsageError, match="it takes encrypted connections only: open it as headgate://HOST:PORT"):
+            Store.open(f"headgate://127.0.0.1:{server.address.port}")  # nobody falls back
 
 
 def test_a_certificate_of_somebody_in_between_is_not_taken_for_the_servers(
@@ -329,6 +330,31 @@ def test_a_question_with_a_long_head_is_refused_though_its_client_is_known(
     with closing(client.connect()) as connection:
         assert connection.ask(Question("POST", "/date", headers={"A": "x" * 5_000})).status == 200
         assert connection.ask(Question("POST", "/date", headers={"A": "x" * 17_000})).status == 431
+
+
+def test_a_client_on_the_servers_machine_may_do_without_encryption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # SE14
+    """The server listens on all addresses, and is called by the machine's own name."""
+    monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
+    with ExitStack() as opened:
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr("headgate.tls.is_loopback", lambda host: False)
+            server = opened.enter_context(serving(tmp_path, tokens=lambda: [TOKEN.encode()]))
+        assert server.tls is not None
+        for url in (
+            f"headgate://localhost:{server.server_address[1]}",
+            f"https://127.0.0.1:{server.server_address[1]}",
+        ):
+            with Store.open(url) as store:
+                assert store.list_streams() == []
+
+
+def test_a_server_on_all_addresses_says_the_name_of_its_machine(tmp_path: Path) -> None:
+    options = ServerOptions("127.0.0.1", 0, lambda: [TOKEN.encode()])
+    with serving(tmp_path, tokens=options.tokens) as server:
+        server._options = replace(options, host="0.0.0.0")
+        assert server.address.host == socket.gethostname()
 
 
 def test_a_port_that_is_taken_is_named(server: StoreServer, tmp_path: Path) -> None:  # SS2

@@ -19,13 +19,18 @@ from tests.store.storing import KEYED, STREAM, drained, keyed
 from typer.testing import CliRunner
 
 from headgate.cli.main import app
-from headgate.errors import StorageError
+from headgate.errors import StorageError, UsageError
+from headgate.store.served import client as clients
+from headgate.store.served.address import TOKEN_FILE_VARIABLE
 from headgate.store.serving.server import StoreServer
 from headgate.store.store import Store
 
 
-def test_a_server_ends_when_it_is_told_to(tmp_path: Path, port: int) -> None:  # SS14, SS15
+def test_a_server_ends_when_it_is_told_to(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # SS14, SS15
     process = ServerProcess(tmp_path / "served", port)
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, process.said["token_file"])
     try:
         with Store.open(process.url) as store:
             store.create_stream(STREAM, KEYED)
@@ -39,8 +44,18 @@ def test_a_server_ends_when_it_is_told_to(tmp_path: Path, port: int) -> None:  #
         process.kill()
 
 
-def test_a_server_says_in_json_what_it_does(tmp_path: Path, port: int) -> None:  # SS15
+def test_a_server_says_in_json_what_it_does(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:  # SS2, SS15
     process = ServerProcess(tmp_path / "served", port)
+    token_file = Path(process.said["token_file"])
+    assert token_file == tmp_path / "served" / "token"
+    assert token_file.stat().st_mode & 0o777 == 0o600
+    token = token_file.read_text()
+    monkeypatch.setattr(clients, "OPENING_PATIENCE_S", 0.0)
+    with pytest.raises(UsageError, match="it wants a token, and none is given here"):
+        Store.open(process.url)
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(token_file))
     try:
         with Store.open(process.url) as store:
             store.create_stream(STREAM, KEYED)
@@ -49,10 +64,12 @@ def test_a_server_says_in_json_what_it_does(tmp_path: Path, port: int) -> None: 
         assert told["requests"] >= 1
         assert told.keys() >= {"at_ms", "errors", "failures", "refused", "bytes_in", "bytes_out", "connections"}
         process.kill()
+        monkeypatch.delenv(TOKEN_FILE_VARIABLE)
         again = process.start()
         assert again["event"] == "serving"
         assert again["url"] == process.url
-        assert (again["tls"], again["token"]) == (False, False)
+        assert (again["tls"], again["token_file"]) == (False, str(token_file))
+        assert token_file.read_text() == token
         assert again["store"] == str(tmp_path / "served")
     finally:
         process.kill()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import http
+import socket
 import ssl
 from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler
@@ -49,6 +50,9 @@ GREETING_S = 10.0
 IDLE_S = 90.0
 """So long a known client may be silent between two questions, or two pieces of one."""
 
+TLS_HANDSHAKE = b"\x16"
+"""First byte of every TLS connection, and of no request."""
+
 GREETING_BYTES_MAX = 4_096
 """Of all that a newcomer says until it is known (SS4)."""
 
@@ -79,6 +83,10 @@ class Desk(Protocol):
     @property
     def tls(self) -> TlsServer | None:
         """TLS of the listener."""
+
+    @property
+    def is_plain_here(self) -> bool:
+        """Whether clients on this machine may do without TLS, as on every loopback connection of ours (SE14)."""
 
     @property
     def is_closing(self) -> bool:
@@ -131,20 +139,26 @@ class Connection(BaseHTTPRequestHandler):
         self._machine: ServerHandshake | None = None
         self._token = b""
         self._is_known = False
-        tls = self.desk.tls
-        if tls is not None:
-            self.request.settimeout(GREETING_S)
-            self.request = tls.context.wrap_socket(self.request, server_side=True, do_handshake_on_connect=False)
+        self._tls = self.desk.tls
         self.desk.came(self)
         try:
-            if isinstance(self.request, ssl.SSLSocket):
-                self.request.do_handshake()
+            if self._tls is not None:
+                self._begin_tls(self._tls)
             super().setup()
             self._input = BoundedInput(self.rfile, GREETING_BYTES_MAX)
             self.rfile = cast(BufferedReader, self._input)
         except BaseException:
             self._leave()
             raise
+
+    def _begin_tls(self, tls: TlsServer) -> None:
+        """Encrypt, unless the client's first byte says that it does not: it is answered in plain words."""
+        self.request.settimeout(GREETING_S)
+        if self.request.recv(1, socket.MSG_PEEK) != TLS_HANDSHAKE:
+            self._tls = None
+            return
+        self.request = tls.context.wrap_socket(self.request, server_side=True, do_handshake_on_connect=False)
+        self.request.do_handshake()
 
     def finish(self) -> None:
         """End."""
@@ -219,6 +233,13 @@ class Connection(BaseHTTPRequestHandler):
             self._reply(http.HTTPStatus.PRECONDITION_FAILED, incomplete.problem.encode(), ends=not incomplete.is_whole)
 
     def _check_head(self) -> None:
+        is_here = self.desk.is_plain_here and is_loopback(self.client_address[0].removeprefix("::ffff:"))
+        if self.desk.tls is not None and self._tls is None and not is_here:
+            raise RefusalError(
+                http.HTTPStatus.UPGRADE_REQUIRED,
+                "it takes encrypted connections only: open it as headgate://HOST:PORT, or as https://HOST:PORT on its "
+                "own machine",
+            )
         told = self.headers.get(VERSION_HEADER)
         if told != str(PROTOCOL_VERSION):
             theirs = self.headers.get(RELEASE_HEADER, "")[:40]
@@ -242,7 +263,7 @@ class Connection(BaseHTTPRequestHandler):
 
     def _hello(self, first: bytes) -> tuple[int, bytes]:
         """Answer the first message with the token that its client knows (CN1)."""
-        tokens, tls = self.desk.tokens(), self.desk.tls
+        tokens, tls = self.desk.tokens(), self._tls
         if not tokens and not is_loopback(host_of(self.headers.get("Host", ""))):
             raise RefusalError(http.HTTPStatus.FORBIDDEN, "this server is for this machine, called by its own name")
         for token in tokens or [NO_TOKEN]:

@@ -42,10 +42,13 @@ class ServerDesk:
         counting: Counting,
         tls: TlsServer | None = None,
         around: Around = SYSTEM_AROUND,
+        *,
+        is_plain_here: bool = False,
     ) -> None:
         """``tokens`` reads those that are right; none: everybody on this machine may ask."""
         self.facts = facts
         self.tls = tls
+        self.is_plain_here = is_plain_here
         self.is_closing = False
         self._read_tokens = tokens
         self._answers = answers

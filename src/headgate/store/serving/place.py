@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headgate.errors import UsageError
-from headgate.storage.access import open_lock
+from headgate.storage.access import access_in, open_lock, write_created
 from headgate.storage.base import AlreadyExists, NotFound, Storage
 from headgate.storage.local import LocalStorage
+from headgate.storage.paths import TEMP_PREFIX
 
-LOCK, NUMBER = "serving.lock", "store-number"
+LOCK, NUMBER, TOKEN = "serving.lock", "store-number", "token"
 
 
 @contextlib.contextmanager
@@ -36,6 +37,28 @@ def served_alone(root: Path) -> Iterator[str]:
                 f"another process serves the store at {root}: stop it first, or serve another store with --store"
             ) from None
         yield _number(LocalStorage(root))
+
+
+def own_token_file(root: Path) -> Path:
+    """Return the file with the token of the store in ``root``, made if there is none: who may open the store reads it.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    file = root / TOKEN
+    made = root / f"{TEMP_PREFIX}{secrets.token_hex(8)}"
+    try:
+        if not file.exists():
+            write_created(made, f"{secrets.token_urlsafe(32)}\n".encode(), access_in(root))
+            try:
+                with contextlib.suppress(FileExistsError):  # another one was quicker
+                    os.link(made, file)
+            finally:
+                made.unlink()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"the token of the store at {root} cannot be written: {reason}; give --token-file") from error
+    return file
 
 
 def _number(storage: Storage) -> str:

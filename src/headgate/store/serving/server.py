@@ -36,6 +36,8 @@ from headgate.tls import Tls, is_loopback
 CONNECTIONS_MAX = 1_024
 """Each has a thread. A client process has two or three, and one more for each of its threads that asks at once."""
 
+EVERY_ADDRESS = ("0.0.0.0", "::", "")
+
 _SWEEP_S = 0.1
 _log = logging.getLogger("headgate")
 
@@ -68,13 +70,17 @@ class StoreServer(ServerDesk, socketserver.ThreadingTCPServer):
         self.address_family = family
         self._options = options
         tls = Tls(options.security).server(options.host)
-        ServerDesk.__init__(self, options.tokens, answers, facts, counting, tls)
+        is_plain_here = options.security.tls is None
+        ServerDesk.__init__(self, options.tokens, answers, facts, counting, tls, is_plain_here=is_plain_here)
         socketserver.ThreadingTCPServer.__init__(self, (options.host, options.port), Connection)
 
     @property
     def address(self) -> Address:
-        """Where clients find it."""
-        return address_of(self._options.host, int(self.server_address[1]), is_tls=self.tls is not None)
+        """Where clients find it. All addresses of a machine are called by the machine's name."""
+        host = self._options.host
+        if host in EVERY_ADDRESS:
+            host = socket.gethostname()
+        return address_of(host, int(self.server_address[1]), is_tls=self.tls is not None)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         """Return whether there is room for one more."""
