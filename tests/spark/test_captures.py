@@ -6,31 +6,33 @@ import errno
 import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.powercut import PowerCut, another_process
 
 from headgate.errors import StorageError
-from headgate.spark.dataframes import capture, is_captured
+from headgate.spark.captures import capture, is_captured
 
+SCHEMA = pa.schema({"id": pa.int64()})
 PARTS = ("part-0.snappy.parquet", "part-1.snappy.parquet")
 
 
 class WritesAsSparkDoes:
-    """A DataFrame whose rows are two files: renamed to their places, then marked unless told not to, nothing synced."""
+    """A DataFrame whose rows are two files: renamed to their places, then marked by Spark, nothing synced."""
 
     def __init__(self) -> None:
-        self.write = self
-        self._options: dict[str, str] = {}
+        self.write = self.sparkSession = self.conf = self
+
+    def get(self, name: str) -> str:
+        return ""
 
     def option(self, name: str, value: str) -> WritesAsSparkDoes:
-        self._options[name] = value
         return self
 
     def parquet(self, url: str) -> None:
         target = Path(url.removeprefix("file://"))
         os.mkdir(target)
-        is_marked = self._options.get("mapreduce.fileoutputcommitter.marksuccessfuljobs") != "false"
-        for name in (*PARTS, "_SUCCESS") if is_marked else PARTS:
+        for name in (*PARTS, "_SUCCESS"):
             (target.parent / name).write_text(name)
             os.rename(target.parent / name, target / name)
 
@@ -42,13 +44,13 @@ def test_a_power_cut_leaves_all_of_a_capture_or_none(tmp_path: Path, is_cut_in_b
         if is_cut_in_between:
             power.fail_directory_syncs(100)
             with pytest.raises(StorageError):
-                capture(WritesAsSparkDoes(), str(directory))
+                capture(WritesAsSparkDoes(), str(directory), SCHEMA)
         else:
-            capture(WritesAsSparkDoes(), str(directory))
+            capture(WritesAsSparkDoes(), str(directory), SCHEMA)
         power.cut()
     assert is_captured(str(directory)) != is_cut_in_between
     if not is_cut_in_between:
-        assert sorted(path.name for path in directory.iterdir()) == ["_SUCCESS", *PARTS]
+        assert sorted(path.name for path in directory.iterdir()) == ["_SUCCESS", "_captured", *PARTS]
 
 
 def test_a_capture_that_cannot_be_made_durable_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # N72
@@ -63,8 +65,8 @@ def test_a_capture_that_cannot_be_made_durable_is_none(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StorageError, match="Disk quota exceeded"):
-        capture(WritesAsSparkDoes(), str(directory))
+        capture(WritesAsSparkDoes(), str(directory), SCHEMA)
     assert not is_captured(str(directory))
-    capture(WritesAsSparkDoes(), str(directory))
+    capture(WritesAsSparkDoes(), str(directory), SCHEMA)
     assert is_captured(str(directory))
     assert {*PARTS} <= set(synced)

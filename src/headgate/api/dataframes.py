@@ -7,6 +7,7 @@ DataFrame has become another one.
 
 from __future__ import annotations
 
+import glob
 from typing import Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
@@ -18,6 +19,9 @@ from headgate.errors import UsageError
 from headgate.model.lineage import Location
 
 INPUTS = "inputs"
+
+PATTERN = "part-*.parquet"
+"""Of the names that Spark gives files."""
 
 Changed: TypeAlias = Literal["refuse", "keep"]
 
@@ -51,10 +55,17 @@ class DataFrameSource:
         return "DataFrameSource()"
 
     def schema(self) -> pa.Schema:
-        """Return the Arrow schema of the DataFrame."""
+        """Return the Arrow schema of the DataFrame.
+
+        Raises:
+            UsageError: a column cannot be captured, or has a type that Headgate does not carry.
+        """
+        from headgate.spark.columns import check_for_files
         from headgate.spark.dataframes import arrow_schema
 
-        return arrow_schema(self._dataframe)
+        schema = arrow_schema(self._dataframe)
+        check_for_files(self._dataframe.sparkSession, self._dataframe.schema)
+        return schema
 
     def identity(self) -> str:
         """Positions are kept by captured file."""
@@ -91,18 +102,29 @@ class CapturedDataFrame(DataFrameSource):
             UsageError: an earlier start did, and they were others.
             StorageError: Spark could not compute, write or compare them.
         """
-        from headgate.spark.dataframes import capture, difference, is_captured
+        from headgate.spark import captures
 
-        if not is_captured(self._directory):
-            capture(self._dataframe, self._directory)
-        elif self._changed == "refuse" and (problem := difference(self._dataframe, self._directory)) is not None:
+        if not captures.is_captured(self._directory):
+            captures.capture(self._dataframe, self._directory, self.schema())
+        elif (problem := captures.columns_difference(self.schema(), self._directory)) is not None:
+            raise UsageError(
+                f"the DataFrame has other columns than at the first start of this pipeline: {problem}; to process it, "
+                "start over with run(fresh=True) or give the pipeline another name; to go on with the rows that were "
+                "captured then, give DataFrameSource a DataFrame with their columns"
+            )
+        elif self._changed == "refuse":
+            self._refuse_other_rows(captures.rows_difference(self._dataframe, self._directory))
+        return self._dataframe.sparkSession
+
+    def _refuse_other_rows(self, problem: str | None) -> None:
+        if problem is not None:
             raise UsageError(
                 f"the DataFrame is another one than at the first start of this pipeline: {problem}; to process it, "
                 "start over with run(fresh=True) or give the pipeline another name; to go on with the rows that were "
                 "captured then, use DataFrameSource(df, changed='keep')"
             )
-        return self._dataframe.sparkSession
 
     def captured(self) -> Source:
         """Return the source of the captured files."""
-        return ParquetFiles(self._directory).read_as(self.schema())  # the same files for all subtasks
+        files = f"{glob.escape(self._directory)}/{PATTERN}"
+        return ParquetFiles(files).read_as(self.schema())  # the same files for all subtasks

@@ -6,13 +6,13 @@ Counterparts: ``spark.state_source``, ``spark.stream_reading``, ``spark.stream_w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
-from pyspark.sql.types import ArrayType, DayTimeIntervalType, MapType, StructField, StructType
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arrow_type
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, TimeType
 
 from headgate.errors import UsageError
 from headgate.operators.types import canonical_schema, carried
@@ -43,6 +43,23 @@ def schema_for_spark(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, for_spark(field.type)) for field in schema])
 
 
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Return ``schema`` as Spark has it in files, with all nanoseconds of a time of day."""
+    found = from_arrow_schema(schema_for_spark(schema))
+    return cast(StructType, with_leaves(found, lambda leaf: TimeType(9) if isinstance(leaf, TimeType) else leaf))
+
+
+def with_leaves(kind: DataType, change: Callable[[DataType], DataType]) -> DataType:
+    """Return ``kind`` with other types in the place of those that are not made of others; all may be null."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, with_leaves(field.dataType, change)) for field in kind])
+    if isinstance(kind, ArrayType):
+        return ArrayType(with_leaves(kind.elementType, change))
+    if isinstance(kind, MapType):
+        return MapType(with_leaves(kind.keyType, change), with_leaves(kind.valueType, change))
+    return change(kind)
+
+
 def batches_for_spark(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the columns of ``schema`` in its types, in batches that the JVM can take.
 
@@ -66,11 +83,8 @@ def schema_of_spark(schema: Any) -> pa.Schema:
 
 def _refuse(name: str, kind: Any) -> None:
     """Refuse a type that Arrow does not have, or has as a struct that cannot be told from others: a VARIANT (SP12)."""
-    if isinstance(kind, StructType):
-        for field in kind:
-            _refuse(name, field.dataType)
-    elif isinstance(kind, ArrayType | MapType):
-        for inner in (kind.elementType,) if isinstance(kind, ArrayType) else (kind.keyType, kind.valueType):
+    if isinstance(kind, StructType | ArrayType | MapType):
+        for inner in _inner_types(kind):
             _refuse(name, inner)
     elif not _has_arrow_type(kind):
         told = kind.simpleString()
@@ -85,23 +99,73 @@ def _has_arrow_type(kind: Any) -> bool:
     return not (pa.types.is_struct(dtype) or pa.types.is_null(dtype))
 
 
-def with_intervals(found: StructType, schema: pa.Schema) -> StructType:
-    """Return Spark's types of columns with intervals where ``schema`` has durations."""
-    return cast(StructType, _with_intervals(found, pa.struct(list(schema))))
+def check_for_files(session: Any, schema: StructType) -> None:
+    """Refuse columns that ``session`` does not write to Parquet files, or does not read from them.
+
+    Raises:
+        UsageError: naming a column and its type.
+    """
+    if not schema.names:
+        raise UsageError("a DataFrame without columns cannot be written to files; select at least one")
+    is_exact = _is_set(session, "spark.sql.caseSensitive")
+    twins = _twins(schema, is_exact)
+    if twins is not None:
+        raise UsageError(f"columns {twins} are one column to Spark: rename or drop one of them")
+    for field in schema:
+        for kind in _all_types(field.dataType):
+            why = _problem(kind, is_exact) if not isinstance(kind, TimeType) else _problem_of_times(session)
+            if why is not None:
+                raise UsageError(f"column '{field.name}' has type {field.dataType.simpleString()}: {why}")
 
 
-def _with_intervals(found: Any, dtype: pa.DataType) -> Any:
-    if pa.types.is_duration(dtype):
-        return DayTimeIntervalType()
-    if isinstance(found, StructType):
-        fields = [
-            StructField(field.name, _with_intervals(field.dataType, dtype.field(field.name).type), field.nullable)
-            for field in found
-        ]
-        return StructType(fields)
-    if isinstance(found, ArrayType):
-        return ArrayType(_with_intervals(found.elementType, dtype.value_type), found.containsNull)
-    return found
+def _is_set(session: Any, setting: str) -> bool:
+    return str(session.conf.get(setting)).lower() == "true"
+
+
+def _problem(kind: DataType, is_exact: bool) -> str | None:
+    if isinstance(kind, StructType):
+        if not kind.names:
+            return "Spark does not write structs without fields to files; drop it"
+        twins = _twins(kind, is_exact)
+        return None if twins is None else f"its fields {twins} are one field to Spark; rename or drop one of them"
+    if isinstance(kind, MapType) and any(_is_collated(each) for each in _all_types(kind.keyType)):
+        return "Spark does not write maps whose keys have a collation to files; cast them to STRING"
+    return None
+
+
+def _problem_of_times(session: Any) -> str | None:
+    if _is_set(session, "spark.sql.timeType.enabled"):
+        return None
+    return "Spark has it in files only with spark.sql.timeType.enabled=true; set that, or cast the column to text"
+
+
+def _is_collated(kind: DataType) -> bool:
+    return isinstance(kind, StringType) and not kind.isUTF8BinaryCollation()
+
+
+def _twins(struct: StructType, is_exact: bool) -> str | None:
+    seen: dict[str, str] = {}
+    for name in struct.names:
+        folded = name if is_exact else name.lower()
+        if folded in seen:
+            return f"'{seen[folded]}' and '{name}'"
+        seen[folded] = name
+    return None
+
+
+def _all_types(kind: DataType) -> Iterator[DataType]:
+    yield kind
+    for inner in _inner_types(kind):
+        yield from _all_types(inner)
+
+
+def _inner_types(kind: DataType) -> list[DataType]:
+    """Return the types that ``kind`` is made of, without itself."""
+    if isinstance(kind, StructType):
+        return [field.dataType for field in kind]
+    if isinstance(kind, MapType):
+        return [kind.keyType, kind.valueType]
+    return [kind.elementType] if isinstance(kind, ArrayType) else []
 
 
 def keys_in(text: str, columns: Sequence[pa.Field], owner: str) -> list[Any]:

@@ -1,11 +1,11 @@
-"""DataFrames at the ends of a pipeline: captured once as Parquet files, read back as Parquet files.
+"""DataFrames at the ends of a pipeline: what they are to Headgate, and Parquet files that Spark reads and writes.
 
-Counterparts: ``api.dataframes`` and ``api.results``.
+Counterparts: ``spark.captures``, ``api.dataframes`` and ``api.results``.
 """
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from headgate.errors import StorageError, UsageError
 from headgate.operators.types import carried
-from headgate.storage.access import FILE_MODES, access_in, restrict
-from headgate.storage.durable import sync_directory, sync_file, sync_names
-from headgate.storage.local import make_directories
 
-CAPTURED = "_SUCCESS"
-"""Written when all files are in place and durable. Spark's committer has it, too, but syncs nothing before."""
-MARKED_BY_SPARK = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
+_EXACT = {
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    "datetimeRebaseMode": "CORRECTED",
+    "int96RebaseMode": "CORRECTED",
+}
+"""Options of a reader that count more than settings of its session."""
 
 
 def active_session() -> Any:
@@ -50,85 +51,57 @@ def collected(dataframe: Any) -> pa.Table:
         StorageError: Spark could not compute them.
     """
     schema = arrow_schema(dataframe)
-    with _spark_errors("collect", "a DataFrame"):
+    with spark_errors("collect", "a DataFrame"):
         table = dataframe.toArrow()
     return pa.Table.from_batches([carried(batch, schema, "a DataFrame") for batch in table.to_batches()], schema)
 
 
-def is_captured(directory: str) -> bool:
-    """Return whether ``directory`` holds all rows of a DataFrame."""
-    return (Path(directory) / CAPTURED).exists()
+def spark_path(session: Any, path: str) -> str:
+    """Return what Spark is to be told for an absolute ``path``: it takes every letter as it is (N91).
 
-
-def capture(dataframe: Any, directory: str) -> None:
-    """Write the rows of ``dataframe`` to ``directory``, durably (N72); what an interrupted start left is replaced.
+    Spark decodes nothing, so this is no URL. ``exact_reader`` takes nothing for a pattern. Spark takes ``..`` for the
+    parent of the name before it, which may be a link to somewhere else, so it is resolved.
 
     Raises:
-        StorageError: Spark could not compute or write them.
+        UsageError: the JVM cannot name it.
     """
-    target = Path(directory)
-    with _disk_errors("capture a DataFrame in", directory):
-        shutil.rmtree(target, ignore_errors=True)
-        make_directories(target.parent, access_in(target.parent))
-    with _spark_errors("capture a DataFrame in", directory):
-        writer = dataframe.write.option("compression", "snappy").option(MARKED_BY_SPARK, "false")
-        writer.parquet(target.as_uri())
-    with _disk_errors("capture a DataFrame in", directory):
-        restrict(target)  # Hadoop has a umask of its own
-        _mark_as_captured(target)
+    resolved = os.path.realpath(path) if ".." in Path(path).parts else path
+    if not resolved.isascii():
+        _check_nameable(session, resolved)
+    return f"file://{resolved}"
 
 
-def _mark_as_captured(target: Path) -> None:
-    for path in target.iterdir():
-        sync_file(path)
-    sync_directory(target)
-    (target / CAPTURED).touch(FILE_MODES[access_in(target.parent)])
-    sync_names(target)
-
-
-def difference(dataframe: Any, directory: str) -> str | None:
-    """Return how the rows of ``dataframe`` differ from those captured in ``directory`` (N45); None: not at all.
-
-    Both are read once. Neither order nor the division into files matters; how often a row is there does.
-
-    Raises:
-        StorageError: Spark could not compute or read them.
-    """
-    with _spark_errors("compare a DataFrame with", directory):
-        captured = dataframe.sparkSession.read.parquet(Path(directory).as_uri())
-        then, now = _columns(captured), _columns(dataframe)
-        if then != now:
-            return f"it had the columns {then} then, and has {now} now"
-        (rows_then, sum_then), (rows_now, sum_now) = _digest(captured), _digest(dataframe)
-    if rows_then != rows_now:
-        return f"it had {rows_then:,} rows then, and has {rows_now:,} now"
-    return None if sum_then == sum_now else f"it has {rows_now:,} rows, as then, but not the same ones"
-
-
-def _columns(dataframe: Any) -> str:
-    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in dataframe.schema)
-
-
-def _digest(dataframe: Any) -> tuple[int, int]:
-    """Return the number of rows, and the sum of their hashes: the same in any order."""
-    from pyspark.sql import functions
-
-    hashed = functions.xxhash64("*").cast("decimal(38,0)")
-    row = dataframe.select(hashed.alias("hash")).agg(functions.count("*"), functions.sum("hash")).collect()[0]
-    return int(row[0]), int(row[1] or 0)
-
-
-@contextmanager
-def _disk_errors(operation: str, directory: str) -> Iterator[None]:
+def _check_nameable(session: Any, path: str) -> None:
     try:
-        yield
-    except OSError as error:
-        raise StorageError(operation, directory, error.strerror or str(error), False) from error
+        path.encode()
+    except UnicodeEncodeError:
+        told = ascii(path).strip("'")
+        raise UsageError(f"Spark cannot name {told}, which is not UTF-8; choose another checkpoint directory") from None
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    try:
+        session._jvm.java.io.File(path).toPath()
+    except (PySparkException, Py4JJavaError):
+        encoding = session._jvm.java.lang.System.getProperty("sun.jnu.encoding")
+        raise UsageError(
+            f"Spark cannot name {path}: its JVM was started with a locale whose encoding is {encoding}; start it with "
+            "LC_ALL=C.UTF-8, or choose a checkpoint directory with a name in ASCII"
+        ) from None
+
+
+def exact_reader(session: Any) -> Any:
+    """Return a reader of the files that it is given, and of all that is in them, whatever the session is told."""
+    reader = session.read.option("__globPaths__", "false")
+    for name, value in _EXACT.items():
+        reader = reader.option(name, value)
+    return reader
 
 
 @contextmanager
-def _spark_errors(operation: str, directory: str) -> Iterator[None]:
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+def spark_errors(operation: str, directory: str) -> Iterator[None]:
+    """What Spark raises within this block becomes a StorageError."""
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
@@ -141,40 +114,36 @@ def check_for_spark(session: Any, schema: pa.Schema) -> None:
     """Refuse records that Spark could not have as a DataFrame, before they are computed.
 
     Raises:
-        UsageError: two columns have one name to Spark, or durations are not in microseconds.
+        UsageError: two columns or fields have one name to Spark, or it has no such type in files.
     """
-    folded: dict[str, str] = {}
-    is_exact = session.conf.get("spark.sql.caseSensitive") == "true"
+    from headgate.spark.columns import check_for_files, spark_schema
+
     for field in schema:
-        twin = folded.setdefault(field.name if is_exact else field.name.lower(), field.name)
-        if twin != field.name:
-            raise UsageError(f"columns '{twin}' and '{field.name}' are one column to Spark: rename or drop one of them")
         if _has_duration(field.type, but=pa.duration("us")):
             raise UsageError(
                 f"column '{field.name}' has type {field.type}, and Spark has durations in microseconds only: cast it "
                 "to pl.Duration('us')"
             )
+    check_for_files(session, spark_schema(schema))
 
 
 def read_parquet(session: Any, files: Sequence[str], schema: pa.Schema) -> Any:
     """Return the records of ``files`` as a DataFrame; without files an empty one of ``schema``.
 
-    Parquet does not say that a number is a duration, so Spark is told.
-    """
-    from pyspark.sql.pandas.types import from_arrow_schema
+    Spark is told the types: Parquet does not say that a number is a duration.
 
-    from headgate.spark.columns import schema_for_spark, with_intervals
+    Raises:
+        UsageError: Spark cannot name the files.
+    """
+    from headgate.spark.columns import spark_schema
 
     if not files:
-        return session.createDataFrame([], from_arrow_schema(schema_for_spark(schema)))
-    uris = [Path(file).as_uri() for file in files]
-    found = session.read.parquet(*uris)
-    if not any(_has_duration(field.type) for field in schema):
-        return found
-    return session.read.schema(with_intervals(found.schema, schema)).parquet(*uris)
+        return session.createDataFrame([], spark_schema(schema))
+    paths = [spark_path(session, file) for file in files]
+    return exact_reader(session).schema(spark_schema(schema)).parquet(*paths)
 
 
-def _has_duration(dtype: pa.DataType, but: pa.DataType | None = None) -> bool:
+def _has_duration(dtype: pa.DataType, but: pa.DataType) -> bool:
     if pa.types.is_duration(dtype):
         return bool(dtype != but)
     return any(_has_duration(dtype.field(at).type, but) for at in range(dtype.num_fields))

@@ -1,6 +1,6 @@
 """Modes of the files and directories that Headgate creates, whatever the process's umask is.
 
-Used by everything that creates one: ``local``, ``catalogue``, ``runtime.driver.pipeline_lock``, ``spark.dataframes``.
+Used by everything that creates one: ``local``, ``catalogue``, ``runtime.driver.pipeline_lock``, ``spark.captures``.
 Source: rules SE1 to SE7 of docs/spec/security.md. A directory says itself whether it is shared with its group, so that
 drivers, workers and command lines need not be told. Never changes the mode of what it did not create, locks apart.
 """

@@ -1,0 +1,239 @@
+"""DataFrames with odd columns, in directories with odd names, that change between two starts or do not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from pyspark.errors import IllegalArgumentException
+from pyspark.sql.functions import expr
+
+import headgate as hg
+from headgate.connectors.files.commit import read_committed
+from headgate.spark.dataframes import spark_path
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.early,
+    pytest.mark.xdist_group("session"),
+]  # of one process, which keeps its JVM
+
+ODD = "a b%20[x]{y,z}=#+ü*?&\\$;:'\"~"
+
+VALUES: dict[str, tuple[str, str]] = {
+    "DOUBLE": ("0.0D", "-0.0D"),
+    "STRING": ("''", "NULL"),
+    "STRING COLLATE UTF8_LCASE": ("'a' COLLATE UTF8_LCASE", "'A' COLLATE UTF8_LCASE"),
+    "TIMESTAMP": ("TIMESTAMP'1500-02-03 00:00:00.000001'", "TIMESTAMP'1500-02-03 00:00:00'"),
+    "ARRAY<INT>": ("array(1, NULL)", "array(NULL, 1)"),
+    "ARRAY<DOUBLE>": ("array()", "NULL"),
+    "ARRAY<ARRAY<INT>>": ("array(array(1), array(2))", "array(array(1, 2))"),
+    "STRUCT<a INT, `b.c` INT>": ("named_struct('a', 5, 'b.c', NULL)", "named_struct('a', NULL, 'b.c', 5)"),
+    "STRUCT<a: INT>": ("named_struct('a', NULL)", "NULL"),
+    "MAP<STRING, INT>": ("map('a', 1, 'b', NULL)", "map('a', NULL, 'b', 1)"),
+    "MAP<ARRAY<INT>, STRUCT<m: MAP<INT, STRING>>>": (
+        "map(array(1), named_struct('m', map(1, '')))",
+        "map(array(1), named_struct('m', map(1, NULL)))",
+    ),
+}
+"""Of each type a value, and one that another hash could take for it."""
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+        session = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+        yield session
+        session.stop()
+
+
+def start(dataframe: Any, root: Path, **options: Any) -> Any:
+    """Capture ``dataframe`` as a start does, and return the source of what was captured."""
+    source = hg.DataFrameSource(dataframe, **options)
+    placed = source.at(str(root), "p", "in")
+    placed.capture()
+    return placed.captured()
+
+
+def test_a_directory_may_have_any_name(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # N91
+    """Started twice, below a working directory of that name; a result is read from there, too."""
+    (tmp_path / ODD).mkdir()
+    monkeypatch.chdir(tmp_path / ODD)
+    frame = spark.sql("SELECT id, map('a', id) AS m FROM RANGE(3)")
+    for _ in range(2):
+        pipeline = hg.Pipeline("p")
+        pipeline.source(hg.DataFrameSource(frame), name="in").sink(hg.FileSink("out", "parquet"), name="out")
+        pipeline.run(spark=spark)
+    assert sorted(read_committed("out")["id"]) == [0, 1, 2]
+    found = hg.Pipeline("q").source(hg.FromRows([{"v": 1}, {"v": 2}])).to_dataframe(spark)
+    assert sorted(row.v for row in found.collect()) == [1, 2]
+    assert os.listdir(tmp_path) == [ODD]
+
+
+def test_a_parent_is_the_one_that_the_system_finds(tmp_path: Path) -> None:  # N91
+    """Spark takes the name before it away, though that may be a link."""
+    (tmp_path / "there" / "in").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "in")
+    assert spark_path(None, f"{tmp_path}/link/../x") == f"file://{tmp_path}/there/x"
+
+
+def test_directories_that_spark_cannot_name_are_refused(tmp_path: Path) -> None:  # N91
+    class AsciiJvm:
+        """Of a session whose locale is C."""
+
+        def __getattr__(self, name: str) -> Any:
+            return self
+
+        def File(self, path: str) -> Any:  # noqa: N802
+            raise IllegalArgumentException(f"Malformed input or input contains unmappable characters: {path}")
+
+        def getProperty(self, name: str) -> str:  # noqa: N802
+            return "ANSI_X3.4-1968"
+
+    assert spark_path(AsciiJvm(), "/tmp/a b") == "file:///tmp/a b"
+    with pytest.raises(
+        hg.UsageError, match=r"Spark cannot name /tmp/ü: .* encoding is ANSI_X3.4-1968; start it with LC"
+    ):
+        spark_path(AsciiJvm(), "/tmp/ü")
+    with pytest.raises(hg.UsageError, match=r"Spark cannot name /tmp/\\udcff, which is not UTF-8"):
+        spark_path(AsciiJvm(), os.fsdecode(b"/tmp/\xff"))
+
+
+def test_each_changed_value_makes_another_dataframe(spark: Any, tmp_path: Path) -> None:  # N45
+    """Of every type, also where the row has other nulls than before; and the same rows are the same in any order."""
+    columns = ", ".join(f"CAST({value} AS {kind}) AS c{at}" for at, (kind, (value, _)) in enumerate(VALUES.items()))
+    nulls = ", ".join(f"CAST(NULL AS {kind})" for kind in VALUES)
+    frame = spark.sql(f"SELECT 1 AS n, {columns} UNION ALL SELECT 2, {nulls} UNION ALL SELECT 2, {nulls}")
+    start(frame, tmp_path)
+    start(frame.orderBy("n", ascending=False).repartition(3), tmp_path)
+    passed = []
+    for at, (kind, (_, other)) in enumerate(VALUES.items()):
+        changed = frame.withColumn(f"c{at}", expr(f"IF(n = 1, CAST({other} AS {kind}), c{at})"))
+        with suppress(hg.UsageError):
+            start(changed, tmp_path)
+            passed.append(kind)
+    assert passed == []
+
+
+def test_a_null_that_moves_to_another_column_is_a_change(spark: Any, tmp_path: Path) -> None:  # N45
+    start(spark.sql("SELECT 5 AS a, CAST(NULL AS INT) AS b"), tmp_path)
+    with pytest.raises(hg.UsageError, match="it has 1 rows, as then, but not the same ones"):
+        start(spark.sql("SELECT CAST(NULL AS INT) AS a, 5 AS b"), tmp_path)
+
+
+def test_a_map_has_no_order(spark: Any, tmp_path: Path) -> None:  # N45
+    start(spark.sql("SELECT map('a', 1, 'b', map(2, 3)[2]) AS m"), tmp_path)
+    start(spark.sql("SELECT map('b', 3, 'a', 1) AS m"), tmp_path)
+
+
+def test_columns_are_compared_as_a_pipeline_gets_them(spark: Any, tmp_path: Path) -> None:  # N45
+    """A length, a collation or a class is nothing to it; a name and a type are, also for rows that are kept."""
+    spark.sql(f"CREATE TABLE texts (c CHAR(3), m MAP<STRING, VARCHAR(3)>) USING parquet LOCATION '{tmp_path}/texts'")
+    try:
+        spark.sql("INSERT INTO texts VALUES ('a', map('k', 'b'))")
+        given = spark.table("texts")
+        assert start(given, tmp_path).schema() == start(given, tmp_path).schema()
+        start(
+            spark.sql("SELECT c COLLATE UTF8_LCASE AS c, m FROM VALUES ('a  ', map('k', 'b')) AS texts(c, m)"), tmp_path
+        )
+    finally:
+        spark.sql("DROP TABLE texts")
+    for other in ("'a  ' AS C, map('k', 'b') AS m", "1 AS c, map('k', 'b') AS m", "'a  ' AS c"):
+        for options in ({}, {"changed": "keep"}):
+            with pytest.raises(hg.UsageError, match=r"the DataFrame has other columns .*: it had the columns c string"):
+                start(spark.sql(f"SELECT {other}"), tmp_path, **options)
+
+
+def test_columns_may_have_any_names(spark: Any, tmp_path: Path) -> None:  # N45
+    given = spark.sql(
+        "SELECT 1 AS ``, 2 AS ` `, 3 AS `a.b`, named_struct('b', 4, '', 5) AS a, 6 AS `x``y`, 7 AS `ä,;{}()=`, "
+        "8 AS `c0`, 9 AS hash, 10 AS `__index__`, 11 AS `*`, 12 AS `_metadata`"
+    )
+    start(given, tmp_path)
+    start(given, tmp_path)
+    pipeline = hg.Pipeline("names", checkpointing=hg.Checkpointing(dir=tmp_path))
+    found = pipeline.source(hg.DataFrameSource(given)).to_dataframe(spark)
+    assert found.columns == given.columns
+    assert found.collect() == given.collect()
+
+
+def test_case_tells_columns_apart_where_it_does_for_spark(spark: Any, tmp_path: Path) -> None:  # N45
+    query = "SELECT 1 AS a, 2 AS A, named_struct('b', 3, 'B', 4) AS s"
+    twins = {
+        "SELECT 1 AS a, 2 AS A": "columns 'a' and 'A' are one column to Spark",
+        "SELECT named_struct('b', 3, 'B', 4) AS s": "column 's' has type .*: its fields 'b' and 'B' are one field",
+    }
+    for given, problem in twins.items():
+        with pytest.raises(hg.UsageError, match=problem):
+            hg.Pipeline("p").source(hg.DataFrameSource(spark.sql(given)))
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        start(spark.sql(query), tmp_path)
+        start(spark.sql(query), tmp_path)
+        with pytest.raises(hg.UsageError, match="not the same ones"):
+            start(spark.sql(query.replace("'B', 4", "'B', 5")), tmp_path)
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ("SELECT named_struct() AS v", "column 'v' has type struct<>: Spark does not write structs without fields"),
+        (
+            "SELECT array(map('a' COLLATE UNICODE, 1)) AS v",
+            "column 'v' has type array<map<.*: .* keys have a collation",
+        ),
+        ("SELECT TIME'12:00:00' AS v", r"column 'v' has type time\(6\): .* spark.sql.timeType.enabled=true"),
+        ("SELECT 1 AS v, 2 AS v", "columns 'v' and 'v' are one column"),
+    ],
+)
+def test_columns_that_no_file_can_have_are_refused(spark: Any, query: str, problem: str) -> None:  # N45
+    """When the source is given, not when the pipeline starts."""
+    with pytest.raises(hg.UsageError, match=problem):
+        hg.Pipeline("p").source(hg.DataFrameSource(spark.sql(query)))
+
+
+def test_times_of_day_go_in_and_come_out_where_spark_has_them(spark: Any, tmp_path: Path) -> None:  # N45
+    pipeline = hg.Pipeline("times", checkpointing=hg.Checkpointing(dir=tmp_path))
+    rows = pipeline.source(hg.FromRows([{"n": 20 * 60 * 10**9 + 1}])).select(t=pl.col("n").cast(pl.Time))
+    with pytest.raises(hg.UsageError, match="column 't' has type time"):
+        rows.to_dataframe(spark)
+    spark.conf.set("spark.sql.timeType.enabled", "true")
+    try:
+        given = rows.to_dataframe(spark)
+        assert given.selectExpr("string(t)").collect() == [("00:20:00.000000001",)]
+        start(given, tmp_path)
+        start(given, tmp_path)
+        with pytest.raises(hg.UsageError, match="not the same ones"):
+            start(given.selectExpr("TIME'00:20:00' AS t"), tmp_path)  # of TIME(6)
+    finally:
+        spark.conf.unset("spark.sql.timeType.enabled")
+
+
+def test_settings_with_which_spark_writes_other_times_are_refused(spark: Any, tmp_path: Path) -> None:  # N45
+    name = "spark.sql.parquet.outputTimestampType"
+    spark.conf.set(name, "TIMESTAMP_MILLIS")
+    try:
+        with pytest.raises(hg.UsageError, match=f"with {name}=TIMESTAMP_MILLIS .*; set it to TIMESTAMP_MICROS"):
+            start(spark.sql("SELECT TIMESTAMP'2026-01-31 12:00:00.000001' AS t"), tmp_path)
+    finally:
+        spark.conf.unset(name)
+
+
+def test_a_capture_of_another_version_is_refused(spark: Any, tmp_path: Path) -> None:  # N45
+    frame = spark.range(1)
+    start(frame, tmp_path)
+    (tmp_path / "p" / "inputs" / "in" / "_captured").write_bytes(b"captured DataFrame, version 1\n")
+    with pytest.raises(hg.UsageError, match=r"_captured is not a file of this version .*; start over with run\(fresh"):
+        start(frame, tmp_path)
