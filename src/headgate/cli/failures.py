@@ -6,12 +6,14 @@ import typer
 
 from headgate.errors import HeadgateError
 from headgate.model.exits import exit_of
+from headgate.user_line import user_line
 
 
 def report(error: HeadgateError) -> int:
     """Print ``error`` on standard error; return the exit code.
 
-    ``PipelineFailed`` brings the short traceback of the user's own function with it.
+    The line of the program that led to it follows. ``PipelineFailed`` brings the short traceback of the user's own
+    function with it.
     """
-    typer.secho(f"Error: {error}", err=True, fg=typer.colors.RED)
+    typer.secho(f"Error: {error}{user_line(error.__traceback__)}", err=True, fg=typer.colors.RED)
     return int(exit_of(error))

@@ -29,6 +29,7 @@ from headgate.cli.failures import report
 from headgate.cli.old_names import take_old_names
 from headgate.cli.options import let_help_flow
 from headgate.errors import HeadgateError, UsageError
+from headgate.user_line import wants_everything
 
 app = typer.Typer(
     name="headgate",
@@ -89,6 +90,8 @@ def main() -> None:
     try:
         app()
     except HeadgateError as error:
+        if wants_everything():
+            raise
         sys.exit(report(error))
 
 

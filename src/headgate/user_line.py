@@ -1,0 +1,57 @@
+"""The line of a user's program that led to an error: what a short traceback shows instead of Headgate's own frames."""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+import traceback
+from types import TracebackType
+
+VARIABLE = "HEADGATE_TRACEBACK"
+"""Set to anything, it shows whole tracebacks."""
+
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_FRAMES_OF_TOOLS = frozenset({"typer", "click", "IPython", "ipykernel", "_pytest", "pluggy"})
+"""Packages that call what the user wrote, and are in the traceback before it."""
+
+
+def wants_everything() -> bool:
+    """Return whether the user has asked for whole tracebacks."""
+    return bool(os.environ.get(VARIABLE))
+
+
+def user_line(trace: TracebackType | None) -> str:
+    """Return the innermost line of the user's own code, indented below a line break; "" if there is none.
+
+    A line in an installed package counts if no other line is the user's: a program may be installed, too.
+    """
+    paths = sysconfig.get_paths()
+    system = tuple(paths[name] + os.sep for name in ("stdlib", "platstdlib", "scripts"))
+    installed = tuple(path + os.sep for path in _installed(paths))
+    mine = ""
+    packaged = ""
+    for frame in traceback.extract_tb(trace):
+        file = frame.filename
+        if file.startswith((_OWN, "<frozen ")) or (file == "<string>" and frame.name != "<module>"):
+            continue
+        if file.startswith(installed):
+            package = next(file[len(path) :] for path in installed if file.startswith(path))
+            packaged = packaged if package.split(os.sep)[0] in _FRAMES_OF_TOOLS else _shown(frame)
+        elif not file.startswith(system):
+            mine = _shown(frame)
+    return mine or packaged
+
+
+def _installed(paths: dict[str, str]) -> list[str]:
+    """Return the directories of installed packages, the longest first: one may be in another."""
+    found = {paths["purelib"], paths["platlib"], *site.getsitepackages(), site.getusersitepackages()}
+    return sorted(found, key=len, reverse=True)
+
+
+def _shown(frame: traceback.FrameSummary) -> str:
+    is_cell = frame.filename.startswith("<ipython-input-") or f"{os.sep}ipykernel_" in frame.filename
+    place = "cell" if is_cell and "IPython" in sys.modules else frame.filename
+    line = f": {frame.line}" if frame.line else ""
+    return f"\n  {place}, line {frame.lineno}{line}"
