@@ -6,6 +6,7 @@ Names are imported when they are first used, so that ``import headgate`` needs n
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from headgate.errors import (
@@ -19,6 +20,9 @@ from headgate.errors import (
     TruncatedError,
     UsageError,
 )
+from headgate.user_line import render_traceback
+
+HeadgateError._render_traceback_ = property(render_traceback)
 
 if TYPE_CHECKING:
     from headgate.api.aio.groups import AsyncReaderGroup
@@ -178,6 +182,10 @@ _HOMES = {
     "headgate.store.store": ("Store",),
     "headgate.store.transaction_writer": ("TransactionWriter",),
 }
+_FOR_EACH_RECORD = "headgate.operators."
+"""What users' functions call in the workers, for each record."""
+
+_CHECKED: set[str] = set()
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -309,13 +317,30 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     module = _HOME_OF.get(name)
     if module is None:
-        from headgate.api.not_yet import NAMES_TO_COME
+        from headgate.api.not_yet import why_no_name
 
-        why = f": {NAMES_TO_COME[name]}" if name in NAMES_TO_COME else ""
-        raise AttributeError(f"headgate has no name '{name}'{why}")
+        raise AttributeError(f"headgate has no name '{name}'{why_no_name(name, __all__)}")
     value = getattr(importlib.import_module(module), name)
-    globals()[name] = value
+    _check_calls()
+    globals()[name] = value = getattr(sys.modules[module], name)
     return value
+
+
+def _check_calls() -> None:
+    """Have all public names that are imported by now say in a sentence what is wrong with a call."""
+    from headgate.call_errors import checked_call, checked_calls, hide_internals
+
+    for module in [module for module in _HOMES if module in sys.modules and module not in _CHECKED]:
+        _CHECKED.add(module)
+        for name in _HOMES[module]:
+            value = getattr(sys.modules[module], name)
+            if not isinstance(value, type):
+                if callable(value):
+                    setattr(sys.modules[module], name, checked_call(value))
+            elif module.startswith(_FOR_EACH_RECORD):
+                hide_internals(value)
+            else:
+                checked_calls(value)
 
 
 def __dir__() -> list[str]:

@@ -20,7 +20,6 @@ Each constructor passes exactly its own arguments on, so that every error surviv
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 from headgate.remedies import BringOutputBack, Remedy
@@ -39,18 +38,8 @@ class HeadgateError(Exception):
     is_output_gone: bool = False
     remedy: Remedy | None = None
 
-    @property
-    def _render_traceback_(self) -> Callable[[], list[str]]:
-        """What IPython calls for the traceback in a notebook: the sentence and the user's line.
-
-        Raises:
-            AttributeError: the user wants the whole traceback.
-        """
-        from headgate.user_line import user_line, wants_everything
-
-        if wants_everything():
-            raise AttributeError("_render_traceback_")
-        return lambda: f"{type(self).__name__}: {self}{user_line(self.__traceback__)}".split("\n")
+    _render_traceback_: property
+    """Of IPython: a short traceback in notebooks (``user_line``)."""
 
 
 _E = TypeVar("_E", bound=HeadgateError)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import site
 import sys
-import sysconfig
 import traceback
+from collections.abc import Callable
 from types import TracebackType
+
+from headgate import errors
 
 VARIABLE = "HEADGATE_TRACEBACK"
 """Set to anything, it shows whole tracebacks."""
@@ -27,6 +28,8 @@ def user_line(trace: TracebackType | None) -> str:
 
     A line in an installed package counts if no other line is the user's: a program may be installed, too.
     """
+    import sysconfig  # not needed before there is an error
+
     paths = sysconfig.get_paths()
     system = tuple(paths[name] + os.sep for name in ("stdlib", "platstdlib", "scripts"))
     installed = tuple(path + os.sep for path in _installed(paths))
@@ -44,8 +47,22 @@ def user_line(trace: TracebackType | None) -> str:
     return mine or packaged
 
 
+def render_traceback(error: errors.HeadgateError) -> Callable[[], list[str]]:
+    """Return what IPython calls for the traceback in a notebook: the sentence and the user's line.
+
+    Raises:
+        AttributeError: the user wants the whole traceback.
+    """
+    if wants_everything():
+        raise AttributeError("_render_traceback_")
+    kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    return lambda: f"{kind.__name__}: {error}{user_line(error.__traceback__)}".split("\n")
+
+
 def _installed(paths: dict[str, str]) -> list[str]:
     """Return the directories of installed packages, the longest first: one may be in another."""
+    import site
+
     found = {paths["purelib"], paths["platlib"], *site.getsitepackages(), site.getusersitepackages()}
     return sorted(found, key=len, reverse=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from typing import NoReturn
 
 from headgate.errors import UsageError
@@ -22,23 +24,51 @@ _PROCESS = "keep state in a headgate.ProcessFunction"
 _UNION = f"union them with a column that tells them apart, and {_PROCESS}"
 
 NAMES_TO_COME = {
-    "KafkaSource": f"Kafka is not there yet; {_BY_SPARK}",
-    "KafkaSink": f"Kafka is not there yet; {_WRITE_FILES}",
-    "JdbcSource": f"databases are not there yet; {_BY_SPARK}",
-    "JdbcSink": f"databases are not there yet; {_WRITE_FILES}",
-    "PostgresSource": f"databases are not there yet; {_BY_SPARK}",
-    "PostgresSink": f"databases are not there yet; {_WRITE_FILES}",
-    "CsvFiles": f"CSV is not there yet; {_BY_SPARK}",
-    "DeltaSource": f"Delta tables are not there yet; {_BY_SPARK}",
-    "DeltaSink": f"Delta tables are not there yet; {_WRITE_FILES}",
-    "IcebergSource": f"Iceberg tables are not there yet; {_BY_SPARK}",
-    "IcebergSink": f"Iceberg tables are not there yet; {_WRITE_FILES}",
     "ParquetSource": "the source of Parquet files is called headgate.ParquetFiles",
     "FileSource": "the sources of files are called headgate.TextFiles, headgate.JsonLines and headgate.ParquetFiles",
     "ParquetSink": "the sink of Parquet files is headgate.FileSink(url, 'parquet')",
     "CoProcessFunction": f"functions of two streams are not there yet; {_UNION}",
 }
 """Names of the package that people try, and what to do today."""
+
+SYSTEMS_TO_COME = {
+    "kafka": "Kafka is",
+    "kinesis": "Kinesis is",
+    "pulsar": "Pulsar is",
+    "rabbit": "RabbitMQ is",
+    "mqtt": "MQTT is",
+    "csv": "CSV is",
+    "avro": "Avro is",
+    "orc": "ORC is",
+    "delta": "Delta tables are",
+    "iceberg": "Iceberg tables are",
+    "hudi": "Hudi tables are",
+    "jdbc": "databases are",
+    "postgres": "databases are",
+    "mysql": "databases are",
+    "sqlite": "databases are",
+    "redis": "databases are",
+    "mongo": "databases are",
+    "elastic": "Elasticsearch is",
+}
+"""Foreign systems and formats, as they occur in names, such as ``KafkaSource`` and ``read_csv``."""
+
+
+def why_no_name(name: str, names: Sequence[str]) -> str:
+    """Return why the package has no ``name``, and what to use: text behind that sentence; "" if nobody guessed it."""
+    if name in NAMES_TO_COME:
+        return f": {NAMES_TO_COME[name]}"
+    words = name.lower().replace("_", "")
+    for part, what in SYSTEMS_TO_COME.items():
+        if part in words:
+            is_sink = "sink" in words or "write" in words
+            instead = _WRITE_FILES if is_sink else _BY_SPARK if words != part else f"{_BY_SPARK}, or {_WRITE_FILES}"
+            return f": {what} not there yet; {instead}"
+    if "join" in words:
+        return f": joins are not there yet; {_UNION}"
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
 
 METHODS_TO_COME = {
     "handleInputRows": "a stateful processor of PySpark's is for transform_with_state or its twin with _in_pandas",

@@ -5,6 +5,8 @@ Counterpart: ``headgate.api.not_yet``, for what has no counterpart here. Never a
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
 from typing import NoReturn
 
 _RUNNING = "use window(...).agg(...) for a result per window, reduce or process for a running one"
@@ -54,11 +56,12 @@ PIPELINE = {
 }
 
 
-def no_attribute(kind: str, name: str, words: dict[str, str]) -> NoReturn:
-    """Say that an object of ``kind`` has no ``name``, and what it is called, as far as anybody guessed it.
+def no_attribute(kind: str, name: str, words: dict[str, str], names: Sequence[str]) -> NoReturn:
+    """Say that an object of ``kind`` has no ``name``, and what it is called: a guess, or the nearest of ``names``.
 
     Raises:
         AttributeError: always.
     """
-    why = f": {words[name]}" if name in words else ""
+    near = difflib.get_close_matches(name, [name for name in names if not name.startswith("_")], n=1, cutoff=0.7)
+    why = f": {words[name]}" if name in words else f"; did you mean '{near[0]}'?" if near else ""
     raise AttributeError(f"'{kind}' object has no attribute '{name}'{why}")

@@ -427,7 +427,7 @@ class Pipeline:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            no_attribute("Pipeline", name, PIPELINE)
+            no_attribute("Pipeline", name, PIPELINE, dir(Pipeline))
 
     def _pictured(self) -> tuple[Node, ...]:
         """Return what would run, or, as long as nothing could, what is there."""

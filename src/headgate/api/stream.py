@@ -179,7 +179,7 @@ class Stream(StatelessVerbs):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            no_attribute("Stream", name, STREAM)
+            no_attribute("Stream", name, STREAM, dir(Stream))
 
     def group_by(self, *args: object, **options: object) -> NoReturn:
         """Use ``key_by`` instead.
@@ -237,7 +237,7 @@ class KeyedStream(Records):
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_") or not hasattr(Stream, name):
-                no_attribute("KeyedStream", name, STREAM | KEYED)
+                no_attribute("KeyedStream", name, STREAM | KEYED, dir(KeyedStream))
             raise AttributeError(
                 f"a keyed stream has no '{name}': call it before key_by, or after reduce, process or window(...).agg"
             )

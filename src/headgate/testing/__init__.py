@@ -53,7 +53,13 @@ def __getattr__(name: str) -> Any:
     module = _HOMES.get(name)
     if module is None:
         raise AttributeError(f"headgate.testing has no name '{name}'")
+    from headgate.call_errors import checked_call, checked_calls
+
     value = getattr(importlib.import_module(module), name)
+    if isinstance(value, type):
+        checked_calls(value)
+    elif callable(value):
+        value = checked_call(value)
     globals()[name] = value
     return value
 

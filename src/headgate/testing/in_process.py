@@ -14,7 +14,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -39,6 +39,15 @@ RESTART_DELAY_MS_MAX = 10
 
 Kills: TypeAlias = int | Sequence[int] | None
 """Behind which completed checkpoints of a run, counted from 1, a worker is lost (TR10)."""
+
+
+class Begins(TypedDict, total=False):
+    """How a run begins: the options of ``Pipeline.start`` for that."""
+
+    restore: Any
+    go_back_behind: int | None
+    allow_unclaimed_state: Sequence[str]
+    fresh: bool
 
 
 class Startable(Protocol):
@@ -70,7 +79,7 @@ def run(
     checkpoint_dir: str | Path | None = None,
     observer: Observer | None = None,
     kill_worker_after_checkpoint: Kills = None,
-    **begins: Any,
+    **begins: Unpack[Begins],
 ) -> RunResult:
     """Run a pipeline in this process until its bounded input ends. You need neither Java nor Spark.
 
@@ -96,8 +105,8 @@ def run(
     """
     if not timeout_s > 0:
         raise UsageError(f"timeout_s must be more than zero, but is {timeout_s}")
-    begins |= {"parallelism": parallelism, "observer": observer}
-    with _running(pipeline, checkpoint_dir, kill_worker_after_checkpoint, begins) as handle:
+    options = {**begins, "parallelism": parallelism, "observer": observer}
+    with _running(pipeline, checkpoint_dir, kill_worker_after_checkpoint, options) as handle:
         result = handle.wait(timeout_s)
         if result is None:
             raise TimeoutError(handle.time_is_up(timeout_s))
@@ -113,7 +122,7 @@ def running(
     checkpoint_dir: str | Path | None = None,
     observer: Observer | None = None,
     kill_worker_after_checkpoint: Kills = None,
-    **begins: Any,
+    **begins: Unpack[Begins],
 ) -> Iterator[PipelineHandle]:
     """Run a pipeline in this process while a ``with`` block runs, which receives the handle.
 
@@ -123,8 +132,8 @@ def running(
     Raises:
         UsageError: the pipeline is wrong.
     """
-    begins |= {"parallelism": parallelism, "observer": observer}
-    with _running(pipeline, checkpoint_dir, kill_worker_after_checkpoint, begins) as handle:
+    options = {**begins, "parallelism": parallelism, "observer": observer}
+    with _running(pipeline, checkpoint_dir, kill_worker_after_checkpoint, options) as handle:
         yield handle
 
 

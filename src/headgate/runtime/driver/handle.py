@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from headgate.call_errors import checked_calls
 from headgate.display.runs import ShownRun
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import (
@@ -126,3 +127,6 @@ class DriverHandle(ShownRun):
         """Give up what the run needed; it has ended. May be called again."""
         self.driver.join()
         self.close_display()
+
+
+checked_calls(DriverHandle, "PipelineHandle")

@@ -1,0 +1,140 @@
+"""A call with a wrong argument is answered with the right names: of every public class and function."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+
+import headgate as hg
+from headgate import testing
+from headgate.call_errors import WrongCallError
+from headgate.testing import Collect
+
+NOT_AN_OPTION = "a_name_that_nothing_has"
+
+
+def public_callables() -> Iterator[tuple[str, Callable[..., Any], bool]]:
+    """Title, callable, and whether users' functions call it for each record: such are not wrapped."""
+    for module in (hg, testing):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if isinstance(value, type) and not issubclass(value, (Exception, enum.Enum)):
+                is_for_each_record = value.__module__.startswith("headgate.operators.")
+                for method, function in inspect.getmembers(value, callable):
+                    if method == "__init__" or not method.startswith("_"):
+                        yield f"{name}.{method}", function, is_for_each_record
+            elif inspect.isfunction(value):
+                yield name, value, False
+
+
+def takes_any_name(function: Callable[..., Any]) -> bool:
+    """Whether names are the user's own, such as columns, or every call is refused with a sentence."""
+    parameters = inspect.signature(function).parameters.values()
+    return any(one.kind is one.VAR_KEYWORD and not str(one.annotation).startswith("Unpack[") for one in parameters)
+
+
+ALL = [
+    (title, function, is_for_each_record)
+    for title, function, is_for_each_record in public_callables()
+    if (inspect.isfunction(function) or inspect.ismethod(function)) and not takes_any_name(function)
+]
+
+
+def call(function: Callable[..., Any]) -> object:
+    given = {} if inspect.ismethod(function) or "self" not in inspect.signature(function).parameters else {"self": None}
+    found = function(*given.values(), **{NOT_AN_OPTION: 1})
+    return asyncio.run(found) if inspect.iscoroutine(found) else found
+
+
+@pytest.mark.parametrize(("title", "function", "is_for_each_record"), ALL, ids=[one[0] for one in ALL])
+def test_no_wrong_option_shows_internals(title: str, function: Callable[..., Any], is_for_each_record: bool) -> None:
+    with pytest.raises(TypeError if is_for_each_record else hg.UsageError) as caught:
+        call(function)
+    assert NOT_AN_OPTION in str(caught.value)
+    assert not re.search(r"(^|[. ])_[A-Za-z]", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("hg.TextFiles('x', folow=True)", "TextFiles() has no option 'folow'; did you mean 'follow'?"),
+        ("hg.TextFiles()", "TextFiles() needs paths"),
+        ("hg.Pipeline('x', paralelism=3)", "Pipeline() has no option 'paralelism'; did you mean 'parallelism'?"),
+        (
+            "hg.Pipeline('x', 3)",
+            "Pipeline() takes only name by position; give options by name, such as parallelism=...",
+        ),
+        ("rows.sink(hg.Print(), nme='x')", "Stream.sink() has no option 'nme'; did you mean 'name'?"),
+        ("rows.key_by('a', by='a')", "Stream.key_by() has no option 'by'; its options are name"),
+        ("hg.Store.open(acess='x')", "Store.open() has no option 'acess'; did you mean 'access'?"),
+        ("hg.Tumbling('5s', size='5s')", "Tumbling() was given size twice: by position and by name"),
+        ("Collect()", "Collect() needs path"),
+        ("testing.run(p, checkpointdir='x')", "run() has no option 'checkpointdir'; did you mean 'checkpoint_dir'?"),
+        ("testing.run(p, restor='x')", "run() has no option 'restor'; did you mean 'restore'?"),
+        (
+            "hg.Tumbling('5s', allowed_lateness='1s')",
+            "Tumbling(): allowed_lateness= is not there yet; "
+            "wait longer with with_timestamps(..., out_of_orderness=...)",
+        ),
+    ],
+)
+def test_a_wrong_call_is_told_the_right_names(code: str, message: str) -> None:
+    p = hg.Pipeline("p")
+    rows = p.source(hg.FromRows([{"a": 1}]))
+    with pytest.raises(hg.UsageError) as caught:
+        eval(code, {"hg": hg, "p": p, "rows": rows, "Collect": Collect, "testing": testing})
+    assert str(caught.value) == message
+
+
+def test_a_handle_is_as_plain(tmp_path: Path) -> None:
+    p = hg.Pipeline("p")
+    p.source(hg.FromRows([{"a": 1}])).sink(hg.Discard())
+    message = r"PipelineHandle.stop\(\) has no option 'savepiont'; did you mean 'savepoint'\?"
+    with testing.running(p) as handle, pytest.raises(hg.UsageError, match=message):
+        handle.stop(savepiont=tmp_path)  # type: ignore[call-arg]
+
+
+def test_an_error_of_the_users_own_is_as_ever() -> None:
+    class Mine(hg.FromRows):
+        def schema(self) -> Any:
+            raise TypeError("mine() got an unexpected keyword argument 'name'")
+
+    with pytest.raises(TypeError, match="mine"):
+        hg.Pipeline("p").source(Mine([{"a": 1}]), name="a")
+
+
+def test_a_wrong_call_can_be_sent_between_processes() -> None:
+    error = cloudpickle.loads(cloudpickle.dumps(WrongCallError("a sentence", "name")))
+    assert (str(error), error.argument) == ("a sentence", "name")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Kafka", "headgate has no name 'Kafka': Kafka is not there yet; read it with Spark and give"),
+        ("KafkaSource", "Kafka is not there yet; read it with Spark"),
+        ("CsvSink", "CSV is not there yet; write with headgate.FileSink"),
+        ("read_csv", "CSV is not there yet; read it with Spark"),
+        ("Join", "joins are not there yet; union them"),
+        ("TextFile", "headgate has no name 'TextFile'; did you mean 'TextFiles'?"),
+        ("zzz", "headgate has no name 'zzz'"),
+    ],
+)
+def test_a_name_that_is_not_there(name: str, message: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(hg, name)
+    assert message in str(caught.value)
+
+
+def test_a_verb_that_is_misspelled() -> None:
+    rows = hg.Pipeline("p").source(hg.FromRows([{"a": 1}]))
+    with pytest.raises(AttributeError, match="'Stream' object has no attribute 'fliter'; did you mean 'filter'"):
+        rows.fliter()
