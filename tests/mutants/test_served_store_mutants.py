@@ -220,7 +220,7 @@ def strangers_make_no_room() -> Iterator[None]:
 @contextmanager
 def any_site_may_call_this_machine() -> Iterator[None]:
     """SS4, PG5."""
-    with patched(connections, "_host_of", lambda header: "localhost"):
+    with patched(connections, "host_of", lambda header: "localhost"):
         yield
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import obstore
 import pytest
+from typer.testing import CliRunner
 
+import headgate as hg
+from headgate.cli.main import app
 from headgate.errors import StorageError, UsageError
-from headgate.storage.backends import open_storage
+from headgate.storage.backends import absolute_location, open_storage
 from headgate.storage.base import AlreadyExists, NotFound, Storage
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
@@ -371,3 +375,44 @@ def test_a_storage_says_whether_its_requests_travel(tmp_path: Path) -> None:  # 
         True,
     ]
     assert FaultyStorage(open_storage("obstore+memory:///")).is_afar
+
+
+# SE11
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://AKIAKEY:very-secret@bucket/checkpoints",
+        "obstore+s3://key:very-secret@bucket/a",
+        "s3://key%3Avery-secret@bucket/a",
+        "s3://bucket/checkpoints?secret=very-secret",
+        "https://account.blob.core.windows.net/c?sv=1&sig=very-secret",
+        "s3://bucket/a?aws_secret_access_key=very-secret#x",
+        "gs://bucket/a?X-Goog-Signature=very-secret",
+    ],
+)
+def test_a_url_with_a_secret_is_refused_wherever_it_is_given_and_not_shown(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given: list[Callable[[], object]] = [
+        lambda: open_storage(url),
+        lambda: absolute_location(url),
+        lambda: hg.FileSink(url),
+        lambda: hg.ParquetFiles(url),
+    ]
+    for give in given:
+        with pytest.raises(UsageError, match="has a password or key in it") as caught:
+            give()
+        assert "very-secret" not in str(caught.value)
+    for command in (["savepoints", "list", url], ["state", "show", url], ["stop", "p", "--dir", url]):
+        found = CliRunner().invoke(app, command)
+        assert found.exit_code != 0
+        assert "has a password or key in it" in f"{found.output} {found.exception}"
+        assert "very-secret" not in f"{found.output} {found.exception}"
+
+
+@pytest.mark.parametrize(
+    "url", ["/a/b:c@d", "a?secret=1", "abfss://container@account.dfs.core.windows.net/a", "s3://b/k"]
+)
+def test_a_url_or_path_without_a_secret_is_taken(url: str) -> None:
+    assert absolute_location(url).endswith(url)

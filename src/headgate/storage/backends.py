@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, unquote_plus, urlsplit
 
 from headgate.errors import StorageError, UsageError
 from headgate.model.security import Access
@@ -23,6 +23,8 @@ OBSTORE_PREFIX = "obstore+"
 OPENERS: dict[str, Callable[[str], Storage]] = {}
 """Storages of other surroundings, by scheme: the simulator's."""
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
+_SECRET = re.compile(r"secret|passw|token|credential|signature|key|^sig$", re.IGNORECASE)
+"""Of the names of settings in a URL: those whose values open something."""
 
 
 def open_storage(url: str, access: Access | None = None) -> Storage:
@@ -32,8 +34,9 @@ def open_storage(url: str, access: Access | None = None) -> Storage:
     may read what is written to a local directory (default: see ``local.LocalStorage``).
 
     Raises:
-        UsageError: the scheme is unknown, or the directory cannot be created.
+        UsageError: the scheme is unknown, the URL has a secret in it, or the directory cannot be created.
     """
+    refuse_secrets(url)
     match = _SCHEME.match(url)
     if match is None:
         if not url:
@@ -54,13 +57,34 @@ def open_storage(url: str, access: Access | None = None) -> Storage:
     raise UsageError(f"storage URL {url} has the unknown scheme '{scheme}'; use a directory or one of {known}")
 
 
+def refuse_secrets(url: str) -> None:
+    """Refuse a URL with a password or key in it: it is shown, and written down, wherever the storage is (SE11).
+
+    Raises:
+        UsageError: it has one, which is not shown.
+    """
+    if _SCHEME.match(url) is None:
+        return
+    before, _, query = url.partition("://")[2].partition("#")[0].partition("?")
+    user, _, host = before.partition("/")[0].rpartition("@")
+    names = (unquote_plus(setting.partition("=")[0]) for setting in query.split("&"))
+    secret = next((name for name in names if _SECRET.search(name)), "")
+    if ":" in unquote_plus(user) or secret:
+        what = f", {printable(secret)}=" if secret else ""
+        raise UsageError(
+            f"the storage URL at {printable(host)} has a password or key in it{what}; leave it out, since the URL is "
+            "shown wherever the storage is, and give it in the environment of the driver and of every worker"
+        )
+
+
 def absolute_location(location: str | os.PathLike[str]) -> str:
     """Return a URL unchanged and a path as absolute: workers may have another working directory.
 
     Raises:
-        UsageError: it has characters that no file name, or no message, can hold.
+        UsageError: it has characters that no file name, or no message, can hold, or a secret.
     """
     text = os.fspath(location)
+    refuse_secrets(text)
     if "\0" in text or encodable(text) != text:
         raise UsageError(
             f"the location '{printable(text)}' has a NUL or bytes that are not UTF-8, which checkpoints cannot record; "

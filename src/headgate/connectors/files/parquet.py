@@ -24,6 +24,7 @@ from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.lineage import Location
 from headgate.model.state_identity import Form
 from headgate.operators.types import canonical_schema, carried, refuse_twice, schema_text
+from headgate.storage.backends import refuse_secrets
 
 BATCH_ROWS = 65_536
 
@@ -62,8 +63,10 @@ class ParquetFiles:
             batch_rows: the number of records in a batch.
 
         Raises:
-            UsageError: no path was given.
+            UsageError: no path was given, or a URL with a secret in it.
         """
+        if isinstance(paths, str):
+            refuse_secrets(paths)
         self._url = paths if isinstance(paths, str) and "://" in paths else None
         self._selection = None if self._url is not None else select_files(paths, pattern)
         self._columns = None if columns is None else list(columns)
