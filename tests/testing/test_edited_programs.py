@@ -260,6 +260,40 @@ def test_files_that_a_pattern_leaves_out_are_not_read_on(tmp_path: Path) -> None
     assert written(tmp_path / "out" / "a") == [1, 2, 4]
 
 
+def test_a_source_whose_positions_are_dropped_reads_another_directory_from_its_beginning(
+    tmp_path: Path,
+) -> None:  # EV13, WS9
+    def made(directory: Path) -> hg.Pipeline:
+        p = pipeline()
+        p.source(lines(directory), name="in").filter(see).sink(hg.Discard(), name="out")
+        return p
+
+    append(tmp_path / "a" / "x", 1)
+    append(tmp_path / "b" / "x", 2)
+    run_until(1, made(tmp_path / "a"), tmp_path)
+    hg.edit_savepoint(tmp_path / "checkpoints" / "p", tmp_path / "edited").drop("in", "positions").write()
+    run_until(1, made(tmp_path / "b"), tmp_path / "other", restore=tmp_path / "edited")
+    assert [row["v"] for row in SEEN if row] == [2]
+
+
+def test_moved_parquet_files_are_not_read_twice(tmp_path: Path) -> None:  # EV15
+    def made(directory: Path) -> hg.Pipeline:
+        p = pipeline()
+        to_sinks({"a": p.source(hg.ParquetFiles(directory), name="in")}, tmp_path)
+        to_sinks({"w": p.source(lines(tmp_path / "w"), name="waiting")}, tmp_path)
+        return p
+
+    append(tmp_path / "w" / "x", 1)
+    (tmp_path / "a").mkdir()
+    pq.write_table(pa.table({"k": ["k"], "v": [1]}), tmp_path / "a" / "x.parquet")
+    run_until(2, made(tmp_path / "a"), tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    pq.write_table(pa.table({"k": ["k"], "v": [2]}), tmp_path / "b" / "y.parquet")
+    assert "--moved" in refused(made(tmp_path / "b"), tmp_path)
+    run_until(1, made(tmp_path / "b"), tmp_path, moved={tmp_path / "a": tmp_path / "b"})
+    assert written(tmp_path / "out" / "a") == [1, 2]
+
+
 # -- sinks ------------------------------------------------------------------------------------------------------------
 
 
@@ -296,6 +330,18 @@ def test_records_that_a_sink_holds_do_not_go_elsewhere_unsaid(tmp_path: Path) ->
     moved = {str(tmp_path / "old"): str(tmp_path / "new")}
     run_until(1, holding(tmp_path, "a", tmp_path / "new", "out"), tmp_path, moved=moved)
     assert 1 in written(tmp_path / "new")
+
+
+def test_output_that_was_promised_to_a_stream_is_not_looked_for_in_another(tmp_path: Path) -> None:  # EV16
+    def made(stream: str) -> hg.Pipeline:
+        p = pipeline()
+        found = p.source(lines(tmp_path / "in"), name="in").filter(see)
+        found.sink(hg.StreamSink(stream, str(tmp_path / "store")), name="out")
+        return p
+
+    append(tmp_path / "in" / "x", 1)
+    run_until(1, made("one"), tmp_path)
+    assert f"wrote to stream one in {tmp_path / 'store'}" in refused(made("two"), tmp_path)
 
 
 # -- operators --------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ DataFrame has become another one.
 from __future__ import annotations
 
 import glob
+from collections.abc import Collection
 from typing import Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from headgate.api.placed import place
 from headgate.connectors.base import Source, SourceContext, SourceReader
 from headgate.connectors.files.parquet import ParquetFiles
 from headgate.errors import UsageError
+from headgate.model.graph import Graph
 from headgate.model.lineage import Location
 
 INPUTS = "inputs"
@@ -82,6 +84,29 @@ class DataFrameSource:
     def open(self, context: SourceContext) -> SourceReader:
         """Never called: the source is captured first."""
         raise AssertionError("a DataFrame must be captured before it is read")
+
+
+def check_captures(graph: Graph, derived: Collection[str]) -> None:
+    """Refuse captures that nothing tells apart but the order of the program (EV14): kept, they are never compared.
+
+    Args:
+        graph: the program.
+        derived: nodes without a name of their own.
+
+    Raises:
+        UsageError
+    """
+    found = {
+        str(node.name): node.spec
+        for node in graph.nodes
+        if isinstance(node.spec, DataFrameSource) and str(node.name) in derived
+    }
+    if len(found) > 1 and any(source._changed == "keep" for source in found.values()):
+        raise UsageError(
+            f"the sources {', '.join(map(repr, found))} are DataFrames without names of their own, which are numbered "
+            "in the order of the program, and changed='keep' reads what was captured under a name whatever the "
+            "DataFrame is now: give each of them a name (name=)"
+        )
 
 
 class CapturedDataFrame(DataFrameSource):

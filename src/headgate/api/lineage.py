@@ -10,8 +10,7 @@ import functools
 import hashlib
 import re
 import types
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Collection, Iterator
 from enum import Enum
 from typing import Any
 
@@ -29,6 +28,9 @@ VALUES_MAX = 20_000
 """Values looked at of one node: what is beyond does not tell it from others."""
 BYTES_MAX = 1 << 20
 """Of an array: larger ones are told apart by their types and sizes."""
+
+_OPAQUE = ("pyspark", "py4j", "threading", "_thread", "socket", "_socket", "ssl", "io", "_io", "logging")
+"""Modules of objects that hold other things in each process."""
 
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), pa.DataType, pa.Field, pa.Schema)
@@ -50,8 +52,7 @@ class _Describing:
     def __init__(self, graph: Graph, derived: Collection[str]) -> None:
         self._graph, self._derived = graph, derived
         self._sources: dict[NodeName, frozenset[str]] = {}
-        self._shapes: dict[NodeName, str] = {}
-        self._codes: dict[NodeName, str] = {}
+        self._digests: dict[NodeName, str] = {}
 
     def found(self) -> dict[str, Lineage]:
         for node in self._graph.nodes:
@@ -68,18 +69,16 @@ class _Describing:
         upstream = [self._sources[edge.upstream] for edge in node.inputs]
         self._sources[node.name] = frozenset().union(*upstream) if upstream else frozenset((str(node.name),))
         if str(node.name) not in self._derived:  # its name tells it
-            self._shapes[node.name] = self._codes[node.name] = ""
+            self._digests[node.name] = ""
             return
-        shape, code = _told(node.spec)
-        self._shapes[node.name] = _digest(shape, node.state_text, *self._ways(node.inputs, self._shapes))
-        self._codes[node.name] = _digest(code, *self._ways(node.inputs, self._codes))
+        self._digests[node.name] = _digest(_told(node.spec), node.state_text, *self._ways(node.inputs))
 
-    def _ways(self, edges: tuple[Edge, ...], digests: Mapping[NodeName, str]) -> Iterator[str]:
+    def _ways(self, edges: tuple[Edge, ...]) -> Iterator[str]:
         """Yield how records come here; what has a name of its own, and a source, is told by it."""
         for edge in edges:
             is_known = str(edge.upstream) not in self._derived or not self._graph.node(edge.upstream).inputs
             way = edge.partitioner.value, edge.keys, edge.tag, edge.input
-            yield repr((str(edge.upstream) if is_known else digests[edge.upstream], way))
+            yield repr((str(edge.upstream) if is_known else self._digests[edge.upstream], way))
 
     def _lineage(self, node: Node) -> Lineage:
         is_derived = str(node.name) in self._derived
@@ -90,26 +89,22 @@ class _Describing:
         if not is_derived:
             return Lineage(kind, locations=locations)
         sources = tuple(sorted(self._sources[node.name])) if node.inputs else ()
-        shape, code = self._shapes[node.name], self._codes[node.name]
+        digest = self._digests[node.name]
         if node.feedback:  # loops are told apart by their bodies
-            shape = _digest(shape, *self._ways(node.feedback, self._shapes))
-            code = _digest(code, *self._ways(node.feedback, self._codes))
-        return Lineage(kind, True, locations, sources, shape, code)
+            digest = _digest(digest, *self._ways(node.feedback))
+        return Lineage(kind, True, locations, sources, digest)
 
 
-def _told(spec: object) -> tuple[str, str]:
-    """Return what a node does, and the same with the code of functions and the attributes of objects."""
-    if isinstance(spec, LocatedConnector):
-        return type(spec).__qualname__, ""
-    return repr(list(_Telling(with_code=False).values(spec))), repr(list(_Telling(with_code=True).values(spec)))
+def _told(spec: object) -> str:
+    """Return what a node does; where it reads or writes is in its locations."""
+    return type(spec).__qualname__ if isinstance(spec, LocatedConnector) else repr(list(_Telling().values(spec)))
 
 
 class _Telling:
     """Walks a value and yields texts that tell it from others."""
 
-    def __init__(self, *, with_code: bool, around: frozenset[int] = frozenset()) -> None:
-        """Walk with or without code; ``around`` are the objects that the value is inside of, by their ids."""
-        self._with_code = with_code
+    def __init__(self, around: frozenset[int] = frozenset()) -> None:
+        """``around``: the objects that the value is inside of, by their ids."""
         self._around = set(around)
         self._count = 0
 
@@ -152,8 +147,7 @@ class _Telling:
                 yield from self._object(value)
 
     def _apart(self, value: Any) -> str:
-        inner = _Telling(with_code=self._with_code, around=frozenset(self._around))
-        return repr(list(inner.values(value)))
+        return repr(list(_Telling(frozenset(self._around)).values(value)))
 
     def _each(self, what: str, values: Any) -> Iterator[str]:
         yield f"{what} of {len(values)}"
@@ -162,22 +156,19 @@ class _Telling:
 
     def _function(self, function: types.FunctionType) -> Iterator[str]:
         yield f"function {function.__qualname__}"
-        if self._with_code:
-            yield from self.values(function.__code__)
-            yield from self.values([_content(cell) for cell in function.__closure__ or ()])
-            yield from self.values([function.__defaults__, function.__kwdefaults__])
+        yield from self.values(function.__code__)
+        yield from self.values([_content(cell) for cell in function.__closure__ or ()])
+        yield from self.values([function.__defaults__, function.__kwdefaults__])
 
     def _object(self, value: Any) -> Iterator[str]:
         yield f"object {type(value).__qualname__}"
-        if is_dataclass(value) and type(value).__module__.startswith("headgate."):  # a specification
-            for field in fields(value):
-                yield field.name
-                yield from self.values(getattr(value, field.name))
-        elif self._with_code:
+        if "<locals>" in type(value).__qualname__:  # another one may be called so
+            yield from self.values({name: one for name, one in vars(type(value)).items() if callable(one)})
+        if type(value).__module__.partition(".")[0] not in _OPAQUE:
             yield from self._attributes(value)
 
     def _attributes(self, value: Any) -> Iterator[str]:
-        """Yield what an object of a user's own holds; of one of a foreign library what can be told without its help."""
+        """Yield what an object holds, without its help: attributes, or bytes."""
         try:
             view = memoryview(value)
         except TypeError:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from headgate.api.builder import GraphBuilder, check_name
 from headgate.api.config import BadRecords, Checkpointing, DeadLetter, ExponentialDelay, Fail, Restart
+from headgate.api.dataframes import check_captures
 from headgate.api.describe import describe_plan
 from headgate.api.guarantees import (
     check_guarantee,
@@ -232,6 +233,7 @@ class Pipeline:
         plan = make_plan(graph, config.parallelism, config.max_parallelism)
         hooks, forgotten = tuple(self._hooks.values()), frozenset(self._forgotten_hooks)
         derived = frozenset(str(name) for name in self._builder.derived)
+        check_captures(graph, derived)
         lineages = lineages_of(graph, derived)
         return PipelineDefinition(
             config, graph, plan, outputs, sink is not None, hooks, forgotten, derived, lineages=lineages

@@ -67,16 +67,14 @@ class Lineage:
         is_derived: it has no name of its own.
         locations: what it reads or writes; () where it does not say.
         sources: names of the sources upstream, sorted; of a source (): it is one.
-        shape: digest of what it does and of everything upstream, functions by their names.
-        code: digest of the same with the code of functions and the attributes of objects.
+        digest: of what it does and of everything upstream, with the code of functions and the attributes of objects.
     """
 
     kind: NodeKind
     is_derived: bool = False
     locations: tuple[Location, ...] = ()
     sources: tuple[str, ...] = ()
-    shape: str = ""
-    code: str = ""
+    digest: str = ""
 
 
 Lineages: TypeAlias = Mapping[str, Lineage]

@@ -120,7 +120,10 @@ class Matching:
         if now.kind is NodeKind.SOURCE:
             other = f"to read {_texts(new)} from the beginning, give the source another name"
         else:
-            other = f"or let it write to {_texts(gone)} again until nothing is held"
+            other = (
+                f"else let it write to {_texts(gone)} again, or, to give up what is held, give it another name, and "
+                f"allow_unclaimed_state=['{name}']"
+            )
         return (
             f"{what} {did} {_texts(gone)} when {kept} was written, and {does} {_texts(new)} now; {move}; {other}",
             None,
@@ -156,22 +159,24 @@ class Matching:
         news = [(twin, other) for twin, other in self._twins(name, self.now) if first(self, before, other)]
         if not first(self, before, now):
             return self._swapped(name, olds[0][0]) if olds else self._unlike(name)
-        beside = {twin for twin, _ in (*olds, *news)}
-        for level in (_exactly, _shape, _code):
-            if not olds and not news:
-                return None
-            olds = [(twin, other) for twin, other in olds if level(self, other, now)]
-            news = [(twin, other) for twin, other in news if level(self, before, other)]
-            if not level(self, before, now):
-                if olds:
-                    return self._swapped(name, olds[0][0])
-                # It was edited, if all others of its kind are what they were: then none of them can be in its place.
-                is_alone = all(
-                    twin in self.before and twin in self.now and level(self, self.before[twin], self.now[twin])
-                    for twin in beside
-                )
-                return None if is_alone else self._unlike(name)
-        return None
+        if self._is_equal(before, now) or not (olds or news):
+            return None
+        like = next((twin for twin, other in olds if self._is_equal(other, now)), None)
+        if like is not None:
+            return self._swapped(name, like)
+        # It was edited, if all others that could be meant are what they were: then none of them is in its place.
+        is_alone = all(
+            twin in self.before and twin in self.now and self._is_equal(self.before[twin], self.now[twin])
+            for twin in {twin for twin, _ in (*olds, *news)}
+        )
+        return None if is_alone else self._unlike(name)
+
+    def _is_equal(self, before: Lineage, now: Lineage) -> bool:
+        return (
+            (before.digest, before.sources) == (now.digest, now.sources)
+            and len(before.locations) == len(now.locations)
+            and all(self.is_same(one, two) for one, two in zip(before.locations, now.locations, strict=True))
+        )
 
     def _swapped(self, name: str, twin: str) -> Problem:
         now = self.now[name]
@@ -207,22 +212,6 @@ def _places(matching: Matching, before: Lineage, now: Lineage) -> bool:
 
 def _sources(matching: Matching, before: Lineage, now: Lineage) -> bool:
     return not {*before.sources}.isdisjoint(now.sources) or before.sources == now.sources
-
-
-def _exactly(matching: Matching, before: Lineage, now: Lineage) -> bool:
-    return (
-        before.sources == now.sources
-        and len(before.locations) == len(now.locations)
-        and all(matching.is_same(one, two) for one, two in zip(before.locations, now.locations, strict=True))
-    )
-
-
-def _shape(matching: Matching, before: Lineage, now: Lineage) -> bool:
-    return before.shape == now.shape
-
-
-def _code(matching: Matching, before: Lineage, now: Lineage) -> bool:
-    return before.code == now.code
 
 
 def _texts(locations: Collection[Location]) -> str:

@@ -124,10 +124,13 @@ class _Writer:
                 entries,
                 state_texts=dict(resolved.texts),
                 trigger_wall_ms=now_ms,
+                lineages={} if self._draft.definition is None else self._draft.definition.lineages,
             )
         former = base.manifest
+        anew = {*resolved.gone, *resolved.positions}  # what it was before tells nothing any more (EV13)
         return replace(
             former,
+            lineages={name: lineage for name, lineage in former.lineages.items() if name not in anew},
             entries=entries,
             carried=self._copied_outputs(base, former.carried),
             left=(*former.left, *giving_up(former, self._given_up(former.committables))),
