@@ -168,6 +168,18 @@ def test_delete_asks_and_wants_a_sealed_stream() -> None:
     assert "does not exist" in run("describe", "log", code=2)
 
 
+def test_delete_names_who_still_needs_a_stream() -> None:  # S69
+    run("write", "log", "--create", text="one\n")
+    with Store.open() as store:
+        store.hold(store.head("log"), holder="billing/in")
+    run("seal", "log")
+    asked = run("delete", "log", text="y\n", code=2)
+    assert "Delete stream log with 1 events, which billing/in still need? [y/N]" in asked
+    assert "still needed by 'billing/in'" in run("delete", "log", "--yes", code=2)
+    assert run("read", "log") == "one\n"
+    run("delete", "log", "--yes", "--force")
+
+
 def test_check_finds_a_damaged_chunk(root: Path) -> None:
     run("write", "log", "--create", text="a\n")
     (chunk,) = (root / "chunks").rglob("*.chunk")

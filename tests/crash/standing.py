@@ -69,14 +69,17 @@ class Place:
         self._with_spark = with_spark
         self.processes: list[Process] = []
 
-    def run(self, *options: str) -> Process:
-        """Start the command with ``options``; each in a session of its own."""
+    def run(self, *options: str, kill_at: str = "") -> Process:
+        """Start the command with ``options``; each in a session of its own, and killed at ``kill_at`` once for all."""
         hooks = [str(HOOK)] if self._with_spark else [str(TESTS / "crash" / "without_spark"), str(TESTS.parent)]
         paths = [*hooks, str(TESTS), str(TESTS.parent / "src")]
         given = [str(self.root), str(self.rows), str(RATE), self.checkpoints]
         command = [sys.executable, "-u", "-m", "headgate.cli.main", "run", "--json", *options]
         command += ["--", str(self.program), *given]
-        started = Process(command, self.root / f"process-{len(self.processes)}", {"PYTHONPATH": os.pathsep.join(paths)})
+        env = {"PYTHONPATH": os.pathsep.join(paths)}
+        if kill_at:
+            env["HEADGATE_KILL_AT"] = f"{kill_at}:1:{self.root / f'killed-{kill_at}'}"
+        started = Process(command, self.root / f"process-{len(self.processes)}", env)
         self.processes.append(started)
         return started
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import headgate as hg
 from crash.processes import STARTED_S, STEP_S, environment, kill
 from crash.standing import PATIENT, PROGRAM, Place, tale
 
@@ -40,17 +40,53 @@ def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STEP_S, check=False)
 
 
+def stop(here: Place, savepoint: str) -> subprocess.CompletedProcess[str]:
+    return headgate("stop", "kept", "--dir", here.checkpoints, "--savepoint", str(here.root / savepoint))
+
+
 def options_of_a_named_start(here: Place) -> list[str]:
     """Run, stop with a savepoint; return what names it. It is where the pipeline ended, so nothing comes again."""
     first = here.run()
     first.checkpoint()
-    taken = str(here.root / "taken")
-    stopped = headgate("stop", "kept", "--dir", here.checkpoints, "--savepoint", taken)
+    stopped = stop(here, "taken")
     assert stopped.returncode == 0, stopped
     assert first.exit_code(STARTED_S) == 0, tale(here.processes)
-    listed = json.loads(headgate("checkpoints", "list", "kept", "--dir", here.checkpoints, "--json").stdout)
-    newest = max(entry["checkpoint"] for entry in listed if entry["kind"] == "checkpoint")
-    return ["--restore", taken, "--go-back-behind", str(newest)]
+    return ["--restore", str(here.root / "taken")]
+
+
+def test_a_user_stops_changes_and_restores(place: Callable[..., Place]) -> None:  # SV10, SV24, SV25
+    """By the commands alone; the driver dies at every step, and the user repeats the command."""
+    here = place(False)
+    options = options_of_a_named_start(here)
+    for point in ("after-claim", "after-adoption"):
+        assert here.run(*options, kill_at=point).exit_code(STARTED_S) == -9, tale(here.processes)
+    again = here.run(*options)
+    again.wait("the note", lambda e: e["event"] == "note" and "was restored before" in e["text"])
+    again.checkpoint()
+    again.kill()
+    again = here.run(*options)
+    again.checkpoint()
+    assert stop(here, "second").returncode == 0, tale(here.processes)
+    assert again.exit_code(STARTED_S) == 0, tale(here.processes)
+
+    old = here.run(*options)  # a command that nobody has changed meanwhile goes on, and restores nothing
+    old.wait("the note", lambda e: e["event"] == "note" and "was restored before" in e["text"])
+    assert stop(here, "third").returncode == 0, tale(here.processes)
+    hg.edit_savepoint(here.root / "third", here.root / "edited").write()
+    changed = here.run("--restore", str(here.root / "edited"), "--parallelism", "3", kill_at="after-savepoint")
+    changed.checkpoint()
+    stopped = stop(here, "fourth")
+    assert stopped.returncode != 0, stopped
+    assert f"the savepoint {here.root / 'fourth'} is complete" in stopped.stderr
+    refused = here.run("--restore", str(here.root / "third"))
+    assert refused.exit_code(STARTED_S) == 3, tale(here.processes)
+    assert "committed would be produced again" in refused.stderr()
+    last = here.run("--restore", str(here.root / "fourth"))
+    here.hurry()
+    assert last.exit_code(STARTED_S) == 0, tale(here.processes)
+    here.assert_exactly_once()
+    notes = [event["text"] for process in here.processes for event in process.events if event["event"] == "note"]
+    assert not any("remove" in text or "produced again" in text for text in notes), notes
 
 
 @pytest.mark.parametrize("with_spark", WITH_SPARK)

@@ -247,6 +247,22 @@ def test_what_is_held_goes_when_it_is_said(store: Store) -> None:  # S69
     assert store.truncate(store.tail(STREAM), force=True).positions == {0: 5, 1: 5}
 
 
+def test_a_sealed_stream_that_is_still_needed_is_not_deleted(store: Store) -> None:  # S69
+    fill(store)
+    store.hold(cut_of(store, {0: 2, 1: 5}), holder="billing/in")
+    store.reader_group("archive", STREAM)
+    store.seal(STREAM)
+    assert store.needed_by(STREAM) == ["billing/in", "reader group archive"]
+    with pytest.raises(UsageError, match="needed by 'billing/in', 'reader group archive'; let them read to its end"):
+        store.delete(STREAM)
+    store.delete_reader_group("archive")
+    assert store.events_between(store.head(STREAM)) == 10, "and nothing has gone"
+    store.hold(store.tail(STREAM), holder="billing/in")
+    assert store.needed_by(STREAM) == []
+    store.delete(STREAM)
+    assert [info.name for info in store.list_streams()] == []
+
+
 def test_what_was_truncated_cannot_be_held(store: Store) -> None:  # S69
     fill(store)
     head = store.head(STREAM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -11,11 +12,12 @@ from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli.checkpoints import asked
 from headgate.cli.options import LocalDirOption, PipelineArgument
 from headgate.codec.lock_holder import Ending, LockHolder
-from headgate.errors import PipelineFailed, UsageError
+from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.model.progress import CheckpointOutcome
 from headgate.model.run_request import RunRequest
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.checkpoints.named import savepoint_at
 from headgate.runtime.driver.stopping import RunningPipeline
 from headgate.storage.backends import absolute_location, open_storage
 
@@ -54,11 +56,18 @@ def stop(
         typer.echo(f"{pipeline}: {how} {running.holder.owner}", err=True)
     else:
         typer.echo(f"{pipeline}: {how} {running.holder.owner} with a savepoint", err=True)
-        outcome = asked(running, RunRequest(absolute_location(savepoint), ends=True, drains=drain))
+        url = absolute_location(savepoint)
+        was_there = _is_savepoint(url)
+        outcome = asked(running, RunRequest(url, ends=True, drains=drain))
         if outcome.is_refused:
             raise UsageError(f"{pipeline} goes on, because the savepoint cannot be there: {outcome.reason}")
     ended = _wait(running, CheckpointLog(open_storage(root), pipeline), pipeline, drain)
-    typer.echo(f"{pipeline}: {_outcome(ended, drain)}")
+    try:
+        typer.echo(f"{pipeline}: {_outcome(ended, drain)}")
+    except PipelineFailed as error:
+        if savepoint is None or was_there or not _is_savepoint(url):
+            raise
+        raise PipelineFailed(f"{error}; the savepoint {url} is complete") from None
     if outcome is not None:
         if outcome.savepoint is None:
             raise PipelineFailed(f"{pipeline}: there is no savepoint: {outcome.reason}")
@@ -98,6 +107,13 @@ def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str, drain: bo
     if ended.ending in (Ending.NONE, Ending.FAILED, Ending.REPLACED):
         running.insist(ended, drain=drain)
     return ended
+
+
+def _is_savepoint(url: str) -> bool:
+    """Whether there is a complete savepoint, as far as this process can see."""
+    with suppress(HeadgateError):
+        return savepoint_at(url) is not None
+    return False
 
 
 def _newest(log: CheckpointLog) -> int | None:

@@ -167,15 +167,22 @@ def seal(name: Name, as_json: JsonOption = False, store: StoreOption = None) -> 
 @app.command("delete")
 def delete(
     name: Name,
-    force: Annotated[bool, typer.Option("--force", help="Delete it even if it is not sealed.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete it even if it is not sealed, or still needed.")
+    ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Delete a stream with all its events."""
+    """Delete a sealed stream with all its events.
+
+    Events that a pipeline, a reader group or another holder has not read yet are not deleted without --force: pipelines
+    that need them would fail for good.
+    """
     with opened(store) as opened_store:
-        info = opened_store.describe(name)
-        confirm(f"Delete stream {name} with {info.events_count:,} events?", yes=yes, as_json=as_json)
+        info, needed = opened_store.describe(name), opened_store.needed_by(name)
+        still = f", which {', '.join(needed)} still need" if needed else ""
+        confirm(f"Delete stream {name} with {info.events_count:,} events{still}?", yes=yes, as_json=as_json)
         opened_store.delete(name, force=force)
         answer(f"stream {name} is deleted", {"stream": name, "events": info.events_count}, as_json=as_json)
 

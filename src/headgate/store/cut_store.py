@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from headgate.clock import Clock
 from headgate.errors import HeadgateError, StorageError, UsageError
-from headgate.protocol.store.truncation import Extent, Hold, is_of_group
+from headgate.protocol.store.truncation import Extent, Hold, is_of_group, needed_by
 from headgate.storage.base import Storage
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.cuts import StreamCut
@@ -118,6 +118,12 @@ class CutStore:
         stream = self._catalogue.find_stream(name)
         found = self._catalogue.holds(stream)
         return {hold.holder: StreamCut(stream.name, stream.stream_id, hold.positions) for hold in found}
+
+    def needed_by(self, name: str) -> list[str]:
+        """Return the holders that have not read a stream to its present end."""
+        stream = self._catalogue.find_stream(name)
+        _, extents = self._catalogue.layout_and_extents(stream)
+        return list(needed_by(extents, self._catalogue.holds(stream)))
 
     # -- retention ---------------------------------------------------------------------------------------------------
 

@@ -257,10 +257,12 @@ class Store(OwnedStore):
         self._catalogue.seal_stream(name)
 
     def delete(self, name: str, *, force: bool = False) -> None:
-        """Delete a sealed stream with its events. ``force`` also deletes a stream that is in use.
+        """Delete a sealed stream with its events, which all pipelines, reader groups and other holders have read.
+
+        ``force`` also deletes a stream that is in use: pipelines that read it then fail for good.
 
         Raises:
-            UsageError: there is no such stream, or it is not sealed.
+            UsageError: there is no such stream, it is not sealed, or a holder still needs some of its events.
         """
         info = self._catalogue.delete_stream(name, force=force)
         delete_quietly(self._storage, self._storage.list(str(info.stream_id)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.protocol.store.truncation import Extent, Held, Hold, Move, Outside, retain, truncate
+from headgate.protocol.store.truncation import Extent, Held, Hold, Move, Outside, needed_by, retain, truncate
 
 EXTENTS = {0: Extent(10, 100), 1: Extent(0, 50)}
 
@@ -30,6 +30,13 @@ def test_what_somebody_holds_stays_unless_it_is_to_go_anyway() -> None:  # S69
 
 def test_of_a_segment_that_a_hold_does_not_name_everything_is_needed() -> None:  # S69
     assert truncate({1: 1}, EXTENTS, [Hold("older", {0: 90})], anyway=False) == Held("older", 1, 0, 1)
+
+
+def test_whoever_has_not_read_to_the_end_needs_the_stream() -> None:  # S69
+    done, behind = Hold("done", {0: 100, 1: 50}), Hold("behind", {0: 100, 1: 49})
+    assert needed_by(EXTENTS, [done]) == ()
+    assert needed_by(EXTENTS, [behind, done, Hold("begins", {})]) == ("behind", "begins")
+    assert needed_by({0: Extent(7, 7)}, [Hold("begins", {})]) == (), "nothing is there"
 
 
 def test_a_generation_that_was_replaced_holds_nothing() -> None:  # SC30

@@ -15,7 +15,7 @@ FILES = Manifest.files.fget  # type: ignore[attr-defined]
 
 
 def a_start_that_is_repeated_goes_back_again() -> AbstractContextManager[None]:  # SV24
-    return patched(restoring_by_name, "_descends", lambda newest, life, named: False)
+    return patched(restoring_by_name, "_was_restored", lambda newest, life, named: False)
 
 
 def a_checkpoint_needs_only_what_was_written_for_it() -> AbstractContextManager[None]:  # SF4

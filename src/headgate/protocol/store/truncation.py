@@ -110,6 +110,15 @@ def retain(cut: Mapping[int, int], extents: Mapping[int, Extent], holds: Sequenc
     return Move(_forward(limited, extents))
 
 
+def needed_by(extents: Mapping[int, Extent], holds: Sequence[Hold]) -> tuple[str, ...]:
+    """Return the holders that still need events of a stream with these ``extents``: it is not deleted unasked."""
+    return tuple(
+        hold.holder
+        for hold in holds
+        if any(hold.position(segment, extent) < extent.end for segment, extent in extents.items())
+    )
+
+
 def _forward(cut: Mapping[int, int], extents: Mapping[int, Extent]) -> dict[int, int]:
     """Return the heads that ``cut`` moves: never back."""
     return {segment: position for segment, position in cut.items() if position > extents[segment].head}

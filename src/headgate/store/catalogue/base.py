@@ -187,7 +187,7 @@ class Catalogue(Protocol):
         """Forget a stream with everything in it and return what it was; its chunks are orphans afterwards.
 
         Raises:
-            UsageError: it is not sealed, without ``force``.
+            UsageError: it is not sealed, or somebody holds what would go, without ``force``.
         """
 
     # -- appends -----------------------------------------------------------------------------------------------------

@@ -86,6 +86,22 @@ def truncate(connection: Connection, stream: StreamInfo, cut: Mapping[int, int],
     return _move(connection, stream, answer)
 
 
+def check_unneeded(connection: Connection, stream: StreamInfo) -> None:
+    """Check that the events of a stream that is to be deleted have been read by everybody who holds them.
+
+    Raises:
+        UsageError: somebody needs some of them; names all who do.
+    """
+    needed = truncation.needed_by(extents(connection, stream), holds(connection, stream))
+    if needed:
+        named = ", ".join(f"'{holder}'" for holder in needed)
+        raise UsageError(
+            f"events of stream '{stream.name}' are still needed by {named}; let them read to its end, release a "
+            "pipeline that will not start again (headgate streams release) or delete the group (headgate streams "
+            "groups delete), or delete the stream although it is needed (delete(force=True), --force)"
+        )
+
+
 def retention_cut(connection: Connection, stream: StreamInfo, now_ms: int) -> dict[int, int]:
     """Return the heads that ``stream.retention`` would move, as far as nobody holds; reads all parts of the stream."""
     policy = stream.retention

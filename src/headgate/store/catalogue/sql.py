@@ -184,6 +184,8 @@ class SqlCatalogue:
             info = sql_streams.find_stream(connection, name, self._where)
             if not info.is_sealed and not force:
                 raise UsageError(f"stream '{name}' is not sealed, so it may be in use; seal it first, or force")
+            if not force:
+                heads.check_unneeded(connection, info)
             sql_streams.delete_stream(connection, info)
         return info
 
