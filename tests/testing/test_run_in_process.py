@@ -292,7 +292,10 @@ def test_what_cannot_be_copied_is_refused_before_anything_runs(tmp_path: Path) -
             return row
 
     made.source(hg.FromRows([{"n": 1}])).map(locked).sink(Collect(tmp_path / "out"))
-    with pytest.raises(hg.UsageError, match="pipeline 'p' cannot be sent to its workers: cannot pickle"):
+    with pytest.raises(
+        hg.UsageError,
+        match="'map' cannot be sent to the workers: function locked, variable lock: a _thread",
+    ):
         testing.run(made)
 
 

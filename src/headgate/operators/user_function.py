@@ -8,7 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from headgate.errors import HeadgateError, UsageError
+from headgate.errors import HeadgateError
+from headgate.operators.sendable import unsendable
 
 _RECORD_CHARS_MAX = 1_000
 _OWN_CODE = str(Path(__file__).resolve().parents[1])
@@ -58,10 +59,7 @@ def copied(node: str, function: Any) -> Any:
     try:
         return copy.deepcopy(function)
     except Exception as error:
-        raise UsageError(
-            f"operator '{node}': {type(function).__name__} cannot be copied to the workers ({error}); make what "
-            "cannot travel in open()"
-        ) from None
+        raise unsendable(node, function, copy.deepcopy, error) from None
 
 
 def shortened(value: object) -> str:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import LogPlace, Observer, SilentObserver
+from headgate.operators.sendable import sent
 from headgate.runtime.driver.driver import Driver, lock_for
 from headgate.runtime.driver.handle import DriverHandle
 from headgate.spark.jvm import ensure_jvm, forget_dead_jvm, log_to, starting_up
@@ -125,6 +126,9 @@ def start_pipeline(
             host = "127.0.0.1" if is_local else session.conf.get("spark.driver.host")
         fingerprint = plan_fingerprint(definition)
         logs = log_directory(is_local=is_local)
+        from pyspark import cloudpickle
+
+        sent(definition, cloudpickle.dumps)  # else a thread of its own would fail, and say less
         launcher = SparkLauncher(session, definition, fingerprint, is_local, logs)
         watcher = observer or SilentObserver()
         if logs is not None:

@@ -18,10 +18,10 @@ from typing import Any, NoReturn
 
 from pyspark import cloudpickle
 
-from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
+from headgate.operators.sendable import sent
 from headgate.runtime.process import Process
 from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
 from headgate.threads import DaemonThread, ThreadEnded
@@ -97,13 +97,7 @@ class ThreadLauncher:
         self._lock = threading.Lock()
         self._stages: dict[int, _Stage] = {}
         self._threads: list[DaemonThread] = []
-        try:
-            self._pickled: bytes = cloudpickle.dumps(definition)  # TR2
-        except Exception as error:
-            raise UsageError(
-                f"pipeline '{definition.config.name}' cannot be sent to its workers: {error}; what its functions refer "
-                "to is copied for each worker, so open files, locks and connections inside the function"
-            ) from error
+        self._pickled = sent(definition, cloudpickle.dumps)  # TR2
 
     def submit(
         self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[Failure | None], None]

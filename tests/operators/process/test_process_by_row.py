@@ -398,7 +398,7 @@ def test_a_function_that_cannot_travel_and_one_whose_open_fails_are_told_when_bu
         def open(self, state: StateHandle) -> None:
             raise OSError("no such model")
 
-    with pytest.raises(UsageError, match="Locked cannot be copied to the workers"):
+    with pytest.raises(UsageError, match="cannot be sent to the workers: Locked, attribute rows: a generator"):
         spec_of(Locked())
     with pytest.raises(UserFunctionError, match="no such model"):
         spec_of(Failing())
