@@ -66,7 +66,7 @@ def null_clears() -> AbstractContextManager[None]:
 
 
 def results_may_look_at_other_keys() -> AbstractContextManager[None]:
-    return patched(batch_aggregating, "not_elementwise", lambda expression: "")
+    return patched(batch_aggregating, "not_of_one_record", lambda expression, query: "")
 
 
 def results_are_there_without_anything_added() -> AbstractContextManager[None]:

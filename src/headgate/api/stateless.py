@@ -91,7 +91,7 @@ class StatelessVerbs(Records):
             name: name of the operator.
         """
         spec = catalog.MapBatchesSpec(function_of("map_batches", function), schema, as_arrow)
-        return self._then("map-batches", name, spec)
+        return self._then("map-batches", name, spec, refuses=True)
 
     def with_timestamps(
         self,

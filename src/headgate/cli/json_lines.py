@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.json as pj
 
+from headgate.codec.exact_values import MisfitError
 from headgate.errors import UsageError
 from headgate.operators.types import MAP_FIELDS, canonical_type, has_map, to_canonical
 
@@ -106,7 +107,8 @@ def batch_of_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
         UsageError: not JSON, or a value of another type.
     """
     text = _with_literals(block, schema) if _NAMED.search(block) else block
-    parsed = pa.schema([field.with_type(_parsed_type(field.type)) for field in schema])
+    parsed = pa.schema([field.with_type(_read_type(field.type, is_parsed=True)) for field in schema])
+    read = pa.schema([field.with_type(_read_type(field.type)) for field in schema])
     try:
         table = pj.read_json(
             io.BytesIO(text),
@@ -114,23 +116,30 @@ def batch_of_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
             parse_options=pj.ParseOptions(explicit_schema=parsed, unexpected_field_behavior="error"),
         )
         batch = table.select(schema.names).combine_chunks().to_batches()
-        return to_canonical(batch[0], schema) if batch else pa.RecordBatch.from_pylist([], schema=schema)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        if not batch:
+            return pa.RecordBatch.from_pylist([], schema=schema)
+        return to_canonical(batch[0].cast(read), schema)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, MisfitError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"input is not JSON lines with the columns {', '.join(schema.names)}: {reason}") from error
 
 
-def _parsed_type(dtype: pa.DataType) -> pa.DataType:
-    """Return the type that pyarrow's JSON reader is told for ``dtype``; a cast makes the rest of the way."""
-    if pa.types.is_date32(dtype) or pa.types.is_time(dtype):
+def _read_type(dtype: pa.DataType, *, is_parsed: bool = False) -> pa.DataType:
+    """Return the type in which values of ``dtype`` are read from JSON, before it is looked at whether they fit.
+
+    ``is_parsed``: the type that pyarrow's JSON reader is told, for which dates and times are texts.
+    """
+    if is_parsed and (pa.types.is_date32(dtype) or pa.types.is_time(dtype)):
         return pa.string()
+    if pa.types.is_float32(dtype):
+        return pa.float64()  # the reader makes infinity of what is too large
     if pa.types.is_struct(dtype):
-        return pa.struct([field.with_type(_parsed_type(field.type)) for field in dtype])
+        return pa.struct([field.with_type(_read_type(field.type, is_parsed=is_parsed)) for field in dtype])
     if pa.types.is_map(dtype):
         pair = zip(MAP_FIELDS, (dtype.key_type, dtype.item_type), strict=True)
-        return pa.list_(pa.struct([pa.field(name, _parsed_type(inner)) for name, inner in pair]))
+        return pa.list_(pa.struct([pa.field(name, _read_type(inner, is_parsed=is_parsed)) for name, inner in pair]))
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype):
-        return pa.list_(_parsed_type(dtype.value_type))
+        return pa.list_(_read_type(dtype.value_type, is_parsed=is_parsed))
     return dtype
 
 
@@ -149,7 +158,7 @@ def _literal(value: Any, dtype: pa.DataType) -> Any:
         types = {field.name: field.type for field in dtype}
         return {name: _literal(inner, types.get(name, pa.null())) for name, inner in value.items()}
     if isinstance(value, list):
-        inner = getattr(_parsed_type(dtype), "value_type", pa.null())
+        inner = getattr(_read_type(dtype), "value_type", pa.null())
         return [_literal(element, inner) for element in value]
     is_number = isinstance(value, _Digits) or value in ("NaN", "Infinity", "-Infinity")
     return float(value) if is_number and pa.types.is_floating(dtype) else value

@@ -31,7 +31,8 @@ from headgate.cli.state_places import located
 from headgate.cli.text import count_text, size_text, time_text
 from headgate.codec.zones import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
-from headgate.operators.expressions import not_elementwise
+from headgate.operators.one_record import not_of_one_record
+from headgate.operators.schemas import empty_frame
 from headgate.runtime.stored_state.catalog import StoredState, catalog_row, main_of, state_named, states_of
 from headgate.runtime.stored_state.places import StoredCheckpoint, find
 from headgate.runtime.stored_state.reading import batches_of, selection
@@ -211,7 +212,7 @@ def _rows(
     key_groups_count = found.manifest.max_parallelism
     columns = None if wanted.columns is None else [name.strip() for name in wanted.columns.split(",")]
     schema = selection(state, key_groups_count, columns).schema
-    condition = None if wanted.where is None else _condition(wanted.where)
+    condition = None if wanted.where is None else _condition(wanted.where, state.shape.all)
     needed = [] if condition is None else [n for n in condition.meta.root_names() if n not in schema.names]
     keys = [_key(state, text) for text in wanted.keys] if wanted.keys else None
     chosen = selection(state, key_groups_count, [*schema.names, *needed], keys)
@@ -221,15 +222,20 @@ def _rows(
     return schema, (batch.select(schema.names) for batch in batches)
 
 
-def _condition(text: str) -> pl.Expr:
+def _condition(text: str, schema: pa.Schema) -> pl.Expr:
     try:
         found = pl.sql_expr(text)
     except pl.exceptions.PolarsError as error:
         raise _no_condition(text, error) from None
-    if part := not_elementwise(found):  # it would see one part of a snapshot at a time
+    try:
+        query = empty_frame(schema).lazy().sql(f"SELECT ({text}) FROM self")
+        problem = not_of_one_record(found, query)  # it would see one part of a snapshot at a time
+    except pl.exceptions.PolarsError as error:
+        raise _no_condition(text, error) from None
+    if problem:
         raise UsageError(
-            f"--where {text!r} looks at other rows as well ({part}), but is asked of each row by itself; compare "
-            "columns with values, or read the rows with headgate.read_state and compare them there"
+            f"--where {text!r} {problem.partition(';')[0]}, but is asked of each row by itself; compare columns with "
+            "values, or read the rows with headgate.read_state and compare them there"
         )
     return found
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
 import xxhash
 
+from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.codec.zones import unzoned_schema
 from headgate.connectors.base import (
     Committer,
@@ -143,7 +144,9 @@ def _one_batch(rows: Any, schema: SchemaLike | None) -> pa.RecordBatch:
             elif _is_pandas(rows):
                 rows = pa.Table.from_pandas(rows, preserve_index=False)
             else:
-                rows = pa.Table.from_pylist([dict(row) for row in rows], schema=types)
+                rows = _table(rows, types)
+        except MisfitError as error:
+            raise UsageError(f"FromRows got a row {error.index} (from 0) that does not fit: column {error}") from error
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"FromRows got rows that do not make a table: {error}; give schema=") from error
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
@@ -158,6 +161,28 @@ def _one_batch(rows: Any, schema: SchemaLike | None) -> pa.RecordBatch:
         )
     batches = table.combine_chunks().to_batches()
     return carried(batches[0], target, "FromRows") if batches else pa.RecordBatch.from_pylist([], schema=target)
+
+
+def _table(rows: Iterable[Any], types: pa.Schema | None) -> pa.Table:
+    """Return dicts as a table of ``types``, inferred by default: what is inferred of all may not fit each.
+
+    Raises:
+        MisfitError: a value does not fit.
+    """
+    dicts = [dict(row) for row in rows]
+    if types is None:
+        types = pa.Table.from_pylist(dicts).schema
+    canonical_schema(types)  # refuses types that are not carried
+    arrays = [_column([row.get(field.name) for row in dicts], field) for field in types]
+    return pa.table(arrays, names=types.names)
+
+
+def _column(values: list[Any], field: pa.Field) -> pa.Array:
+    dtype = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    try:
+        return exact_array(values, dtype)
+    except MisfitError as error:
+        raise error.within(field.name) from None
 
 
 def _is_pandas(rows: object) -> bool:

@@ -7,11 +7,9 @@ shift over one would depend on how records happened to be batched. Such expressi
 from __future__ import annotations
 
 import itertools
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -19,6 +17,7 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.operators.base import Operator
+from headgate.operators.one_record import not_of_one_record
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, schema_of_frame
 from headgate.operators.user_function import batch_error
 
@@ -63,19 +62,15 @@ class ExpressionsSpec:
         Raises:
             UsageError: unknown column, wrong type, or an expression that needs other records.
         """
-        for step in self.steps:
-            for expression in step.expressions:
-                reason = not_elementwise(expression)
-                if reason:
-                    raise UsageError(
-                        f"operator '{node}': the expression {expression} uses {reason}, whose result depends on "
-                        "other records; use key_by(...).window(...).agg(...) or map_batches instead"
-                    )
-        frame = empty_frame(schema).lazy()
+        frame = empty_frame(schema)
         try:
             for step in self.steps:
-                frame = step.apply(frame)
-            return schema_of_frame(frame.collect())
+                for expression in step.expressions:
+                    problem = not_of_one_record(expression, frame.lazy().with_columns(expression))
+                    if problem:
+                        raise UsageError(f"operator '{node}': the expression {expression} {problem}")
+                frame = step.apply(frame.lazy()).collect().clear()
+            return schema_of_frame(frame)
         except pl.exceptions.PolarsError as error:
             raise UsageError(f"operator '{node}': {_first_line(error)}; the columns are {describe(schema)}") from error
 
@@ -174,103 +169,6 @@ def _filtered(frame: pl.DataFrame, step: Step) -> pl.DataFrame:
 
 def _kept(batch: pa.RecordBatch, frame: pl.DataFrame, step: Step) -> pa.RecordBatch:
     return batch.filter(_mask(frame, step).to_arrow())  # as quick as Polars, and nothing is converted back
-
-
-_NOT_ELEMENTWISE = frozenset(
-    [
-        "Agg",
-        "Len",
-        "Window",
-        "Over",
-        "Rolling",
-        "Sort",
-        "SortBy",
-        "Gather",
-        "Filter",
-        "Explode",
-        "Slice",
-        "AnonymousAgg",
-        "Eval",
-    ]
-)
-_NOT_ELEMENTWISE_FUNCTIONS = [
-    "Cum",
-    "Shift",
-    "Diff",
-    "Rank",
-    "Rolling",
-    "Ewm",
-    "Interpolate",
-    "FillNullWithStrategy",
-    "Forward",
-    "Backward",
-    "Unique",
-    "Mode",
-    "Reverse",
-    "Sample",
-    "Shuffle",
-    "Random",
-    "TopK",
-    "BottomK",
-    "ArgSort",
-    "ArgMin",
-    "ArgMax",
-    "ArgUnique",
-    "Hist",
-    "ValueCounts",
-    "Count",
-    "Skew",
-    "Kurtosis",
-    "Quantile",
-    "PctChange",
-    "Rle",
-    "IsUnique",
-    "IsDuplicated",
-    "IsFirstDistinct",
-    "IsLastDistinct",
-    "Any",
-    "All",
-    "Drop",
-    "SetSorted",
-    "Range",
-    "Entropy",
-]
-_ELEMENTWISE_FUNCTIONS = frozenset({"AnyHorizontal", "AllHorizontal"})
-
-
-def not_elementwise(expression: pl.Expr) -> str:
-    """Return the name of the first part of ``expression`` that looks at other records, or ""."""
-    try:
-        tree = json.loads(expression.meta.serialize(format="json"))
-    except pl.exceptions.ComputeError:  # a Python function inside cannot be looked into
-        return ""
-    return next((name for name in _parts(tree) if _looks_elsewhere(name)), "")
-
-
-def _parts(tree: Any, is_function: bool = False) -> Iterator[str]:
-    """Yield kinds of expression as ``Agg`` and functions as ``function:CumSum``."""
-    if isinstance(tree, str) and is_function:
-        yield f"function:{tree}"
-    elif tree == "Len":
-        yield "Len"
-    elif isinstance(tree, list):
-        for item in tree:
-            yield from _parts(item)
-    elif isinstance(tree, dict):
-        for name, item in tree.items():
-            if name in ("Literal", "Column"):
-                continue
-            if name == "Alias":  # [expression, name]
-                item = item[:1]
-            yield f"function:{name}" if is_function else name
-            yield from _parts(item, is_function=name == "function" or (is_function and name == "Boolean"))
-
-
-def _looks_elsewhere(name: str) -> bool:
-    if not name.startswith("function:"):
-        return name in _NOT_ELEMENTWISE
-    function = name.removeprefix("function:")
-    return function not in _ELEMENTWISE_FUNCTIONS and function.startswith(tuple(_NOT_ELEMENTWISE_FUNCTIONS))
 
 
 def _first_line(error: Exception) -> str:

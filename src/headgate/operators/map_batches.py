@@ -14,8 +14,9 @@ import pyarrow as pa
 from headgate.errors import UsageError
 from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.checkpointed.exploring import own_copy_of
-from headgate.operators.schemas import SchemaLike, as_schema, batch_of, frame_of, schema_of_frame
-from headgate.operators.types import canonical_schema, schema_text, to_canonical
+from headgate.operators.row_functions import divert_misfits
+from headgate.operators.schemas import SchemaLike, as_schema, columns_of_frame, frame_of, schema_of_frame
+from headgate.operators.types import canonical_schema, schema_text
 from headgate.operators.user_function import UserFunctionError, batch_error, user_traceback
 
 
@@ -93,13 +94,13 @@ class MapBatchesOperator(Operator):
     def _batches(self, result: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
         try:
             if isinstance(result, pl.DataFrame):
-                return [batch_of(result, schema)]
+                return [divert_misfits(self, columns_of_frame(result, schema), schema)]
             if isinstance(result, pa.RecordBatch | pa.Table):
                 result.validate(full=True)  # SE10: what a checkpoint or stream holds of it is read again
             if isinstance(result, pa.RecordBatch):
-                return [to_canonical(result, schema)]
+                return [divert_misfits(self, result, schema)]
             if isinstance(result, pa.Table):
-                return [to_canonical(part, schema) for part in result.to_batches()]
+                return [divert_misfits(self, part, schema) for part in result.to_batches()]
         except (pa.ArrowException, pl.exceptions.PolarsError, KeyError, ValueError) as error:
             raise UserFunctionError(
                 self.context.node,

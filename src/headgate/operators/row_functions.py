@@ -15,7 +15,8 @@ from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.checkpointed.exploring import own_copy_of
 from headgate.operators.rows import Refused, Row, RowWriter, paused_gc, rows_of
 from headgate.operators.schemas import SchemaLike, as_schema
-from headgate.operators.unreadable import divert_unreadable
+from headgate.operators.types import fitting_rows
+from headgate.operators.unreadable import described_rows, divert_unreadable
 from headgate.operators.user_function import shortened, user_error, user_traceback
 
 PROBLEM_CHARS_MAX = 8_000
@@ -129,6 +130,20 @@ def _each(result: Any) -> Iterable[Any]:
     if isinstance(result, dict):
         raise TypeError("flat_map's function must return an iterable of dicts, but returned one dict; use map")
     return result  # type: ignore[no-any-return]
+
+
+def divert_misfits(operator: Operator, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Hand results that do not fit ``schema`` over as bad records; return the others, in its types."""
+    fitting, problems = fitting_rows(batch, schema)
+    refused = []
+    for row, problem in problems:
+        try:
+            record: object = described_rows(batch.slice(row, 1))[0]
+        except (ValueError, OverflowError):  # a part of a microsecond
+            record = batch.slice(row, 1)
+        refused.append(Refused(problem, shortened(record)))
+    divert_refused(operator, refused)
+    return fitting
 
 
 def divert_refused(operator: Operator, refused: list[Refused]) -> None:

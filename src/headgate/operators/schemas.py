@@ -51,7 +51,17 @@ def schema_of_frame(frame: pl.DataFrame) -> pa.Schema:
 
 
 def batch_of(frame: pl.DataFrame, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns of ``schema`` (canonical) as one batch, casting where the frame's types are others.
+    """Return the columns of ``schema`` (canonical) as one batch, in its types.
+
+    Raises:
+        polars.exceptions.ColumnNotFoundError: the frame lacks one.
+        MisfitError: a value does not fit.
+    """
+    return to_canonical(columns_of_frame(frame, schema), schema)
+
+
+def columns_of_frame(frame: pl.DataFrame, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the columns of ``schema`` as one batch, in the frame's types.
 
     Raises:
         polars.exceptions.ColumnNotFoundError: the frame lacks one.
@@ -59,7 +69,7 @@ def batch_of(frame: pl.DataFrame, schema: pa.Schema) -> pa.RecordBatch:
     if frame.columns != schema.names:
         frame = frame.select(schema.names)
     columns = [series.to_arrow(compat_level=pl.CompatLevel.oldest()) for series in frame.get_columns()]
-    return to_canonical(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
 
 
 def as_schema(node: str, given: SchemaLike) -> pa.Schema:

@@ -1,14 +1,21 @@
 """Canonical Arrow types: one physical type for each meaning (OP10), so that batches flow without casts.
 
+A column of another type is taken over exactly (``fitted``): Arrow's casts would cut times to days and parse texts.
+
 They are what Polars exports at its oldest compatibility level. A map is a list of its entries: Polars has no maps.
 A timestamp with a zone is a moment, one without is a local time (OP11).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.codec.exact_values import MisfitError, exact_array, misfits
 from headgate.codec.zones import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
 
@@ -78,13 +85,30 @@ def to_canonical(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.R
     """Return ``batch`` with canonical types (of ``schema`` when given; columns in its order). No copy if equal.
 
     Raises:
-        pyarrow.ArrowInvalid: a column has a value that its canonical type cannot hold, such as a part of a microsecond.
+        MisfitError: a column has a value that its type cannot hold, such as a part of a microsecond.
     """
     target = canonical_schema(batch.schema) if schema is None else schema
     if batch.schema.equals(target):
         return batch
-    columns = [_as_type(batch.column(field.name), field) for field in target]
+    columns = [fitted(batch.column(field.name), field.type, field.name) for field in target]
     return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def fitting_rows(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
+    """Return the rows of ``batch`` that fit ``schema`` in its types, and which others there are and why."""
+    try:
+        return to_canonical(batch, schema), []
+    except MisfitError:
+        problems: dict[int, str] = {}
+    for field in schema:
+        column = batch.column(field.name)
+        if column.type.equals(field.type):
+            continue
+        for misfit in misfits(_values(column), field.type):
+            problems.setdefault(misfit.index, f"column {misfit.within(field.name)}")
+    fits = np.ones(batch.num_rows, np.bool_)
+    fits[list(problems)] = False
+    return to_canonical(batch.filter(pa.array(fits)), schema), sorted(problems.items())
 
 
 def carried(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
@@ -95,19 +119,98 @@ def carried(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
     """
     try:
         return to_canonical(batch, schema)
-    except pa.ArrowInvalid as error:
-        raise UsageError(f"{where}: {error}; round or cast the column before") from error
+    except MisfitError as error:
+        raise UsageError(f"{where}: column {error}; round or cast the column before") from error
 
 
-def _as_type(column: pa.Array, field: pa.Field) -> pa.Array:
-    if column.type.equals(field.type):
+def fitted(column: pa.Array, dtype: pa.DataType, name: str) -> pa.Array:
+    """Return ``column`` as ``dtype``, none of its values changed.
+
+    Raises:
+        MisfitError: a value does not fit; its path begins with ``name``.
+    """
+    if column.type.equals(dtype):
         return column
+    if _casts_exactly(column.type, dtype):
+        try:
+            cast = _with_maps(_with_lists(column), dtype).cast(dtype)
+        except (pa.ArrowException, OverflowError):
+            pass  # which value it was is found below
+        else:
+            if _infinities(cast) == _infinities(column):
+                return cast
     try:
-        return _with_maps(_with_lists(column), field.type).cast(field.type)
-    except pa.ArrowInvalid as error:
-        raise pa.ArrowInvalid(
-            f"column '{field.name}' ({column.type}) has a value that {field.type} cannot hold: {error}"
-        ) from error
+        return exact_array(_values(column), dtype)
+    except MisfitError as error:
+        raise error.within(name) from None
+    except (ValueError, OverflowError) as error:  # times within it that Python does not have
+        raise MisfitError(0, name, str(error), dtype) from None
+
+
+def _casts_exactly(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether Arrow's cast changes no value or raises, but for floats that become infinite."""
+    types = pa.types
+    if given.equals(wanted) or types.is_null(given):
+        return True
+    if types.is_dictionary(given):
+        return _casts_exactly(given.value_type, wanted)
+    if types.is_map(given) or types.is_map(wanted):
+        return bool(_canonical_or_given(given).equals(_canonical_or_given(wanted)))
+    if _is_list(given) and _is_list(wanted):
+        return _casts_exactly(given.value_type, wanted.value_type)
+    if types.is_struct(given) and types.is_struct(wanted):
+        pairs = list(zip(given, wanted, strict=False))
+        return len(given) == len(wanted) and all(a.name == b.name and _casts_exactly(a.type, b.type) for a, b in pairs)
+    if types.is_integer(given):
+        return bool(types.is_integer(wanted) or types.is_floating(wanted))
+    if types.is_floating(given):
+        return bool(types.is_floating(wanted) or types.is_integer(wanted))
+    return any(bool(is_kind(given) and is_kind(wanted)) for is_kind in _KINDS)
+
+
+_KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
+    lambda dtype: pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype),
+    lambda dtype: pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_binary_view(dtype),
+    pa.types.is_timestamp,
+    pa.types.is_duration,
+    pa.types.is_time,
+    pa.types.is_date,
+    pa.types.is_decimal,
+)
+"""Types of one of these kinds hold the same values, up to their size."""
+
+
+def _canonical_or_given(dtype: pa.DataType) -> pa.DataType:
+    try:
+        return canonical_type(dtype)
+    except UsageError:
+        return dtype
+
+
+def _is_list(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype))
+
+
+def _infinities(column: pa.Array) -> int:
+    """Return how many infinite numbers are in a column."""
+    dtype = column.type
+    if pa.types.is_floating(dtype):
+        return int(pc.sum(pc.is_inf(column)).as_py() or 0)
+    if pa.types.is_struct(dtype):
+        return sum(map(_infinities, column.flatten()))
+    if _is_list(dtype):
+        return _infinities(column.flatten())
+    if pa.types.is_map(dtype):
+        return _infinities(column.keys) + _infinities(column.items)
+    return 0
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """Return a column as Python values that are equal to its own: times with nanoseconds are numpy's."""
+    if pa.types.is_timestamp(column.type) or pa.types.is_duration(column.type):
+        return list(column.to_numpy(zero_copy_only=False))
+    found: list[Any] = column.to_pylist()
+    return found
 
 
 def _with_lists(column: pa.Array) -> pa.Array:

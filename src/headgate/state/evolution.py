@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.errors import UsageError
 from headgate.model.evolution import StateRules
 from headgate.model.value_types import ListOf, Plain, StructOf, ValueType, inner_paths, path_of
@@ -76,8 +77,8 @@ class Evolution:
         for path, value in self.defaults.items():
             found = field_type(dtype, path)
             try:
-                pa.array([value], found)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                exact_array([value], found)
+            except MisfitError as error:
                 raise UsageError(
                     f"{where}: the default {value!r} of field '{path}' does not fit {found} ({error})"
                 ) from None

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-_TEXT_CHARS_MAX = 200
+from headgate.codec.exact_values import described, exact_array
 
 _ZONE = ZoneInfo("UTC")
 """Of moments, as Polars and Arrow make them: what was put reads the same as what was restored."""
@@ -62,32 +62,26 @@ def keys_of(columns: Sequence[pa.Array]) -> list[Any]:
 
 def mismatch(value: object, error: Exception) -> str:
     """Return the end of a message about a value that a state cannot hold."""
-    text = repr(value)
-    short = text if len(text) <= _TEXT_CHARS_MAX else text[:_TEXT_CHARS_MAX] + "…"
-    return f"{type(value).__name__} {short} ({error})"
+    return f"{described(value)} ({error})"
 
 
 def _scalar_store(dtype: pa.DataType) -> Callable[[Any], Any]:
     """Return a check that lets exact Python types pass quickly and leaves all others to Arrow."""
 
-    is_integer = pa.types.is_integer(dtype)
-
     def by_arrow(value: Any) -> Any:
-        stored = python_values(pa.array([value], dtype))[0]
+        stored = python_values(exact_array([value], dtype))[0]
         if stored is None:
             raise ValueError("it is null")
-        if is_integer and stored != value:  # Arrow truncates floats
-            raise ValueError("it is not whole")
         return stored
 
-    if is_integer:
+    if pa.types.is_integer(dtype):
         limits = np.iinfo(dtype.to_pandas_dtype())
         low, high = int(limits.min), int(limits.max)
         return lambda value: value if type(value) is int and low <= value <= high else by_arrow(value)
     if pa.types.is_float64(dtype):
         return lambda value: value if type(value) is float else by_arrow(value)
     if pa.types.is_float32(dtype):
-        single = struct.Struct("f")
+        single = struct.Struct("<f")  # raises where the machine's own makes infinity
         return lambda value: single.unpack(single.pack(value))[0] if type(value) is float else by_arrow(value)
     if pa.types.is_large_string(dtype):
         return lambda value: value if type(value) is str and value.isascii() else by_arrow(value)

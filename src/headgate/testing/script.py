@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.connectors.base import SourceBatch, SourceContext, SourceReader
 from headgate.errors import UsageError
 from headgate.operators.schemas import SchemaLike, arrow_schema
@@ -153,5 +154,13 @@ class _ScriptReader:
         return self._batch(index, item)
 
     def _batch(self, index: int, rows: Sequence[Mapping[str, Any]]) -> SourceBatch:
-        batch = pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=self._schema)
+        columns = [_column([row.get(field.name) for row in rows], field) for field in self._schema]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
         return SourceBatch(str(index), batch, is_split_finished=index in self._ended)
+
+
+def _column(values: list[Any], field: pa.Field) -> pa.Array:
+    try:
+        return exact_array(values, field.type)
+    except MisfitError as error:
+        raise UsageError(f"a row of the script does not fit: column {error.within(field.name)}") from None

@@ -7,6 +7,7 @@ fault are found. Never hands pyarrow's JSON parser a line that is not "{…}": a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -16,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from headgate.codec.exact_values import MisfitError, shortened_text
 from headgate.connectors.files.lines import Lines
 from headgate.errors import UsageError
-from headgate.operators.types import canonical_schema, schema_text
+from headgate.operators.types import canonical_schema, schema_text, to_canonical
 
 Starts: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -71,6 +73,7 @@ class JsonDecoder:
         """
         self.schema = canonical_schema(schema)
         self._parsed = pa.schema([pa.field(f.name, _parsed_type(f.type, f.name)) for f in self.schema])
+        self._cast = pa.schema([pa.field(f.name, _wide_type(f.type)) for f in self.schema])
         not_null = [f.name for f in schema if not f.nullable]
         self._required = list(dict.fromkeys([*not_null, *required]))
         missing = [name for name in self._required if name not in self.schema.names]
@@ -87,8 +90,10 @@ class JsonDecoder:
         def parse(low: int, high: int) -> str | None:
             try:
                 batches.append(self._parse(values.slice(low, high - low)))
-            except (pa.ArrowInvalid, _SeveralValuesError) as error:
-                return _problem(error)
+            except _SeveralValuesError:
+                return "several JSON values on one line"
+            except (pa.ArrowInvalid, MisfitError) as error:
+                return self._problem(values.slice(low, high - low), error)
             return None
 
         _isolate(len(values), parse, values, starts, refused, good)
@@ -104,7 +109,19 @@ class JsonDecoder:
         )
         if table.num_rows != len(values):
             raise _SeveralValuesError
-        return _one_batch(table.select(self.schema.names).cast(self.schema).combine_chunks(), self.schema)
+        table = table.select(self.schema.names).cast(self._cast).combine_chunks()
+        return to_canonical(_one_batch(table, self._cast), self.schema)
+
+    def _problem(self, values: pa.LargeStringArray, error: Exception) -> str:
+        """Return what is wrong with one line; which field it is, the field says that cannot be read alone."""
+        if len(values) > 1:
+            return "one of several"
+        for one in self.schema:
+            try:
+                JsonDecoder(pa.schema([one]))._parse(values)
+            except (pa.ArrowInvalid, MisfitError):
+                return _misfit(values[0].as_py(), one) or _reason(error)
+        return _reason(error)
 
     def _check_required(self, batch: pa.RecordBatch, values: pa.Array, starts: Starts, refused: Refused) -> Decoded:
         for name in self._required:
@@ -194,6 +211,8 @@ def _parsed_type(dtype: pa.DataType, name: str) -> pa.DataType:
     """Return the type that pyarrow's JSON reader is told for ``dtype``; a cast makes the rest of the way."""
     if pa.types.is_date32(dtype):
         return pa.large_string()
+    if pa.types.is_float32(dtype):
+        return pa.float64()  # the reader makes infinity of what is too large
     if pa.types.is_large_list(dtype):
         return pa.list_(_parsed_type(dtype.value_type, name))
     if pa.types.is_struct(dtype):
@@ -208,9 +227,26 @@ def _parsed_type(dtype: pa.DataType, name: str) -> pa.DataType:
     return dtype
 
 
-def _problem(error: Exception) -> str:
-    if isinstance(error, _SeveralValuesError):
-        return "several JSON values on one line"
+def _wide_type(dtype: pa.DataType) -> pa.DataType:
+    """Return ``dtype`` with the ``float64`` that stand for ``float32`` until it is looked at whether they fit."""
+    if pa.types.is_large_list(dtype):
+        return pa.large_list(_wide_type(dtype.value_type))
+    if pa.types.is_struct(dtype):
+        return pa.struct([pa.field(f.name, _wide_type(f.type)) for f in dtype])
+    return pa.float64() if pa.types.is_float32(dtype) else dtype
+
+
+def _misfit(line: str, named: pa.Field) -> str:
+    """Return that a field has a value that does not fit; "" if the line is no JSON at all."""
+    try:
+        value = json.dumps(json.loads(line)[named.name], ensure_ascii=False)
+    except (ValueError, KeyError, RecursionError):
+        return ""
+    text = shortened_text(value).encode("utf-8", "backslashreplace").decode()
+    return f"field '{named.name}' is {named.type}, which cannot hold {text}"
+
+
+def _reason(error: Exception) -> str:
     text = str(error).removeprefix("JSON parse error: ").split("\n")[0]
     return text.split(" in row ")[0].removesuffix(".")
 

@@ -13,10 +13,12 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from headgate.codec.exact_values import MisfitError
 from headgate.errors import UsageError
-from headgate.operators.expressions import not_elementwise
+from headgate.operators.one_record import not_of_one_record
 from headgate.operators.process.batch_states import BatchValueState, Keys
 from headgate.operators.schemas import empty_frame
+from headgate.operators.types import fitted
 
 Accumulator: TypeAlias = Any
 """Expressions by field where the state's type is a struct; one expression otherwise."""
@@ -68,7 +70,7 @@ class BatchAggregatingState:
         self._partial = shape.named("partial", function.partial(pl.col(_VALUE)), _MORE)
         merged = function.merge(shape.accumulator(_SO_FAR), shape.accumulator(_MORE))
         self._merge = [
-            pl.when(pl.col(_HAS)).then(both).otherwise(pl.col(f"{_MORE}{at}")).cast(shape.dtypes[at]).alias(str(at))
+            pl.when(pl.col(_HAS)).then(both.cast(shape.dtypes[at])).otherwise(pl.col(f"{_MORE}{at}")).alias(str(at))
             for at, both in enumerate(shape.expressions("merge", merged))
         ]
         found = function.result(shape.accumulator(_SO_FAR))
@@ -76,6 +78,7 @@ class BatchAggregatingState:
             raise UsageError(f"{where}: result must return an expression, not {type(found).__name__}")
         self._result = found
         shape.refuse_other_rows("merge", self._merge)
+        shape.refuse_other_types("merge", merged)
         shape.refuse_other_rows("result", [found])
 
     def add(self, values: Any, where: pl.Series | None = None, *, keys: Keys | None = None) -> pl.Series:
@@ -95,6 +98,7 @@ class BatchAggregatingState:
         if len(rows):
             frame = pl.DataFrame({_SLOT: slots, _ROW: rows, _VALUE: chosen})
             more = frame.group_by(_SLOT, maintain_order=True).agg(pl.col(_ROW).last(), *self._partial)
+            more = self._shape.in_types(more, "partial", _MORE)
             of_keys = more[_SLOT].to_numpy()
             so_far = self._value.at(of_keys)
             both = more.with_columns(so_far.is_not_null().alias(_HAS), *self._shape.columns(so_far, _SO_FAR))
@@ -123,6 +127,7 @@ class _Shape:
     def __init__(self, where: str, dtype: pa.DataType) -> None:
         self._where = where
         self._names = [field.name for field in dtype] if pa.types.is_struct(dtype) else None
+        self._types = [dtype] if self._names is None else [field.type for field in dtype]
         whole = empty_frame(pa.schema([(_VALUE, dtype)]))[_VALUE]
         self.dtypes = [whole.dtype] if self._names is None else [whole.struct[name].dtype for name in self._names]
 
@@ -150,11 +155,29 @@ class _Shape:
         return [found[name] for name in names]
 
     def named(self, what: str, found: Accumulator, side: str) -> list[pl.Expr]:
-        """Return expressions as the columns of one side, in their types."""
-        return [
-            expression.cast(self.dtypes[at]).alias(f"{side}{at}")
-            for at, expression in enumerate(self.expressions(what, found))
-        ]
+        """Return expressions as the columns of one side."""
+        return [expression.alias(f"{side}{at}") for at, expression in enumerate(self.expressions(what, found))]
+
+    def in_types(self, frame: pl.DataFrame, what: str, side: str) -> pl.DataFrame:
+        """Return ``frame`` with the columns of one side in the types of the accumulator.
+
+        Raises:
+            UsageError: a value does not fit.
+        """
+        changed = []
+        for at, dtype in enumerate(self._types):
+            series = frame[f"{side}{at}"]
+            if series.dtype == self.dtypes[at]:
+                continue
+            try:
+                column = fitted(series.to_arrow(compat_level=pl.CompatLevel.oldest()), dtype, self._field(at))
+            except (MisfitError, pa.ArrowException) as error:
+                raise UsageError(f"{self._where}: the result of {what} does not fit: {error}") from None
+            changed.append(pl.DataFrame({series.name: column})[series.name])
+        return frame.with_columns(changed) if changed else frame
+
+    def _field(self, at: int) -> str:
+        return "" if self._names is None else self._names[at]
 
     def columns(self, accumulators: pl.Series, side: str) -> list[pl.Series]:
         """Return accumulators as the columns of one side."""
@@ -168,6 +191,21 @@ class _Shape:
             return merged.to_series()
         return merged.rename(dict(zip(merged.columns, self._names, strict=True))).to_struct(_VALUE)
 
+    def refuse_other_types(self, what: str, found: Accumulator) -> None:
+        """Refuse expressions of a type that a cast to the accumulator's would have to cut.
+
+        Raises:
+            UsageError
+        """
+        sides = {f"{side}{at}": dtype for side in (_SO_FAR, _MORE) for at, dtype in enumerate(self.dtypes)}
+        named = [one.alias(str(at)) for at, one in enumerate(self.expressions(what, found))]
+        for at, series in enumerate(pl.DataFrame(schema=sides).select(named).get_columns()):
+            given, wanted = series.dtype, self.dtypes[at]
+            is_wider = (given.is_integer() and wanted.is_integer()) or (given == pl.Float32 and wanted == pl.Float64)
+            if given != wanted and given != pl.Null and not is_wider:
+                of = f" for '{self._field(at)}'" if self._names else ""
+                raise UsageError(f"{self._where}: {what} returns {given}{of}, which is {wanted}; cast it to that")
+
     def refuse_other_rows(self, what: str, expressions: list[pl.Expr]) -> None:
         """Refuse what is wrong with accumulators, or looks at those of other keys.
 
@@ -175,14 +213,17 @@ class _Shape:
             UsageError
         """
         sides = {f"{side}{at}": dtype for side in (_SO_FAR, _MORE) for at, dtype in enumerate(self.dtypes)}
+        frame = pl.DataFrame(schema={_HAS: pl.Boolean, **sides})
         try:
-            pl.DataFrame(schema={_HAS: pl.Boolean, **sides}).select(expressions)
+            frame.select(expressions)
         except pl.exceptions.PolarsError as error:
             raise UsageError(f"{self._where}: {what} does not work on accumulators: {error}") from None
         for expression in expressions:
-            if not_elementwise(expression):
+            problem = not_of_one_record(expression, frame.lazy().with_columns(expression))
+            if problem:
                 raise UsageError(
-                    f"{self._where}: {what} must look at one accumulator of each side only; aggregates are for partial"
+                    f"{self._where}: {what} must look at one accumulator of each side only; aggregates are for "
+                    f"partial: it {problem.partition(';')[0]}"
                 )
 
 

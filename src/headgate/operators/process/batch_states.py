@@ -13,8 +13,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.errors import UsageError
 from headgate.operators.schemas import empty_frame, frame_of
+from headgate.operators.types import fitted
 from headgate.state.backend import ColumnBackend, ListColumns, MapColumns, ValueColumns
 from headgate.state.columns import is_fixed
 from headgate.state.descriptors import StateDescriptor
@@ -98,17 +100,14 @@ class _BatchState:
 
     def _column(self, values: Any, rows: int, dtype: pa.DataType, what: str) -> pa.Array:
         """Return a user's Series (or one value for all rows) as a column of ``dtype``."""
-        if not isinstance(values, pl.Series):
-            values = pl.Series([values]).new_from_index(0, rows)
-        if len(values) != rows:
+        if isinstance(values, pl.Series) and len(values) != rows:
             raise self._wrong(f"{what} must have {rows} rows, as many as there are keys, but has {len(values)}")
-        column = values.to_arrow(compat_level=pl.CompatLevel.oldest())
-        if column.type.equals(dtype):
-            return column
         try:
-            return column.cast(dtype)
-        except (pa.ArrowException, ValueError) as error:
-            raise self._wrong(f"{what} must be {dtype}, but is {values.dtype} ({error})") from None
+            if isinstance(values, pl.Series):
+                return fitted(values.to_arrow(compat_level=pl.CompatLevel.oldest()), dtype, "")
+            return exact_array([values], dtype).take(pa.array(np.zeros(rows, np.int64)))
+        except (MisfitError, pa.ArrowException) as error:
+            raise self._wrong(f"{what} must be {dtype}: {error}") from None
 
     def _values(self, values: Any, rows: int) -> pa.Array:
         return self._column(values, rows, self._descriptor.type, "the values")

@@ -10,11 +10,13 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.errors import UsageError
 from headgate.operators.process.broadcast_side import BroadcastMap, BroadcastSide
 from headgate.operators.process.cursor import Cursor
 from headgate.operators.process.keyed_states import MapState
 from headgate.operators.schemas import frame_of
+from headgate.operators.types import fitted
 from headgate.state.descriptors import StateDescriptor
 
 
@@ -89,7 +91,6 @@ class BatchBroadcastState:
         self._side = side
         self._node = node
         self._shown: tuple[int, pl.DataFrame] | None = None
-        self._key_dtype, self._value_dtype = frame_of(self._map.batch()).dtypes
 
     def frame(self) -> pl.DataFrame:
         """Return all entries in the columns ``key`` and ``value``, in the order in which the keys were added."""
@@ -101,13 +102,13 @@ class BatchBroadcastState:
 
     def get(self, keys: pl.Series) -> pl.Series:
         """Return the value for each of ``keys``; null if there is none."""
-        wanted = self._series(keys, self._key_dtype, "the keys").alias("key").to_frame()
+        wanted = self._series(keys, self._map.descriptor.key_type, "the keys").alias("key").to_frame()
         return wanted.join(self.frame(), on="key", how="left", maintain_order="left")["value"]
 
     def contains(self, keys: pl.Series) -> pl.Series:
         """Return, for each of ``keys``, whether the map has a value."""
         there = self.frame()["key"].implode()
-        return self._series(keys, self._key_dtype, "the keys").is_in(there).fill_null(value=False)
+        return self._series(keys, self._map.descriptor.key_type, "the keys").is_in(there).fill_null(value=False)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -120,34 +121,44 @@ class BatchBroadcastState:
             values: a Series with one value per key, or one value for all keys.
         """
         self._side.check_writable(self._map.descriptor.name)
-        found = values if isinstance(values, pl.Series) else pl.Series([values]).new_from_index(0, len(keys))
+        found = values if isinstance(values, pl.Series) else self._repeated(values, len(keys))
         if len(found) != len(keys):
             raise self._wrong(
                 f"the values must have {len(keys)} rows, as many as there are keys, but have {len(found)}"
             )
-        own_keys = self._series(keys, self._key_dtype, "the keys")
-        own_values = self._series(found, self._value_dtype, "the values")
+        own_keys = self._series(keys, self._map.descriptor.key_type, "the keys")
+        own_values = self._series(found, self._map.descriptor.type, "the values")
         for key, value in zip(own_keys, own_values.to_list(), strict=True):
             self._rows.put(key, value)
 
     def remove(self, keys: pl.Series) -> None:
         """Remove each key that is there. Only allowed in ``process_broadcast``."""
         self._side.check_writable(self._map.descriptor.name)
-        for key in self._series(keys, self._key_dtype, "the keys"):
+        for key in self._series(keys, self._map.descriptor.key_type, "the keys"):
             self._rows.remove(key)
 
     def clear(self) -> None:
         """Remove all entries. Only allowed in ``process_broadcast``."""
         self._rows.clear()
 
-    def _series(self, given: Any, dtype: Any, what: str) -> pl.Series:
+    def _repeated(self, value: Any, rows: int) -> pl.Series:
+        try:
+            one = pl.from_arrow(exact_array([value], self._map.descriptor.type))
+        except MisfitError as error:
+            raise self._wrong(f"the values must be {self._map.descriptor.type}: {error}") from None
+        assert isinstance(one, pl.Series)
+        return one.new_from_index(0, rows)
+
+    def _series(self, given: Any, dtype: pa.DataType, what: str) -> pl.Series:
         """Return a user's Series in the type of the state."""
         if not isinstance(given, pl.Series):
             raise self._wrong(f"{what} must be a Series, not {type(given).__name__}")
         try:
-            return given.cast(dtype)
-        except (pl.exceptions.PolarsError, pa.ArrowException) as error:
-            raise self._wrong(f"{what} must be {dtype}, but are {given.dtype} ({error})") from None
+            found = pl.from_arrow(fitted(given.to_arrow(compat_level=pl.CompatLevel.oldest()), dtype, ""))
+        except (MisfitError, pa.ArrowException, pl.exceptions.PolarsError) as error:
+            raise self._wrong(f"{what} must be {dtype}: {error}") from None
+        assert isinstance(found, pl.Series)
+        return found
 
     def _wrong(self, problem: str) -> UsageError:
         return UsageError(f"broadcast state '{self._map.descriptor.name}' of operator '{self._node}': {problem}")

@@ -22,7 +22,8 @@ from headgate.operators.process.batch_states import BatchCursor, BatchStates, Ke
 from headgate.operators.process.batch_timers import BatchTimers, FiredTimers
 from headgate.operators.process.spec import StatefulFunction, StatefulFunctionSpec, opened
 from headgate.operators.process.timed import TimedOperator
-from headgate.operators.schemas import SchemaLike, batch_of, frame_of
+from headgate.operators.row_functions import divert_misfits
+from headgate.operators.schemas import SchemaLike, batch_of, columns_of_frame, frame_of
 from headgate.operators.types import schema_text
 from headgate.operators.user_function import UserFunctionError, batch_error, copied, user_traceback
 from headgate.state.backend import ColumnBackend, Ownership
@@ -250,7 +251,7 @@ class BatchProcessOperator(TimedOperator):
         if not isinstance(result, pl.DataFrame):
             raise UserFunctionError(node, f"a result of type {type(result).__name__}", "return a DataFrame or None")
         try:
-            whole = batch_of(result, schema)
+            whole = divert_misfits(self, columns_of_frame(result, schema), schema)
         except (pa.ArrowException, pl.exceptions.PolarsError, KeyError, ValueError) as error:
             raise UserFunctionError(
                 node,

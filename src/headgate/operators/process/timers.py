@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import numpy as np
+
+from headgate.codec.exact_values import picoseconds
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS
 from headgate.operators.process.cursor import Cursor, NoKey
@@ -190,12 +193,19 @@ def milliseconds(node: str, time: Any) -> int:
         since = time - (_EPOCH if time.tzinfo is None else _EPOCH_UTC)
         return -(-since // _MS)
     try:
-        found = operator.index(time)
-    except TypeError:
+        found = _whole_milliseconds(time) if isinstance(time, np.datetime64) else operator.index(time)
+    except (TypeError, ValueError):
         raise not_a_time(node, f"{type(time).__name__} {time!r}") from None
-    if isinstance(time, bool) or not WATERMARK_MIN_MS <= found <= WATERMARK_MAX_MS:
+    if isinstance(time, bool | np.timedelta64) or not WATERMARK_MIN_MS <= found <= WATERMARK_MAX_MS:
         raise not_a_time(node, f"{type(time).__name__} {time!r}")
     return found
+
+
+def _whole_milliseconds(time: np.datetime64) -> int:
+    since = picoseconds(time)
+    if since is None:
+        raise ValueError
+    return -(-since // 10**9)
 
 
 def no_date(time_ms: int, instead: str) -> UsageError:

@@ -18,8 +18,8 @@ import pyarrow as pa
 from headgate.errors import UsageError
 from headgate.model.state_identity import Form, StateIdentity
 from headgate.operators.event_time import EventTime, event_time
-from headgate.operators.expressions import not_elementwise
 from headgate.operators.key_check import check_keys
+from headgate.operators.one_record import not_of_groups, not_of_one_record
 from headgate.operators.schemas import describe, empty_frame, schema_of_frame
 from headgate.state.aggregate_table import Accumulator, Kind
 
@@ -114,6 +114,10 @@ def window_shape(aggregate: TumblingAggregate, schema: pa.Schema, node: str) -> 
         raise UsageError(f"operator '{node}': a window must be at least 1 ms long, not {aggregate.size_ms} ms")
     if not aggregate.aggregates:
         raise UsageError(f"operator '{node}': agg needs at least one aggregate, for example n=pl.len()")
+    for expression in aggregate.aggregates:
+        problem = not_of_groups(expression)
+        if problem:
+            raise UsageError(f"operator '{node}': the expression {expression} {problem}")
     try:
         frame = empty_frame(schema).group_by(*aggregate.keys).agg(*aggregate.aggregates)
     except (pl.exceptions.PolarsError, TypeError) as error:
@@ -150,7 +154,7 @@ class _Builder:
     def add(self, expression: pl.Expr, output: pa.Schema) -> bool:
         """Add one aggregate; return False when it does not decompose."""
         name = expression.meta.output_name(raise_if_undetermined=False)
-        recognised = _recognise(expression.meta.undo_aliases())
+        recognised = _recognise(expression.meta.undo_aliases(), self._frame)
         if name is None or recognised is None:
             return False
         aggregate, inner = recognised
@@ -178,7 +182,7 @@ class _Builder:
         return self.measures.index(measure)
 
 
-def _recognise(expression: pl.Expr) -> tuple[Aggregate, pl.Expr | None] | None:
+def _recognise(expression: pl.Expr, frame: pl.DataFrame) -> tuple[Aggregate, pl.Expr | None] | None:
     """Return the aggregate and its inner expression (None for ``len``), or None when it is no such thing."""
     if expression.meta.eq(pl.len()):
         return Aggregate.LEN, None
@@ -188,20 +192,19 @@ def _recognise(expression: pl.Expr) -> tuple[Aggregate, pl.Expr | None] | None:
     inner = inputs[0]
     for aggregate in Aggregate:
         if getattr(inner, aggregate.value)().meta.eq(expression):
-            if not _is_simple(inner):
+            if not _is_simple(inner, frame):
                 return None
             return aggregate, None if aggregate is Aggregate.LEN else inner
     return None
 
 
-def _is_simple(inner: pl.Expr) -> bool:
+def _is_simple(inner: pl.Expr, frame: pl.DataFrame) -> bool:
     """Whether ``inner`` gives one value per record, from that record alone."""
-    try:
-        text = inner.meta.serialize(format="json")
-    except pl.exceptions.ComputeError:  # a Python function inside
-        return False
+    text = inner.meta.serialize(format="json")
     has_columns = bool(inner.meta.root_names()) and not inner.meta.has_multiple_outputs()
-    return has_columns and '"Selector"' not in json.dumps(json.loads(text)) and not not_elementwise(inner)
+    if not has_columns or '"Selector"' in json.dumps(json.loads(text)):
+        return False
+    return not not_of_one_record(inner, frame.lazy().with_columns(inner.alias("x")))
 
 
 def _accumulators(aggregate: Aggregate, dtype: pa.DataType) -> list[tuple[Accumulator, bool]] | None:

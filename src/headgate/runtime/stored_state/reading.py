@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.manifest import KeyGroups
 from headgate.runtime.stored_state.catalog import PartReader, StoredState
@@ -153,25 +153,18 @@ def _wanted(state: StoredState, keys: Iterable[Any]) -> pa.RecordBatch:
     rows = [key if len(fields) > 1 else (key,) for key in keys]
     described = ", ".join(f"{n}: {f.type}" for n, f in zip(state.shape.shown_keys, fields, strict=True))
     for row in rows:
-        if not isinstance(row, tuple | list) or len(row) != len(fields) or not all(map(_may_be, row, fields)):
+        if not isinstance(row, tuple | list) or len(row) != len(fields) or any(value is None for value in row):
             given = row if len(fields) > 1 else row[0]
             raise UsageError(f"a key of operator '{state.operator}' is ({described}), not {given!r}")
     try:
-        columns = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(fields)]
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        columns = [exact_array([row[i] for row in rows], field.type) for i, field in enumerate(fields)]
+    except MisfitError as error:
         raise UsageError(f"a key of operator '{state.operator}' is ({described}): {error}") from None
     return pa.RecordBatch.from_arrays(columns, names=list(state.shape.keys))
 
 
 def _is_list(several: object) -> bool:
     return isinstance(several, Iterable) and not isinstance(several, str | bytes)
-
-
-def _may_be(value: Any, field: pa.Field) -> bool:
-    """Whether ``value`` may be a key. Arrow would take 1.5 for 1, and a moment for its day: those are other keys."""
-    if pa.types.is_integer(field.type) and isinstance(value, float | np.floating):
-        return float(value).is_integer()
-    return value is not None and not (pa.types.is_date(field.type) and isinstance(value, datetime))
 
 
 def _kept(batch: pa.RecordBatch, shape: Shape, wanted: Selection, max_parallelism: int) -> pa.RecordBatch:

@@ -13,9 +13,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.codec.zones import unzoned
+from headgate.codec.exact_values import MisfitError
 from headgate.errors import UsageError
-from headgate.operators.types import canonical_type, schema_text, to_canonical
+from headgate.operators.types import canonical_type, fitted, schema_text, to_canonical
 from headgate.runtime.stored_state.shapes import (
     EXPIRES,
     KEY_GROUP,
@@ -99,8 +99,8 @@ def _canonical(given: pa.Table, what: str) -> pa.Table:
     schema = pa.schema([field.with_nullable(True) for field in fields])
     try:
         return pa.Table.from_batches([to_canonical(batch, schema) for batch in given.to_batches()], schema)
-    except pa.ArrowException as error:
-        raise UsageError(f"{what}: {error}") from None
+    except MisfitError as error:
+        raise UsageError(f"{what}: column {error}") from None
 
 
 def _canonical_type(field: pa.Field, what: str) -> pa.DataType:
@@ -139,28 +139,13 @@ def _stored(given: pa.Table, shape: Shape, place: int, what: str) -> pa.Array:
 
 
 def _column(given: pa.Table, name: str, dtype: pa.DataType, what: str) -> pa.Array:
-    column = given.column(name)
-    if not _may_become(column.type, dtype):
-        raise UsageError(f"{what}: column '{name}' is {dtype}, but the rows have {column.type}")
+    column = given.column(name).combine_chunks()
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     try:
-        cast = column.cast(dtype).combine_chunks()
-    except (pa.ArrowException, OverflowError) as error:
-        raise UsageError(f"{what}: column '{name}' is {dtype}, and the rows have {column.type}: {error}") from None
-    return pa.concat_arrays(cast.chunks) if isinstance(cast, pa.ChunkedArray) else cast
-
-
-def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of a type can be those of another without meaning something else; each is checked beside that."""
-    if pa.types.is_null(given) or unzoned(given).equals(unzoned(wanted)):  # WS4: times that lack a zone are in UTC
-        return True
-    if pa.types.is_integer(given):
-        return bool(pa.types.is_integer(wanted) or pa.types.is_floating(wanted))
-    if pa.types.is_large_list(given) and pa.types.is_large_list(wanted):
-        return _may_become(given.value_type, wanted.value_type)
-    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
-        pairs = list(zip(given, wanted, strict=False))
-        return len(given) == len(wanted) and all(a.name == b.name and _may_become(a.type, b.type) for a, b in pairs)
-    return bool(pa.types.is_floating(given) and pa.types.is_floating(wanted))
+        return fitted(column, dtype, name)
+    except MisfitError as error:
+        raise UsageError(f"{what}: column {error}") from None
 
 
 def _expiries(given: pa.Table, what: str) -> pa.Array:

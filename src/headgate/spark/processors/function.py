@@ -13,13 +13,14 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
+from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.codec.zones import unzoned_schema
 from headgate.operators.process.by_key import KeyContext, KeyFunction
 from headgate.operators.process.functions import StateHandle
 from headgate.operators.process.timers import Timer
 from headgate.operators.rows import Refused, RowWriter
 from headgate.operators.schemas import frame_of
-from headgate.operators.types import to_canonical
+from headgate.operators.types import fitted
 from headgate.operators.user_function import shortened
 from headgate.spark.processors.states import ProcessorHandle
 from headgate.spark.processors.values import Fields, without_zone
@@ -147,4 +148,25 @@ class FrameFunction(ProcessorFunction):
             frame = frame.set_axis(names, axis="columns")
         if len(frame) == 0:
             return pa.RecordBatch.from_pylist([], schema=self.schema)
-        return to_canonical(pa.RecordBatch.from_pandas(frame, schema=self.schema, preserve_index=False), self.schema)
+        columns = [_exact_column(frame[field.name], field) for field in self.schema]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _exact_column(series: Any, field: pa.Field) -> pa.Array:
+    """Return a pandas column in its declared type; what pandas has for missing values is null.
+
+    Raises:
+        MisfitError: a value does not fit.
+    """
+    if series.dtype != object:
+        column = pa.Array.from_pandas(series)
+        whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        return fitted(whole, field.type, field.name)
+    try:
+        return exact_array([None if _is_missing(value) else value for value in series], field.type)
+    except MisfitError as error:
+        raise error.within(field.name) from None
+
+
+def _is_missing(value: Any) -> bool:
+    return value is pd.NA or (isinstance(value, float) and value != value)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row, StructType
 
+from headgate.codec.exact_values import elements_of, exact_array
 from headgate.errors import UsageError
 from headgate.model.value_types import inner_paths
 from headgate.operators.schemas import as_schema
@@ -116,18 +117,19 @@ def plain(dtype: pa.DataType) -> Convert:
         return lambda value: None if value is None else fields.dict_of(value)
     if pa.types.is_large_list(dtype):
         inner = plain(dtype.value_type)
-        return lambda value: None if value is None else [inner(one) for one in value]
+        return lambda value: value if (given := elements_of(value)) is None else [inner(one) for one in given]
     return _scalar
 
 
 def _scalar(value: Any) -> Any:
+    if isinstance(value, np.datetime64 | np.timedelta64):
+        return None if np.isnat(value) else value
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, bytearray):
         return bytes(value)
-    for method in ("to_pydatetime", "to_pytimedelta"):  # pandas' times
-        if hasattr(value, method):
-            return getattr(value, method)() if value == value else None
+    if isinstance(value, datetime) and value != value:  # pandas' NaT
+        return None
     return value
 
 
@@ -183,7 +185,7 @@ class MapKeys:
             raise ValueError("null cannot be a key")
         if not self._is_packed:
             return values[0]
-        checked = [pa.scalar(value, dtype).as_py() for value, dtype in zip(values, self._types, strict=True)]
+        checked = [exact_array([value], dtype)[0].as_py() for value, dtype in zip(values, self._types, strict=True)]
         return msgspec.msgpack.encode(checked)
 
     def check(self, stored: bytes | None) -> None:
