@@ -62,7 +62,7 @@ def nulls_are_stored() -> Iterator[None]:
 
 @contextmanager
 def whatever_arrow_can_cast_is_cast() -> Iterator[None]:
-    with patched(columns, "_may_become", lambda given, wanted: True):
+    with patched(columns, "fitted", lambda column, dtype, name: column.cast(dtype, safe=False)):
         yield
 
 

@@ -79,10 +79,10 @@ def test_columns_that_change_on_their_way_are_found(mutant: Mutant, test: Callab
 
 @contextmanager
 def what_does_not_fit_is_rounded() -> Iterator[None]:
-    def as_type(column: pa.Array, field: pa.Field) -> pa.Array:
-        return types._with_maps(types._with_lists(column), field.type).cast(field.type, safe=False)
+    def fitted(column: pa.Array, dtype: pa.DataType, name: str) -> pa.Array:
+        return types._with_maps(types._with_lists(column), dtype).cast(dtype, safe=False)
 
-    with patched(types, "_as_type", as_type):
+    with patched(types, "fitted", fitted):
         yield
 
 

@@ -69,7 +69,7 @@ def test_an_exception_names_operator_and_record_and_shows_only_the_users_frames(
 @pytest.mark.parametrize(
     ("result", "problem"),
     [
-        ({"n": "x"}, "the function returned str for field 'n', which is int64"),
+        ({"n": "x"}, "the function returned str 'x' for field 'n', which is int64"),
         ({}, "the function returned no field 'n'"),
         ({"n": 1, "m": 2}, "the function returned the unknown field 'm'; declare it with schema="),
         ({"m": 2}, "the function returned no field 'n'"),

@@ -28,7 +28,7 @@ def test_a_number_that_is_not_whole_is_refused_for_an_integer_and_its_neighbours
 ) -> None:
     kept, problems = written(INT, *others, value, *others)
     assert kept == [*others, *others]
-    assert problems == [f"the function returned {type(value).__name__} for field 'x', which is int64"]
+    assert problems == [f"the function returned {type(value).__name__} {value!r} for field 'x', which is int64"]
 
 
 @pytest.mark.parametrize(

@@ -405,7 +405,7 @@ def test_batches_are_refused_what_does_not_fit() -> None:  # BC1
     for given, problem in (
         ((["a"], [1]), "the keys must be a Series, not list"),
         ((pl.Series(["a", "b"]), pl.Series([1])), "the values must have 2 rows, as many as there are keys, but have 1"),
-        ((pl.Series(["a"]), pl.Series(["x"])), "the values must be Int64, but are String"),
+        ((pl.Series(["a"]), pl.Series(["x"])), "the values must be int64: the value is int64, which cannot hold str"),
         ((pl.Series([None], dtype=pl.String), 1), "null and NaN cannot be keys"),
     ):
         odd = Odd()

@@ -300,7 +300,7 @@ def use(call: Any, rows: Iterable[Row] = ((1, "", 5), (2, "", 3), (1, "", 4)), *
     [
         (
             lambda f, b, c: f.value.put(b["op"]),
-            "state 'value' of operator 'node': the values must be int64, but is String",
+            "state 'value' of operator 'node': the values must be int64: the value is int64, which cannot hold str",
         ),
         (lambda f, b, c: f.value.put(b["n"].head(2)), "the values must have 3 rows, .* but has 2"),
         (lambda f, b, c: f.value.put(1, b["n"]), "where= must be a Boolean Series of 3 rows"),

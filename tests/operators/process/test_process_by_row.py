@@ -304,7 +304,7 @@ def test_a_result_that_does_not_fit_is_a_bad_record() -> None:  # ST8
     run = Harness(spec_of(Wrong()), diverts=True)
     run.send(batch(("a", 1)))
     assert run.out.rows() == [{"key": "a", "n": 1}]
-    assert [bad["problem"] for bad in run.out.bad] == ["the function returned str for field 'n', which is int64"]
+    assert [bad["problem"] for bad in run.out.bad] == ["the function returned str 'x' for field 'n', which is int64"]
     with pytest.raises(BadRecord, match="refused a record"):
         Harness(spec_of(Wrong())).send(batch(("a", 1)))
 

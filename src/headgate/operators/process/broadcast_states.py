@@ -121,12 +121,12 @@ class BatchBroadcastState:
             values: a Series with one value per key, or one value for all keys.
         """
         self._side.check_writable(self._map.descriptor.name)
+        own_keys = self._series(keys, self._map.descriptor.key_type, "the keys")
         found = values if isinstance(values, pl.Series) else self._repeated(values, len(keys))
         if len(found) != len(keys):
             raise self._wrong(
                 f"the values must have {len(keys)} rows, as many as there are keys, but have {len(found)}"
             )
-        own_keys = self._series(keys, self._map.descriptor.key_type, "the keys")
         own_values = self._series(found, self._map.descriptor.type, "the values")
         for key, value in zip(own_keys, own_values.to_list(), strict=True):
             self._rows.put(key, value)
