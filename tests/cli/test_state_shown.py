@@ -176,9 +176,12 @@ def test_what_is_no_key_is_told_with_the_way_to_give_one(  # RS14
     [
         (["golden", "sums", "--where", "value >"], "--where 'value >' is no condition over the columns"),
         (["golden", "sums", "--where", "value"], "neither true nor false"),
-        (["golden", "sums", "--where", "value = MAX(value)"], r"looks at other rows as well \(Agg\)"),
-        (["golden", "sums", "--where", "COUNT(*) > 1"], r"looks at other rows as well \(Len\)"),
-        (["golden", "sums", "--where", "SUM(value) OVER (PARTITION BY key) > 1"], "looks at other rows as well"),
+        (["golden", "sums", "--where", "value = MAX(value)"], "whose result depends on other records"),
+        (["golden", "sums", "--where", "COUNT(*) > 1"], "whose result depends on other records"),
+        (
+            ["golden", "sums", "--where", "SUM(value) OVER (PARTITION BY key) > 1"],
+            "whose result depends on other records",
+        ),
         (["golden", "sums", "--where", "price > 1"], "has no column 'price'; it has id, key, value, ts, _subtask"),
         (["golden", "sums", "--columns", "key,price"], "has no column 'price'"),
         (["golden", "sums", "--key", "x"], r"--key 'x' is no key of operator 'sums' \(key: int64\)"),

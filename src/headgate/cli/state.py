@@ -227,11 +227,13 @@ def _condition(text: str, schema: pa.Schema) -> pl.Expr:
         found = pl.sql_expr(text)
     except pl.exceptions.PolarsError as error:
         raise _no_condition(text, error) from None
-    try:
-        query = empty_frame(schema).lazy().sql(f"SELECT ({text}) FROM self")
-        problem = not_of_one_record(found, query)  # it would see one part of a snapshot at a time
-    except pl.exceptions.PolarsError as error:
-        raise _no_condition(text, error) from None
+    frame, problem = empty_frame(schema).lazy(), ""
+    for query in (lambda: frame.with_columns(found), lambda: frame.sql(f"SELECT ({text}) FROM self")):
+        try:
+            problem = not_of_one_record(found, query())  # it would see one part of a snapshot at a time
+            break
+        except pl.exceptions.PolarsError:
+            continue  # as SQL a time may be compared with its text; what is wrong is said when it is asked of rows
     if problem:
         raise UsageError(
             f"--where {text!r} {problem.partition(';')[0]}, but is asked of each row by itself; compare columns with "

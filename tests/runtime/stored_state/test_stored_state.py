@@ -438,7 +438,7 @@ def test_timers_are_shown_beside_the_states_that_were_declared(tmp_path: Path, n
 def test_a_key_that_arrow_would_round_is_none(tmp_path: Path) -> None:  # RS7
     written = by_value(tmp_path)
     assert hg.read_state(written.path, "node", keys=[3.0]).rows() == [(3, 22)]
-    with pytest.raises(UsageError, match=r"a key of operator 'node' is \(key: int64\), not 3.5"):
+    with pytest.raises(UsageError, match=r"a key of operator 'node' is \(key: int64\): .* cannot hold float 3.5"):
         hg.read_state(written.path, "node", keys=[3.5])
 
 
@@ -482,7 +482,10 @@ def test_what_is_no_path_is_said(path: Any, monkeypatch: pytest.MonkeyPatch, tmp
         ({"operator": "node", "state": "s", "key_groups": 3}, r"key_groups must be a list, such as \[3\], not 3"),
         ({"operator": "node", "state": "s", "keys": 3}, r"keys must be a list, such as \[3\], not 3"),
         ({"operator": "node", "state": "s", "keys": "ab"}, r"keys must be a list, such as \['ab'\]"),
-        ({"operator": "node", "state": "s", "keys": [1.5]}, r"a key of operator 'node' is \(key: int64\), not 1.5"),
+        (
+            {"operator": "node", "state": "s", "keys": [1.5]},
+            r"a key of operator 'node' is \(key: int64\): .* cannot hold float 1.5",
+        ),
         ({"operator": "node", "state": "s", "columns": 3}, r"columns must be a list of names, such as"),
         ({"operator": None}, r"operator must be a name, not None; state_catalog\(path\) lists what there is"),
         ({"operator": "node", "state": 5}, r"state must be a name, not 5"),

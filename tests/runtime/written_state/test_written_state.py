@@ -156,9 +156,13 @@ def test_columns_may_be_narrower_and_in_another_order(tmp_path: Path) -> None:  
 WRONG: dict[str, tuple[str, pl.DataFrame, str]] = {
     "missing": ("count", pl.DataFrame({"key": [1]}), "has the columns .*, but the rows lack value"),
     "unknown": ("count", pl.DataFrame({"key": [1], "value": [1], "x": [1]}), "have an unknown column x"),
-    "text": ("count", pl.DataFrame({"key": ["1"], "value": [1]}), "'key' is int64, but the rows have large_string"),
-    "fraction": ("count", pl.DataFrame({"key": [1.5], "value": [1]}), "'key' is int64, but the rows have double"),
-    "too-large": ("count", pl.DataFrame({"key": [2**63], "value": [1]}), "'key' is int64, and the rows have uint64"),
+    "text": ("count", pl.DataFrame({"key": ["1"], "value": [1]}), "'key' is int64, which cannot hold str '1'"),
+    "fraction": ("count", pl.DataFrame({"key": [1.5], "value": [1]}), "'key' is int64, which cannot hold float 1.5"),
+    "too-large": (
+        "count",
+        pl.DataFrame({"key": [2**63], "value": [1]}),
+        "'key' is int64, which cannot hold int 9223372036854775808",
+    ),
     "null": ("count", pl.DataFrame({"key": [1], "value": [None]}), "column 'value' has a null, which is never stored"),
     "null-key": ("ids", pl.DataFrame({"key": [None, 1], "value": [1, 1]}), "column 'key' has a null"),
     "twice": ("count", pl.DataFrame({"key": [4, 4], "value": [1, 2]}), "{'key': 4} more than once"),
@@ -167,7 +171,7 @@ WRONG: dict[str, tuple[str, pl.DataFrame, str]] = {
         pl.DataFrame({"key": [4, 4], "map_key": ["a", "a"], "value": [1, 2]}),
         "{'key': 4, 'map_key': 'a'} more than once",
     ),
-    "list": ("ids", pl.DataFrame({"key": [1], "value": [[1]]}), "'value' is int64, but the rows have large_list"),
+    "list": ("ids", pl.DataFrame({"key": [1], "value": [[1]]}), "'value' is int64, which cannot hold list"),
     "state": ("sum", pl.DataFrame({"key": [1], "value": [1]}), "operator 'all' has no state 'sum'; it has count, ids"),
     "timers": (EVENT_TIMERS, TIMES, "has no state 'headgate.timers.event_time'"),
 }
