@@ -227,19 +227,26 @@ def _condition(text: str, schema: pa.Schema) -> pl.Expr:
         found = pl.sql_expr(text)
     except pl.exceptions.PolarsError as error:
         raise _no_condition(text, error) from None
-    frame, problem = empty_frame(schema).lazy(), ""
-    for query in (lambda: frame.with_columns(found), lambda: frame.sql(f"SELECT ({text}) FROM self")):
-        try:
-            problem = not_of_one_record(found, query())  # it would see one part of a snapshot at a time
-            break
-        except pl.exceptions.PolarsError:
-            continue  # as SQL a time may be compared with its text; what is wrong is said when it is asked of rows
+    problem = _problem_of(found, text, schema)
     if problem:
         raise UsageError(
             f"--where {text!r} {problem.partition(';')[0]}, but is asked of each row by itself; compare columns with "
             "values, or read the rows with headgate.read_state and compare them there"
         )
     return found
+
+
+def _problem_of(condition: pl.Expr, text: str, schema: pa.Schema) -> str:
+    """Return why a condition is not about one row: it would see one part of a snapshot at a time."""
+    rows = empty_frame(schema).lazy()
+    try:
+        return not_of_one_record(condition, rows.with_columns(condition))
+    except pl.exceptions.PolarsError:
+        pass  # as SQL a time may be compared with its text
+    try:
+        return not_of_one_record(condition, rows.sql(f"SELECT ({text}) FROM self"))
+    except pl.exceptions.PolarsError:
+        return ""  # what is wrong is said when it is asked of rows, as the same SQL
 
 
 def _where(batches: Iterator[pa.RecordBatch], text: str) -> Iterator[pa.RecordBatch]:
