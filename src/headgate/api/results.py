@@ -28,6 +28,7 @@ from headgate.errors import HeadgateError, UsageError
 from headgate.model.graph import Role
 from headgate.model.ids import NodeName
 from headgate.model.progress import PipelineHandle, PipelineState
+from headgate.plain_text import printable
 
 LOOK_INTERVAL = "200ms"
 """Between the checkpoints of a run that ends early: each commits what came since the last one."""
@@ -94,7 +95,7 @@ def show(stream: Records, rows: int) -> None:
     """Print the first records that come out of ``stream``."""
     frame = run_and_collect(stream, Bound(limit=rows), "show")
     with pl.Config(tbl_rows=rows, tbl_cols=-1, fmt_str_lengths=60, tbl_hide_dataframe_shape=True):
-        print(frame)
+        print(printable(str(frame)))
 
 
 def _frame(table: pa.Table) -> pl.DataFrame:

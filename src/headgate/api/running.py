@@ -16,6 +16,7 @@ from headgate.display.live import in_notebook
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import Observer, PipelineHandle, Progress, RunResult
+from headgate.plain_text import printable
 from headgate.runtime.driver.pipeline_lock import taking_signals
 from headgate.runtime.driver.stopping import ASK, DRAIN
 
@@ -88,7 +89,7 @@ class LoggingObserver:
         if self._log.hasHandlers():
             self._log.info("pipeline '%s': %s", self._pipeline, text)
         else:
-            print(f"{self._pipeline}: {text}", file=sys.stderr)
+            print(printable(f"{self._pipeline}: {text}"), file=sys.stderr)
 
     def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
         """Log at debug level."""

@@ -10,6 +10,7 @@ import sys
 from types import TracebackType
 
 from headgate.errors import HeadgateError
+from headgate.plain_text import printable
 from headgate.user_line import user_line, wants_everything
 
 
@@ -24,4 +25,4 @@ def say(kind: type[BaseException], error: BaseException, trace: TracebackType | 
     if not isinstance(error, HeadgateError) or sys.stderr is None:
         sys.__excepthook__(kind, error, trace)
         return
-    print(f"Error: {error}{user_line(trace)}", file=sys.stderr)
+    print(printable(f"Error: {error}{user_line(trace)}"), file=sys.stderr)

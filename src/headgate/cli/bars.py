@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from headgate.cli.terminal import Terminal
+
 
 class Bar:
     """Counts bytes; shows them when there is something to show them on."""
@@ -28,10 +30,15 @@ class Bar:
 @contextlib.contextmanager
 def bar(what: str, total_bytes: int, *, console: Console | None = None) -> Iterator[Bar]:
     """Give a bar for ``total_bytes`` of ``what``; it is gone at the end."""
-    console = console or Console(stderr=True)
+    console = console or Terminal(stderr=True)
     if total_bytes == 0 or not console.is_terminal:
         yield Bar(None, None)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         yield Bar(progress, progress.add_task(what, total=total_bytes))

@@ -11,12 +11,12 @@ import time
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli.options import AnyPipelineArgument, DirOption, JsonOption, PipelineArgument
-from headgate.cli.text import duration_text, size_text, time_text
+from headgate.cli.terminal import Terminal
+from headgate.cli.text import duration_text, say, size_text, time_text
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.errors import PipelineFailed, UsageError
 from headgate.model.manifest import Claim, Manifest, SnapshotPart, SubtaskEntry
@@ -49,8 +49,11 @@ def list_checkpoints(
     if pipeline is None:
         names = _pipelines(directory)
         if not names and not as_json:
-            typer.echo(f"There are no checkpoints in {absolute_location(directory)}.")
-        typer.echo(json.dumps(names) if as_json else "\n".join(names), nl=bool(names) or as_json)
+            say(f"There are no checkpoints in {absolute_location(directory)}.")
+        if as_json:
+            typer.echo(json.dumps(names))
+        elif names:
+            say("\n".join(names))
         return
     log = _observed(directory, pipeline)
     if as_json:
@@ -94,7 +97,7 @@ def take(
     outcome = asked(RunningPipeline.find(absolute_location(directory), pipeline), RunRequest())
     if outcome.checkpoint is None:
         raise PipelineFailed(f"{pipeline}: there is no new checkpoint: {outcome.reason}")
-    typer.echo(f"{pipeline}: checkpoint {outcome.checkpoint} is completed")
+    say(f"{pipeline}: checkpoint {outcome.checkpoint} is completed")
 
 
 @app.command("discard")
@@ -108,12 +111,12 @@ def discard(
     log = CheckpointLog(open_storage(absolute_location(directory)), pipeline)
     found = log.files.aside()
     if not found:
-        typer.echo(f"Nothing is kept aside at {log.url}.")
+        say(f"Nothing is kept aside at {log.url}.")
         return
     _print_aside(found)
     if not yes:
         typer.confirm("Remove their files for good?", abort=True)
-    typer.echo(f"{log.discard_aside()} files removed")
+    say(f"{log.discard_aside()} files removed")
 
 
 def asked(running: RunningPipeline, request: RunRequest) -> CheckpointOutcome:
@@ -132,7 +135,7 @@ def asked(running: RunningPipeline, request: RunRequest) -> CheckpointOutcome:
 def _print_aside(found: list[Aside]) -> None:
     for aside in found:
         what = f"kept aside: what came after checkpoint {aside.above} and before {aside.below}"
-        typer.secho(f"{what}: {'; '.join(aside.why.splitlines())}", fg=typer.colors.RED)
+        say(f"{what}: {'; '.join(aside.why.splitlines())}", fg=typer.colors.RED)
 
 
 def _pipelines(directory: str) -> list[str]:
@@ -178,11 +181,11 @@ def _print_entries(log: ObservedLog) -> None:
     nothing = f"No completed checkpoint yet; {claims} starts are recorded."
     if has_given_up(log):
         nothing = "Its checkpoints were removed when it was cancelled or had failed; another start begins anew."
-    Console().print(table if table.row_count and not has_given_up(log) else nothing)
+    Terminal().print(table if table.row_count and not has_given_up(log) else nothing)
     for damage in damaged:
-        typer.secho(f"{damage.path} cannot be used: {damage.problem}", fg=typer.colors.RED)
+        say(f"{damage.path} cannot be used: {damage.problem}", fg=typer.colors.RED)
     for sequence in log.lost():
-        typer.secho(f"missing: log entry {sequence}", fg=typer.colors.RED)
+        say(f"missing: log entry {sequence}", fg=typer.colors.RED)
 
 
 def print_manifest(manifest: Manifest) -> None:
@@ -190,24 +193,24 @@ def print_manifest(manifest: Manifest) -> None:
     fields = manifest_fields(manifest)
     for name, value in fields.items():
         if name not in ("state", "hooks") and value != "":
-            typer.echo(f"{name.replace('_', ' ')}: {value}")
+            say(f"{name.replace('_', ' ')}: {value}")
     table = Table(box=None, pad_edge=False)
     for title in ("subtask", "size", "rows", "committables", "snapshot"):
         table.add_column(title)
     for row in subtask_fields(manifest):
         size, path = size_text(row["size_bytes"]), row["path"] or "inline"
         table.add_row(row["subtask"], size, _rows_text(row["rows"]), str(row["committables"]), path)
-    Console().print(table)
+    Terminal().print(table)
     if any(entry.delays is not None for entry in manifest.entries):
-        Console().print(_delays_table(manifest))
+        Terminal().print(_delays_table(manifest))
     for node, text in manifest.state_texts.items():
         if text:
-            typer.echo(f"state of {node}: {text}")
+            say(f"state of {node}: {text}")
     for name, found in fields["hooks"].items():
-        typer.echo(f"hook {name}: {'nothing' if found is None else found}")
+        say(f"hook {name}: {'nothing' if found is None else found}")
     for name, counts in _rows_by_state(manifest).items():
         each = ", ".join(f"{subtask} {count:,}" for subtask, count in counts.items())
-        typer.echo(f"rows of {name}: {sum(counts.values()):,} ({each})")
+        say(f"rows of {name}: {sum(counts.values()):,} ({each})")
 
 
 def _delays_table(manifest: Manifest) -> Table:

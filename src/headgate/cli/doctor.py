@@ -17,11 +17,12 @@ from enum import Enum
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from headgate import __version__
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
+from headgate.cli.terminal import Terminal
 from headgate.errors import HeadgateError
 from headgate.spark.class_archive import archive_file, is_own
 from headgate.spark.executors import Executor
@@ -81,8 +82,8 @@ def doctor(
     colours = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "red"}
     for finding in findings:
         colour = colours[finding.verdict]
-        table.add_row(f"[{colour}]{finding.verdict.value}[/{colour}]", finding.subject, finding.sentence)
-    Console().print(table)
+        table.add_row(Text(finding.verdict.value, style=colour), finding.subject, finding.sentence)
+    Terminal().print(table)
     if any(finding.verdict is Verdict.MISSING for finding in findings):
         raise typer.Exit(1)
 

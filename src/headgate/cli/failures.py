@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from headgate.cli.text import say
 from headgate.errors import HeadgateError
 from headgate.model.exits import exit_of
 from headgate.user_line import user_line
@@ -15,5 +16,5 @@ def report(error: HeadgateError) -> int:
     The line of the program that led to it follows. ``PipelineFailed`` brings the short traceback of the user's own
     function with it.
     """
-    typer.secho(f"Error: {error}{user_line(error.__traceback__)}", err=True, fg=typer.colors.RED)
+    say(f"Error: {error}{user_line(error.__traceback__)}", err=True, fg=typer.colors.RED)
     return int(exit_of(error))

@@ -27,6 +27,7 @@ from headgate.model import claimants, config
 from headgate.model.config import RestartStrategy
 from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
+from headgate.plain_text import printable
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision.events import Begin
 from headgate.protocol.supervision.keeper import (
@@ -264,7 +265,7 @@ class Keeping:
     def _say(self, text: str) -> None:
         if sys.stderr.isatty():
             sys.stderr.write(SHOW_CURSOR)
-        print(f"{self._orders.name}: {text}", file=sys.stderr, flush=True)
+        print(printable(f"{self._orders.name}: {text}"), file=sys.stderr, flush=True)
 
 
 def _event_of(word: str) -> Event:

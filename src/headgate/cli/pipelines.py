@@ -10,13 +10,13 @@ from functools import partial
 from typing import Annotated, TypeAlias
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from headgate.api.known import KnownPipeline, KnownState, Looker, known_fields
 from headgate.cli.options import JsonOption
 from headgate.cli.page import HOST, TOKEN, PagePlace
-from headgate.cli.text import duration_text, size_text, time_text
+from headgate.cli.terminal import Terminal
+from headgate.cli.text import duration_text, say, size_text, time_text
 from headgate.storage.backends import absolute_location
 
 PORT = 4_050
@@ -33,7 +33,7 @@ def pipelines(directories: DirectoriesOption = None, as_json: JsonOption = False
     if as_json:
         typer.echo(json.dumps([known_fields(one) for one in found]))
     elif not found:
-        typer.echo("No pipeline is known here; 'headgate run PROGRAM.py' starts one, --dir DIR looks elsewhere.")
+        say("No pipeline is known here; 'headgate run PROGRAM.py' starts one, --dir DIR looks elsewhere.")
     else:
         _print(found)
 
@@ -62,7 +62,7 @@ def ui(
         signal.signal(number, lambda *_: is_over.set())
     with serving(partial(make_overview, overview), port, host, token, "--port") as address:
         more = "add #token=… with the token to be able to stop pipelines" if token else "read only"
-        typer.echo(f"page: {address} ({more}); Ctrl-C ends it")
+        say(f"page: {address} ({more}); Ctrl-C ends it")
         is_over.wait()
 
 
@@ -80,7 +80,7 @@ def _print(found: list[KnownPipeline]) -> None:
             numbers = [str(one.checkpoint), time_text(one.triggered_ms)]
             numbers += [duration_text(one.duration_ms or 0), size_text(one.size_bytes or 0)]
         table.add_row(one.name, one.state.value, *numbers, one.place, one.page)
-    Console().print(table)
+    Terminal().print(table)
     for one in found:
         if one.detail and one.state in (KnownState.FAILED, KnownState.UNKNOWN, KnownState.RUNNING):
-            typer.echo(f"{one.name}: {one.detail}")
+            say(f"{one.name}: {one.detail}")

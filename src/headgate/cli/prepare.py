@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import typer
-
+from headgate.cli.text import say
 from headgate.display.text import size_text
 from headgate.spark.archiving import make_archive
 
@@ -16,6 +15,6 @@ def prepare() -> None:
 
     The file is in headgate in $XDG_CACHE_HOME, or in ~/.cache. It may be deleted at any time.
     """
-    typer.echo("Spark starts once, which takes about half a minute.", err=True)
+    say("Spark starts once, which takes about half a minute.", err=True)
     file = make_archive()
-    typer.echo(f"{file} ({size_text(file.stat().st_size)}): pipelines start sooner from now on.")
+    say(f"{file} ({size_text(file.stat().st_size)}): pipelines start sooner from now on.")

@@ -17,16 +17,18 @@ from typing import Any, Protocol, Self
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from headgate.cli.terminal import Terminal
+from headgate.cli.text import say
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.display.progress import NODE_TITLES, by_busy, loop_text, node_cells, summary_text
 from headgate.display.text import duration_text
 from headgate.errors import HeadgateError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import Observer, PipelineHandle, Progress, RunResult, SilentObserver
+from headgate.plain_text import printable
 
 LINE_PERIOD_S = 5.0
 """Between two lines of progress where there is no terminal."""
@@ -146,7 +148,7 @@ class PlainProgress(Quiet):
         self._print(text)
 
     def _print(self, text: str) -> None:
-        typer.echo(f"{self._pipeline}: {text}", err=True)
+        say(f"{self._pipeline}: {text}", err=True)
 
 
 class LiveProgress(Quiet):
@@ -157,7 +159,7 @@ class LiveProgress(Quiet):
         self._progress: Progress | None = None
         self._notes: deque[str] = deque(maxlen=NOTES_MAX)
         self._live = Live(
-            console=console or Console(stderr=True), refresh_per_second=4, get_renderable=self.render, transient=False
+            console=console or Terminal(stderr=True), refresh_per_second=4, get_renderable=self.render, transient=False
         )
 
     def __enter__(self) -> Self:
@@ -186,7 +188,7 @@ class LiveProgress(Quiet):
         progress = self._progress
         if progress is None:
             return Group(Text(f"{self._pipeline}: starting Spark …"))
-        head = Text.from_markup(f"[bold]{escape(self._pipeline)}[/bold]  {escape(summary_text(progress))}")
+        head = Text.assemble((self._pipeline, "bold"), f"  {summary_text(progress)}")
         loops = (Text(loop_text(loop)) for loop in progress.loops)
         return Group(head, nodes_table(progress), *loops, *(Text(note, style="yellow") for note in tuple(self._notes)))
 
@@ -199,7 +201,7 @@ def nodes_table(progress: Progress) -> Table:
     for title in others:
         table.add_column(title, justify="right")
     for node in by_busy(progress.nodes):
-        table.add_row(*map(escape, node_cells(node)))
+        table.add_row(*(Text(printable(cell)) for cell in node_cells(node)))
     return table
 
 

@@ -12,7 +12,7 @@ import typer
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli.options import DirOption, JsonOption, PipelineArgument
-from headgate.cli.text import count_text
+from headgate.cli.text import count_text, say
 from headgate.connectors.recorded import sink_of
 from headgate.model.targets import Target, TargetKind
 from headgate.runtime.driver.reset_plan import Found, Plan
@@ -54,13 +54,13 @@ def reset(
             typer.echo(json.dumps({**_facts(plan), "is_reset": is_wanted or was_begun}))
             return
         if plan.is_empty:
-            typer.echo(f"Nothing to delete: the next start of {pipeline} begins at the beginning.")
+            say(f"Nothing to delete: the next start of {pipeline} begins at the beginning.")
             return
-        typer.echo(_text(plan))
+        say(_text(plan))
         if not yes:
             typer.confirm("Delete all of this?", abort=True)
         resetting.carry_out(plan)
-    typer.echo(f"{pipeline} is reset: its next start begins at the beginning.")
+    say(f"{pipeline} is reset: its next start begins at the beginning.")
 
 
 def _text(plan: Plan) -> str:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-import typer
-
 from headgate.api.fresh import start_over
 from headgate.api.pipeline import Pipeline
 from headgate.api.preparing import make_checkpoint_directory
@@ -52,6 +50,7 @@ from headgate.cli.run_options import (
     keep_logs_in,
 )
 from headgate.cli.running import run_here, shown_by
+from headgate.cli.text import say
 from headgate.errors import UsageError
 from headgate.spark.jvm_settings import quick_jvm
 from headgate.spark.session import check_cluster
@@ -145,7 +144,7 @@ def run(
     keep_logs_in(log_dir)
     given = arguments or ()
     if describe:
-        typer.echo(_loaded(options, program, given).describe())
+        say(_loaded(options, program, given).describe())
     elif supervised:
         _keep(options, program, given)
     else:

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 import typer
-from rich.console import Console
 
 from headgate.api.pipeline import METRICS_HOST, Pipeline
 from headgate.api.preparing import make_checkpoint_directory
@@ -22,7 +21,8 @@ from headgate.cli.page import ShownByPage
 from headgate.cli.progress import JsonLinesProgress, LiveProgress, PlainProgress, Quiet, ShownObserver
 from headgate.cli.run_options import RunOptions
 from headgate.cli.standby import StandingBy, jvm_check
-from headgate.cli.text import result_text
+from headgate.cli.terminal import Terminal
+from headgate.cli.text import result_text, say
 from headgate.cli.tips import prepare_tip
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.progress import PipelineHandle, RunResult
@@ -37,14 +37,14 @@ def run_here(pipeline: Pipeline, options: RunOptions, kept: Kept) -> None:
     """Run in this process, at once or when its turn has come, and say how it ended."""
     result = _standing_by(pipeline, options, kept) if options.standby else _running(pipeline, options, kept)
     if result is not None and not options.quiet and not options.as_json:
-        typer.echo(f"{pipeline.name}: {result_text(result)}", err=True)
+        say(f"{pipeline.name}: {result_text(result)}", err=True)
         tip = prepare_tip(options.master, os.environ, is_terminal=_is_terminal()) if not kept.keeper else None
         if tip is not None:
-            typer.echo(tip, err=True)
+            say(tip, err=True)
 
 
 def _is_terminal() -> bool:
-    return Console(stderr=True).is_terminal
+    return Terminal(stderr=True).is_terminal
 
 
 def shown_by(pipeline: Pipeline, options: RunOptions) -> ShownObserver:
@@ -53,7 +53,7 @@ def shown_by(pipeline: Pipeline, options: RunOptions) -> ShownObserver:
         return Quiet()
     if options.as_json:
         return JsonLinesProgress(pipeline.name)
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     return LiveProgress(pipeline.name, console) if console.is_terminal else PlainProgress(pipeline.name)
 
 
@@ -72,7 +72,7 @@ def metrics_port(options: RunOptions, must_run: bool) -> NumbersPort | None:
     except UsageError as error:
         if not must_run:
             raise
-        typer.echo(f"running without metrics: {error}", err=True)
+        say(f"running without metrics: {error}", err=True)
         return None
 
 
@@ -103,12 +103,12 @@ def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResu
     observers: list[ShownObserver] = []
     make_checkpoint_directory(config)  # as the start of a pipeline does it: whoever looks there first makes it
 
-    def say(notice: str, text: str) -> None:
+    def tell(notice: str, text: str) -> None:
         shown.close()  # the progress of a takeover that came too late
         if options.as_json:
             typer.echo(json.dumps({"event": "standby", "notice": notice, "text": text}))
         elif not options.quiet:
-            typer.echo(f"{config.name}: {text}", err=True)
+            say(f"{config.name}: {text}", err=True)
 
     with quick_jvm(), ExitStack() as opened, ExitStack() as shown:  # this process does nothing else with Spark
         conf = options.submission.conf
@@ -128,7 +128,7 @@ def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResu
 
         check = jvm_check(lambda: session.is_alive)
         place = config.checkpoint_root, config.name
-        standing = StandingBy(*place, kept, start, say, check, options.silence_ms)
+        standing = StandingBy(*place, kept, start, tell, check, options.silence_ms)
         return _told(observers, standing.run)
 
 

@@ -6,13 +6,13 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli.checkpoints import asked, manifest_fields, print_manifest, subtask_fields
 from headgate.cli.options import DirOption, JsonOption, PipelineArgument
-from headgate.cli.text import size_text, time_text
+from headgate.cli.terminal import Terminal
+from headgate.cli.text import say, size_text, time_text
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.model.run_request import RunRequest
 from headgate.model.savepoint import SAVEPOINT_VERSION, Savepoint
@@ -34,7 +34,7 @@ def take(
     outcome = asked(RunningPipeline.find(absolute_location(directory), pipeline), RunRequest(absolute_location(path)))
     if outcome.savepoint is None:
         raise PipelineFailed(f"{pipeline}: there is no savepoint: {outcome.reason}")
-    typer.echo(f"{pipeline}: savepoint {outcome.savepoint} is complete (checkpoint {outcome.checkpoint})")
+    say(f"{pipeline}: savepoint {outcome.savepoint} is complete (checkpoint {outcome.checkpoint})")
 
 
 @app.command("show")
@@ -47,7 +47,7 @@ def show(
     if as_json:
         typer.echo(json.dumps({**_fields(savepoint), "subtasks": subtask_fields(savepoint.manifest)}))
         return
-    typer.echo(f"savepoint of pipeline {savepoint.pipeline}, complete since {time_text(savepoint.taken_ms)} UTC")
+    say(f"savepoint of pipeline {savepoint.pipeline}, complete since {time_text(savepoint.taken_ms)} UTC")
     print_manifest(savepoint.manifest)
 
 
@@ -76,7 +76,7 @@ def list_savepoints(
             table.add_row(where or ".", one.pipeline, str(manifest.checkpoint), moment, size, manifest.mode.value)
         else:
             table.add_row(where or ".", "", "", "", "", one)
-    Console().print(table if found else f"There are no savepoints below {root}.")
+    Terminal().print(table if found else f"There are no savepoints below {root}.")
 
 
 def _savepoint_at(url: str) -> Savepoint:

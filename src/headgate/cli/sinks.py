@@ -14,7 +14,7 @@ import typer
 
 from headgate.cli.load import load_pipeline
 from headgate.cli.run_options import ProgramArguments
-from headgate.cli.text import time_text
+from headgate.cli.text import say, time_text
 from headgate.connectors.custom.owned import RememberingSink
 from headgate.connectors.files.owner import owners_in
 from headgate.connectors.files.sink import FileSink
@@ -33,9 +33,9 @@ def list_(directory: Location) -> None:
     url = absolute_location(directory)
     found = {} if is_missing(url) else owners_in(open_storage(url))
     for sink, owner in found.items():
-        typer.echo(f"{sink.pipeline}/{sink.node} {belongs_to(owner)}")
+        say(f"{sink.pipeline}/{sink.node} {belongs_to(owner)}")
     if not found:
-        typer.echo(f"No sink has written to {url}.")
+        say(f"No sink has written to {url}.")
 
 
 @app.command("forget")
@@ -69,7 +69,7 @@ def forget(
     if not yes:
         typer.confirm(f"Forget that {owner} {belongs_to(found)}?", abort=True)
     forget()
-    typer.echo(f"{owner} is forgotten: the next start of that pipeline has it")
+    say(f"{owner} is forgotten: the next start of that pipeline has it")
 
 
 def _of_directory(pipeline: str, node: str, url: str) -> tuple[Owner, Callable[[], object]]:

@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 import typer
 from rich.cells import cell_len
-from rich.console import Console, JustifyMethod
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -28,11 +28,13 @@ from headgate.cli import state_writing
 from headgate.cli.json_lines import json_lines, python_rows
 from headgate.cli.options import DirOption
 from headgate.cli.state_places import located
-from headgate.cli.text import count_text, size_text, time_text
+from headgate.cli.terminal import Terminal
+from headgate.cli.text import count_text, say, size_text, time_text, write_lines
 from headgate.codec.zones import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
 from headgate.operators.one_record import not_of_one_record
 from headgate.operators.schemas import empty_frame
+from headgate.plain_text import printable
 from headgate.runtime.stored_state.catalog import StoredState, catalog_row, main_of, state_named, states_of
 from headgate.runtime.stored_state.places import StoredCheckpoint, find
 from headgate.runtime.stored_state.reading import batches_of, selection
@@ -153,9 +155,9 @@ def _print_catalog(found: StoredCheckpoint, states: Sequence[StoredState], again
         }
         typer.echo(json.dumps(fields))
         return
-    typer.echo(f"{found.what}, triggered {time_text(manifest.trigger_wall_ms)} UTC, {manifest.mode.value}")
+    say(f"{found.what}, triggered {time_text(manifest.trigger_wall_ms)} UTC, {manifest.mode.value}")
     if not states:
-        typer.echo("It holds no state.")
+        say("It holds no state.")
         return
     titles = ("operator", "state", "kind", "rows", "size", "key", "columns")
     lines = [titles, *map(_catalog_cells, states)]
@@ -166,11 +168,11 @@ def _print_catalog(found: StoredCheckpoint, states: Sequence[StoredState], again
         justify: JustifyMethod = "right" if title in ("rows", "size") else "left"
         table.add_column(title, justify=justify, no_wrap=not is_last, width=None if is_last else width)
     for cells in lines[1:]:
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(Text, map(printable, cells)))
     needed = sum(widths[:-1]) + len(titles) + min(widths[-1], COLUMNS_CHARS_MIN)
-    console = Console()
-    Console(width=max(console.width, needed)).print(table)
-    typer.echo(f"Rows of a state: headgate state show {again}")
+    console = Terminal()
+    Terminal(width=max(console.width, needed)).print(table)
+    say(f"Rows of a state: headgate state show {again}")
 
 
 def _catalog_cells(state: StoredState) -> tuple[str, ...]:
@@ -188,21 +190,21 @@ def _print_rows(
     schema, batches = _rows(found, storage, state, wanted)
     if as_json:
         for batch in _first(batches, limit):
-            sys.stdout.writelines(line + "\n" for line in json_lines(batch))
+            write_lines(json_lines(batch))
         return
     rows = [row for batch in _first(batches, limit + 1 if limit < sys.maxsize else limit) for row in python_rows(batch)]
     table = Table(box=None, pad_edge=False)
     for field in schema:
         is_number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-        table.add_column(Text(field.name), justify="right" if is_number else "left", overflow="fold")
+        table.add_column(Text(printable(field.name)), justify="right" if is_number else "left", overflow="fold")
     for row in rows[:limit]:
         table.add_row(*(_cell(row[name]) for name in schema.names))
-    Console().print(table)
+    Terminal().print(table)
     if len(rows) > limit:
         of_all = "" if state.rows is None or wanted.where or wanted.keys else f" of {count_text(state.rows)}"
-        typer.echo(f"The first {count_text(limit)}{of_all} rows; --limit shows more, --where and --key choose.")
+        say(f"The first {count_text(limit)}{of_all} rows; --limit shows more, --where and --key choose.")
     elif not rows:
-        typer.echo("There are no such rows." if wanted.is_anything else "It has no rows.")
+        say("There are no such rows." if wanted.is_anything else "It has no rows.")
 
 
 def _rows(
@@ -324,4 +326,5 @@ def _cell(value: object) -> Text:
     if value is None:
         return Text("null", style="dim")
     text = value.hex() if isinstance(value, bytes) else str(value)
+    text = printable(text)
     return Text(text if len(text) <= CELL_CHARS_MAX else text[:CELL_CHARS_MAX] + "…")

@@ -18,6 +18,7 @@ from headgate.api.written_state import EditedSavepoint, edit_savepoint
 from headgate.cli.load import load_pipeline
 from headgate.cli.options import DirOption
 from headgate.cli.state_places import located
+from headgate.cli.text import say
 from headgate.errors import UsageError
 
 READERS: dict[str, Callable[[Path], pl.DataFrame]] = {
@@ -69,7 +70,7 @@ def write(
     The columns are those that 'headgate state show' prints. The original stays as it is.
     """
     draft = _draft(source, to, checkpoint, program, directory)
-    typer.echo(draft.with_state(operator, state, read_rows(rows)).write())
+    say(str(draft.with_state(operator, state, read_rows(rows)).write()))
 
 
 def drop(
@@ -82,7 +83,7 @@ def drop(
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
     """Write a copy of a savepoint or checkpoint without one state, or without an operator."""
-    typer.echo(_draft(source, to, checkpoint, program, directory).drop(operator, state).write())
+    say(str(_draft(source, to, checkpoint, program, directory).drop(operator, state).write()))
 
 
 def read_rows(path: Path) -> pl.DataFrame:

@@ -11,6 +11,7 @@ import typer
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli.checkpoints import asked
 from headgate.cli.options import LocalDirOption, PipelineArgument
+from headgate.cli.text import say
 from headgate.codec.lock_holder import Ending, LockHolder
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.model.progress import CheckpointOutcome
@@ -53,9 +54,9 @@ def stop(
     outcome: CheckpointOutcome | None = None
     if savepoint is None:
         running.ask(drain=drain)
-        typer.echo(f"{pipeline}: {how} {running.holder.owner}", err=True)
+        say(f"{pipeline}: {how} {running.holder.owner}", err=True)
     else:
-        typer.echo(f"{pipeline}: {how} {running.holder.owner} with a savepoint", err=True)
+        say(f"{pipeline}: {how} {running.holder.owner} with a savepoint", err=True)
         url = absolute_location(savepoint)
         was_there = _is_savepoint(url)
         outcome = asked(running, RunRequest(url, ends=True, drains=drain))
@@ -63,7 +64,7 @@ def stop(
             raise UsageError(f"{pipeline} goes on, because the savepoint cannot be there: {outcome.reason}")
     ended = _wait(running, CheckpointLog(open_storage(root), pipeline), pipeline, drain)
     try:
-        typer.echo(f"{pipeline}: {_outcome(ended, drain)}")
+        say(f"{pipeline}: {_outcome(ended, drain)}")
     except PipelineFailed as error:
         if savepoint is None or was_there or not _is_savepoint(url):
             raise
@@ -71,7 +72,7 @@ def stop(
     if outcome is not None:
         if outcome.savepoint is None:
             raise PipelineFailed(f"{pipeline}: there is no savepoint: {outcome.reason}")
-        typer.echo(f"{pipeline}: savepoint {outcome.savepoint} is complete")
+        say(f"{pipeline}: savepoint {outcome.savepoint} is complete")
 
 
 def cancel(
@@ -86,10 +87,10 @@ def cancel(
     """
     root = absolute_location(checkpoints)
     running = RunningPipeline.find(root, pipeline)
-    typer.echo(f"{pipeline}: cancelling {running.holder.owner}", err=True)
+    say(f"{pipeline}: cancelling {running.holder.owner}", err=True)
     asked(running, RunRequest(cancels=True))
     ended = _wait(running, CheckpointLog(open_storage(root), pipeline), pipeline)
-    typer.echo(f"{pipeline}: {_outcome(ended, drain=False, cancel=True)}")
+    say(f"{pipeline}: {_outcome(ended, drain=False, cancel=True)}")
 
 
 def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str, drain: bool = False) -> LockHolder:
@@ -103,7 +104,7 @@ def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str, drain: bo
         newest = _newest(log)
         if newest is not None and newest != shown:
             shown = newest
-            typer.echo(f"{pipeline}: checkpoint {newest} is completed", err=True)
+            say(f"{pipeline}: checkpoint {newest} is completed", err=True)
     if ended.ending in (Ending.NONE, Ending.FAILED, Ending.REPLACED):
         running.insist(ended, drain=drain)
     return ended

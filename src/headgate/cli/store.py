@@ -20,7 +20,7 @@ import typer
 
 from headgate.cli.options import JsonOption
 from headgate.cli.streams_open import StoreOption, opened
-from headgate.cli.text import size_text, time_text
+from headgate.cli.text import say, size_text, time_text
 from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import UsageError
 from headgate.model.security import SecurityConfig
@@ -131,11 +131,9 @@ def _tell_json(event: str, fields: dict[str, Any]) -> None:
 def _tell_lines(event: str, fields: dict[str, Any]) -> None:
     if event == "serving":
         how = "encrypted" if fields["tls"] else "not encrypted"
-        typer.echo(
-            f"serving {fields['store']} at {fields['url']} ({how}, for those who have the token); Ctrl-C ends it"
-        )
+        say(f"serving {fields['store']} at {fields['url']} ({how}, for those who have the token); Ctrl-C ends it")
         if fields["token_file"]:
-            typer.echo(f"clients need: export {TOKEN_FILE_VARIABLE}={shlex.quote(fields['token_file'])}")
+            say(f"clients need: export {TOKEN_FILE_VARIABLE}={shlex.quote(fields['token_file'])}")
         return
     counts: Counts = fields["counts"]
     parts = [f"{counts.requests:,} requests", f"{counts.errors:,} answered by an error"]
@@ -143,4 +141,4 @@ def _tell_lines(event: str, fields: dict[str, Any]) -> None:
     parts += [f"{counts.failures:,} failed"] if counts.failures else []
     parts += [f"{size_text(counts.bytes_in)} in", f"{size_text(counts.bytes_out)} out"]
     parts += [f"{counts.connections:,} connections"] if event == "requests" else []
-    typer.echo(f"{time_text(SYSTEM_CLOCK.wall_ms())} {'stopped: ' if event == 'stopped' else ''}{', '.join(parts)}")
+    say(f"{time_text(SYSTEM_CLOCK.wall_ms())} {'stopped: ' if event == 'stopped' else ''}{', '.join(parts)}")

@@ -11,8 +11,6 @@ from contextlib import suppress
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from headgate.cli import streams_transactions
@@ -28,6 +26,8 @@ from headgate.cli.streams_scaling import add_scaling
 from headgate.cli.streams_text import parse_columns, size_text
 from headgate.cli.streams_update import add_update
 from headgate.cli.streams_write import add_write
+from headgate.cli.terminal import Terminal
+from headgate.cli.text import say
 from headgate.errors import CorruptionError, UsageError
 from headgate.store.fsck import Problem
 from headgate.store.schemas import TEXT_SCHEMA
@@ -92,7 +92,7 @@ def list_(
 ) -> None:
     """List the streams."""
     if not Store.exists(store) and not as_json:
-        typer.echo(f"no streams in {store_root(store)}")
+        say(f"no streams in {store_root(store)}")
     if not Store.exists(store):
         return
     with opened(store) as opened_store:
@@ -102,7 +102,7 @@ def list_(
                 typer.echo(json.dumps(_facts(info)))
             return
         if not infos:
-            typer.echo(f"no streams in {opened_store.root}")
+            say(f"no streams in {opened_store.root}")
             return
         table = Table("stream", "segments", "events", "size", "state", "routing key", "columns")
         for info in infos:
@@ -114,9 +114,9 @@ def list_(
                 size_text(info.size_bytes),
                 state,
                 info.routing_key or "",
-                escape(_columns(info)),
+                _columns(info),
             )
-        Console().print(table)
+        Terminal().print(table)
 
 
 @app.command("describe")
@@ -131,7 +131,7 @@ def describe(
         if as_json:
             typer.echo(json.dumps(_facts(info)))
             return
-        console = Console()
+        console = Terminal()
         facts = Table(show_header=False, box=None)
         for label, value in _facts(info).items():
             if label not in ("present", "heads", "ends", "columns"):
@@ -139,14 +139,14 @@ def describe(
         console.print(facts)
         columns = Table("column", "type")
         for field in info.schema:
-            columns.add_row(escape(field.name), escape(str(field.type)))
+            columns.add_row(field.name, str(field.type))
         segments = _segments(info)
         console.print(columns, segments)
         held = opened_store.holds(name)
         if held:
             table = Table("held by", "events it keeps")
             for holder, kept in held.items():
-                table.add_row(escape(holder), f"{opened_store.events_between(kept):,}")
+                table.add_row(holder, f"{opened_store.events_between(kept):,}")
             console.print(table)
         waiting = [x for x in opened_store.list_transactions(stream=name) if not x.status.is_terminal]
         if waiting:
@@ -248,7 +248,7 @@ def check(
             told += [f"{removed} files removed"] if remove_orphans else []
             told += [*map(_problem_text, problems)]
             told.append(f"{opened_store.root}: {serious} problems, {len(problems) - serious} notes")
-            typer.echo("\n".join(told))
+            say("\n".join(told))
         if serious:
             raise typer.Exit(1)
 

@@ -11,12 +11,12 @@ from enum import StrEnum
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from headgate.cli.streams_open import JsonOption, StoreOption, YesOption, answer, confirm, opened
 from headgate.cli.streams_text import size_text
+from headgate.cli.terminal import Terminal
+from headgate.cli.text import say
 from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import CorruptionError, HeadgateError, UsageError
 from headgate.model.config import duration_ms
@@ -58,12 +58,12 @@ def list_(as_json: JsonOption = False, store: StoreOption = None) -> None:
                 typer.echo(json.dumps(_facts_or_problem(opened_store, name)))
             return
         if not names:
-            typer.echo(f"no reader groups in {opened_store.root}")
+            say(f"no reader groups in {opened_store.root}")
             return
         table = Table("group", "streams", "readers", "unread", "checkpoints")
         for name in names:
-            table.add_row(escape(name), *map(escape, _row(opened_store, name)))
-        Console().print(table)
+            table.add_row(name, *_row(opened_store, name))
+        Terminal().print(table)
 
 
 @groups.command("describe")
@@ -76,7 +76,7 @@ def describe(name: GroupName, as_json: JsonOption = False, store: StoreOption = 
             typer.echo(json.dumps(facts))
             return
         info, unread, cuts = group.describe(), group.unread(), group.cut()
-        console = Console()
+        console = Terminal()
         console.print(f"reader group {info.name}: epoch {info.epoch}, {_count(len(info.readers), 'reader')}")
         segments = Table("stream", "segment", "reader", "processed up to", "unread")
         owners = {segment: reader for reader, own in info.readers.items() for segment in own}
@@ -84,13 +84,13 @@ def describe(name: GroupName, as_json: JsonOption = False, store: StoreOption = 
             reader = owners.get((stream, segment), "nobody" if (stream, segment) in info.free else "waits")
             size = unread.get((stream, segment), 0)
             position = f"{cuts[stream].positions.get(segment, 0):,}" if stream in cuts else "its stream was deleted"
-            segments.add_row(escape(stream), str(segment), escape(reader), position, size_text(size))
+            segments.add_row(stream, str(segment), reader, position, size_text(size))
         console.print(segments)
         if info.checkpoints:
             checkpoints = Table("checkpoint", "state")
             for checkpoint, owed_by in info.checkpoints.items():
                 state = f"not passed by {', '.join(owed_by)}" if owed_by else "complete"
-                checkpoints.add_row(escape(checkpoint), escape(state))
+                checkpoints.add_row(checkpoint, state)
             console.print(checkpoints)
 
 
@@ -144,11 +144,11 @@ def checkpoint(
             facts = {"group": name, "checkpoint": checkpoint_name, "is_complete": is_complete}
             typer.echo(json.dumps({**facts, "owed_by": list(owed_by), "cuts": cuts}))
         elif is_complete:
-            typer.echo(f"checkpoint {checkpoint_name} of reader group {name} is complete")
+            say(f"checkpoint {checkpoint_name} of reader group {name} is complete")
             for cut in cuts.values():
-                typer.echo(cut)
+                say(cut)
         else:
-            typer.echo(f"checkpoint {checkpoint_name} of reader group {name} is not passed by {', '.join(owed_by)} yet")
+            say(f"checkpoint {checkpoint_name} of reader group {name} is not passed by {', '.join(owed_by)} yet")
         if not is_complete:
             raise typer.Exit(1)
 

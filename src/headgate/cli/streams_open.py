@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from headgate.cli.text import say
 from headgate.errors import HeadgateError, UsageError
 from headgate.store.store import Store, store_root
 
@@ -27,7 +28,10 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 def answer(text: str, facts: Mapping[str, object], *, as_json: bool) -> None:
     """Say what was done, for people or for programs (CL4)."""
-    typer.echo(json.dumps(facts) if as_json else text)
+    if as_json:
+        typer.echo(json.dumps(facts))
+    else:
+        say(text)
 
 
 def confirm(question: str, *, yes: bool, as_json: bool) -> None:
@@ -51,12 +55,10 @@ def opened(root: str | None, *, makes: bool = False, chunks: str | None = None) 
         with Store.open(root, chunks=chunks) as store:
             yield store
     except HeadgateError as error:
-        typer.secho(f"Error: {error}", err=True, fg=typer.colors.RED)
+        say(f"Error: {error}", err=True, fg=typer.colors.RED)
         raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
     except UnicodeEncodeError as error:  # CL8
-        typer.secho(
-            f"Error: {error.object!r} is no text: it has bytes that are not UTF-8", err=True, fg=typer.colors.RED
-        )
+        say(f"Error: {error.object!r} is no text: it has bytes that are not UTF-8", err=True, fg=typer.colors.RED)
         raise typer.Exit(2) from error
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone: nothing is wrong

@@ -21,6 +21,7 @@ import typer
 
 from headgate.cli.streams_open import Name, StoreOption, opened
 from headgate.cli.streams_text import Format, is_json, text_lines
+from headgate.cli.text import write_lines
 from headgate.errors import HeadgateError, UsageError
 from headgate.store.cuts import StreamCut
 from headgate.store.followed_store import EARLIEST, LATEST
@@ -119,7 +120,7 @@ def _print(follower: StreamFollower, *, limit: int | None, follow: bool, as_json
                     break
                 continue
             left -= found.batch.num_rows
-            sys.stdout.writelines(line + "\n" for line in text_lines(found.batch, as_json=as_json))
+            write_lines(text_lines(found.batch, as_json=as_json))
             if follow:
                 sys.stdout.flush()
         sys.stdout.flush()

@@ -9,12 +9,11 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from headgate.cli.streams_open import JsonOption, Name, StoreOption, YesOption, answer, confirm, opened
-from headgate.cli.text import duration_text, size_text, time_text
+from headgate.cli.terminal import Terminal
+from headgate.cli.text import duration_text, say, size_text, time_text
 from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import UsageError
 from headgate.protocol.store.transactions import Status
@@ -47,17 +46,17 @@ def list_(
                 typer.echo(json.dumps(_facts(info, now_ms)))
             return
         if not found:
-            typer.echo("no transactions" if all_ else "no open or prepared transactions")
+            say("no transactions" if all_ else "no open or prepared transactions")
             return
         table = Table("stream", "transaction", "state", "events", "size", "writers", "age", "lease left")
         for info in found:
             table.add_row(
-                *(info.stream, escape(info.name), _state(info), f"{info.events_count:,}", size_text(info.size_bytes)),
+                *(info.stream, info.name, _state(info), f"{info.events_count:,}", size_text(info.size_bytes)),
                 str(len(info.participants) or ""),
                 duration_text(_age_ms(info, now_ms)),
                 _lease_left(info, now_ms),
             )
-        Console().print(table)
+        Terminal().print(table)
 
 
 @app.command("show")
@@ -70,8 +69,8 @@ def show(name: Name, transaction: Id, as_json: JsonOption = False, store: StoreO
             return
         begun_ms = info.changed_ms if info.begun_ms is None else info.begun_ms
         facts = {
-            "transaction": escape(info.name),
-            "owner": f"{escape(info.owner)}, epoch {info.epoch}",
+            "transaction": info.name,
+            "owner": f"{info.owner}, epoch {info.epoch}",
             "state": f"{_state(info)} since {time_text(info.changed_ms)} UTC",
             "begun" if info.begun_ms is not None else "prepared": f"{time_text(begun_ms)} UTC",
             "events": f"{info.events_count:,}, {size_text(info.size_bytes)}",
@@ -81,12 +80,12 @@ def show(name: Name, transaction: Id, as_json: JsonOption = False, store: StoreO
         for label, value in facts.items():
             if value:
                 table.add_row(label, value)
-        console = Console()
+        console = Terminal()
         console.print(table)
         if info.participants:
             writers = Table("writer", "writes", "events")
             for who in info.participants:
-                writers.add_row(escape(who.name), f"{who.sequence:,}", f"{who.events_count:,}")
+                writers.add_row(who.name, f"{who.sequence:,}", f"{who.events_count:,}")
             console.print(writers)
 
 

@@ -19,6 +19,7 @@ from headgate.cli.bars import Bar, bar
 from headgate.cli.json_lines import batch_of_json
 from headgate.cli.streams_open import JsonOption, Name, StoreOption, opened
 from headgate.cli.streams_text import Format, batch_of_lines, is_json, line_blocks
+from headgate.cli.text import say
 from headgate.errors import UsageError
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.writer import StreamWriter
@@ -69,7 +70,7 @@ def write(
             typer.echo(json.dumps({"stream": name, "events": count - skipped, "already_there": skipped}))
             return
         again = f", {skipped:,} were there already" if skipped else ""
-        typer.echo(f"{count - skipped:,} events written to {name}{again}", err=True)
+        say(f"{count - skipped:,} events written to {name}{again}", err=True)
 
 
 def _append(writer: StreamWriter, batch: pa.RecordBatch, *, is_numbered: bool) -> None:

@@ -1,11 +1,28 @@
-"""Numbers, sizes and times as people read them, and how runs ended."""
+"""What commands say to people: numbers, sizes and times, how runs ended, and all of it on its way (SE12)."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
+
+import typer
+
 from headgate.display.text import count_text, duration_text, size_text, time_text
 from headgate.model.progress import RunResult
+from headgate.plain_text import printable
 
-__all__ = ["count_text", "duration_text", "result_text", "size_text", "time_text"]
+__all__ = ["count_text", "duration_text", "result_text", "say", "size_text", "time_text", "write_lines"]
+
+
+def say(text: str, *, err: bool = False, fg: str | None = None, nl: bool = True) -> None:
+    """Print ``text``; see ``typer.secho``."""
+    typer.secho(printable(text), err=err, fg=fg, nl=nl)
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """Write lines of data to standard output: as they are, unless somebody looks at them."""
+    is_shown = sys.stdout.isatty()
+    sys.stdout.writelines(f"{printable(line) if is_shown else line}\n" for line in lines)
 
 
 def result_text(result: RunResult) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate.errors import HeadgateError, PipelineFailed
+from headgate.plain_text import printable
 from headgate.spark.jvm_process import JvmProcess, begun, end_ahead, launch_of
 from headgate.spark.jvm_settings import LOG, START_LOG
 from headgate.spark.prerequisites import SUBMITTED
@@ -100,7 +101,7 @@ class Listener:
 def _print(line: str) -> None:
     if not is_noise(line):
         with suppress(OSError, ValueError):  # standard error may be closed: the JVM must be read from all the same
-            print(line, file=sys.stderr, flush=True)
+            print(printable(line), file=sys.stderr, flush=True)
 
 
 def is_noise(line: str) -> bool:
