@@ -67,6 +67,29 @@ def test_a_negative_duration_is_refused() -> None:
         duration_ms(timedelta(seconds=-5), "timeout")
 
 
+@pytest.mark.parametrize(
+    ("value", "least"),
+    [("1.5ms", 2), ("0.4ms", 1), (timedelta(microseconds=2_500), 3), ("0.0001s", 1), (pd.Timedelta(1, "ns"), 1)],
+)
+def test_a_part_of_a_millisecond_is_refused_and_not_rounded(value: Duration, least: int) -> None:
+    with pytest.raises(UsageError, match=f"timeout is .*, but durations are whole milliseconds: write '{least}ms'"):
+        duration_ms(value, "timeout")
+
+
+@pytest.mark.parametrize("value", [timedelta.max, "36501d", "999999999999999999h"])
+def test_a_duration_of_ages_is_refused(value: Duration) -> None:
+    with pytest.raises(UsageError, match=r"timeout is .*, but must be at most 36500 days"):
+        duration_ms(value, "timeout")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("0.1s", 100), ("1.001s", 1_001), (timedelta(days=36_500), 3_153_600_000_000), (timedelta(milliseconds=1), 1)],
+)
+def test_whole_milliseconds_are_exact(value: Duration, expected: int) -> None:
+    assert duration_ms(value) == expected
+
+
 def test_a_pipeline_is_exactly_once_and_restarts_unless_told_otherwise() -> None:
     config = PipelineConfig("p", 2, "/tmp/x")
     assert config.checkpoints == CheckpointConfig(interval_ms=1_000, max_concurrent=1, tolerable_failures=0, retained=2)

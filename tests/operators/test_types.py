@@ -12,7 +12,7 @@ import pytest
 from headgate.codec.exact_values import MisfitError
 from headgate.errors import UsageError
 from headgate.model.value_types import read_type
-from headgate.operators.schemas import batch_of, frame_of, schema_of_frame
+from headgate.operators.schemas import as_schema, batch_of, frame_of, schema_of_frame
 from headgate.operators.types import canonical_type, to_canonical
 from headgate.state.rocksdb.values import value_codec
 
@@ -100,3 +100,11 @@ def test_decimals_and_times_are_bytes_in_rocksdb_and_come_back() -> None:  # OP1
 @pytest.mark.parametrize("dtype", [pa.decimal128(12, 2), pa.decimal128(5, -2), pa.time64("ns"), ENTRIES])
 def test_the_text_of_a_type_is_read_as_it(dtype: pa.DataType) -> None:
     assert str(read_type(str(dtype))) == str(dtype)
+
+
+def test_a_schema_with_two_columns_or_fields_of_one_name_is_refused() -> None:
+    twice = [pa.field("a", pa.int64()), pa.field("b", pa.int64()), pa.field("a", pa.string())]
+    with pytest.raises(UsageError, match="operator 'map': a schema has two columns 'a'; rename one of them"):
+        as_schema("map", pa.schema(twice))
+    with pytest.raises(UsageError, match=r"column 'x' has type struct<.*>, with two fields of one name"):
+        as_schema("map", pa.schema([("x", pa.list_(pa.struct(twice)))]))

@@ -1,4 +1,4 @@
-"""What of a program goes to the executors: its own modules, and what its user names. No Spark in these tests."""
+"""What of a program goes to the executors: its own modules, and what its user names."""
 
 from __future__ import annotations
 
@@ -98,3 +98,31 @@ def test_settings_are_pairs() -> None:
     for wrong in ("spark.a", "a=b", "spark.master=yarn", "spark.python.daemon.module=x"):
         with pytest.raises(UsageError, match="--conf"):
             read_settings([wrong])
+
+
+JOB = """
+import headgate as hg
+
+class Twice(hg.ProcessFunction):
+    schema = {"n": int}
+
+    def process(self, row, context):
+        return [{"n": 2 * row["n"]}]
+
+def plus_one(row):
+    return {"n": row["n"] + 1}
+
+p = hg.Pipeline("job", parallelism=1, checkpointing=hg.Checkpointing(dir="checkpoints"))
+p.source(hg.FromRows([{"n": 1}, {"n": 2}])).map(plus_one).key_by("n").process(Twice()).sink(hg.FileSink("out"))
+p.run()
+"""
+
+
+@pytest.mark.spark
+def test_a_module_runs_its_pipeline_on_spark_while_it_is_imported(tmp_path: Path) -> None:  # TR2
+    (tmp_path / "job.py").write_text(JOB, encoding="utf-8")
+    command = [sys.executable, "-c", "import job"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    found = [line for file in (tmp_path / "out").glob("*.jsonl") for line in file.read_text().splitlines()]
+    assert sorted(found) == ['{"n":4}', '{"n":6}']

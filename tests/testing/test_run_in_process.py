@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 import sys
 import threading
@@ -368,3 +369,36 @@ def test_without_that_choice_an_exception_fails_the_pipeline(tmp_path: Path) -> 
     p.source(hg.FromRows([{"n": 0}])).map(fragile).sink(hg.Discard())
     with pytest.raises(hg.PipelineFailed, match="ZeroDivisionError"):
         testing.run(p)
+
+
+JOB = """
+import headgate as hg
+from headgate import testing
+
+class Twice(hg.ProcessFunction):
+    schema = {"n": int}
+
+    def process(self, row, context):
+        return [{"n": 2 * row["n"]}]
+
+def plus_one(row):
+    return {"n": row["n"] + 1}
+
+p, sink = hg.Pipeline("job"), testing.Collect(DIRECTORY)
+p.source(hg.FromRows([{"n": 1}, {"n": 2}])).map(plus_one).key_by("n").process(Twice()).sink(sink)
+testing.run(p, timeout_s=20)
+found = sorted(row["n"] for row in sink.rows())
+"""
+
+
+@pytest.mark.parametrize("name", ["job_of_a_module", "job_of_a_package.job"])
+def test_a_module_that_runs_its_pipeline_while_it_is_imported(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(JOB.replace("DIRECTORY", repr(str(tmp_path / "out"))), encoding="utf-8")
+    if "." in name:
+        path.with_name("__init__.py").write_text(f"import {name}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.import_module(name).found == [4, 6]

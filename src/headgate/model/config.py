@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from fractions import Fraction
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from headgate.errors import UsageError
@@ -14,7 +16,7 @@ from headgate.model.lineage import Moves
 from headgate.model.options import Alignment, Guarantee
 from headgate.model.security import SecurityConfig
 
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_DURATION = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-z]+)\s*")
 _UNITS_MS = {
     1: ("ms", "millisecond", "milliseconds"),
     1_000: ("s", "sec", "second", "seconds"),
@@ -22,6 +24,10 @@ _UNITS_MS = {
     3_600_000: ("h", "hour", "hours"),
     86_400_000: ("d", "day", "days"),
 }
+_DAY_MS = 86_400_000
+DURATION_MS_MAX = 36_500 * _DAY_MS
+"""A hundred years: more overflows what threads can wait, and means that something never happens."""
+
 _UNIT_MS = {name: unit_ms for unit_ms, names in _UNITS_MS.items() for name in names}
 
 
@@ -42,12 +48,11 @@ def duration_ms(value: Duration, what: str = "duration") -> int:
     """Return ``value`` in milliseconds.
 
     Raises:
-        UsageError: it is negative or not a duration; ``what`` names it in the message.
+        UsageError: it is negative, has a part of a millisecond, is too long or no duration; ``what`` names it in the
+            message.
     """
     if isinstance(value, Timespan):
-        if value.total_seconds() < 0:
-            raise UsageError(f"{what} must not be negative, but is {value}")
-        return round(value.total_seconds() * 1_000)
+        return _whole_ms(_span_ms(value), value, what)
     if isinstance(value, int | float) and not isinstance(value, bool):
         if value == 0:
             return 0
@@ -57,7 +62,29 @@ def duration_ms(value: Duration, what: str = "duration") -> int:
     match = _DURATION.fullmatch(value)
     if match is None or match.group(2) not in _UNIT_MS:
         raise UsageError(f"{what} must look like '500ms', '1s', '5 minutes' or '1h', not {value!r}")
-    return round(float(match.group(1)) * _UNIT_MS[match.group(2)])
+    return _whole_ms(Fraction(match.group(1)) * _UNIT_MS[match.group(2)], value, what)
+
+
+def _span_ms(span: Timespan) -> Fraction:
+    """Return it exactly; NaN, as of pandas' ``NaT``, is no duration."""
+    parts = [getattr(span, name, None) for name in ("days", "seconds", "microseconds")]
+    if all(isinstance(part, int) for part in parts):
+        days, seconds, micros = (int(part or 0) for part in parts)
+        nanos = int(getattr(span, "nanoseconds", 0))
+        return Fraction(((days * 86_400 + seconds) * 1_000_000 + micros) * 1_000 + nanos, 1_000_000)
+    seconds_float = span.total_seconds()
+    return Fraction(-1) if seconds_float != seconds_float else Fraction(seconds_float) * 1_000
+
+
+def _whole_ms(found: Fraction, value: Duration, what: str) -> int:
+    """Return whole milliseconds; nothing is rounded."""
+    if found < 0:
+        raise UsageError(f"{what} must not be negative, but is {value}")
+    if found > DURATION_MS_MAX:
+        raise UsageError(f"{what} is {value}, but must be at most {DURATION_MS_MAX // _DAY_MS} days")
+    if found.denominator != 1:
+        raise UsageError(f"{what} is {value}, but durations are whole milliseconds: write '{math.ceil(found)}ms'")
+    return int(found)
 
 
 @dataclass(frozen=True, slots=True)

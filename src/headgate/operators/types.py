@@ -43,6 +43,9 @@ def canonical_type(dtype: pa.DataType, what: str = "column") -> pa.DataType:
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype):
         return pa.large_list(canonical_type(dtype.value_type, what))
     if pa.types.is_struct(dtype):
+        names = [f.name for f in dtype]
+        if len(set(names)) != len(names):
+            raise UsageError(f"{what} has type {dtype}, with two fields of one name; rename one of them")
         return pa.struct([pa.field(f.name, canonical_type(f.type, what)) for f in dtype])
     if pa.types.is_map(dtype):
         entries = zip(MAP_FIELDS, (dtype.key_type, dtype.item_type), strict=True)
@@ -66,7 +69,12 @@ def canonical_type(dtype: pa.DataType, what: str = "column") -> pa.DataType:
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
-    """Return ``schema`` in canonical types, without metadata and with every field nullable."""
+    """Return ``schema`` in canonical types, without metadata and with every field nullable.
+
+    Raises:
+        UsageError: a type is not supported, or two columns have one name.
+    """
+    refuse_twice(schema, "a schema")
     return pa.schema([pa.field(f.name, canonical_type(f.type, f"column '{f.name}'")) for f in schema])
 
 
@@ -76,9 +84,10 @@ def refuse_twice(schema: pa.Schema, where: str) -> None:
     Raises:
         UsageError
     """
-    twice = [name for name in schema.names if schema.names.count(name) > 1]
-    if twice:
-        raise UsageError(f"{where} has two columns '{twice[0]}'; rename one of them")
+    names = schema.names
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"{where} has two columns '{twice}'; rename one of them")
 
 
 def to_canonical(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.RecordBatch:

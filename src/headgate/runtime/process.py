@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import socket
+import sys
+from types import ModuleType
 
 from headgate.around import SystemAround
 
@@ -30,3 +32,17 @@ class Process(SystemAround):
 
 
 PROCESS = Process()
+
+
+def modules_being_imported() -> list[ModuleType]:
+    """Return the modules of a user's that are not imported to their ends, as one that starts a pipeline at its top.
+
+    What they define must travel by value: another thread that imports one waits for the end of that import, which may
+    wait for the pipeline, and another process would start the pipeline once more.
+    """
+    found = []
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        if getattr(spec, "_initializing", False) and name.partition(".")[0] != "headgate":
+            found.append(module)
+    return found

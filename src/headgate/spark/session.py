@@ -21,6 +21,7 @@ from headgate.model.progress import LogPlace, Observer, SilentObserver
 from headgate.operators.sendable import sent
 from headgate.runtime.driver.driver import Driver, lock_for
 from headgate.runtime.driver.handle import DriverHandle
+from headgate.runtime.process import modules_being_imported
 from headgate.spark.jvm import ensure_jvm, forget_dead_jvm, log_to, starting_up
 from headgate.spark.jvm_process import end_ahead
 from headgate.spark.jvm_settings import jvm_settings, session_options
@@ -128,6 +129,8 @@ def start_pipeline(
         logs = log_directory(is_local=is_local)
         from pyspark import cloudpickle
 
+        for module in modules_being_imported():
+            cloudpickle.register_pickle_by_value(module)
         sent(definition, cloudpickle.dumps)  # else a thread of its own would fail, and say less
         launcher = SparkLauncher(session, definition, fingerprint, is_local, logs)
         watcher = observer or SilentObserver()

@@ -22,7 +22,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
 from headgate.operators.sendable import sent
-from headgate.runtime.process import Process
+from headgate.runtime.process import Process, modules_being_imported
 from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
 from headgate.threads import DaemonThread, ThreadEnded
 
@@ -97,6 +97,8 @@ class ThreadLauncher:
         self._lock = threading.Lock()
         self._stages: dict[int, _Stage] = {}
         self._threads: list[DaemonThread] = []
+        for module in modules_being_imported():
+            cloudpickle.register_pickle_by_value(module)
         self._pickled = sent(definition, cloudpickle.dumps)  # TR2
 
     def submit(

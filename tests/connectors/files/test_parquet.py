@@ -23,6 +23,11 @@ def write(directory: Path, files: int = 3, rows: int = 10) -> list[int]:
     return list(range(files * rows))
 
 
+def test_a_column_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"ParquetFiles\(columns=\) names 'a' twice"):
+        ParquetFiles(tmp_path, columns=["a", "b", "a"])
+
+
 @pytest.mark.long
 def test_it_passes_the_conformance_kit(tmp_path: Path) -> None:
     # N16, N17

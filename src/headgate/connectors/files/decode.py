@@ -8,7 +8,7 @@ fault are found. Never hands pyarrow's JSON parser a line that is not "{…}": a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from headgate.errors import UsageError
 from headgate.operators.types import canonical_schema, schema_text, to_canonical
 
 Starts: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class JsonDecoder:
         self._cast = pa.schema([pa.field(f.name, _wide_type(f.type)) for f in self.schema])
         not_null = [f.name for f in schema if not f.nullable]
         self._required = list(dict.fromkeys([*not_null, *required]))
+        self._nested = [f for f in schema if _requires_within(f.type)]
         missing = [name for name in self._required if name not in self.schema.names]
         if missing:
             raise UsageError(f"required field '{missing[0]}' is not in the schema ({schema_text(self.schema)})")
@@ -132,7 +134,48 @@ class JsonDecoder:
                 refused.add(f"field '{name}' is missing or null", starts[mask], values.filter(is_null))
                 keep = pc.invert(is_null)
                 batch, values, starts = batch.filter(keep), values.filter(keep), starts[~mask]
+        for one in self._nested:
+            while (found := next(_missing_within(batch.column(one.name), one.type, one.name), None)) is not None:
+                path, mask = found
+                refused.add(f"field '{path}' is missing or null", starts[mask], values.filter(pa.array(mask)))
+                keep = pa.array(~mask)
+                batch, values, starts = batch.filter(keep), values.filter(keep), starts[~mask]
         return Decoded(batch, starts, refused)
+
+
+def _requires_within(dtype: pa.DataType) -> bool:
+    """Whether something within values of ``dtype`` may not be null."""
+    return any(not inner.nullable or _requires_within(inner.type) for inner in _inner(dtype))
+
+
+def _inner(dtype: pa.DataType) -> list[pa.Field]:
+    if pa.types.is_struct(dtype):
+        return list(dtype)
+    return [dtype.value_field] if _is_list(dtype) else []
+
+
+def _is_list(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype))
+
+
+def _missing_within(column: pa.Array, dtype: pa.DataType, path: str) -> Iterator[tuple[str, Mask]]:
+    """Find what is null within a column although ``dtype`` says that it may not be: its path, and in which rows."""
+    for inner in _inner(dtype):
+        if _is_list(dtype):
+            values, rows, where = column.flatten(), pc.list_parent_indices(column).to_numpy(), f"{path}[]"
+        else:
+            values, rows, where = pc.struct_field(column, inner.name), np.arange(len(column)), f"{path}.{inner.name}"
+        found = list(_missing_within(values, inner.type, where))
+        if not inner.nullable:
+            is_null = values.is_null().to_numpy(zero_copy_only=False)
+            if not _is_list(dtype):
+                is_null &= column.is_valid().to_numpy(zero_copy_only=False)
+            found.insert(0, (where, is_null))
+        for place, mask in found:
+            if mask.any():
+                in_rows = np.zeros(len(column), np.bool_)
+                in_rows[rows[mask]] = True
+                yield place, in_rows
 
 
 class _SeveralValuesError(Exception):

@@ -63,13 +63,16 @@ class ParquetFiles:
             batch_rows: the number of records in a batch.
 
         Raises:
-            UsageError: no path was given, or a URL with a secret in it.
+            UsageError: no path was given, a column twice, or a URL with a secret in it.
         """
         if isinstance(paths, str):
             refuse_secrets(paths)
         self._url = paths if isinstance(paths, str) and "://" in paths else None
         self._selection = None if self._url is not None else select_files(paths, pattern)
         self._columns = None if columns is None else list(columns)
+        twice = [name for name in self._columns or () if (self._columns or []).count(name) > 1]
+        if twice:
+            raise UsageError(f"ParquetFiles(columns=) names '{twice[0]}' twice; name each column once")
         self._batch_rows = batch_rows
         self._files: tuple[str, ...] | None = None
         self._schema: pa.Schema | None = None
@@ -113,10 +116,11 @@ class ParquetFiles:
     def _schema_of(self, path: str) -> pa.Schema:
         try:
             with pq.ParquetFile(path, filesystem=_filesystem(self._url)) as file:
-                schema = canonical_schema(_with_zones(file))
+                given = _with_zones(file)
+            refuse_twice(given, path)
+            schema = canonical_schema(given)
         except _FAILURES as error:
             raise UsageError(f"{path} cannot be read as Parquet: {error}") from error
-        refuse_twice(schema, path)
         if self._columns is None:
             return schema
         for name in self._columns:
