@@ -7,11 +7,14 @@ one real thread, gives one of its own. Other locks may be ``threading``'s (decis
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 SIGNAL_S = 0.2
@@ -141,8 +144,8 @@ class Threads(Protocol):
     def thread(self, target: Callable[..., None], name: str, *arguments: Any) -> Thread:
         """Return a thread that has not begun."""
 
-    def pool(self, size: int, name: str) -> Pool:
-        """Return a pool of at most ``size`` threads."""
+    def pool(self, size: int, name: str, *, is_daemon: bool = False) -> Pool:
+        """Return a pool of at most ``size`` threads; ``is_daemon``: one that hangs does not keep the process alive."""
 
 
 class DaemonThread(threading.Thread):
@@ -152,6 +155,57 @@ class DaemonThread(threading.Thread):
     def is_current(self) -> bool:
         """Whether the caller runs in it."""
         return threading.current_thread() is self
+
+
+class DaemonPool:
+    """Runs calls in at most ``size`` threads, in the order in which they were submitted (see ``Pool``).
+
+    They do not keep their process alive, as those of ``ThreadPoolExecutor`` do: a call may hang in storage that does
+    not answer. Shut it down otherwise: a call that runs while Python ends may crash it.
+    """
+
+    def __init__(self, size: int, name: str) -> None:
+        self._size, self._name = size, name
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._threads: list[DaemonThread] = []
+        self._is_shut = False
+        weakref.finalize(self, self._calls.put, None).atexit = False  # its threads end with it
+
+    def submit(self, call: Callable[..., object], /, *arguments: Any) -> None:
+        """See ``Pool``."""
+        with self._lock:
+            if self._is_shut:
+                raise RuntimeError("cannot submit calls after shutdown")
+            self._calls.put(functools.partial(call, *arguments))
+            if not self._idle.acquire(blocking=False) and len(self._threads) < self._size:
+                name = f"{self._name}_{len(self._threads)}"
+                thread = DaemonThread(target=_run_calls, args=(self._calls, self._idle), name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """See ``Pool``."""
+        with self._lock:
+            self._is_shut = True
+            while cancel_futures and not self._calls.empty():
+                with suppress(queue.Empty):
+                    self._calls.get_nowait()
+            self._calls.put(None)
+        if wait:
+            for thread in self._threads:
+                thread.join()
+
+
+def _run_calls(calls: queue.SimpleQueue[Callable[[], object] | None], idle: threading.Semaphore) -> None:
+    """Run in a thread of a pool, of which it holds nothing else."""
+    while (call := calls.get()) is not None:
+        with suppress(BaseException):  # what it raises is lost
+            call()
+        del call
+        idle.release()
+    calls.put(None)  # for the other threads
 
 
 class SystemThreads:
@@ -186,9 +240,9 @@ class SystemThreads:
         """See ``Threads``."""
         return DaemonThread(target=target, args=arguments, name=name, daemon=True)
 
-    def pool(self, size: int, name: str) -> ThreadPoolExecutor:
+    def pool(self, size: int, name: str, *, is_daemon: bool = False) -> Pool:
         """See ``Threads``."""
-        return ThreadPoolExecutor(size, thread_name_prefix=name)
+        return DaemonPool(size, name) if is_daemon else ThreadPoolExecutor(size, thread_name_prefix=name)
 
 
 SYSTEM_THREADS = SystemThreads()

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -20,6 +20,7 @@ from headgate.spark.jvm_settings import JVM_OPTIONS
 
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 EXECUTOR = "CoarseGrainedExecutorBackend"
+PYTHON = "headgate.spark.daemon"
 LOOPBACK = "127.0.0.1"
 
 
@@ -88,12 +89,22 @@ class Cluster:
 
     def executors(self) -> list[psutil.Process]:
         """Return the executor JVMs that are alive."""
-        return [p for p in self._own() if p.name() == "java" and EXECUTOR in " ".join(_command(p))]
+        return [p for p in self._own() if EXECUTOR in " ".join(_command(p)) and _name(p) == "java"]
 
     def strangers(self) -> list[psutil.Process]:
         """Return everything alive that is not the master or a Spark worker: executors, daemons, our workers."""
         daemons = {process.pid for process in self._processes}
-        return [p for p in self._own() if p.pid not in daemons and os.path.basename(p.name()) != "bash"]
+        return [p for p in self._own() if p.pid not in daemons and os.path.basename(_name(p)) not in ("bash", "")]
+
+    def pythons(self, but: Collection[int] = ()) -> dict[int, int]:
+        """Return the processes in which executors run Python, but for some, and the executor of each."""
+        found = {}
+        for process in self._own():
+            with contextlib.suppress(psutil.Error):
+                if process.pid not in but and PYTHON in process.cmdline():
+                    executors = [p.pid for p in process.parents() if EXECUTOR in " ".join(_command(p))]
+                    found |= dict.fromkeys([process.pid], executors[0]) if executors else {}
+        return found
 
     def assert_idle(self) -> None:
         """No executor and no Python worker is left after an application."""
@@ -107,6 +118,13 @@ class Cluster:
 
     def _own(self) -> list[psutil.Process]:
         return [found for process in self._processes for found in session_processes(process.pid)]
+
+
+def _name(process: psutil.Process) -> str:
+    """Return what it is called; "" when it has ended."""
+    with contextlib.suppress(psutil.Error):
+        return process.name()
+    return ""
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from crash.cluster import Cluster
@@ -21,18 +20,6 @@ STARTING_S = 1.5
 """About so long after its first Python process a start is over."""
 
 
-def pythons(cluster: Cluster) -> set[int]:
-    """Return the processes in which Spark's executors run Python."""
-    found = set()
-    for process in cluster.strangers():
-        try:
-            if "headgate.spark.daemon" in process.cmdline():
-                found.add(process.pid)
-        except psutil.Error:  # it has ended
-            continue
-    return found
-
-
 def test_executors_that_die_during_the_first_start_are_replaced(  # G9
     cluster: Cluster,
     spec: Callable[..., dict[str, Any]],
@@ -43,14 +30,15 @@ def test_executors_that_die_during_the_first_start_are_replaced(  # G9
 ) -> None:
     life = launch(spec("standard", rows=20_000, master=cluster.url))
     before: set[int] = set()
-    for moment in (0, dice.random(), dice.random(), 0):
-        until(lambda before=before: pythons(cluster) - before, "a Python process of the next start")
+    for moment in (0, dice.random(), 0):
+        found = until(lambda before=before: cluster.pythons(before), "a Python process of the next start")
         time.sleep(moment * STARTING_S)  # the moment of the kill: not a wait for anything
-        before |= pythons(cluster)
-        kill(cluster.executors()[0].pid)
-        life.restart()
+        before |= cluster.pythons().keys()
+        for executor in found.values():
+            kill(executor)
     told(life)
     assert life.result()["is_finished"]
+    assert life.seen("restart")
     assert life.child.exit_code() == 0
     life.child.assert_gone()
     cluster.assert_idle()

@@ -10,7 +10,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,7 @@ from headgate.model.ids import WorkerIndex
 from headgate.operators.sendable import sent
 from headgate.runtime.process import Process, modules_being_imported
 from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
-from headgate.threads import DaemonThread, ThreadEnded
+from headgate.threads import DaemonThread, Pool, ThreadEnded
 
 FINGERPRINT = "in one process"
 HOST = "127.0.0.1"
@@ -46,7 +45,7 @@ class ThreadSurroundings(Process):
         super().__init__()
         self._leave = leave
         self._threads: list[DaemonThread] = []
-        self._pools: list[ThreadPoolExecutor] = []
+        self._pools: list[Pool] = []
 
     def thread(self, target: Callable[..., None], name: str, *arguments: Any) -> DaemonThread:
         """See ``Threads``."""
@@ -54,9 +53,9 @@ class ThreadSurroundings(Process):
         self._threads.append(made)
         return made
 
-    def pool(self, size: int, name: str) -> ThreadPoolExecutor:
+    def pool(self, size: int, name: str, *, is_daemon: bool = False) -> Pool:
         """See ``Threads``."""
-        made = super().pool(size, name)
+        made = super().pool(size, name, is_daemon=is_daemon)
         self._pools.append(made)
         return made
 

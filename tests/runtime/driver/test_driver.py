@@ -15,12 +15,14 @@ from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
 from headgate.codec import messages
-from headgate.errors import PipelineFailed
+from headgate.errors import FencedError, PipelineFailed
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import SnapshotPart, SubtaskEntry
 from headgate.model.progress import Observer, Progress, SilentObserver
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, FinishReported
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.driver import replacement_watch
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.control import ControlClient, Loss
 
@@ -251,3 +253,34 @@ def test_a_driver_that_cannot_go_on_ends_its_job(tmp_path: Path) -> None:
         made.driver.result.result(WAIT_S)
     made.driver.join()
     assert made.cancelled == [1]
+
+
+def test_a_driver_that_was_replaced_waits_for_no_storage_that_hangs(  # C38
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other side of a connection is gone: the request hangs, and others are answered."""
+    may_end, is_replaced, hangs = threading.Event(), threading.Event(), threading.Event()
+
+    def newer(self: CheckpointLog) -> Generation | None:
+        if not is_replaced.is_set() or hangs.is_set():
+            return Generation(99) if is_replaced.is_set() else None
+        hangs.set()
+        may_end.wait(WAIT_S)
+        return None
+
+    monkeypatch.setattr(CheckpointLog, "newer_generation", newer)
+    monkeypatch.setattr(replacement_watch, "PERIOD_MS", 50)
+    monkeypatch.setattr(replacement_watch, "HANGS_MS", 50)
+    played = Played(tmp_path)
+    try:
+        (worker, _), ended = played.deployed()
+        is_replaced.set()
+        assert hangs.wait(WAIT_S)
+        worker.expect(messages.Stop)
+        ended(None)
+        with pytest.raises(FencedError):
+            played.driver.result.result(WAIT_S)
+        played.driver.join()
+        assert not may_end.is_set(), "the first look hangs still"
+    finally:
+        may_end.set()

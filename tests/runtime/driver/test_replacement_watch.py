@@ -7,7 +7,7 @@ from typing import Any
 
 from headgate.errors import StorageError
 from headgate.model.ids import Generation
-from headgate.runtime.driver.replacement_watch import ReplacementWatch
+from headgate.runtime.driver.replacement_watch import HANGS_MS, LOOKS_MAX, ReplacementWatch
 
 
 class Looked:
@@ -17,7 +17,20 @@ class Looked:
         self._answers = list(answers)
         self.waiting: list[Callable[[], object]] = []
         self.replaced: list[Generation] = []
-        self.watch = ReplacementWatch(self, self, self, self.replaced.append)  # type: ignore[arg-type]
+        self.now_ms = 0
+        self.pools = 0
+        self.watch = ReplacementWatch(self, self, self, self.replaced.append, self)  # type: ignore[arg-type]
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def pool(self, size: int, name: str, *, is_daemon: bool) -> Looked:
+        assert is_daemon, "a look that hangs does not keep the process alive"
+        self.pools += 1
+        return self
+
+    def shutdown(self, *, wait: bool) -> None:
+        assert not wait
 
     def newer_generation(self) -> Generation | None:
         answer = self._answers.pop(0)
@@ -58,3 +71,29 @@ def test_there_is_one_look_at_a_time() -> None:
     looked.watch.look()
     looked.watch.look()
     assert len(looked.waiting) == 1
+
+
+def test_a_look_that_hangs_is_not_waited_for() -> None:  # C38
+    """On a connection that is dead a request may take minutes; one on another connection does not."""
+    looked = Looked(Generation(5))
+    looked.watch.look()
+    looked.now_ms += HANGS_MS - 1
+    looked.watch.look()
+    assert len(looked.waiting) == 1
+    looked.now_ms += 1
+    looked.watch.look()
+    _, beside = looked.waiting
+    beside()
+    assert looked.replaced == [5]
+    assert looked.pools == 1
+
+
+def test_only_so_many_looks_hang() -> None:
+    looked = Looked(*[None] * (LOOKS_MAX + 1))
+    for _ in range(3 * LOOKS_MAX):
+        looked.watch.look()
+        looked.now_ms += HANGS_MS
+    assert len(looked.waiting) == LOOKS_MAX
+    looked.waiting.pop(0)()
+    looked.watch.look()
+    assert len(looked.waiting) == LOOKS_MAX

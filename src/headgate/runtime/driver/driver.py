@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from headgate.codec import messages
-from headgate.errors import HeadgateError, UsageError
+from headgate.errors import FencedError, HeadgateError, UsageError
 from headgate.model import claimants
 from headgate.model.config import PipelineConfig
 from headgate.model.definition import PipelineDefinition
@@ -78,7 +78,7 @@ class Driver:
         self._answers = Answers(self._end.result)
         self._loop = EventLoop(lambda: self._end.is_over, self._on_error, self._close, around)
         self._pools = Pools(
-            around.pool(1, "headgate-storage"), around.pool(1, "headgate-commit"), around.pool(1, "headgate-savepoint")
+            *(around.pool(1, f"headgate-{name}", is_daemon=True) for name in ("storage", "commit", "savepoint"))
         )
         on_event: Callable[[events.Event], None] = lambda event: self.supervision.handle(event)  # noqa: E731
         hears = on_event, self._on_report, observer.on_note
@@ -96,7 +96,7 @@ class Driver:
             succession=replace(succession(), claimant=lock.claimant),
             around=around,
         )
-        self._watch = ReplacementWatch(log, self._pools.storage, self._loop, self._on_replaced)
+        self._watch = ReplacementWatch(log, self._pools.storage, self._loop, self._on_replaced, around)
 
     # -- what the handle calls --------------------------------------------------------------------------------------
 
@@ -232,8 +232,9 @@ class Driver:
             self._heart.beat(self._log.generation, self.supervision.course)
 
     def _on_replaced(self, newer: Generation) -> None:
-        if self.supervision.live is not None:
-            self.supervision.live.replaced_by(newer)
+        live = self.supervision.live
+        if live is not None and newer > live.number:
+            live.replaced_by(newer)
 
     def _show_progress(self) -> None:
         supervision = self.supervision
@@ -291,9 +292,10 @@ class Driver:
     def _close_all(self) -> None:
         self.workers.close()
         self.supervision.close()
-        self._pools.storage.shutdown(wait=True)
-        self._pools.commit.shutdown(wait=True)
-        self._pools.savepoint.shutdown(wait=True)
+        # Whoever was replaced has nothing to wait for: its heir has fenced what may hang in storage (C38).
+        is_waiting = not isinstance(self._end.result.exception(), FencedError)
+        for pool in (self._pools.storage, self._pools.commit, self._pools.savepoint):
+            pool.shutdown(wait=is_waiting)
         self.supervision.hooks.close()  # EI12: a claim that was under way may have called them until now
         if self._heart is not None:
             course = self.supervision.course

@@ -33,7 +33,7 @@ class Heart:
         self._owner = owner
         self._around = around
         self._pulse = Pulse(owner)
-        self._pool = around.pool(1, "headgate-heartbeat")
+        self._pool = around.pool(1, "headgate-heartbeat", is_daemon=True)
         self._is_writing = False
         self._tidied = Generation(0)
 
@@ -75,7 +75,7 @@ class Heart:
         problems: list[str] = []
         if word is not None:
             self._pool.submit(lambda: problems.append(self._record(word)))
-        self._pool.shutdown(wait=True)
+        self._pool.shutdown(wait=word is not None)  # who has no word does not wait for storage that may hang
         return problems[0] if problems else ""
 
     def _record(self, word: Beat) -> str:

@@ -76,7 +76,7 @@ class SimThreads:
         """See ``Threads``."""
         return SimThread(self._tasks, self._process, lambda: target(*arguments), name)
 
-    def pool(self, size: int, name: str) -> SimPool:
+    def pool(self, size: int, name: str, *, is_daemon: bool = False) -> SimPool:
         """See ``Threads``."""
         return SimPool(self._tasks, self._process, size, name)
 
