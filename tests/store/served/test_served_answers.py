@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,44 @@ def test_a_server_that_is_another_one_by_now_does_not_know(
             writer.flush()
             assert [found.start for found in done.result(0).ranges] == [0]
             assert drained(store) == [("a", 0)]
+
+
+@pytest.mark.parametrize("verb", ["seal_stream", "truncate"])
+def test_what_can_be_repeated_is_when_another_server_does_not_know(
+    tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:  # SS9
+    asks, is_another = threading.Event(), threading.Event()
+    real = clients.Client._settled
+
+    def settled(self: Client, connection: Any, lost: Any) -> clients.Settled:
+        if not is_another.is_set():
+            asks.set()
+            assert is_another.wait(WAIT_S)
+            raise UnreachableError("is away")
+        return real(self, connection, lost)
+
+    monkeypatch.setattr(clients.Client, "_settled", settled)
+    ended: list[BaseException | None] = []
+    with ExitStack() as opened:
+        with serving(tmp_path / "served", port):
+            wire = Wire(port)
+            opened.callback(wire.close)
+            store = opened.enter_context(over(wire))
+            store.create_stream(STREAM, KEYED, segments=1)
+            with store.writer(STREAM, linger=None) as writer:
+                writer.append(keyed(("a", 0), ("b", 1)))
+            cut = store.tail(STREAM)
+            wire.lose_answer(f"POST /verb/catalogue/{verb}".encode())
+            work = partial(store.seal, STREAM) if verb == "seal_stream" else partial(store.truncate, cut)
+            working = threading.Thread(target=lambda: ended.append(caught(work)))
+            working.start()
+            assert asks.wait(WAIT_S)
+        with serving(tmp_path / "served", port):
+            is_another.set()
+            working.join(WAIT_S)
+            assert ended == [None]
+            assert wire.lost_count == 1
+            assert store.find(STREAM).is_sealed is (verb == "seal_stream")
 
 
 def caught(work: Callable[[], object]) -> BaseException | None:

@@ -101,12 +101,13 @@ class Client:
         assert self._facts is not None
         return self._facts
 
-    def ask(self, question: Question, *, is_once: bool = False) -> bytes:
+    def ask(self, question: Question, *, is_once: bool = False, may_repeat: bool = False) -> bytes:
         """Return the answer; wait for a server that is away.
 
         Args:
             question: what to ask.
             is_once: it may take effect, which the caller must know of before it is asked again.
+            may_repeat: it has the same effect when asked twice: it is, where nobody knows what became of the first.
 
         Raises:
             StorageError: the server cannot be reached, or, of what ``is_once``, nobody knows what became of it.
@@ -117,7 +118,7 @@ class Client:
         deadline_ms = around.monotonic_ms() + self.patience_s * 1_000
         while True:
             try:
-                return self._understood(self._asked(question, is_once, deadline_ms))
+                return self._understood(self._asked(question, is_once, may_repeat, deadline_ms))
             except UnreachableError as error:
                 if around.monotonic_ms() + pause_s * 1_000 >= deadline_ms:
                     raise StorageError("reach", self.url, str(error)) from error
@@ -150,7 +151,7 @@ class Client:
         for _, connection in idle:
             connection.close()
 
-    def _asked(self, question: Question, is_once: bool, deadline_ms: float) -> Answer:
+    def _asked(self, question: Question, is_once: bool, may_repeat: bool, deadline_ms: float) -> Answer:
         connection = self._settled_connection()
         name = self.around.token(16).hex()
         named = {**(question.headers or {}), REQUEST_HEADER: name} if is_once else question.headers
@@ -159,7 +160,7 @@ class Client:
         except ConnectionLostError as error:
             if not is_once:
                 raise UnreachableError(str(error)) from error
-            return self._outcome(_Lost(name, connection.facts.instance), deadline_ms, error)
+            return self._outcome(_Lost(name, connection.facts.instance), may_repeat, deadline_ms, error)
         if answer.status in (http.client.FORBIDDEN, http.client.SERVICE_UNAVAILABLE):
             connection.close()  # another one may be taken
         else:
@@ -182,11 +183,11 @@ class Client:
         said = answer.data.decode(errors="replace")
         raise StorageError("use", self.url, said or f"status {answer.status}", is_transient=False)
 
-    def _outcome(self, lost: _Lost, deadline_ms: float, cause: Exception) -> Answer:
+    def _outcome(self, lost: _Lost, may_repeat: bool, deadline_ms: float, cause: Exception) -> Answer:
         """Return the answer that was lost.
 
         Raises:
-            UnreachableError: it was not carried out, and never will be.
+            UnreachableError: it was not carried out, and never will be; or it ``may_repeat``, and is over.
             StorageError: nobody knows.
         """
         with self._lock:
@@ -203,7 +204,7 @@ class Client:
                 continue
             except RefusedError:
                 break
-            if settled.is_void:
+            if settled.is_void or (may_repeat and not settled.status):
                 raise UnreachableError(str(cause)) from cause
             if settled.status:
                 return Answer(settled.status, settled.data)

@@ -20,7 +20,15 @@ from headgate.store.served.client import Client, question_of
 from headgate.store.served.failures import UnjudgedError
 from headgate.store.served.hearing import Hearing
 from headgate.store.served.values import decode
-from headgate.store.served.verbs import CATALOGUE_SIGNATURES, OF_THE_CATALOGUE, READING, Judged, Reset, Signature
+from headgate.store.served.verbs import (
+    CATALOGUE_SIGNATURES,
+    OF_THE_CATALOGUE,
+    READING,
+    REPEATED,
+    Judged,
+    Reset,
+    Signature,
+)
 from headgate.store.streams import StreamReset
 
 DATE, UNTOUCHED = "/date", "/untouched"
@@ -91,7 +99,9 @@ class ServedCatalogue:
         question = question_of(f"/verb/{OF_THE_CATALOGUE}/{name}", signature.bound(arguments, named))
         changes_something = name not in READING
         try:
-            return decode(self._client.ask(question, is_once=changes_something), signature.gives)
+            may_repeat = name in REPEATED
+            data = self._client.ask(question, is_once=changes_something, may_repeat=may_repeat)
+            return decode(data, signature.gives)
         finally:
             if changes_something:
                 self._hearing.changed_here()

@@ -38,6 +38,9 @@ READING = frozenset(
 )  # fmt: skip
 """Verbs that change nothing: asked again when an answer is lost."""
 
+REPEATED = frozenset({"seal_stream", "truncate"})
+"""Verbs that change something, and nothing more when they are asked again: their callers need not know of a loss."""
+
 STORAGE_VERBS = ("list", "delete", "rename_if_absent", "sweep_unfinished")
 """What is said of chunks beside their bytes."""
 
