@@ -37,6 +37,8 @@ def test_what_a_start_names_reaches_the_driver(monkeypatch: pytest.MonkeyPatch, 
     assert started(monkeypatch, tmp_path, restore="s3://bucket/taken").restore == "s3://bucket/taken"
     monkeypatch.chdir(tmp_path)
     assert started(monkeypatch, tmp_path, restore="taken").restore == str(tmp_path / "taken")
+    moved = started(monkeypatch, tmp_path, moved={"in": tmp_path / "new", "s3://b/old": "s3://b/new"}).moved  # EV15
+    assert {(str(tmp_path / "in"), str(tmp_path / "new")), ("s3://b/old", "s3://b/new"), ("b/old", "b/new")} == {*moved}
     own = started(monkeypatch, tmp_path, restore=41, go_back_behind=43)
     assert own == StartConfig(str(tmp_path / "checkpoints" / "p" / "chk-41"), 43)  # type: ignore[arg-type]
 
@@ -48,6 +50,7 @@ def test_what_a_start_names_reaches_the_driver(monkeypatch: pytest.MonkeyPatch, 
         ({"restore": "x", "go_back_behind": "17"}, "go_back_behind must be the id of a checkpoint, not '17'"),
         ({"go_back_behind": 17}, "give both"),
         ({"allow_unclaimed_state": "sum"}, "must be a list of names, such as"),
+        ({"moved": ["/old"]}, "moved must map former places to those of now"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

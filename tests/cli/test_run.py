@@ -71,6 +71,8 @@ def test_a_start_that_is_refused_leaves_the_options_as_they_were(
 
 
 NAMED = ["--restore", "41", "--go-back-behind", "43", "--allow-unclaimed-state", "a", "--allow-unclaimed-state", "b"]
+NAMED += ["--moved", "/old=/new"]
+BEGINS = (41, 43, ("a", "b"), {"/old": "/new"}, ())
 
 
 def told(monkeypatch: pytest.MonkeyPatch, options: list[str], program: Path) -> tuple[Any, ...]:
@@ -109,7 +111,11 @@ def test_every_driver_of_a_keeper_is_told_what_its_command_names(
     assert not {"--supervised", "--restart"} & {word.partition("=")[0] for word in of_child}
     assert of_child[-3:] == ["--", str(program), "argument"]
     named = [word for word in of_child[:-3] if word != "--standby"]
-    assert told(monkeypatch, named, program) == told(monkeypatch, NAMED, program) == (41, 43, ("a", "b"), ())
+    assert (
+        told(monkeypatch, named, program)
+        == told(monkeypatch, NAMED, program)
+        == (41, 43, ("a", "b"), {"/old": "/new"}, ())
+    )
 
 
 def test_what_spark_is_told_goes_to_the_start_and_to_every_driver_of_a_keeper(

@@ -332,6 +332,22 @@ def test_records_that_a_sink_holds_do_not_go_elsewhere_unsaid(tmp_path: Path) ->
     assert 1 in written(tmp_path / "new")
 
 
+def test_a_sink_writes_elsewhere_once_it_holds_nothing(tmp_path: Path) -> None:  # EV16
+    def made(out: str, name: str, **options: Any) -> hg.Pipeline:
+        p = pipeline()
+        found = p.source(lines(tmp_path / "in"), name="in").filter(see)
+        found.sink(hg.FileSink(tmp_path / out, **options), name=name)
+        return p
+
+    append(tmp_path / "in" / "x", 1)
+    run_until(1, made("old", "out"), tmp_path)
+    append(tmp_path / "in" / "x", 2)
+    run_until(1, made("old", "out", roll_interval=0), tmp_path)
+    append(tmp_path / "in" / "x", 3)
+    run_until(1, made("new", "out-2", roll_interval=0), tmp_path, allow_unclaimed_state=["out"])
+    assert (written(tmp_path / "old"), written(tmp_path / "new")) == ([1, 2], [3])
+
+
 def test_output_that_was_promised_to_a_stream_is_not_looked_for_in_another(tmp_path: Path) -> None:  # EV16
     def made(stream: str) -> hg.Pipeline:
         p = pipeline()
@@ -342,6 +358,25 @@ def test_output_that_was_promised_to_a_stream_is_not_looked_for_in_another(tmp_p
     append(tmp_path / "in" / "x", 1)
     run_until(1, made("one"), tmp_path)
     assert f"wrote to stream one in {tmp_path / 'store'}" in refused(made("two"), tmp_path)
+
+
+def test_a_savepoint_is_restored_in_front_of_other_targets(tmp_path: Path) -> None:  # EV16
+    def made(out: str, order: str) -> hg.Pipeline:
+        p = pipeline()
+        streams = {one: p.source(lines(tmp_path / one), name=f"in-{one}").filter(see) for one in "ab"}
+        for one in order:
+            streams[one].sink(hg.FileSink(tmp_path / out / one))
+        return p
+
+    append(tmp_path / "a" / "x", 1)
+    append(tmp_path / "b" / "x", 2)
+    run_until(2, made("out", "ab"), tmp_path)
+    taken = {"restore": tmp_path / "checkpoints" / "p"}
+    assert "sink 'sink' is what 'sink-2' was" in refused(made("other", "ba"), tmp_path / "other", **taken)
+    for one in "ab":
+        append(tmp_path / one / "x", 3)
+    run_until(2, made("other", "ab"), tmp_path / "other", **taken)
+    assert [written(tmp_path / "other" / one)[0] for one in "ab"] == [1, 2]
 
 
 # -- operators --------------------------------------------------------------------------------------------------------

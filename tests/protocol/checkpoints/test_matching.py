@@ -98,7 +98,7 @@ def test_sinks_that_do_not_say_where_they_write_are_told_apart_by_sources_and_by
     def own(sources: str, digest: str) -> Lineage:
         return replace(operator(sources, digest), kind=NodeKind.SINK)
 
-    held = {"sink": "output", "sink-2": "output"}
+    held = {"sink": "its state", "sink-2": "its state"}
     before = {"sink": own("a", "x"), "sink-2": own("a", "y")}
     assert why(before, before, **held) == ""
     assert "sink 'sink' is what 'sink-2' was" in why(before, {"sink": own("a", "y"), "sink-2": own("a", "x")}, **held)

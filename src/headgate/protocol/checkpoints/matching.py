@@ -30,7 +30,7 @@ class Matching:
         here: the checkpoint, in words.
         before: of the checkpoint.
         now: of the program.
-        kept: what is kept there, by node, in words: sources and operators that are not in it keep state, sinks nothing.
+        kept: what is kept there of nodes, in words; a sink that is not in it keeps nothing.
         moves: what its user moved (EV15).
     """
 
@@ -111,13 +111,14 @@ class Matching:
             return self._swapped(name, twin)
         did, does = _DID[now.kind]
         what = f"{_WORDS[now.kind]} '{name}'"
-        kept = f"{self.here}, which holds {self.kept[name]}," if name in self.kept else self.here
+        is_sink = now.kind is NodeKind.SINK
+        kept = f"{self.here}, which holds {self.kept[name]}," if is_sink else self.here
         old, target = gone[0].name.partition("#")[0], new[0].name.partition("#")[0]
         move = (
             f"if it is the same at another place now, say so with moved={{{old!r}: {target!r}}} "
             f"(headgate run --moved '{old}={target}')"
         )
-        if now.kind is NodeKind.SOURCE:
+        if not is_sink:
             other = f"to read {_texts(new)} from the beginning, give the source another name"
         else:
             other = (
@@ -154,7 +155,7 @@ class Matching:
         before, now = self.before[name], self.now[name]
         if not before.is_derived:
             return None
-        first = _places if now.kind is NodeKind.SOURCE or now.locations else _sources
+        first = _places if now.kind is NodeKind.SOURCE or (before.locations and now.locations) else _sources
         olds = [(twin, other) for twin, other in self._twins(name, self.before) if first(self, other, now)]
         news = [(twin, other) for twin, other in self._twins(name, self.now) if first(self, before, other)]
         if not first(self, before, now):
@@ -174,8 +175,8 @@ class Matching:
     def _is_equal(self, before: Lineage, now: Lineage) -> bool:
         return (
             (before.digest, before.sources) == (now.digest, now.sources)
-            and len(before.locations) == len(now.locations)
-            and all(self.is_same(one, two) for one, two in zip(before.locations, now.locations, strict=True))
+            and (len(before.locations) == len(now.locations) or not before.locations)
+            and all(self.is_same(one, two) for one, two in zip(before.locations, now.locations, strict=False))
         )
 
     def _swapped(self, name: str, twin: str) -> Problem:
@@ -183,7 +184,7 @@ class Matching:
         word = _WORDS[now.kind]
         rule = f"{word}s without names of their own are numbered in the order of the program"
         todo = f"give this {word} the name that it had (name='{twin}'), and each of the others its own, or put the "
-        if now.locations and now.kind in _DID:
+        if now.locations and self.before[name].locations and now.kind in _DID:
             did, does = _DID[now.kind]
             was = f"{did} {_texts(self.before[name].locations)} when {self.here} was written, and {does} "
             fact = f"{was}{_texts(now.locations)} now, as '{twin}' did"

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
+from headgate.model.lineage import NodeKind
 from headgate.model.manifest import Committable, Left, Manifest
 
 _Identity = tuple[str, int, int, int]
@@ -80,6 +81,18 @@ def without(manifest: Manifest, committables: Collection[Committable]) -> Manife
         for entry in manifest.entries
     )
     return replace(manifest, entries=entries, carried=tuple(c for c in manifest.carried if c not in committables))
+
+
+def in_front_of_other_targets(manifest: Manifest) -> Manifest:
+    """Return ``manifest`` for another pipeline than the one that took it, or another life: the targets are that one's.
+
+    So its sinks write elsewhere (LV2), and what they held goes there, too (EV16).
+    """
+    lineages = {
+        name: replace(lineage, locations=()) if lineage.kind is NodeKind.SINK else lineage
+        for name, lineage in manifest.lineages.items()
+    }
+    return replace(manifest, lineages=lineages)
 
 
 def _was_left(checkpoint: CheckpointId, sink: str | None, newer: Manifest) -> bool:

@@ -351,7 +351,8 @@ def incompatibility_with(manifest: Manifest, definition: PipelineDefinition) -> 
 def matching_of(manifest: Manifest, definition: PipelineDefinition) -> Matching:
     """Return the nodes of ``manifest`` beside those of a pipeline (EV13)."""
     held, promised = _held(manifest), {committable.sink for committable in manifest.committables}
-    kept = dict.fromkeys(promised, "output that may not be committed yet")
+    kept = {name: "its state" for name, text in manifest.state_texts.items() if text}
+    kept |= dict.fromkeys(promised, "output that may not be committed yet")
     kept |= {name: f"{count} records that are not written yet" for name, count in held.items()}
     start = definition.config.start
     return Matching(f"checkpoint {manifest.checkpoint}", manifest.lineages, definition.lineages, kept, start.moved)

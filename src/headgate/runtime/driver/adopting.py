@@ -139,6 +139,8 @@ class Adoption:
             name = self._definition.config.name
             refusal = UsageError(f"pipeline '{name}' is not restored from {self._url}: {decision.reason}")
             raise with_remedy(refusal, decision.remedy)
+        if self._found is not None and not self._is_own_life(self._found, observed):
+            self._found = replace(self._found, manifest=promises.in_front_of_other_targets(self._found.manifest))
         return decision
 
     def check(self) -> None:
