@@ -101,6 +101,9 @@ def test_what_is_upstream_counts_up_to_what_has_a_name_of_its_own() -> None:
         return pipeline.definition().lineages["reduce"]
 
     assert reduced(least=1).digest != reduced(least=2).digest
+    long = [*range(1_000)]
+    others = [pl.col("n").is_in(values) for values in (long, [*long[:500], -1, *long[501:]])]
+    assert len({reduced(least=other.cast(pl.Int64)).digest for other in others}) == 2, "what is long counts whole"
     assert reduced(least=1, name="some") == reduced(least=2, name="some")
 
 

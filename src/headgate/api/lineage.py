@@ -115,7 +115,7 @@ class _Telling:
         if isinstance(value, (Enum, *_PLAIN)):
             yield f"{type(value).__name__} {value!r}"
         elif isinstance(value, pl.Expr):
-            yield _ADDRESS.sub("", str(value))
+            yield _expression(value)
         elif isinstance(value, type | types.BuiltinFunctionType):
             yield value.__qualname__
         elif id(value) in self._around:
@@ -179,6 +179,14 @@ class _Telling:
         yield f"{view.format} {view.shape}"
         if view.nbytes <= BYTES_MAX:
             yield hashlib.sha256(view.tobytes()).hexdigest()
+
+
+def _expression(value: pl.Expr) -> str:
+    """Return what tells an expression from others: its text leaves out what is long."""
+    try:
+        return hashlib.sha256(value.meta.serialize()).hexdigest()
+    except Exception:  # it holds a function that cannot be serialized, which Polars says in several ways
+        return _ADDRESS.sub("", str(value))
 
 
 def _content(cell: types.CellType) -> Any:
