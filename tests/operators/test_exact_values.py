@@ -385,6 +385,42 @@ def test_what_a_process_function_returns_for_a_record_and_for_a_timer() -> None:
         assert differences(found, copyable) == []
 
 
+@pytest.mark.parametrize(
+    ("time", "fires_ms"),
+    [
+        (np.datetime64(5, "s"), 5_000),
+        (np.datetime64(5, "ms"), 5),
+        (np.datetime64(5_001, "us"), 6),
+        (np.datetime64(5_000_001, "ns"), 6),
+        (np.datetime64("1970-01-02", "D"), 86_400_000),
+        (pd.Timestamp(5_000_001, unit="ns"), 6),
+        (np.datetime64("NaT"), NO),
+        (np.timedelta64(5, "ms"), NO),
+        (5.0, NO),
+        (True, NO),
+    ],
+    ids=str,
+)
+def test_times_of_timers(time: Any, fires_ms: Any) -> None:
+    class Waiting(ProcessFunction):
+        schema = {"x": int}
+
+        def process(self, row: dict[str, Any], context: ProcessContext) -> None:
+            context.timers.register_event_time(time)
+
+        def on_timer(self, timer: Timer, context: ProcessContext) -> Any:
+            return [{"x": timer.time_ms}]
+
+    run = Harness(row_process_spec("node", ("key",), Waiting(), ONE.schema))
+    if fires_ms is NO:
+        with pytest.raises(UserFunctionError, match="a timer's time is a datetime or whole milliseconds"):
+            run.send(ONE)
+        return
+    run.send(ONE)
+    run.operator.on_watermark(WATERMARK_MAX_MS)
+    assert run.out.rows() == [{"x": fires_ms}]
+
+
 def test_what_reduce_returns() -> None:
     def found(dtype: pa.DataType, value: Any) -> Any:
         schema = pa.schema([("key", pa.large_string()), ("x", dtype)])
@@ -469,7 +505,7 @@ def test_rows_of_a_program() -> None:
         try:
             source = FromRows([{"x": value}], schema={"x": dtype})
         except UsageError as error:
-            return NO if "row 0 (from 0) that does not fit: column 'x" in str(error) else error
+            return NO if "row 0 (counted from 0) does not fit: column 'x" in str(error) else error
         return source.first(1)[0]["x"]
 
     assert differences(found) == []
@@ -517,6 +553,8 @@ def columns() -> Iterator[tuple[pa.Array, pa.DataType, Any]]:
         (pa.array([{"b": "x", "a": 1}]), STRUCT, {"a": 1, "b": "x"}),
         (pa.array([{"a": 1, "b": "x", "c": 1}]), STRUCT, NO),
         (pa.array([[[1e39]]]), pa.large_list(pa.large_list(pa.float32())), NO),
+        (pa.array([[("a", 1)]], pa.map_(pa.string(), pa.int32())), ENTRIES, [{"key": "a", "value": 1}]),
+        (pa.array([[("a", 1.5)]], pa.map_(pa.string(), pa.float64())), ENTRIES, NO),
         (pa.array([None]), STRUCT, None),
         (pa.array([None], pa.string()), pa.int64(), None),
     ]
@@ -595,7 +633,7 @@ def test_rows_of_a_program_as_tables_and_rows_of_a_savepoint() -> None:
     assert differences(of_savepoint, typed) == []
 
 
-def test_a_series_that_is_put_into_state_and_into_broadcast_state() -> None:
+def test_a_series_that_is_put_into_state() -> None:
     def found(dtype: pa.DataType, column: pa.Array) -> Any:
         series = pl.Series(pl.from_arrow(column))
         run = Harness(batch_process_spec("node", ("key",), HoldingBatches(dtype, series), ONE.schema))

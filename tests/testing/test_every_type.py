@@ -327,7 +327,9 @@ def test_what_is_printed_can_be_written(tmp_path: Path) -> None:  # CL7
 def test_what_a_microsecond_cannot_hold_is_refused(tmp_path: Path) -> None:  # OP12
     """In one sentence, and without trying again: it would be no other time the next time."""
     fine = pa.table({"at": pa.array([1_000, 1_001], pa.timestamp("ns"))})
-    sentence = r"column 'at' \(timestamp\[ns\]\) has a value that timestamp\[us\] cannot hold: .* would lose data: 1001"
+    sentence = (
+        r"column 'at' is timestamp\[us\], which cannot hold datetime64 np.datetime64\('1970-01-01T00:00:00.000001001'\)"
+    )
     with pytest.raises(hg.UsageError, match=f"FromRows: {sentence}; round or cast the column before"):
         hg.FromRows(fine)
     (tmp_path / "in").mkdir()
@@ -355,7 +357,7 @@ def test_a_stream_says_what_its_own_types_cannot_hold(tmp_path: Path) -> None:  
         stream_of(tmp_path / "store", name, pa.table({"c": pa.array([], dtype)}))
         p = pipeline(name.partition("/")[2])
         p.source(hg.FromRows(rows)).sink(hg.StreamSink(name, store=tmp_path / "store"))
-        with pytest.raises(hg.HeadgateError, match=rf"stream '{name}': column 'c' .* has a value that .* cannot hold"):
+        with pytest.raises(hg.HeadgateError, match=rf"stream '{name}': column 'c' is .*, which cannot hold"):
             run(p, timeout_s=20)
 
 
@@ -376,7 +378,7 @@ def test_a_captured_duration_is_no_number(tmp_path: Path) -> None:  # N74, OP12
         (pa.table({"a": pa.array([None], pa.month_day_nano_interval())}), None, "column 'a' has type month_day_nano"),
         ([{"a": None}], None, "column 'a' has type null, which Headgate does not carry"),
         ([{"a": 2**70}], None, "FromRows got rows that do not make a table: Python int too large"),
-        ([{"a": "x"}], {"a": int}, "FromRows got rows that do not make a table: .*'x'"),
+        ([{"a": "x"}], {"a": int}, "FromRows: row 0 .*: column 'a' is int64, which cannot hold str 'x'"),
         (
             pl.DataFrame({"a": [1]}, schema={"a": pl.Int128}),
             None,
@@ -385,7 +387,7 @@ def test_a_captured_duration_is_no_number(tmp_path: Path) -> None:  # N74, OP12
         (
             pl.DataFrame({"a": ["x"]}),
             {"a": int},
-            r"FromRows: column 'a' \(large_string\) has a value that int64 cannot",
+            "FromRows: column 'a' is int64, which cannot hold str 'x'",
         ),
         (pl.DataFrame({"a": [1]}), {"b": int}, "FromRows got no column 'b', which is in schema=; there is a: int64"),
         (pa.Table.from_arrays([[1], [2]], names=["a", "a"]), None, "FromRows has two columns 'a'; rename one of them"),

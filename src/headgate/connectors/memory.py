@@ -146,7 +146,7 @@ def _one_batch(rows: Any, schema: SchemaLike | None) -> pa.RecordBatch:
             else:
                 rows = _table(rows, types)
         except MisfitError as error:
-            raise UsageError(f"FromRows got a row {error.index} (from 0) that does not fit: column {error}") from error
+            raise UsageError(f"FromRows: row {error.index} (counted from 0) does not fit: column {error}") from error
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"FromRows got rows that do not make a table: {error}; give schema=") from error
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows

@@ -103,6 +103,25 @@ def to_canonical(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.R
     return pa.RecordBatch.from_arrays(columns, schema=target)
 
 
+def with_durations(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return ``batch``, in whose types numbers stand for the durations of ``schema``, with durations (N74)."""
+    columns = []
+    for field in schema:
+        column = batch.column(field.name)
+        if _has_duration(field.type) and not column.type.equals(field.type):
+            column = _with_maps(_with_lists(column), field.type).cast(field.type)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
+def _has_duration(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_duration(dtype)) or any(map(_has_duration, _inner_types(dtype)))
+
+
+def _inner_types(dtype: pa.DataType) -> list[pa.DataType]:
+    return [dtype.field(at).type for at in range(dtype.num_fields)]
+
+
 def fitting_rows(batch: pa.RecordBatch, schema: pa.Schema) -> tuple[pa.RecordBatch, list[tuple[int, str]]]:
     """Return the rows of ``batch`` that fit ``schema`` in its types, and which others there are and why."""
     try:
@@ -164,7 +183,8 @@ def _casts_exactly(given: pa.DataType, wanted: pa.DataType) -> bool:
     if types.is_dictionary(given):
         return _casts_exactly(given.value_type, wanted)
     if types.is_map(given) or types.is_map(wanted):
-        return bool(_canonical_or_given(given).equals(_canonical_or_given(wanted)))
+        given, wanted = _canonical_or_given(given), _canonical_or_given(wanted)
+        return not types.is_map(given) and not types.is_map(wanted) and _casts_exactly(given, wanted)
     if _is_list(given) and _is_list(wanted):
         return _casts_exactly(given.value_type, wanted.value_type)
     if types.is_struct(given) and types.is_struct(wanted):

@@ -228,6 +228,9 @@ WRONG = {
     "merge must look at one accumulator of each side only": Wrong(
         "merge", lambda a, b: {"sum": a["sum"].sum() + b["sum"], "n": a["n"]}
     ),
+    "merge returns Float64 for 'n', which is Int64; cast it": Wrong(
+        "merge", lambda a, b: {"sum": a["sum"], "n": a["n"] / b["n"]}
+    ),
     "result must look at one accumulator of each side only": Wrong("result", lambda a: a["sum"].cum_sum()),
 }
 
@@ -242,6 +245,25 @@ def test_what_cannot_be_merged_is_told_when_the_pipeline_is_built(said: str) -> 
 class Nothing(BatchCount):
     def merge(self, so_far: pl.Expr, more: pl.Expr) -> pl.Expr:
         return pl.lit(None)
+
+
+def test_an_accumulator_is_never_cut() -> None:  # ST20
+    class MeanAsCount(BatchCount):
+        def partial(self, value: pl.Expr) -> pl.Expr:
+            return value.mean()
+
+    class Counting(hg.BatchProcessFunction):
+        def open(self, state: hg.BatchStateHandle) -> None:
+            self.count = state.aggregating("count", pa.int64(), MeanAsCount())
+
+        def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> None:
+            self.count.add(batch["n"])
+
+    run = harness(Counting())
+    sent(run, (1, 4), (1, 6))
+    assert stored(run)["count"] == [{"key0": 1, "value": 5}]
+    with pytest.raises(Exception, match=r"the result of partial does not fit: .* int64, which cannot hold float 4\.5"):
+        sent(run, (1, 4), (1, 5))
 
 
 def test_null_is_no_accumulator() -> None:  # ST20

@@ -406,6 +406,9 @@ def test_batches_are_refused_what_does_not_fit() -> None:  # BC1
         ((["a"], [1]), "the keys must be a Series, not list"),
         ((pl.Series(["a", "b"]), pl.Series([1])), "the values must have 2 rows, as many as there are keys, but have 1"),
         ((pl.Series(["a"]), pl.Series(["x"])), "the values must be int64: the value is int64, which cannot hold str"),
+        ((pl.Series(["a"]), pl.Series([1.5])), "the values must be int64: .* cannot hold float 1.5"),
+        ((pl.Series(["a"]), 1.5), "the values must be int64: .* cannot hold float 1.5"),
+        ((pl.Series([1]), 1), "the keys must be large_string: .* cannot hold int 1"),
         ((pl.Series([None], dtype=pl.String), 1), "null and NaN cannot be keys"),
     ):
         odd = Odd()

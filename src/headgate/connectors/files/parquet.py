@@ -23,7 +23,7 @@ from headgate.connectors.files.listing import Paths, numbered, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.lineage import Location
 from headgate.model.state_identity import Form
-from headgate.operators.types import canonical_schema, carried, refuse_twice, schema_text
+from headgate.operators.types import canonical_schema, carried, refuse_twice, schema_text, with_durations
 from headgate.storage.backends import refuse_secrets
 
 BATCH_ROWS = 65_536
@@ -278,7 +278,8 @@ class _File:
                     row += batch.num_rows
                     rest = row - skip if group == first_group else batch.num_rows
                     if rest > 0:
-                        yield group, row, carried(batch.slice(max(batch.num_rows - rest, 0)), schema, self.path)
+                        there = with_durations(batch.slice(max(batch.num_rows - rest, 0)), schema)
+                        yield group, row, carried(there, schema, self.path)
 
 
 class ParquetReader(BreakingReader):
