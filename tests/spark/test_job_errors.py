@@ -52,6 +52,13 @@ ResultStage. Most recent failure reason: Stage failed because barrier task Resul
 ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Command exited with code 137
 \tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAGScheduler.scala:1)
 """
+DAEMON_LOST = """An error occurred while calling o72.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a failed barrier \
+ResultStage. Most recent failure reason: Stage failed because barrier task ResultTask(0, 1) finished unsuccessfully.
+org.apache.spark.SparkException: EOFException occurred while reading the port number from \
+headgate.spark.daemon's stdout.
+\tat org.apache.spark.errors.SparkCoreErrors$.eofExceptionWhileReadPortNumberError(SparkCoreErrors.scala:55)
+"""
 CRASHED = """An error occurred while calling o1.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 failed 1 times: \
 org.apache.spark.SparkException: Python worker exited unexpectedly (crashed): the cause is not known
@@ -62,6 +69,7 @@ org.apache.spark.SparkException: Python worker exited unexpectedly (crashed): th
     ("text", "kind", "told"),
     [
         (EXECUTOR_LOST, LOST, "executor 1 was lost: Command exited with code 137"),
+        (DAEMON_LOST, LOST, "EOFException occurred while reading the port number from headgate.spark.daemon's stdout"),
         (CRASHED, LOST, "Job aborted due to stage failure: Task 0 failed 1 times: org.apache.spark."),
         ("Answer from Java side is empty", LOST, "Answer from Java side is empty"),
         ("Job 3 cancelled because SparkContext was shut down", LOST, "Job 3 cancelled because"),

@@ -38,6 +38,7 @@ _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _OTHER_VERSION = re.compile(r"different version:?\s*\(?([\d.]+)\)?.{0,40}?driver:?\s*\(?([\d.]+)", re.DOTALL)
 _NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
 _EXECUTOR_LOST = re.compile(r"ExecutorLostFailure \(executor (\S+)[^)]*\)(?: Reason: ([^\n]+))?")
+_OF_A_TASK = re.compile(r"barrier task .* finished unsuccessfully\.\s*\n\s*(\S[^\n]*)")
 _LOSSES = (
     "Python worker exited unexpectedly",
     "EOFException",
@@ -85,6 +86,8 @@ def job_error(text: str) -> str:
         why = f": {found.group(2).strip()}" if found.group(2) else ""
         return f"executor {found.group(1)} was lost{why}"[:CHARS_SHOWN]
     telling = [line for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
+    if found := _OF_A_TASK.search("\n".join(telling)):
+        return cause_of(found.group(1))
     return cause_of("\n".join(telling))
 
 
