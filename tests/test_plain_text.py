@@ -17,6 +17,7 @@ from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.plain_text import encodable, printable
 from headgate.protocol.checkpoints.coordinator_events import Declined
 from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.store.store import store_root
 from headgate.testing import Collect, run
 
 SURROGATE = json.loads('"\\ud83d"')
@@ -88,3 +89,18 @@ def test_a_directory_that_cannot_be_recorded_is_refused(name: str, tmp_path: Pat
         hg.FileSink(f"{tmp_path}/{name}")
     with pytest.raises(hg.UsageError, match="has a NUL"):
         hg.JsonLines(f"{tmp_path}/a\0b", {"n": int})
+
+
+def test_a_store_that_cannot_be_recorded_is_refused(tmp_path: Path) -> None:
+    for name in ("a\0b", SURROGATE):
+        with pytest.raises(hg.UsageError, match="has a NUL or bytes that are not UTF-8"):
+            store_root(f"{tmp_path}/{name}")
+
+
+def test_a_column_whose_name_is_not_unicode_is_refused() -> None:
+    name = f"x{SURROGATE}"
+    sentence = r"operator '.*': the name 'x\\ud83d' of a column has characters that are not Unicode"
+    with pytest.raises(hg.UsageError, match=sentence):
+        hg.Pipeline("p").source(hg.Generator({name: hg.RowNumber()}, rows=1))
+    with pytest.raises(hg.UsageError, match=sentence):
+        hg.Pipeline("p").source(hg.TextFiles(__file__, line_column=name))

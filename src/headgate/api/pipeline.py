@@ -63,6 +63,7 @@ from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_M
 from headgate.model.plan import make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
 from headgate.operators.types import canonical_schema
+from headgate.plain_text import printable
 from headgate.spark.shipping import Submission
 from headgate.storage.backends import absolute_location
 
@@ -170,6 +171,11 @@ class Pipeline:
             schema = canonical_schema(source.schema())
         except UsageError as error:
             raise UsageError(f"operator '{node}': {error.message}") from None
+        except UnicodeEncodeError as error:
+            name = printable(error.object)
+            raise UsageError(
+                f"operator '{node}': the name '{name}' of a column has characters that are not Unicode; rename it"
+            ) from None
         hook = source.coordinator_hook() if isinstance(source, HookedSource) else None
         if hook is not None:
             self.add_hook(str(node), hook, timeout=hook.timeout)

@@ -10,6 +10,7 @@ from headgate.api.option_checks import instance
 from headgate.errors import UsageError
 from headgate.model import config as model
 from headgate.model.config import size_bytes
+from headgate.storage.backends import absolute_location
 
 MEMORY_MIN = 16 << 20
 """With less, RocksDB would only write and read its own files."""
@@ -55,7 +56,7 @@ class RocksDB:
             raise UsageError(
                 f"dir of RocksDB must be the absolute path of a directory on each worker's machine, not {self.dir!r}"
             )
-        return model.RocksState(memory_bytes, self.dir)
+        return model.RocksState(memory_bytes, None if self.dir is None else absolute_location(self.dir))
 
 
 StateChoice: TypeAlias = Memory | RocksDB

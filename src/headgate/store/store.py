@@ -22,6 +22,7 @@ from headgate.errors import CorruptionError, TruncatedError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.security import Access
 from headgate.storage.access import access_in
+from headgate.storage.backends import absolute_location
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.roots import checked_access, make_root
@@ -63,12 +64,13 @@ def store_root(root: str | Path | None = None) -> str:
     shared = shared_root(chosen)
     if shared is not None:
         return shared
-    if separator:
+    place = chosen if separator else absolute_location(chosen)
+    if "://" in place:
         raise UsageError(
             "the stream store needs a local directory, postgresql://user@host/database, or headgate://host:port, "
             f"not {chosen}"
         )
-    return str(Path(chosen).expanduser().absolute())
+    return place
 
 
 class Store(OwnedStore):
