@@ -169,7 +169,7 @@ def test_describing_a_pipeline_changes_nothing_in_a_store_of_an_older_version(
 def test_how_a_run_ended_is_said_in_one_sentence() -> None:
     finished = RunResult(True, 1_000, 10, CheckpointId(3), 1, 65_000)
     stopped = RunResult(False, 1_000, 10, CheckpointId(3), 0, 900)
-    assert result_text(finished) == "finished after 1 min 05 s: 1,000 records in, 10 out, 1 restarts"
+    assert result_text(finished) == "finished after 1 min 05 s: 1,000 records in, 10 out, 1 restart"
     assert result_text(stopped) == (
         "stopped; the same command continues from checkpoint 3 after 900 ms: 1,000 records in, 10 out, 0 restarts"
     )

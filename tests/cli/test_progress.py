@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -43,7 +45,7 @@ PROGRESS = Progress(
 def test_the_summary_says_what_needs_attention() -> None:
     assert summary_text(PROGRESS) == (
         "running · 6,000 records/s · watermark 2023-11-14 22:13:20.123 · checkpoint 7 (34 ms, 12.3 kB) · "
-        "checkpoint 8 under way for 2.5 s, held by window[1] · 1 restarts · 3 late · 2 bad"
+        "checkpoint 8 under way for 2.5 s, held by window[1] · 1 restart · 3 late · 2 bad"
     )
 
 
@@ -117,6 +119,28 @@ def test_the_table_begins_with_what_holds_the_pipeline_back() -> None:
     assert lines[1][-4:] == ["5.0", "kB", "1.5", "s"]
     assert lines[2][:3] == ["source", "7%", "90%"]
     assert lines[3][-4:] == ["3", "2", "1.5", "kB"]
+
+
+def test_on_a_narrow_terminal_no_number_is_cut() -> None:
+    busy = NodeProgress(NodeName("window"), 123_456_789, 98_765_432, 123_456.0, 98_765.0, busy=0.93, held_back=0.04)
+    full = replace(busy, queued_batches=4, queued_bytes=5_000, lag_ms=1_500, late_records=12_345, state_bytes=123_000)
+    for width in (120, 80, 60, 40):
+        console = Console(file=io.StringIO(), width=width)
+        with console.capture() as capture:
+            console.print(nodes_table(Progress(PipelineState.RUNNING, nodes=(full,)), width))
+        head, row = capture.get().splitlines()
+        assert max(len(head.rstrip()), len(row.rstrip())) <= width
+        assert "…" not in head + row
+        titles = re.split(r"\s{2,}", head.strip())
+        assert len(titles) == len(set(titles)), "each header is another one"
+        cells = dict(zip(titles, re.split(r"\s{2,}", row.strip()), strict=True))
+        assert cells["out/s"] == "98,765"
+        assert cells["out"] == "98,765,432"
+
+
+def test_columns_without_a_value_are_left_out() -> None:
+    table = nodes_table(Progress(PipelineState.RUNNING, nodes=(NodeProgress(NodeName("source")),)))
+    assert [column.header for column in table.columns][-2:] == ["in", "out"]
 
 
 def test_numbers_read_well() -> None:

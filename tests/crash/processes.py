@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -268,8 +269,11 @@ class Life:
 
     def recoveries_ms(self) -> list[int]:
         """Return how long the recoveries took: from the driver learning of the failure to the next generation."""
-        texts = [e["text"] for e in self.seen("note") if " ms after the failure" in e["text"]]
-        return [int(text.split(" runs ")[1].split(" ms")[0]) for text in texts]
+        found = (
+            re.search(r" runs (?:(\d+) min )?([\d.]+) (ms|s) after the failure", e["text"]) for e in self.seen("note")
+        )
+        unit = {"ms": 1, "s": 1_000}
+        return [int(one[1] or 0) * 60_000 + round(float(one[2]) * unit[one[3]]) for one in found if one is not None]
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

@@ -18,6 +18,7 @@ from headgate.cli.options import AnyPipelineArgument, DirOption, JsonOption, Pip
 from headgate.cli.terminal import Terminal
 from headgate.cli.text import duration_text, say, size_text, time_text
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
+from headgate.display.text import counted as number_of
 from headgate.errors import PipelineFailed, UsageError
 from headgate.model.manifest import Claim, Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.options import Guarantee
@@ -159,8 +160,8 @@ def _observed(directory: str, pipeline: str) -> ObservedLog:
 
 def _print_entries(log: ObservedLog) -> None:
     table = Table(box=None, pad_edge=False)
-    for title in ("checkpoint", "generation", "triggered (UTC)", "duration", "size", ""):
-        table.add_column(title, justify="left" if title in ("", "triggered (UTC)") else "right")
+    for title in ("checkpoint", "generation", "triggered (UTC)", "duration", "size", "remark"):
+        table.add_column(title, justify="left" if title in ("remark", "triggered (UTC)") else "right")
     damaged = []
     claims = 0
     counted = log.counted()
@@ -178,7 +179,7 @@ def _print_entries(log: ObservedLog) -> None:
                 damaged.append(damage)
             case Claim():
                 claims += 1
-    nothing = f"No completed checkpoint yet; {claims} starts are recorded."
+    nothing = f"No completed checkpoint yet; {number_of(claims, 'start')} recorded."
     if has_given_up(log):
         nothing = "Its checkpoints were removed when it was cancelled or had failed; another start begins anew."
     Terminal().print(table if table.row_count and not has_given_up(log) else nothing)

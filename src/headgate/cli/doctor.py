@@ -23,6 +23,7 @@ from rich.text import Text
 from headgate import __version__
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli.terminal import Terminal
+from headgate.display.text import counted
 from headgate.errors import HeadgateError
 from headgate.spark.class_archive import archive_file, is_own
 from headgate.spark.executors import Executor
@@ -77,7 +78,7 @@ def doctor(
     if master is not None:
         findings.append(check_executors(master))
     table = Table(box=None, pad_edge=False)
-    for title in ("", "subject", "finding"):
+    for title in ("verdict", "subject", "finding"):
         table.add_column(title)
     colours = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "red"}
     for finding in findings:
@@ -191,7 +192,8 @@ def judge_executors(found: Sequence[Executor], python: str = platform.python_ver
         told = ", ".join(f"{host} by {abs(ms) / 1000:.1f} s" for host, ms in sorted(off.items()))
         return Finding("executors", Verdict.WARNING, f"Clocks differ from this one ({told}): let NTP set them.")
     hosts = sorted({one.host for one in found})
-    return Finding("executors", Verdict.OK, f"{len(found)} slots on {', '.join(hosts)}, with Python {found[0].python}")
+    told = f"{counted(len(found), 'slot')} on {', '.join(hosts)}, with Python {found[0].python}"
+    return Finding("executors", Verdict.OK, told)
 
 
 def check_packages() -> Finding:

@@ -35,6 +35,9 @@ LINE_PERIOD_S = 5.0
 
 NOTES_MAX = 5
 
+LEAST_IMPORTANT = ("state", "waiting", "held back", "in", "late", "lag", "bad", "in/s", "busy")
+"""Columns of the table that go on a narrow terminal, in this order."""
+
 
 class ShownObserver(Observer, Protocol):
     """An observer that shows things between ``with`` and its end."""
@@ -190,18 +193,28 @@ class LiveProgress(Quiet):
             return Group(Text(f"{self._pipeline}: starting Spark …"))
         head = Text.assemble((self._pipeline, "bold"), f"  {summary_text(progress)}")
         loops = (Text(loop_text(loop)) for loop in progress.loops)
-        return Group(head, nodes_table(progress), *loops, *(Text(note, style="yellow") for note in tuple(self._notes)))
+        table = nodes_table(progress, self._live.console.width)
+        return Group(head, table, *loops, *(Text(note, style="yellow") for note in tuple(self._notes)))
 
 
-def nodes_table(progress: Progress) -> Table:
-    """Return a row for each operator; what holds the pipeline back comes first."""
-    table = Table(box=None, pad_edge=False)
-    first, *others = NODE_TITLES
-    table.add_column(first)
-    for title in others:
-        table.add_column(title, justify="right")
-    for node in by_busy(progress.nodes):
-        table.add_row(*(Text(printable(cell)) for cell in node_cells(node)))
+def nodes_table(progress: Progress, width: int | None = None) -> Table:
+    """Return a row for each operator; what holds the pipeline back comes first.
+
+    Columns without a value are left out, and, where ``width`` is too small for all, the least important ones: no number
+    is cut off.
+    """
+    rows = [node_cells(node) for node in by_busy(progress.nodes)]
+    kept = [title for number, title in enumerate(NODE_TITLES) if any(row[number] for row in rows)] or list(NODE_TITLES)
+    widths = {title: max(map(len, [title, *cells])) for title, *cells in zip(NODE_TITLES, *rows, strict=True)}
+    for title in LEAST_IMPORTANT:
+        if width is not None and sum(widths[one] + 2 for one in kept) - 2 > width and title in kept:
+            kept.remove(title)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in kept:
+        is_name = title == NODE_TITLES[0]
+        table.add_column(title, justify="left" if is_name else "right", no_wrap=not is_name, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for title, cell in zip(NODE_TITLES, row, strict=True) if title in kept))
     return table
 
 

@@ -28,6 +28,7 @@ from headgate.cli.streams_update import add_update
 from headgate.cli.streams_write import add_write
 from headgate.cli.terminal import Terminal
 from headgate.cli.text import say
+from headgate.display.text import time_text
 from headgate.errors import CorruptionError, UsageError
 from headgate.store.fsck import Problem
 from headgate.store.schemas import TEXT_SCHEMA
@@ -133,9 +134,8 @@ def describe(
             return
         console = Terminal()
         facts = Table(show_header=False, box=None)
-        for label, value in _facts(info).items():
-            if label not in ("present", "heads", "ends", "columns"):
-                facts.add_row(label, str(value))
+        for label, value in _facts_for_people(info).items():
+            facts.add_row(label, value)
         console.print(facts)
         columns = Table("column", "type")
         for field in info.schema:
@@ -291,6 +291,23 @@ def _facts(info: StreamInfo) -> dict[str, object]:
         "created_ms": info.created_ms,
         "schema_version": info.schema_version,
         "columns": {field.name: str(field.type) for field in info.schema},
+    }
+
+
+def _facts_for_people(info: StreamInfo) -> dict[str, str]:
+    return {
+        "stream": info.name,
+        "segments": f"{info.segments_count:,}",
+        "routing key": str(info.routing_key or "-"),
+        "sealed": "yes" if info.is_sealed else "no",
+        "events": f"{info.events_count:,}",
+        "retention": "-" if info.retention is None else str(info.retention),
+        "scaling": "-" if info.scaling is None else str(info.scaling),
+        "chunks": f"{info.chunks_count:,}",
+        "size": size_text(info.size_bytes),
+        "prepared transactions": f"{info.prepared_count:,}",
+        "created (UTC)": time_text(info.created_ms),
+        "schema version": str(info.schema_version),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import typer
 
-from headgate.display.text import count_text, duration_text, size_text, time_text
+from headgate.display.text import count_text, counted, duration_text, size_text, time_text
 from headgate.model.progress import RunResult
 from headgate.plain_text import printable
 
@@ -37,6 +37,6 @@ def result_text(result: RunResult) -> str:
         )
     where = "" if result.is_finished or result.last_checkpoint is None else f" from checkpoint {result.last_checkpoint}"
     return (
-        f"{how}{where} after {duration_text(result.duration_ms)}: {count_text(result.records_in)} records in, "
-        f"{count_text(result.records_out)} out, {result.restarts} restarts"
+        f"{how}{where} after {duration_text(result.duration_ms)}: {counted(result.records_in, 'record')} in, "
+        f"{count_text(result.records_out)} out, {counted(result.restarts, 'restart')}"
     )

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headgate.display.html import escaped, table
-from headgate.display.text import count_text, duration_text, size_text, time_text
+from headgate.display.text import count_text, counted, duration_text, size_text, time_text
 from headgate.model.progress import LoopProgress, NodeProgress, PipelineState, Progress, RunResult
 
 BUSY_STEPS = 10
 """Rows are sorted by tenths of their busy share."""
 
-NODE_TITLES = (
-    *("operator", "busy", "held back", "records/s in", "records/s out", "records in", "records out", "waiting", "lag"),
-    *("late", "bad", "state"),
-)
+NODE_TITLES = ("operator", "busy", "held back", "in/s", "out/s", "in", "out", "waiting", "lag", "late", "bad", "state")
+"""``in`` and ``out`` are records."""
 
 _MARKS = {PipelineState.RUNNING: "#1a7f4b", PipelineState.FINISHED: "#2b6cd4", PipelineState.FAILED: "#b3261e"}
 _MARK = "#b25e00"
@@ -52,7 +50,7 @@ def by_busy(nodes: Sequence[NodeProgress]) -> list[NodeProgress]:
 def loop_text(loop: LoopProgress) -> str:
     """Return a line about a loop: what circulates, and what it costs."""
     parts = [f"loop {loop.loop}: {count_text(loop.came_back)} came back"]
-    waiting = f"{count_text(loop.queued_batches)} batches ({size_text(loop.queued_bytes)}) wait"
+    waiting = f"{counted(loop.queued_batches, 'batch')} ({size_text(loop.queued_bytes)}) waiting"
     parts.append(waiting + (f", {size_text(loop.spilled_bytes)} on disk" if loop.spilled_bytes else ""))
     if loop.trip_ms:
         parts.append(f"trip {duration_text(loop.trip_ms)}")
@@ -78,9 +76,9 @@ def summary_text(progress: Progress) -> str:
     if pending is not None and pending.age_ms > 1_000:
         held = f", held by {', '.join(pending.missing[:3])}" if pending.missing else ""
         parts.append(f"checkpoint {pending.checkpoint} under way for {duration_text(pending.age_ms)}{held}")
-    parts.append(f"{progress.restarts} restarts")
+    parts.append(counted(progress.restarts, "restart"))
     if progress.failures > progress.restarts:
-        parts.append(f"{progress.failures} failures")
+        parts.append(counted(progress.failures, "failure"))
     if progress.busy:
         parts.append(f"busy {progress.busy:.0%}")
     if progress.late_records:
@@ -88,7 +86,7 @@ def summary_text(progress: Progress) -> str:
     if progress.bad_records:
         parts.append(f"{count_text(progress.bad_records)} bad")
     if progress.lost_outputs:
-        parts.append(f"{count_text(progress.lost_outputs)} outputs lost")
+        parts.append(f"{counted(progress.lost_outputs, 'output')} lost")
     return " · ".join(parts)
 
 

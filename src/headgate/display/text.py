@@ -10,6 +10,12 @@ def count_text(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return ``1 failure``, ``1,234 failures`` or ``2 batches``."""
+    several = "es" if noun.endswith("ch") else "s"
+    return f"{count_text(number)} {noun}{'' if number == 1 else several}"
+
+
 def size_text(size_bytes: int) -> str:
     """Return a size such as ``12.3 kB``."""
     size = float(size_bytes)

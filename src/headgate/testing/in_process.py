@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
 
 import pyarrow as pa
 
+from headgate.display.text import counted
 from headgate.errors import UsageError
 from headgate.model.config import ExponentialDelay, FixedDelay, RestartStrategy
 from headgate.model.definition import PipelineDefinition
@@ -160,12 +161,13 @@ class InProcessHandle(DriverHandle):
         """End; return a sentence that says how far it had come."""
         state, count = self.progress.state.value, len(self.driver.book.checkpoints)
         restarts = self._watcher.restarts
-        restarted = f" and {len(restarts)} restarts, the last because {restarts[-1]}" if restarts else ""
+        restarted = f" and {counted(len(restarts), 'restart')}, the last because {restarts[-1]}" if restarts else ""
         stuck = self.end()
         hang = f"; a function did not return, and cannot be stopped: {' and '.join(stuck)}" if stuck else ""
         return (
-            f"pipeline '{self._name}' had not ended after {timeout_s:g} s: it was {state}, with {count} completed "
-            f"checkpoints{restarted}{hang}; give it bounded input or a longer timeout_s="
+            f"pipeline '{self._name}' had not ended after {timeout_s:g} s: it was {state}, with "
+            f"{counted(count, 'completed checkpoint')}"
+            f"{restarted}{hang}; give it bounded input or a longer timeout_s="
         )
 
     def refuse_unharmed(self) -> None:

@@ -30,7 +30,7 @@ def manifest(totals: Totals, *parts: SnapshotPart) -> Manifest:
 
 
 def only(book: NodeBook) -> NodeProgress:
-    (node,) = book.nodes({})
+    (node,) = book.nodes()
     return node
 
 
@@ -93,7 +93,37 @@ def test_queues_watermark_and_lag_of_an_operator() -> None:
     assert (found.watermark_ms, found.lag_ms, found.queued_batches, found.queued_bytes) == (8_500, 1_500, 3, 110)
     book.begin({})
     book.add(0, report(1.0, map={"watermark_ms": END_MS}))
-    assert only(book).lag_ms is None, "all input has ended"
+    assert (only(book).lag_ms, only(book).watermark_ms) == (None, None), "all input has ended"
+    book.add(1, report(1.0, map={"watermark_ms": 8_500}))
+    assert only(book).watermark_ms == 8_500
+    book.add(1, report(1.5, map={"watermark_ms": -(1 << 63)}))
+    assert only(book).watermark_ms is None, "none has come yet"
+
+
+def test_rates_are_those_between_reports_however_they_meet_the_snapshots() -> None:
+    """Four workers of 250 records a second each, which report when they can: it is 1,000 at every moment."""
+    book = NodeBook(HandClock().wall_ms)
+    book.begin({})
+    seen = []
+    for tick in range(40):
+        for worker in range(4):
+            if (tick + worker) % 3 == 0:
+                clock_s = 0.25 * tick + 0.03 * worker
+                book.add(worker, report(clock_s, map={"records_in": 250 * clock_s, "records_out": 500 * clock_s}))
+        seen.append(
+            (round(only(book).records_in_per_second), round(only(book).records_out_per_second)) if tick else (0, 0)
+        )
+    assert set(seen[7:]) == {(1_000, 2_000)}
+
+
+def test_rates_follow_a_change_within_their_window() -> None:
+    book = NodeBook(HandClock().wall_ms)
+    book.begin({})
+    for half in range(20):
+        book.add(0, report(half / 2, map={"records_in": min(half, 10) * 50}))
+    assert only(book).records_in_per_second == 0
+    book.begin({})
+    assert [node.records_in_per_second for node in book.nodes()] == []
 
 
 def test_the_size_of_the_state_is_that_of_the_last_checkpoint() -> None:
@@ -106,7 +136,7 @@ def test_the_size_of_the_state_is_that_of_the_last_checkpoint() -> None:
         SnapshotPart(9_000, 1),
     )
     book.completed(manifest({}, *parts))
-    found = next(node for node in book.nodes({}) if node.node == NodeName("map"))
+    found = next(node for node in book.nodes() if node.node == NodeName("map"))
     assert (found.state_rows, found.state_bytes) == (7, 120)
 
 
@@ -127,5 +157,5 @@ def test_operators_of_one_pass_name_the_one_that_has_their_time() -> None:  # OM
         0,
         report(1.0, kept={"records_in": 2}, chosen={"records_in": 1}, more={"records_in": 1}, other={"records_in": 1}),
     )
-    told = {str(node.node): node.runs_with for node in book.nodes({})}
+    told = {str(node.node): node.runs_with for node in book.nodes()}
     assert told == {"kept": "more", "chosen": "more", "more": None, "other": None}

@@ -6,6 +6,7 @@ restart takes back to the checkpoint (OM1), and the work that this process has s
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from headgate.codec.snapshot import BROADCAST_PREFIX, FILES_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
@@ -34,6 +35,10 @@ GAUGES = frozenset({QUEUED_BATCHES, QUEUED_BYTES, WATERMARK_MS})
 END_MS = 1 << 62
 """No event has such a time: a watermark beyond it is that of the end of all input."""
 
+RATE_WINDOW_S = 2.0
+"""Rates are those between reports of one worker, by its own clock, over about this time: a worker reports when it can,
+so a time of the driver's would have one report more or fewer in it."""
+
 Measured = dict[str, int | float]
 """What was measured of one operator in one worker, by name."""
 
@@ -50,6 +55,7 @@ class NodeBook:
         self._now: dict[int, dict[str, Measured]] = {}
         self._clocks_s: dict[int, float] = {}
         self._shares: dict[int, dict[str, tuple[float, float]]] = {}
+        self._lately: dict[int, deque[tuple[float, dict[str, Measured]]]] = {}
         self._completed: Totals = {}
         self._state: dict[str, tuple[int, int]] = {}
 
@@ -60,7 +66,7 @@ class NodeBook:
             for node, measured in nodes.items():
                 worked[node] = _sum(worked.get(node, {}), measured)
         self._before, self._completed = before, before
-        self._now, self._clocks_s, self._shares = {}, {}, {}
+        self._now, self._clocks_s, self._shares, self._lately = {}, {}, {}, {}
 
     def add(self, worker: int, samples: Samples) -> None:
         """A worker of the running generation reported."""
@@ -77,6 +83,10 @@ class NodeBook:
                 node: _shares(former.get(node, {}), measured, passed_ms) for node, measured in nodes.items()
             }
         self._now[worker], self._clocks_s[worker] = nodes, clock_s
+        lately = self._lately.setdefault(worker, deque())
+        lately.append((clock_s, nodes))
+        while len(lately) > 2 and lately[1][0] <= clock_s - RATE_WINDOW_S:
+            lately.popleft()
 
     def completed(self, manifest: Manifest) -> None:
         """A checkpoint of the running generation is complete."""
@@ -103,25 +113,33 @@ class NodeBook:
             of_node.update({name: max(count, of_node.get(name, 0)) for name, count in counts.items()})
         return totals
 
-    def nodes(self, rates: Mapping[NodeName, tuple[float, float]]) -> tuple[NodeProgress, ...]:
-        """Return all operators, in the order in which workers name them; ``rates``: records in and out per second."""
-        return tuple(self._node(node, counts, rates) for node, counts in self.totals().items())
+    def nodes(self) -> tuple[NodeProgress, ...]:
+        """Return all operators, in the order in which workers name them."""
+        return tuple(self._node(node, counts) for node, counts in self.totals().items())
 
-    def _node(
-        self, node: str, counts: Mapping[str, int], rates: Mapping[NodeName, tuple[float, float]]
-    ) -> NodeProgress:
+    def _rate(self, node: str, name: str) -> float:
+        """Return how many a second it was lately, in all workers together."""
+        rate = 0.0
+        for reports in self._lately.values():
+            (begun_s, before), (now_s, now) = reports[0], reports[-1]
+            if now_s > begun_s:
+                counted = now.get(node, {}).get(name, 0) - before.get(node, {}).get(name, 0)
+                rate += max(counted, 0) / (now_s - begun_s)
+        return rate
+
+    def _node(self, node: str, counts: Mapping[str, int]) -> NodeProgress:
         subtasks = tuple(self._subtask(worker, node) for worker in sorted({*self._now, *self._worked}))
         busiest = max(subtasks, key=lambda s: (s.busy, s.held_back), default=SubtaskProgress(0))
         runs_with = self._runs_with.get(NodeName(node))
         is_measured = runs_with is None and busiest.busy_ms + busiest.held_back_ms + busiest.idle_ms > 0
-        watermark_ms = min((s.watermark_ms for s in subtasks if s.watermark_ms is not None), default=None)
-        is_open = watermark_ms is not None and abs(watermark_ms) < END_MS
+        watermark_ms = lowest_watermark(nodes.get(node, {}).get(WATERMARK_MS) for nodes in self._now.values())
         rows, size_bytes = self._state.get(node, (0, 0))
         return NodeProgress(
             NodeName(node),
             counts.get(RECORDS_IN, 0),
             counts.get(RECORDS_OUT, 0),
-            *rates.get(NodeName(node), (0.0, 0.0)),
+            self._rate(node, RECORDS_IN),
+            self._rate(node, RECORDS_OUT),
             tuple(sorted(_own(counts).items())),
             bad_records=counts.get(BAD_RECORDS, 0),
             late_records=counts.get(LATE_RECORDS, 0),
@@ -134,7 +152,7 @@ class NodeBook:
             queued_batches=sum(s.queued_batches for s in subtasks),
             queued_bytes=sum(s.queued_bytes for s in subtasks),
             watermark_ms=watermark_ms,
-            lag_ms=max(self._wall_ms() - watermark_ms, 0) if is_open and watermark_ms is not None else None,
+            lag_ms=None if watermark_ms is None else max(self._wall_ms() - watermark_ms, 0),
             state_rows=rows,
             state_bytes=size_bytes,
             subtasks=subtasks,
@@ -157,9 +175,15 @@ class NodeBook:
             held_back=held_back,
             queued_batches=int(now.get(QUEUED_BATCHES, 0)),
             queued_bytes=int(now.get(QUEUED_BYTES, 0)),
-            watermark_ms=int(now[WATERMARK_MS]) if WATERMARK_MS in now else None,
+            watermark_ms=lowest_watermark([now.get(WATERMARK_MS)]),
             counters=tuple(sorted(_own(worked).items())),
         )
+
+
+def lowest_watermark(found: Iterable[int | float | None]) -> int | None:
+    """Return the lowest watermark; None before the first one and behind the end of all input: no time is meant then."""
+    lowest = min((int(watermark) for watermark in found if watermark is not None), default=None)
+    return None if lowest is None or abs(lowest) >= END_MS else lowest
 
 
 def _own(measured: Mapping[str, int | float]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from headgate.clock import SYSTEM_CLOCK
 from headgate.codec import messages
 from headgate.model.ids import Generation, NodeName
 from headgate.model.manifest import Manifest, Totals
-from headgate.model.metrics import BUSY, RECORDS_IN, RECORDS_OUT, WATERMARK_MS, Samples
+from headgate.model.metrics import BUSY, WATERMARK_MS, Samples
 from headgate.model.plan import Plan
 from headgate.model.progress import (
     CheckpointProgress,
@@ -21,7 +21,7 @@ from headgate.model.progress import (
 from headgate.operators.fusing import runs_with
 from headgate.runtime.driver.alignment_book import AlignmentBook
 from headgate.runtime.driver.edge_book import EdgeBook
-from headgate.runtime.driver.node_book import NodeBook
+from headgate.runtime.driver.node_book import NodeBook, lowest_watermark
 
 CHECKPOINTS_MAX = 1_000
 ALIGNMENTS_MAX = 10_000
@@ -46,8 +46,6 @@ class ProgressBook:
         self._nodes = NodeBook(wall_ms, runs_with(plan))
         self._edges = EdgeBook(plan)
         self._heads: dict[int, Sequence[LoopProgress]] = {}
-        self._rates: dict[NodeName, tuple[float, float]] = {}
-        self._rated: tuple[int, dict[NodeName, tuple[int, int]]] = (self._begun_ns, {})
         self.checkpoints: deque[CheckpointProgress] = deque(maxlen=CHECKPOINTS_MAX)
         self.alignments: deque[messages.AlignmentMetrics] = deque(maxlen=ALIGNMENTS_MAX)
         self.aligned = AlignmentBook()
@@ -58,8 +56,6 @@ class ProgressBook:
         self._nodes.begin(before or {})
         self._edges.begin()
         self._workers, self._heads = {}, {}
-        self._rated = (self._clock_ns(), _records(self._nodes.totals()))
-        self._rates = {}
 
     def add(self, worker: int, metrics: messages.MetricsReport) -> None:
         """A worker reported."""
@@ -93,8 +89,7 @@ class ProgressBook:
         pending: PendingCheckpoint | None,
     ) -> Progress:
         """Return everything as of now."""
-        self._update_rates(_records(self._nodes.totals()))
-        nodes = self._nodes.nodes(self._rates)
+        nodes = self._nodes.nodes()
         late = sum(n.late_records for n in nodes)
         bad = sum(n.records_in for n in nodes if n.node == self._bad_records_node)
         return Progress(
@@ -102,7 +97,7 @@ class ProgressBook:
             generation,
             restarts,
             nodes,
-            min(map(int, self._values(WATERMARK_MS)), default=None),
+            lowest_watermark(self._values(WATERMARK_MS)),
             self.checkpoints[-1] if self.checkpoints else None,
             pending,
             self.busy,
@@ -122,23 +117,6 @@ class ProgressBook:
 
     def _values(self, name: str) -> Iterator[float]:
         return (sample.value for samples in self._workers.values() for sample in samples if sample.name == name)
-
-    def _update_rates(self, totals: dict[NodeName, tuple[int, int]]) -> None:
-        now_ns = self._clock_ns()
-        since_ns, before = self._rated
-        passed_s = (now_ns - since_ns) / 1e9
-        if passed_s < 0.5:
-            return
-        self._rates = {
-            name: tuple(max(0.0, (t - b) / passed_s) for t, b in zip(total, before.get(name, (0, 0)), strict=True))  # type: ignore[misc]
-            for name, total in totals.items()
-        }
-        self._rated = (now_ns, totals)
-
-
-def _records(totals: Totals) -> dict[NodeName, tuple[int, int]]:
-    """Return records in and out by operator."""
-    return {NodeName(node): (n.get(RECORDS_IN, 0), n.get(RECORDS_OUT, 0)) for node, n in totals.items()}
 
 
 def _of_all(heads: list[LoopProgress]) -> LoopProgress:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, assert_never
 
+from headgate.display.text import duration_text
 from headgate.errors import FencedError, HeadgateError, OutputDenied, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind, Refusal
@@ -367,7 +368,7 @@ class Supervision:
         if self._failed_ms is not None:
             took_ms = self._around.monotonic_ms() - self._failed_ms
             self._failed_ms = None
-            self._observer.on_note(f"generation {live.number} runs {took_ms} ms after the failure")
+            self._observer.on_note(f"generation {live.number} runs {duration_text(took_ms)} after the failure")
         if self._is_stop_wanted:
             self.stop()
 

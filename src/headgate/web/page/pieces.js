@@ -35,7 +35,7 @@ export function micros(us) {
   return us < 1_000_000 ? `${(us / 1_000).toPrecision(3)} ms` : duration(us / 1_000);
 }
 
-export const clock = (ms) => new Date(ms).toLocaleTimeString();
+export const clock = (ms) => new Date(ms).toISOString().slice(11, 19);
 export const moment = (ms) => (ms === null || ms === undefined ? "–" : new Date(ms).toISOString().replace("T", " ").slice(0, 19));
 export const share = (value) => (value === undefined ? "–" : `${Math.round(value * 100)} %`);
 
