@@ -27,14 +27,14 @@ HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
 SHOWN = r"a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
 
 
-# SE12
+# SE22
 def test_what_is_said_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     say(HOSTILE)
     say(HOSTILE, err=True)
     assert capsys.readouterr() == (f"{SHOWN}\n", f"{SHOWN}\n")
 
 
-# SE12
+# SE22
 def test_a_table_shows_what_is_in_it_as_it_is_written() -> None:
     out = io.StringIO()
     table = Table("x[/red]y", ":smile:")
@@ -46,7 +46,7 @@ def test_a_table_shows_what_is_in_it_as_it_is_written() -> None:
     assert "\x1b" not in out.getvalue()
 
 
-# SE12
+# SE22
 def test_lines_of_data_are_as_they_are_unless_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     for is_terminal, expected in ((False, HOSTILE), (True, SHOWN)):
         out = io.StringIO()
@@ -56,7 +56,7 @@ def test_lines_of_data_are_as_they_are_unless_somebody_looks(monkeypatch: pytest
         assert out.getvalue() == f"{expected}\n"
 
 
-# SE12
+# SE22
 def test_pipelines_in_a_directory_with_an_odd_name_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "x[/red]y"
     CheckpointLog(open_storage(str(directory)), "odd").claim("test", 1_700_000_000_000)
@@ -67,7 +67,7 @@ def test_pipelines_in_a_directory_with_an_odd_name_are_listed(tmp_path: Path, mo
     assert "x[/red]y" in found.output
 
 
-# SE12
+# SE22
 @pytest.mark.parametrize("tell", [report, lambda error: uncaught.say(type(error), error, None)])
 def test_an_error_does_nothing_to_a_terminal(
     tell: Callable[[UsageError], object], capsys: pytest.CaptureFixture[str]
@@ -76,7 +76,7 @@ def test_an_error_does_nothing_to_a_terminal(
     assert SHOWN in capsys.readouterr().err
 
 
-# SE12
+# SE22
 def test_commands_say_everything_through_one_place() -> None:
     """But JSON, which has escapes of its own."""
     for path in sorted(Path(cli.__file__).parent.glob("*.py")):

@@ -126,7 +126,7 @@ def test_map_batches_that_returns_other_columns_fails_naming_them() -> None:
         run.send(BATCH)
 
 
-# SE10
+# SE20
 def test_map_batches_that_returns_a_column_that_contradicts_itself_fails_naming_the_operator() -> None:
     text = pa.LargeStringArray.from_buffers(1, pa.array([0, 1]).buffers()[1], pa.py_buffer(b"\xff"))
 

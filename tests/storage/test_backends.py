@@ -377,7 +377,7 @@ def test_a_storage_says_whether_its_requests_travel(tmp_path: Path) -> None:  # 
     assert FaultyStorage(open_storage("obstore+memory:///")).is_afar
 
 
-# SE11
+# SE21
 @pytest.mark.parametrize(
     "url",
     [

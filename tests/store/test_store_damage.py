@@ -372,7 +372,7 @@ def test_no_file_is_removed_where_something_is_damaged(whole: tuple[Path, Events
     assert sorted((tmp_path / "store").rglob("*.chunk")) == files
 
 
-# SE10 LY2
+# SE20 LY2
 @pytest.mark.parametrize("payload", [wild(BATCH), message(BATCH, "zstd")], ids=["wild", "compressed"])
 def test_a_part_that_would_crash_its_readers_is_damage(payload: bytes | pa.Buffer) -> None:
     """Its checksum is right: who may append may write any bytes."""
@@ -383,7 +383,7 @@ def test_a_part_that_would_crash_its_readers_is_damage(payload: bytes | pa.Buffe
         read_part(storage, StoredPart(0, "1/w/a.chunk", chunk.entries[0]), BATCH.schema)
 
 
-# SE10
+# SE20
 def test_what_readers_would_refuse_is_not_stored(tmp_path: Path) -> None:
     no_text = pa.StringArray.from_buffers(1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"))
     batch = pa.record_batch([no_text.cast(KEYED.field("key").type, safe=False), pa.array([1])], schema=KEYED)

@@ -1,4 +1,4 @@
-"""Text on its way to a terminal: what records, names and errors say is shown, and never acts on the terminal (SE12).
+"""Text on its way to a terminal: what records, names and errors say is shown, and never acts on the terminal (SE22).
 
 What commands draw for people passes here, and what they say passes ``text.say``. Nothing that a user wrote is read as
 markup.

@@ -1,4 +1,4 @@
-"""What commands say to people: numbers, sizes and times, how runs ended, and all of it on its way (SE12)."""
+"""What commands say to people: numbers, sizes and times, how runs ended, and all of it on its way (SE22)."""
 
 from __future__ import annotations
 

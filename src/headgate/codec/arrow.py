@@ -1,4 +1,4 @@
-"""Arrow batches in bytes that another process wrote, or a file holds: nothing uses them before they are sound (SE10).
+"""Arrow batches in bytes that another process wrote, or a file holds: nothing uses them before they are sound (SE20).
 
 A checksum says that bytes are those that were written, not who wrote them. A batch whose offsets lead anywhere would
 end the process that reads it, and a compressed one may take a thousand times its size of memory. So everything is

@@ -96,7 +96,7 @@ class MapBatchesOperator(Operator):
             if isinstance(result, pl.DataFrame):
                 return [divert_misfits(self, columns_of_frame(result, schema), schema)]
             if isinstance(result, pa.RecordBatch | pa.Table):
-                result.validate(full=True)  # SE10: what a checkpoint or stream holds of it is read again
+                result.validate(full=True)  # SE20: what a checkpoint or stream holds of it is read again
             if isinstance(result, pa.RecordBatch):
                 return [divert_misfits(self, result, schema)]
             if isinstance(result, pa.Table):

@@ -22,7 +22,7 @@ _Sizes: TypeAlias = npt.NDArray[np.int64]
 
 
 def check_events(stream: str, batch: pa.RecordBatch) -> None:
-    """Check every event of ``batch`` against the limit, and that readers will find the batch sound (SE10).
+    """Check every event of ``batch`` against the limit, and that readers will find the batch sound (SE20).
 
     Raises:
         UsageError: an event is larger, and the message says which; or a column contradicts itself.

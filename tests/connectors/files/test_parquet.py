@@ -95,7 +95,7 @@ def test_damage_is_reported_by_name(tmp_path: Path) -> None:
         reader.poll()
 
 
-# SE10
+# SE20
 def test_text_that_is_none_is_not_handed_on(tmp_path: Path) -> None:
     text = pa.StringArray.from_buffers(1, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff"))
     pq.write_table(pa.table({"text": text}), tmp_path / "0.parquet")

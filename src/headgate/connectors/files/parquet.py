@@ -274,7 +274,7 @@ class _File:
             for group in range(first_group, file.num_row_groups):
                 row = 0
                 for batch in file.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):
-                    batch.validate(full=True)  # SE10
+                    batch.validate(full=True)  # SE20
                     row += batch.num_rows
                     rest = row - skip if group == first_group else batch.num_rows
                     if rest > 0:
