@@ -15,8 +15,9 @@ import pytest
 
 from headgate.errors import UsageError
 from headgate.operators.expressions import select_spec
-from headgate.operators.one_record import not_of_one_record
+from headgate.operators.one_record import not_of_groups, not_of_one_record
 from headgate.operators.types import canonical_schema
+from headgate.operators.windows.plan import TumblingAggregate, window_shape
 
 i, f, s, b = pl.col("i"), pl.col("f"), pl.col("s"), pl.col("b")
 d, day, span, clock = pl.col("d"), pl.col("day"), pl.col("span"), pl.col("clock")
@@ -459,3 +460,32 @@ def test_an_expression_that_depends_on_other_records_is_refused_and_why(expressi
 
 
 CARRIED = PROBE.drop("pair").to_arrow(compat_level=pl.CompatLevel.oldest()).schema
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "problem"),
+    [
+        (s.str.to_date().max(), "give format="),
+        (s.cast(pl.Categorical).to_physical().max(), "use pl.Enum"),
+        (i.map_elements(abs, return_dtype=pl.Int64).max(), "Python function"),
+    ],
+    ids=str,
+)
+def test_an_aggregate_of_a_window_is_refused_if_it_depends_on_other_groups(aggregate: pl.Expr, problem: str) -> None:
+    """OP1."""
+    assert problem in not_of_groups(aggregate)
+    window = TumblingAggregate(("i",), "d", 1_000, (aggregate.alias("found"),))
+    with pytest.raises(UsageError, match=problem):
+        window_shape(window, canonical_schema(CARRIED), "node")
+
+
+def test_an_aggregate_of_a_window_may_look_at_all_records_of_its_group() -> None:
+    for aggregate in (
+        i.sum(),
+        pl.len(),
+        i.sort().first(),
+        numbers.explode().max(),
+        i.filter(b).count(),
+        i.rank().max(),
+    ):
+        assert not_of_groups(aggregate) == ""
