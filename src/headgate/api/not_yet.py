@@ -21,13 +21,13 @@ def not_there_yet(what: str, instead: str = "") -> NoReturn:
 _BY_SPARK = "read it with Spark and give headgate.DataFrameSource(df)"
 _WRITE_FILES = "write with headgate.FileSink or headgate.StreamSink and load that"
 _PROCESS = "keep state in a headgate.ProcessFunction"
-_UNION = f"union them with a column that tells them apart, and {_PROCESS}"
+UNION = f"union them with a column that tells them apart, and {_PROCESS}"
 
 NAMES_TO_COME = {
     "ParquetSource": "the source of Parquet files is called headgate.ParquetFiles",
     "FileSource": "the sources of files are called headgate.TextFiles, headgate.JsonLines and headgate.ParquetFiles",
     "ParquetSink": "the sink of Parquet files is headgate.FileSink(url, 'parquet')",
-    "CoProcessFunction": f"functions of two streams are not there yet; {_UNION}",
+    "CoProcessFunction": f"functions of two streams are not there yet; {UNION}",
 }
 """Names of the package that people try, and what to do today."""
 
@@ -65,7 +65,7 @@ def why_no_name(name: str, names: Sequence[str]) -> str:
             instead = _WRITE_FILES if is_sink else _BY_SPARK if words != part else f"{_BY_SPARK}, or {_WRITE_FILES}"
             return f": {what} not there yet; {instead}"
     if "join" in words:
-        return f": joins are not there yet; {_UNION}"
+        return f": joins are not there yet; {UNION}"
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     return f"; did you mean '{near[0]}'?" if near else ""
 

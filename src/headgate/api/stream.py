@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headgate.api.connected import ConnectedStreams, connected
 from headgate.api.loops import Feedback, LoopOptions, Output, iterate
-from headgate.api.not_yet import not_there_yet, refuse_methods_to_come, refuse_unheard
+from headgate.api.not_yet import UNION, not_there_yet, refuse_methods_to_come, refuse_unheard
 from headgate.api.other_words import KEYED, STREAM, no_attribute
 from headgate.api.processors import ProcessorOptions, processor_operator, time_column_of
 from headgate.api.records import Records, Row, expressions_of, function_of
@@ -174,7 +174,7 @@ class Stream(StatelessVerbs):
 
     def join(self, *args: object, **options: object) -> NoReturn:
         """Joins are not there yet."""
-        not_there_yet("a join")
+        not_there_yet("a join", UNION)
 
     if not TYPE_CHECKING:
 
@@ -429,7 +429,7 @@ class KeyedStream(Records):
 
     def join(self, *args: object, **options: object) -> NoReturn:
         """Joins are not there yet."""
-        not_there_yet("a join")
+        not_there_yet("a join", UNION)
 
 
 class WindowedStream:
