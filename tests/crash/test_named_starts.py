@@ -96,8 +96,9 @@ def test_a_keeper_repeats_a_named_start_and_goes_on(
     here = place(with_spark)
     options = options_of_a_named_start(here)
     kept = here.run("--supervised", "--restart", "fixed-delay:delay=50ms", *options)
-    for _ in range(2):
+    for restarts in range(2):
         kept.checkpoint()
+        kept.wait("restarts in the progress", lambda e, n=restarts: e["event"] == "progress" and e["restarts"] == n)
         kill(kept.driver().pid)
         kept.wait("a restart", lambda e: e["event"] == "driver-restart")
         kept.wait("the note", lambda e: e["event"] == "note" and "was restored before" in e["text"])
@@ -105,6 +106,8 @@ def test_a_keeper_repeats_a_named_start_and_goes_on(
     kept.checkpoint()
     here.hurry()
     assert kept.exit_code(STARTED_S) == 0, tale(here.processes)
+    (result,) = [event for event in kept.events if event["event"] == "result"]
+    assert result["restarts"] == 2
     here.assert_exactly_once()
 
 

@@ -86,8 +86,8 @@ LOOP_GAUGES: Sequence[tuple[str, str, Callable[[LoopProgress], float]]] = (
     ),
 )
 PIPELINE_COUNTERS: Sequence[tuple[str, str, Callable[[Progress], float]]] = (
-    ("restarts", "How often the pipeline was started again in this process.", lambda p: p.restarts),
-    ("failures", "How often something failed in this process.", lambda p: p.failures),
+    ("restarts", "How often the pipeline was started again, by its supervisor too.", lambda p: p.restarts),
+    ("failures", "How often something failed, in all its drivers under one supervisor.", lambda p: p.failures),
 )
 PIPELINE_GAUGES: Sequence[tuple[str, str, Callable[[Progress], float | None]]] = (
     ("uptime_seconds", "Time since this run began.", lambda p: p.uptime_ms / 1000),

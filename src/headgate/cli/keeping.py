@@ -81,12 +81,14 @@ class Terms:
         words: the file descriptor for its words: ``listening``, what its user asked of it, the generation it claimed.
         claimant: under which name it claims (KR10).
         after: the newest generation that one of its predecessors claimed, or None.
+        restarts: how often a driver was started again: its progress counts them, too.
     """
 
     keeper: int
     words: int
     claimant: str
     after: int | None
+    restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class Keeping:
         self._claimant = claimants.claimant(owner, secrets.token_hex(4))
         self._child: subprocess.Popen[bytes] | None = None
         self._begun_s = 0.0
+        self._restarts_count = 0
         self._words = -1
         self._unread = b""
         self._due_s: float | None = None
@@ -227,7 +230,7 @@ class Keeping:
     def _start(self, after: Generation | None) -> None:
         self._begun_s = time.monotonic()
         self._words, theirs = os.pipe()
-        terms = Terms(os.getpid(), theirs, self._claimant, after)
+        terms = Terms(os.getpid(), theirs, self._claimant, after, self._restarts_count)
         environment = {**os.environ, KEPT: json.dumps(asdict(terms))}
         try:
             self._child = subprocess.Popen(
@@ -249,6 +252,7 @@ class Keeping:
     # -- what people see --------------------------------------------------------------------------------------------
 
     def _report(self, effect: ReportRestart) -> None:
+        self._restarts_count = effect.count
         lasted_ms = round((time.monotonic() - self._begun_s) * 1000)
         text = restart_text(effect, self._orders.strategy, lasted_ms)
         if self._orders.as_json:

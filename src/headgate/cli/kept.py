@@ -52,6 +52,11 @@ class Kept:
         after = None if self._terms is None else self._terms.after
         return None if after is None else Generation(after)
 
+    @property
+    def restarts(self) -> int:
+        """How often the keeper has started its driver again."""
+        return 0 if self._terms is None else self._terms.restarts
+
     def listens(self) -> None:
         """Tell that every signal is taken from now on."""
         self._tell(LISTENING)

@@ -220,7 +220,7 @@ def nodes_table(progress: Progress, width: int | None = None) -> Table:
 
 def outcome_of(result: RunResult) -> str:
     """Return one word for how a run ended that did not fail."""
-    if result.has_removed_checkpoints:
+    if result.has_removed_checkpoints or result.is_cancelled:
         return "cancelled"
     return "drained" if result.is_drained else "finished" if result.is_finished else "stopped"
 

@@ -86,7 +86,7 @@ def _started(
     pipeline: Pipeline, options: RunOptions, observer: ShownObserver, kept: Kept, port: NumbersPort | None
 ) -> PipelineHandle:
     kept.listens()
-    place = Succession(kept.claimant, kept.after, kept.claimed, tell_wish=kept.wished, keeper=kept.keeper)
+    place = Succession(kept.claimant, kept.after, kept.claimed, None, kept.wished, kept.keeper, kept.restarts)
 
     def start() -> PipelineHandle:
         push = options.metrics_push

@@ -178,7 +178,9 @@ class StandingBy:
 
         try:
             kept = self.kept
-            place = Succession(kept.claimant, effect.after, tell, self._lock_of[1], kept.wished, kept.keeper)
+            place = Succession(
+                kept.claimant, effect.after, tell, self._lock_of[1], kept.wished, kept.keeper, kept.restarts
+            )
             with succeeding(place):
                 return run_to_end(start)
         except AlreadyRunning:

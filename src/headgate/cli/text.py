@@ -29,6 +29,11 @@ def result_text(result: RunResult) -> str:
     """Return how a run ended, in one sentence."""
     ended = "drained" if result.is_drained else "finished"
     how = ended if result.is_finished else "stopped; the same command continues"
+    records = f"{counted(result.records_in, 'record')} in, {count_text(result.records_out)} out"
+    if result.had_finished:
+        return f"nothing to do: it had {ended} before, after {records}"
+    if result.is_cancelled:
+        how = "cancelled; the same command continues"
     if result.has_removed_checkpoints:
         how = "cancelled, and its checkpoints are removed,"
     elif result.is_removal_in_doubt:
@@ -36,7 +41,4 @@ def result_text(result: RunResult) -> str:
             "cancelled; it is not known whether its checkpoints are removed: the same command begins anew, or continues"
         )
     where = "" if result.is_finished or result.last_checkpoint is None else f" from checkpoint {result.last_checkpoint}"
-    return (
-        f"{how}{where} after {duration_text(result.duration_ms)}: {counted(result.records_in, 'record')} in, "
-        f"{count_text(result.records_out)} out, {counted(result.restarts, 'restart')}"
-    )
+    return f"{how}{where} after {duration_text(result.duration_ms)}: {records}, {counted(result.restarts, 'restart')}"

@@ -106,8 +106,11 @@ def end_text(end: RunResult | BaseException) -> str:
     """Return a sentence about how a run ended."""
     if isinstance(end, BaseException):
         return f"failed: {end}"
+    if end.had_finished:
+        return "it had been drained before, and does not continue" if end.is_drained else "it had finished before"
     if end.is_finished:
         return "drained: it does not continue" if end.is_drained else "all input has been processed"
+    how = "cancelled" if end.is_cancelled else "stopped"
     if end.last_checkpoint is None or end.has_removed_checkpoints:
-        return "stopped; the next run begins at the beginning"
-    return f"stopped; the next run continues from checkpoint {end.last_checkpoint}"
+        return f"{how}; the next run begins at the beginning"
+    return f"{how}; the next run continues from checkpoint {end.last_checkpoint}"

@@ -246,8 +246,9 @@ class Progress:
     """A snapshot of a pipeline's life, taken about once a second.
 
     Attributes:
-        restarts: the number of generations after the first one in this process.
-        failures: the number of failures in this process, whether or not the pipeline was started again.
+        restarts: how often the pipeline was started again after a failure: by this process, and by a supervisor that
+            started this process again.
+        failures: the number of failures, whether or not the pipeline was started again; counted as ``restarts``.
         watermark_ms: the lowest watermark of all subtasks in milliseconds since 1970, or None before the first one.
         busy: the share of the time, 0 to 1, in which the busiest worker was not idle.
         late_records: records that were dropped because their window had already fired; counted as in ``NodeProgress``.
@@ -345,13 +346,17 @@ class RunResult:
         records_in: records that sources delivered since the pipeline began, in all its runs, each counted once (OM1).
         records_out: records that reached sinks, counted in the same way.
         last_checkpoint: the newest completed checkpoint, or None.
-        restarts: how often this run was restarted after a failure.
+        restarts: how often this run was restarted after a failure, by its process or by its supervisor.
         is_drained: whether the sources were told to end. A drained run is finished, too.
         savepoint: the outcome of the savepoint with which the run was to end; None if none was requested.
         has_removed_checkpoints: whether the run was cancelled with ``Checkpointing(retain_on_cancel=False)`` and
             removed its checkpoints. The pipeline then does not continue.
         is_removal_in_doubt: whether the run was to remove its checkpoints, but it is unknown whether it did. The next
             start either continues or begins anew.
+        is_cancelled: whether the run was cancelled. If its checkpoints are kept, the next one processes again what came
+            after ``last_checkpoint``.
+        had_finished: whether the pipeline had finished before this run, which processed nothing. The records are those
+            of the former runs.
     """
 
     is_finished: bool
@@ -364,6 +369,8 @@ class RunResult:
     savepoint: CheckpointOutcome | None = None
     has_removed_checkpoints: bool = False
     is_removal_in_doubt: bool = False
+    is_cancelled: bool = False
+    had_finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ from typing import Any, ClassVar
 
 from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition
+from headgate.model.failure import Failure
 from headgate.model.progress import LogPlace, Observer, SilentObserver
 from headgate.operators.sendable import sent
+from headgate.runtime.driver.claims import has_finished
 from headgate.runtime.driver.driver import Driver, lock_for
 from headgate.runtime.driver.handle import DriverHandle
 from headgate.runtime.process import modules_being_imported
@@ -88,6 +90,25 @@ class SparkHandle(DriverHandle):
             self._give_back()
 
 
+class NoWorkers:
+    """Launcher of a pipeline that has finished: a driver says so, and no Spark is needed for that."""
+
+    def __init__(self) -> None:
+        self._ended: dict[int, Callable[[Failure | None], None]] = {}
+
+    def submit(
+        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[Failure | None], None]
+    ) -> None:
+        """Start nothing."""
+        self._ended[submission] = ended
+
+    def cancel(self, submission: int) -> None:
+        """Say that no worker is there any more."""
+        ended = self._ended.pop(submission, None)
+        if ended is not None:
+            ended(None)
+
+
 def start_pipeline(
     definition: PipelineDefinition,
     *,
@@ -110,7 +131,13 @@ def start_pipeline(
     lock = lock_for(config)  # before a JVM is started
     parallelism = definition.plan.parallelism
     give_back: Callable[[], None] | None = None
+    watcher = observer or SilentObserver()
     try:
+        if has_finished(definition):
+            end_ahead()
+            finished = Driver(definition, NoWorkers(), watcher, plan_fingerprint(definition), lock=lock, beats=True)
+            finished.start()
+            return SparkHandle(finished)
         with starting_up():
             with SESSION_LOCK:
                 session = found_session(spark, master)
@@ -133,7 +160,6 @@ def start_pipeline(
             cloudpickle.register_pickle_by_value(module)
         sent(definition, cloudpickle.dumps)  # else a thread of its own would fail, and say less
         launcher = SparkLauncher(session, definition, fingerprint, is_local, logs)
-        watcher = observer or SilentObserver()
         if logs is not None:
             watcher.on_note(LogPlace(str(logs / config.name)))
         driver = Driver(definition, launcher, watcher, fingerprint, host=host, lock=lock, beats=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from headgate import fault_points
-from headgate.errors import FencedError, StorageError, UsageError, with_remedy
+from headgate.errors import FencedError, HeadgateError, StorageError, UsageError, with_remedy
 from headgate.model.config import DamagedCheckpoint, DeniedOutput
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
@@ -36,6 +36,7 @@ from headgate.runtime.driver.sink_commits import SinkCommits, make_targets
 from headgate.runtime.driver.source_holds import SourceHolds
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
+from headgate.storage.backends import open_storage
 from headgate.threads import ThreadEnded
 
 _T = TypeVar("_T")
@@ -353,6 +354,22 @@ def _refuse_half_started_over(
             f"pipeline '{definition.config.name}' is being reset, and not all of its output is deleted yet; start it "
             "again when that is over"
         )
+
+
+def has_finished(definition: PipelineDefinition, around: Surroundings = PROCESS) -> bool:
+    """Whether a start will find nothing left to do, so that it needs no workers. Changes nothing.
+
+    False if that cannot be told: the claim decides.
+    """
+    config = definition.config
+    if config.start.restore is not None or is_listening(definition):
+        return False
+    try:
+        log = CheckpointLog(open_storage(config.checkpoint_root), config.name)
+        choice = _choose(definition, log, log.observe(), around, UnsoundCheckpoints())
+    except HeadgateError:
+        return False
+    return isinstance(choice, recovery.NothingLeft)
 
 
 def _choose(

@@ -241,11 +241,12 @@ class Driver:
         live, machine = supervision.live, supervision.machine
         pending: PendingCheckpoint | None = None if live is None else live.coordination.pending_checkpoint()
         generation = machine.generation or supervision.last_generation or Generation(0)
-        found = self.book.snapshot(supervision.state, generation, machine.restarts_count, pending)
+        restarts_count = supervision.restarts_before + machine.restarts_count
+        found = self.book.snapshot(supervision.state, generation, restarts_count, pending)
         self._latest = replace(
             found,
             lost_outputs=self._log.losses.count,
-            failures=supervision.failures_count,
+            failures=supervision.restarts_before + supervision.failures_count,
             workers=self.workers.progress(self.book.reports()),
         )
         self._observer.on_progress(self._latest)
@@ -266,16 +267,18 @@ class Driver:
         hooks.when_done(end)
 
     def _succeed(self, *, is_final: bool) -> None:
-        last = self.book.checkpoints[-1].checkpoint if self.book.checkpoints else None
-        self._end.succeed(
-            self._latest,
-            last,
-            is_final=is_final,
-            is_drained=self.supervision.is_drained,
-            has_removed_checkpoints=self.supervision.has_removed_checkpoints,
-            is_removal_in_doubt=self.supervision.is_removal_in_doubt,
-            savepoint=self.supervision.savepoint,
+        supervision = self.supervision
+        last = self.book.checkpoints[-1].checkpoint if self.book.checkpoints else supervision.begun_from
+        how = RunResult(
+            is_final,
+            is_drained=supervision.is_drained,
+            savepoint=supervision.savepoint,
+            has_removed_checkpoints=supervision.has_removed_checkpoints,
+            is_removal_in_doubt=supervision.is_removal_in_doubt,
+            is_cancelled=supervision.is_cancelled and not is_final,
+            had_finished=supervision.had_finished,
         )
+        self._end.succeed(self._latest, last, how)
 
     def _on_error(self, error: BaseException) -> None:
         """A bug: nothing here can decide any more (G26)."""

@@ -6,6 +6,7 @@ Counterparts: ``spark.session`` hands the result out, ``runtime.driver.stopping`
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 from headgate.codec.lock_holder import Ending
 from headgate.errors import FencedError, HeadgateError, PipelineFailed, with_remedy
@@ -13,7 +14,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind, Refusal
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import CheckpointOutcome, Progress, RunResult
+from headgate.model.progress import Progress, RunResult
 from headgate.remedies import BringOutputBack, Remedy
 from headgate.runtime.driver.pipeline_lock import PipelineLock
 from headgate.runtime.surroundings import Surroundings
@@ -43,30 +44,21 @@ class RunEnd:
         self,
         progress: Progress,
         last_checkpoint: CheckpointId | None,
-        *,
-        is_final: bool,
-        is_drained: bool,
-        has_removed_checkpoints: bool,
-        is_removal_in_doubt: bool = False,
-        savepoint: CheckpointOutcome | None = None,
+        how: RunResult,
     ) -> None:
-        """End well, unless the run is over. ``is_final``: all input was processed."""
+        """End well, unless the run is over. ``how`` says all but the numbers."""
         if self.is_over:
             return
         records_in = sum(n.records_out for n in progress.nodes if self._roles.get(n.node) is Role.SOURCE)
         records_out = sum(n.records_in for n in progress.nodes if self._roles.get(n.node) is Role.SINK)
         took_ms = self._around.monotonic_ms() - self._begun_ms
-        found = RunResult(
-            is_final,
-            records_in,
-            records_out,
-            None if has_removed_checkpoints else last_checkpoint,
-            progress.restarts,
-            took_ms,
-            is_drained=is_drained,
-            savepoint=savepoint,
-            has_removed_checkpoints=has_removed_checkpoints,
-            is_removal_in_doubt=is_removal_in_doubt,
+        found = replace(
+            how,
+            records_in=records_in,
+            records_out=records_out,
+            last_checkpoint=None if how.has_removed_checkpoints else last_checkpoint,
+            restarts=progress.restarts,
+            duration_ms=took_ms,
         )
         self.result.set_result(found)
 

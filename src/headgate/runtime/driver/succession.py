@@ -32,6 +32,7 @@ class Succession:
     lock_nonce: the run whose lock this driver breaks: it has been silent, whether its process is there or not (SB8).
     tell_wish: called with what the user asks of this driver, as soon as it is known (KR13).
     keeper: the process that starts this driver again, 0: none. What is asked of the driver goes to it (KR14).
+    restarts: how often it has done so (KR2).
     """
 
     claimant: str = ""
@@ -40,6 +41,7 @@ class Succession:
     lock_nonce: str | None = None
     tell_wish: Callable[[Course], None] = _wish_for_nobody
     keeper: int = 0
+    restarts: int = 0
 
 
 _succession: ContextVar[Succession] = ContextVar("headgate_succession", default=Succession())  # noqa: B039  frozen

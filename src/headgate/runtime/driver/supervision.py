@@ -15,7 +15,7 @@ from headgate.errors import FencedError, HeadgateError, OutputDenied, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind, Refusal
 from headgate.model.heartbeat import Course
-from headgate.model.ids import Generation
+from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
 from headgate.model.places import Place
 from headgate.model.progress import CheckpointOutcome, CheckpointProgress, Continuation, Observer, PipelineState
@@ -110,7 +110,8 @@ class Supervision:
         self.state = PipelineState.STARTING
         self.failures_count = 0
         """How often something failed."""
-        self.is_drained = False
+        self.restarts_before = succession.restarts
+        self.is_drained = self.is_cancelled = self.had_finished = False
         self._savepoint: CheckpointOutcome | None = None
         self.has_removed_checkpoints = False
         self.is_removal_in_doubt = False
@@ -141,6 +142,11 @@ class Supervision:
             return CheckpointOutcome(None, "the pipeline ended")
         return self._savepoint
 
+    @property
+    def begun_from(self) -> CheckpointId | None:
+        """The checkpoint from which the newest generation began, or that there is nothing to do behind; None: none."""
+        return None if self._restored is None else self._restored.checkpoint
+
     # -- events -----------------------------------------------------------------------------------------------------
 
     def handle(self, event: events.Event) -> None:
@@ -156,10 +162,14 @@ class Supervision:
             self.state = PipelineState.STOPPING
             self.live.stop(self._ordered_for_the_end())
         elif self.state is not PipelineState.STARTING and self._at_the_end is None:
-            self.cancel(retain=True)  # between two generations: the last checkpoint stands
+            self._end_at_once(retain=True)  # between two generations: the last checkpoint stands
 
     def cancel(self, *, retain: bool) -> None:
         """End without another checkpoint; ``retain``: and keep those that there are, whatever is configured."""
+        self.is_cancelled = True
+        self._end_at_once(retain=retain)
+
+    def _end_at_once(self, *, retain: bool) -> None:
         self._is_stop_wanted = True
         self._succession.tell_wish(Course.STOPPING)
         self.handle(events.CancelRequested(retain))
@@ -321,9 +331,10 @@ class Supervision:
 
     def _claimed(self, begun: NewGeneration | Finished) -> None:
         if isinstance(begun, Finished):
+            self._restored = begun.manifest
             self._book.begin(begun.manifest.generation, begun.manifest.totals)  # OM1: nothing is added to them
             self._observer.on_note(self._already_finished(begun.manifest))
-            self.is_drained = begun.manifest.is_draining
+            self.is_drained, self.had_finished = begun.manifest.is_draining, True
             self.handle(events.AlreadyFinished(begun.manifest.checkpoint))
             return
         self.last_generation = begun.generation
