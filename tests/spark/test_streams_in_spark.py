@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, SparkRuntimeException
-from tests.docs.documentation import example_with
+from tests.docs.documentation import example_with, examples
 from tests.spark import query_between_streams
 from tests.spark.filtered_reads import PUSHDOWN, check_every_use, pushing_filters
 from tests.store.served.serving import serving
@@ -139,13 +139,34 @@ def test_the_example_of_the_guide_works_as_it_is_printed(spark: Any, store: Stor
         store.create_stream(name, items.schema, routing_key="item")
     with store.writer("app/orders") as writer:
         writer.append(items)
-    code = example_with("register_streams(spark)")
+    code = example_with("""orders.where("item = 'tea'").write""")
     code = code.replace('format("headgate")', f'format("headgate").option("store", {store.root!r})')
     names: dict[str, Any] = {"hg": hg, "spark": spark}
     exec(code.replace("/backup/tea", str(tmp_path / "checkpoints")), names)
     names["query"].processAllAvailable()
     names["query"].stop()
     assert [store.describe(name).events_count for name in ("app/tea", "app/copy")] == [3, 6]
+
+
+def test_the_example_of_what_to_do_without_kafka_works_as_it_is_printed(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the ends of both: a window of ten seconds is too long for a test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADGATE_STORE", str(tmp_path / "store"))
+    query, pipeline = examples("docs/how-to/kafka.md")
+    names: dict[str, Any] = {}
+    query = query.replace('format("headgate")', f'format("headgate").option("store", {str(tmp_path / "store")!r})')
+    query = query.replace("fill-checkpoints", str(tmp_path / "checkpoints"))  # the JVM began elsewhere
+    exec(query.removesuffix("query.awaitTermination()\n"), names)
+    try:
+        with Store.open(tmp_path / "store") as store:
+            until(lambda: any(found.events_count for found in store.list_streams()), "a micro-batch")
+    finally:
+        names["query"].stop()
+    exec(pipeline.removesuffix("p.run()\n"), names)
+    assert names["orders"].take(1)[0].keys() == {"customer", "amount", "at"}
+    assert names["p"].definition().plan.vertices
 
 
 def test_spark_reads_and_writes_the_streams_of_a_served_store(spark: Any, tmp_path: Path) -> None:  # SP11
@@ -183,9 +204,16 @@ class Driver:
 
 
 def wait(driver: Driver, condition: Callable[[], bool], what: str) -> None:
+    def is_over() -> bool:
+        driver.check()
+        return condition()
+
+    until(is_over, what)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + WAIT_S
     while not condition():
-        driver.check()
         assert time.monotonic() < end, what
         time.sleep(0.05)
 

@@ -19,6 +19,10 @@ def not_there_yet(what: str, instead: str = "") -> NoReturn:
 
 
 _BY_SPARK = "read it with Spark and give headgate.DataFrameSource(df)"
+_BY_STREAM = (
+    "let Spark read it and write a stream with writeStream.format('headgate'), and read that with headgate.StreamSource"
+)
+_TO_STREAM = "write with headgate.StreamSink, and let Spark read that with readStream.format('headgate') and write it"
 _WRITE_FILES = "write with headgate.FileSink or headgate.StreamSink and load that"
 _PROCESS = "keep state in a headgate.ProcessFunction"
 UNION = f"union them with a column that tells them apart, and {_PROCESS}"
@@ -53,6 +57,9 @@ SYSTEMS_TO_COME = {
 }
 """Foreign systems and formats, as they occur in names, such as ``KafkaSource`` and ``read_csv``."""
 
+ENDLESS = ("kafka", "kinesis", "pulsar", "rabbit", "mqtt")
+"""Systems whose input goes on: a DataFrame that is captured once would be the wrong advice."""
+
 
 def why_no_name(name: str, names: Sequence[str]) -> str:
     """Return why the package has no ``name``, and what to use: text behind that sentence; "" if nobody guessed it."""
@@ -62,7 +69,8 @@ def why_no_name(name: str, names: Sequence[str]) -> str:
     for part, what in SYSTEMS_TO_COME.items():
         if part in words:
             is_sink = "sink" in words or "write" in words
-            instead = _WRITE_FILES if is_sink else _BY_SPARK if words != part else f"{_BY_SPARK}, or {_WRITE_FILES}"
+            read, write = (_BY_STREAM, _TO_STREAM) if part in ENDLESS else (_BY_SPARK, _WRITE_FILES)
+            instead = write if is_sink else read if words != part else f"{read}; to write it, {write}"
             return f": {what} not there yet; {instead}"
     if "join" in words:
         return f": joins are not there yet; {UNION}"
