@@ -25,12 +25,12 @@ from typing import TypeVar
 from headgate.remedies import BringOutputBack, Remedy
 
 
-class HeadgateError(Exception):
+class HeadgateError(Exception):  # K26
     """Base class of every error that Headgate raises on purpose.
 
     Attributes:
         is_output_gone: whether a target reports that promised output no longer exists, or that other output is in its
-            place (K26).
+            place.
         remedy: what the user can do, as a value for programs; the message says the same in words. None if there is no
             such value.
     """
@@ -231,8 +231,8 @@ class TruncatedError(HeadgateError):
         )
 
 
-class StorageError(HeadgateError):
-    """An operation on storage failed after its retries. A failed write may still have taken effect (O3).
+class StorageError(HeadgateError):  # O3
+    """An operation on storage failed after its retries. A failed write may still have taken effect.
 
     Attributes:
         operation: the operation, for example ``put``.

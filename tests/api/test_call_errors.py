@@ -139,3 +139,11 @@ def test_a_verb_that_is_misspelled() -> None:
     rows = hg.Pipeline("p").source(hg.FromRows([{"a": 1}]))
     with pytest.raises(AttributeError, match="'Stream' object has no attribute 'fliter'; did you mean 'filter'"):
         rows.fliter()
+
+
+@pytest.mark.parametrize("title", [one[0] for one in ALL] + [*hg.__all__, *testing.__all__])
+def test_help_shows_no_number_of_a_rule(title: str) -> None:
+    name, _, method = title.partition(".")
+    value = getattr(hg, name, None) or getattr(testing, name)
+    text = inspect.getdoc(getattr(value, method) if method else value) or ""
+    assert not re.search(r"\([A-Z]{1,2}\d{1,2}(, [A-Z]{1,2}\d{1,2})*\)", text)

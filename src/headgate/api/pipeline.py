@@ -272,10 +272,10 @@ class Pipeline:
         allow_unclaimed_state: Sequence[str],
         moved: Mapping[str, str],
         leave: Sequence[str] = (),
-    ) -> None:
+    ) -> None:  # SO10
         """Set how ``start`` begins if its caller does not say (options of the command line).
 
-        ``leave``: sinks that a start over leaves as they are (SO10).
+        ``leave``: sinks that a start over leaves as they are.
         """
         self._begins, self._leave = (restore, go_back_behind, allow_unclaimed_state, moved), tuple(leave)
 

@@ -77,13 +77,13 @@ class CoordinatorHook(ABC):
         """
 
     @abstractmethod
-    def restore(self, checkpoint_id: int, data: bytes | None) -> None:
+    def restore(self, checkpoint_id: int, data: bytes | None) -> None:  # EI38, EI39
         """Go back to the moment at which ``trigger(checkpoint_id)`` returned ``data``: a generation begins there.
 
         ``data`` is None if ``trigger`` returned nothing, or if the checkpoint is older than the hook. The call may be
         repeated. A start that names a savepoint or a checkpoint passes the data that this one holds, although it has
-        another number in this pipeline (EI38). The pipeline that took it may already have used the numbers that
-        follow, so make sure that no reader meets markers of that pipeline (EI39).
+        another number in this pipeline. The pipeline that took it may already have used the numbers that
+        follow, so make sure that no reader meets markers of that pipeline.
         """
 
     @abstractmethod

@@ -242,7 +242,7 @@ class PendingCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Progress:  # K26
     """A snapshot of a pipeline's life, taken about once a second.
 
     Attributes:
@@ -253,8 +253,7 @@ class Progress:
         busy: the share of the time, 0 to 1, in which the busiest worker was not idle.
         late_records: records that were dropped because their window had already fired; counted as in ``NodeProgress``.
         bad_records: records that were diverted; counted as in ``NodeProgress``.
-        lost_outputs: pieces of output that a target denied and without which the pipeline continued, in all its runs
-            (K26).
+        lost_outputs: pieces of output that a target denied and without which the pipeline continued, in all its runs.
         workers: the registered workers, by number.
         edges: what flows between chains of operators, in the order of the plan.
     """
@@ -338,12 +337,12 @@ class SilentObserver:
 
 
 @dataclass(frozen=True, slots=True)
-class RunResult:
+class RunResult:  # OM1
     """How a run ended without failing.
 
     Attributes:
         is_finished: whether all input has ended and everything is committed. False if the run was stopped before.
-        records_in: records that sources delivered since the pipeline began, in all its runs, each counted once (OM1).
+        records_in: records that sources delivered since the pipeline began, in all its runs, each counted once.
         records_out: records that reached sinks, counted in the same way.
         last_checkpoint: the newest completed checkpoint, or None.
         restarts: how often this run was restarted after a failure, by its process or by its supervisor.

@@ -51,11 +51,11 @@ class Evolution:
         renamed = tuple(sorted(self.renamed.items()))
         return StateRules(self.renamed_from or "", renamed, frozenset(self.defaults), self.starts_empty)
 
-    def check(self, where: str, dtype: pa.DataType) -> None:
+    def check(self, where: str, dtype: pa.DataType) -> None:  # EV8
         """Make sure that it fits a declaration; for Headgate only. ``where``: begins messages.
 
         Raises:
-            UsageError: it names fields that there are not, or a default does not fit (EV8).
+            UsageError: it names fields that there are not, or a default does not fit.
         """
         fields = dict(inner_paths(value_type(dtype)))
         there = f"the fields are {', '.join(fields)}" if fields else "it has no fields"

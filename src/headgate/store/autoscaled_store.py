@@ -21,18 +21,18 @@ _log = logging.getLogger("headgate")
 class AutoscaledStore(ScaledStore):
     """The part of a store that scales streams by their policies."""
 
-    def set_scaling(self, name: str, scaling: Scaling | None) -> StreamInfo:
-        """Set how a stream is scaled automatically, from the next look on (S79). None: only by hand.
+    def set_scaling(self, name: str, scaling: Scaling | None) -> StreamInfo:  # S79
+        """Set how a stream is scaled automatically, from the next look on. None: only by hand.
 
         Raises:
             UsageError: there is no such stream, or the policy is impossible.
         """
         return self._catalogue.set_scaling(name, scaling_policy_of(scaling))
 
-    def autoscale(self, name: str) -> bool:
+    def autoscale(self, name: str) -> bool:  # S81
         """Scale a stream now as its policy says. Return whether its segments have changed.
 
-        Writers and sinks do this by themselves, once a minute (S81).
+        Writers and sinks do this by themselves, once a minute.
 
         Raises:
             UsageError: there is no such stream.

@@ -42,16 +42,16 @@ class CutStore:
 
     # -- cuts --------------------------------------------------------------------------------------------------------
 
-    def head(self, name: str) -> StreamCut:
-        """Return the cut at which a stream begins (S65)."""
+    def head(self, name: str) -> StreamCut:  # S65
+        """Return the cut at which a stream begins."""
         return self._cut(name, lambda extent: extent.head)
 
     def tail(self, name: str) -> StreamCut:
         """Return the cut at which a stream ends now."""
         return self._cut(name, lambda extent: extent.end)
 
-    def cut_at(self, name: str, date: dt.datetime) -> StreamCut:
-        """Return the cut in front of all events that became visible at ``date`` or later (S66).
+    def cut_at(self, name: str, date: dt.datetime) -> StreamCut:  # S66
+        """Return the cut in front of all events that became visible at ``date`` or later.
 
         Args:
             name: the name of the stream.
@@ -69,8 +69,8 @@ class CutStore:
 
     # -- truncation --------------------------------------------------------------------------------------------------
 
-    def truncate(self, cut: StreamCut, *, force: bool = False) -> StreamCut:
-        """Remove the events before ``cut`` for good, and return where the stream begins now (S65).
+    def truncate(self, cut: StreamCut, *, force: bool = False) -> StreamCut:  # S65
+        """Remove the events before ``cut`` for good, and return where the stream begins now.
 
         Repeating the call, or passing a cut before the head, changes nothing.
 
@@ -105,8 +105,8 @@ class CutStore:
         self._catalogue.hold(self._stream_of(cut), Hold(holder, cut.positions, life, epoch))
 
     @property
-    def is_untouched(self) -> bool:
-        """Whether reading leaves the store unchanged: it is of an older release, or cannot be written to (CT8)."""
+    def is_untouched(self) -> bool:  # CT8
+        """Whether reading leaves the store unchanged: it is of an older release, or cannot be written to."""
         return self._catalogue.is_untouched
 
     def release(self, name: str, *, holder: str) -> None:
@@ -127,18 +127,18 @@ class CutStore:
 
     # -- retention ---------------------------------------------------------------------------------------------------
 
-    def set_retention(self, name: str, retention: Retention | None) -> StreamInfo:
-        """Set how long events of a stream stay, from the next look on (S71). None: for ever.
+    def set_retention(self, name: str, retention: Retention | None) -> StreamInfo:  # S71
+        """Set how long events of a stream stay, from the next look on. None: for ever.
 
         Raises:
             UsageError: there is no such stream, or the retention is impossible.
         """
         return self._catalogue.set_retention(name, policy_of(retention))
 
-    def retain(self, name: str) -> StreamCut:
+    def retain(self, name: str) -> StreamCut:  # S71
         """Truncate a stream now as far as its retention says, and return where it begins.
 
-        Writers and sinks do this by themselves, once a minute (S71).
+        Writers and sinks do this by themselves, once a minute.
         """
         stream = self._catalogue.find_stream(name)
         if self._let_go(stream):

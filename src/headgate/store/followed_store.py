@@ -37,8 +37,8 @@ class FollowedStore(AutoscaledStore):
         start: str | StreamCut | dt.datetime = EARLIEST,
         end: str | StreamCut | None = None,
         key: object = None,
-    ) -> StreamFollower:
-        """Return a reader of all segments of a stream, including those that it gets when it is scaled (FW2).
+    ) -> StreamFollower:  # FW2
+        """Return a reader of all segments of a stream, including those that it gets when it is scaled.
 
         Args:
             name: the name of the stream.

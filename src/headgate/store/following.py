@@ -123,8 +123,8 @@ class StreamFollower:
             found = self._read_now(rows_max)
         return found
 
-    def unread(self, found: StreamEvents) -> None:
-        """Undo the latest ``read``, whose events were not used: the next ``read`` returns them again (FW5).
+    def unread(self, found: StreamEvents) -> None:  # FW5
+        """Undo the latest ``read``, whose events were not used: the next ``read`` returns them again.
 
         Raises:
             UsageError: these are not the events that the latest ``read`` returned.
@@ -136,8 +136,8 @@ class StreamFollower:
         self._readers.pop(found.segment, None)
         self._places[found.segment] = Place(found.position, self._places[found.segment].end)
 
-    def cut(self) -> StreamCut:
-        """Return the current cut: all events that were returned lie before it, all others behind it (FW4)."""
+    def cut(self) -> StreamCut:  # FW4
+        """Return the current cut: all events that were returned lie before it, all others behind it."""
         passed = {number: self._extents[number].end for number in self._order.passed}
         waiting = {number: place.position for number, place in self._order.waiting.items() if place.position > 0}
         here = {number: self._position(number) for number in self._places}

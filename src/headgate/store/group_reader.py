@@ -66,8 +66,8 @@ class Life:
     busy_ms: int | None = None
 
 
-class GroupReader:
-    """Reads its share of a group's streams (RG20). Use it in one thread at a time.
+class GroupReader:  # RG20
+    """Reads its share of a group's streams. Use it in one thread at a time.
 
     The events that ``read`` returns count as processed when ``read`` is called again. With ``commit_every=None``, they
     count as processed when ``commit`` is called, or when a marker has been passed. As a context manager, the reader
@@ -112,8 +112,8 @@ class GroupReader:
         return self._group.shares.of(self._life.reader)
 
     @property
-    def has_ended(self) -> bool:
-        """Whether nothing is left: all streams are sealed, and all events lie before durable positions (RG5)."""
+    def has_ended(self) -> bool:  # RG5
+        """Whether nothing is left: all streams are sealed, and all events lie before durable positions."""
         return not self._group.readable
 
     def read(self, rows_max: int = READ_ROWS, *, timeout: Duration = 0) -> GroupEvents | CheckpointMarker | None:
@@ -135,11 +135,11 @@ class GroupReader:
             found = self._read_now(rows_max)
         return found
 
-    def unread(self, found: GroupEvents | CheckpointMarker) -> None:
+    def unread(self, found: GroupEvents | CheckpointMarker) -> None:  # AC4
         """Undo the latest ``read``, whose events were not used.
 
         The next ``read`` returns them again, unless the reader has given up the segment in the meantime. No commit
-        counts them (AC4).
+        counts them.
 
         Raises:
             UsageError: these are not the events that the latest ``read`` returned.
@@ -172,8 +172,8 @@ class GroupReader:
         self._returned = self._next_events(rows_max) if self._told is None else CheckpointMarker(self._told)
         return self._returned
 
-    def commit(self) -> None:
-        """Confirm that all returned events have been processed, so that they are not read again (RG2).
+    def commit(self) -> None:  # RG2
+        """Confirm that all returned events have been processed, so that they are not read again.
 
         Raises:
             FencedError: this reader is no longer in the group. Other readers read what it had not committed.

@@ -34,10 +34,10 @@ class GroupedStore(FollowedStore):
         start: str = "earliest",
         cuts: Sequence[StreamCut] = (),
         checkpoints_kept: int = 1,
-    ) -> ReaderGroup:
+    ) -> ReaderGroup:  # RG17
         """Return a reader group; create it if it does not exist and ``streams`` are given.
 
-        The events that a group still needs are not truncated (RG17), until the group is deleted.
+        The events that a group still needs are not truncated, until the group is deleted.
 
         Args:
             name: the name of the group.

@@ -23,10 +23,10 @@ class OwnedStore(TransactionalStore):
 
     _transactions: TransactionLog
 
-    def mark(self, stream: str, *, owner: str, generation: int, checkpoint: int) -> dict[int, int]:
-        """Record where every segment ends now, as a marker for a checkpoint of ``owner`` (S60).
+    def mark(self, stream: str, *, owner: str, generation: int, checkpoint: int) -> dict[int, int]:  # S60, S85
+        """Record where every segment ends now, as a marker for a checkpoint of ``owner``.
 
-        Return where the segments end that take events; the others have ended for good (S85). Only readers of the owner
+        Return where the segments end that take events; the others have ended for good. Only readers of the owner
         see the marker. It takes no position in the stream.
 
         Raises:
@@ -36,19 +36,19 @@ class OwnedStore(TransactionalStore):
 
     def frontier(
         self, stream: str, *, owner: str, generation: int, segments: Collection[int] | None = None
-    ) -> Frontier:
-        """Return how far a reader that looks for markers of ``owner`` may read, and the markers before that (S62).
+    ) -> Frontier:  # S62
+        """Return how far a reader that looks for markers of ``owner`` may read, and the markers before that.
 
         ``segments``: those that it reads; None: all that the stream ever had.
         """
         return self._catalogue.frontier(stream, owner, generation, None if segments is None else sorted(segments))
 
-    def unmark(self, *, owner: str, generation: int, first: int, last: int) -> None:
-        """Forget the markers of checkpoints ``first`` to ``last`` of one generation of ``owner`` (S63)."""
+    def unmark(self, *, owner: str, generation: int, first: int, last: int) -> None:  # S63
+        """Forget the markers of checkpoints ``first`` to ``last`` of one generation of ``owner``."""
         self._catalogue.unmark(owner, generation, first, last)
 
-    def unmark_others(self, *, owner: str, generation: int) -> None:
-        """Forget the markers of all generations of ``owner`` but this one (S63)."""
+    def unmark_others(self, *, owner: str, generation: int) -> None:  # S63
+        """Forget the markers of all generations of ``owner`` but this one."""
         self._catalogue.unmark_others(owner, generation)
 
     def begin(self, stream: str, *, owner: str, epoch: int, name: str = "") -> Transaction:
@@ -62,20 +62,20 @@ class OwnedStore(TransactionalStore):
         """
         return self._transactions.begin(stream, name, owner, epoch)
 
-    def commit_transactions(self, names: Sequence[tuple[str, str]], *, owner: str, epoch: int) -> None:
-        """Commit prepared transactions, given as (stream, name), in one step (S13, S14).
+    def commit_transactions(self, names: Sequence[tuple[str, str]], *, owner: str, epoch: int) -> None:  # S13, S14
+        """Commit prepared transactions, given as (stream, name), in one step.
 
         Raises:
             FencedError, CorruptionError, StorageError: see ``TransactionLog.commit``.
         """
         self._transactions.commit(names, owner, epoch)
 
-    def abort_transaction(self, stream: str, name: str, *, owner: str, epoch: int) -> None:
-        """Abort a prepared transaction, or make sure that none can be prepared under this name (S13)."""
+    def abort_transaction(self, stream: str, name: str, *, owner: str, epoch: int) -> None:  # S13
+        """Abort a prepared transaction, or make sure that none can be prepared under this name."""
         self._transactions.abort(stream, name, owner, epoch)
 
-    def forget_outcomes(self, names: Sequence[str], *, owner: str, epoch: int) -> None:
-        """Forget how these transactions of ``owner`` were decided, because it will never ask again (S17).
+    def forget_outcomes(self, names: Sequence[str], *, owner: str, epoch: int) -> None:  # S17
+        """Forget how these transactions of ``owner`` were decided, because it will never ask again.
 
         Raises:
             FencedError: a newer epoch of ``owner`` exists.
@@ -88,8 +88,8 @@ class OwnedStore(TransactionalStore):
         """Return all recorded transactions by name: prepared and decided ones, and open ones of several processes."""
         return self._catalogue.transactions(owner, prefix, stream)
 
-    def fence(self, owner: str, epoch: int) -> None:
-        """Refuse all older epochs of ``owner`` from now on (S18).
+    def fence(self, owner: str, epoch: int) -> None:  # S18
+        """Refuse all older epochs of ``owner`` from now on.
 
         Raises:
             FencedError: a newer epoch exists.
@@ -104,11 +104,11 @@ class OwnedStore(TransactionalStore):
         epoch: int,
         keep: Collection[str] = (),
         leave: Callable[[StorageError], None] = lambda error: None,
-    ) -> list[str]:
+    ) -> list[str]:  # S43
         """Fence older epochs, abort prepared transactions that are not in ``keep``, and remove leftovers.
 
         ``stream`` is the stream that ``owner`` writes from now on; its transactions in other streams are aborted as
-        well (S43). Leftovers that cannot be removed now are harmless and stay for the next epoch; ``leave`` is called
+        well. Leftovers that cannot be removed now are harmless and stay for the next epoch; ``leave`` is called
         with the reason. Returns the names of the aborted transactions.
         """
         return self._transactions.recover(stream, owner, epoch, keep, leave)
@@ -138,8 +138,8 @@ class OwnedStore(TransactionalStore):
         """
         return self._catalogue.contents(stream, of, mine)
 
-    def start_over(self, reset: StreamReset) -> str | None:
-        """Fence the owner, empty its streams and record another life as the owner, in one step (SO5).
+    def start_over(self, reset: StreamReset) -> str | None:  # SO5
+        """Fence the owner, empty its streams and record another life as the owner, in one step.
 
         A stream to which the pipeline has written nothing stays as it is, unless it is empty.
 

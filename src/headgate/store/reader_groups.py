@@ -116,8 +116,8 @@ class ReaderGroup:
         while (pause_ms := self.look_for(reader_id)) and (left_ms := until_ms - self._clock.monotonic_ms()) > 0:
             pause.wait(min(pause_ms, left_ms) / 1_000)
 
-    def look_for(self, reader_id: str) -> int:
-        """Watch the readers once (RG13). Return after how many ms to check again whether a name is free; 0: it is."""
+    def look_for(self, reader_id: str) -> int:  # RG13
+        """Watch the readers once. Return after how many ms to check again whether a name is free; 0: it is."""
         readers = self._catalogue.find_group(self.name).group.readers
         self._look_at(readers)
         return max(1, readers[reader_id].lease_ms // LOOKS_PER_LEASE) if reader_id in readers else 0
@@ -129,8 +129,8 @@ class ReaderGroup:
         for silent in silent_ones:
             self._catalogue.change_group(self.name, silent)
 
-    def checkpoint(self, name: str) -> bool:
-        """Request a checkpoint, and return whether it is complete. Call it again to see whether it has completed (RG8).
+    def checkpoint(self, name: str) -> bool:  # RG8
+        """Request a checkpoint, and return whether it is complete. Call it again to see whether it has completed.
 
         Each reader receives a marker, and confirms it with its next call. While you call this repeatedly, it also
         watches the readers: a reader that is silent for its lease counts as dead, and as having passed the marker.
@@ -150,8 +150,10 @@ class ReaderGroup:
         """Forget an open or complete checkpoint, and release the events that it holds. The call can be repeated."""
         self._catalogue.change_group(self.name, CheckpointForgotten(name))
 
-    def reset(self, *, checkpoint: str | None = None, start: str = "earliest", cuts: Sequence[StreamCut] = ()) -> None:
-        """Make the group continue from another place. All readers are fenced at once and have to join again (RG15).
+    def reset(
+        self, *, checkpoint: str | None = None, start: str = "earliest", cuts: Sequence[StreamCut] = ()
+    ) -> None:  # RG15
+        """Make the group continue from another place. All readers are fenced at once and have to join again.
 
         Pass either ``checkpoint``, or ``start`` and ``cuts``.
 
@@ -170,8 +172,8 @@ class ReaderGroup:
             raise UsageError(f"reader group '{self.name}' does not read stream '{unknown[0]}'")
         self._catalogue.reset_group(self.name, self._new_token(), found, checkpoint)
 
-    def cut(self, checkpoint: str | None = None) -> dict[str, StreamCut]:
-        """Return, by stream, the cut of a completed checkpoint, or of the durable positions (RG10).
+    def cut(self, checkpoint: str | None = None) -> dict[str, StreamCut]:  # RG10
+        """Return, by stream, the cut of a completed checkpoint, or of the durable positions.
 
         A stream that was deleted has none.
         """

@@ -21,16 +21,16 @@ from headgate.store.streams import OtherLayoutError, StreamInfo
 class ScaledStore(SchemaStore):
     """The part of a store that manages the segments of streams."""
 
-    def layout(self, name: str) -> Layout:
-        """Return the segments of a stream, and the keys that each of them takes (CT6).
+    def layout(self, name: str) -> Layout:  # CT6
+        """Return the segments of a stream, and the keys that each of them takes.
 
         Raises:
             UsageError: there is no such stream.
         """
         return self._catalogue.layout(name)
 
-    def split(self, name: str, segment: int, into: int = 2) -> Layout:
-        """Scale a stream: from now on, ``into`` segments take the keys of one segment (S72). No event moves.
+    def split(self, name: str, segment: int, into: int = 2) -> Layout:  # S72
+        """Scale a stream: from now on, ``into`` segments take the keys of one segment. No event moves.
 
         Writers, transactions and pipelines that read the stream continue. The events of each key stay in order.
 
@@ -63,12 +63,12 @@ class ScaledStore(SchemaStore):
         """Return the number of a stream's present layout, and whether the stream is sealed. Takes some µs."""
         return self._catalogue.look(stream)
 
-    def pass_segments(self, stream: StreamInfo, reader: Reading, segments: Collection[int]) -> None:
-        """Record that a pipeline has processed everything in these closed segments (SC40)."""
+    def pass_segments(self, stream: StreamInfo, reader: Reading, segments: Collection[int]) -> None:  # SC40
+        """Record that a pipeline has processed everything in these closed segments."""
         self._catalogue.pass_segments(stream, reader, segments)
 
-    def passed(self, stream: StreamInfo, reader: Reading) -> set[int]:
-        """Return the segments that a pipeline has passed (SC40)."""
+    def passed(self, stream: StreamInfo, reader: Reading) -> set[int]:  # SC40
+        """Return the segments that a pipeline has passed."""
         return self._catalogue.passed(stream, reader)
 
     def _scale(self, name: str, plan: Callable[[Layout], Plan | Refused]) -> Layout:

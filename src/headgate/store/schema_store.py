@@ -18,8 +18,8 @@ class SchemaStore(CutStore):
 
     def update_stream(
         self, name: str, *, schema: pa.Schema | None = None, columns: pa.Schema | None = None
-    ) -> StreamInfo:
-        """Change the columns of a stream: add new ones at the end, or give columns wider number types (S76).
+    ) -> StreamInfo:  # S76
+        """Change the columns of a stream: add new ones at the end, or give columns wider number types.
 
         No event is rewritten; existing events have null in new columns. Readers and writers that use an earlier schema
         continue with it. Repeating the call changes nothing.
@@ -38,8 +38,8 @@ class SchemaStore(CutStore):
             raise UsageError(f"say how stream '{name}' is to be updated: with schema= or columns=, one of both")
         return self._catalogue.update_schema(name, wanted, is_whole=schema is not None)
 
-    def schemas(self, name: str) -> tuple[pa.Schema, ...]:
-        """Return all schemas of a stream by version; the last one is the current schema (S76).
+    def schemas(self, name: str) -> tuple[pa.Schema, ...]:  # S76
+        """Return all schemas of a stream by version; the last one is the current schema.
 
         Raises:
             UsageError: there is no such stream.

@@ -271,13 +271,13 @@ class Store(OwnedStore):
 
     def writer(
         self, name: str, *, writer_id: str = "", epoch: int = 0, linger: Duration | None = LINGER
-    ) -> StreamWriter:
+    ) -> StreamWriter:  # S7, S9
         """Return a writer whose appends are durable when acknowledged.
 
         Args:
             name: the name of the stream.
-            writer_id: a stable id. It makes appends idempotent across restarts, by their sequence number (S7).
-            epoch: a newer epoch fences older ones of the same writer id (S9).
+            writer_id: a stable id. It makes appends idempotent across restarts, by their sequence number.
+            epoch: a newer epoch fences older ones of the same writer id.
             linger: how long an append waits for others with which it shares a flush. None: until ``flush``, ``close``,
                 or a full buffer.
 
@@ -303,11 +303,11 @@ class Store(OwnedStore):
 
     def reader(
         self, name: str, segment: int, position: int | None = None, *, schema_version: int | None = None
-    ) -> SegmentReader:
+    ) -> SegmentReader:  # S77
         """Return a reader of one segment that begins at ``position``, or at the first event that still exists.
 
         The reader ends where the segment was closed or the stream was sealed. It returns all events in one schema,
-        whatever schema they were written in (S77).
+        whatever schema they were written in.
 
         Args:
             name: the name of the stream.
@@ -343,8 +343,8 @@ class Store(OwnedStore):
 
     def fsck(
         self, *, verify_events: bool = True, on_bytes: Callable[[int], None] = lambda size_bytes: None
-    ) -> list[Problem]:
-        """Check every invariant (S40); with ``verify_events`` also every byte of every visible chunk.
+    ) -> list[Problem]:  # S40
+        """Check every invariant; with ``verify_events`` also every byte of every visible chunk.
 
         ``on_bytes`` is called with the number of further bytes read, in total about twice the size of the store. It is
         not called if a server makes the check.
@@ -373,11 +373,11 @@ class Store(OwnedStore):
             )
         return serving_store(Path(self.root), self._catalogue, _chunks_in(self.root), options)
 
-    def collect_orphans(self) -> int:
+    def collect_orphans(self) -> int:  # S89
         """Remove files that nothing refers to, and return their number. Only call it while no process writes.
 
         A process that writes all the same loses nothing that it was told is durable: its writers write again what is
-        removed before it was recorded, and a transaction of which something is removed cannot be prepared (S89).
+        removed before it was recorded, and a transaction of which something is removed cannot be prepared.
 
         Raises:
             CorruptionError: something is damaged, so that nobody knows whose such a file is.

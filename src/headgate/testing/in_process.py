@@ -124,11 +124,11 @@ def running(
     observer: Observer | None = None,
     kill_worker_after_checkpoint: Kills = None,
     **begins: Unpack[Begins],
-) -> Iterator[PipelineHandle]:
+) -> Iterator[PipelineHandle]:  # TR8
     """Run a pipeline in this process while a ``with`` block runs, which receives the handle.
 
     Use it for input that does not end, and for checkpoints and savepoints on demand. A pipeline that still runs at the
-    end of the block is cancelled; its checkpoints stay (TR8). The arguments are those of ``run``.
+    end of the block is cancelled; its checkpoints stay. The arguments are those of ``run``.
 
     Raises:
         UsageError: the pipeline is wrong.

@@ -63,11 +63,11 @@ def check_sink(
     rescales: Sequence[tuple[int, int]] = ((1, 1), (2, 2), (1, 2), (5, 2), (2, 5)),
     overlaps: Sequence[int] = (1, 3),
     rows: Sequence[int] = (0, 1, 40),
-) -> list[str]:
+) -> list[str]:  # KT3
     """Check a sink in every scenario: kills, lost answers, other parallelism. Each scenario gets its own target.
 
     Returns:
-        the checks that were left out, and why, in one sentence each (KT3). The function also prints them; pytest shows
+        the checks that were left out, and why, in one sentence each. The function also prints them; pytest shows
         them with ``-rP``.
 
     Args:

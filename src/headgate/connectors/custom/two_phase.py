@@ -28,7 +28,7 @@ Open = TypeVar("Open")
 """What ``begin`` returns: an open transaction of the target, such as a connection."""
 
 
-class TwoPhaseSink(RememberingSink, Generic[Open]):
+class TwoPhaseSink(RememberingSink, Generic[Open]):  # CS9
     """Base class of sinks for a target that can keep output durable and invisible at the same time.
 
     Workers call ``begin``, ``write``, ``prepare`` and ``close``. The driver calls ``claim``, ``claimed``, ``prepared``,
@@ -41,7 +41,7 @@ class TwoPhaseSink(RememberingSink, Generic[Open]):
             All other exceptions, and every exception of ``begin`` and ``write``, fail the pipeline's generation.
         transaction_timeout: the time after which the target itself ends an open or prepared transaction, such as
             ``"15m"``. None: it never does. A pipeline is refused if its checkpoints may take that long. A pipeline that
-            was down for longer stops, because ``commit`` reports that output is gone (CS9).
+            was down for longer stops, because ``commit`` reports that output is gone.
     """
 
     transient_errors: tuple[type[Exception], ...] = (OSError,)
@@ -69,15 +69,14 @@ class TwoPhaseSink(RememberingSink, Generic[Open]):
         """Return the names of all prepared and open transactions of ``owner``; they begin with ``owner``."""
 
     @abstractmethod
-    def commit(self, names: Sequence[str], fence: Fence) -> None:
+    def commit(self, names: Sequence[str], fence: Fence) -> None:  # K5
         """Make these transactions visible, all at once if the target can do that, otherwise in this order.
 
         Ignore names that are already committed.
 
         Raises:
             FencedError: a newer generation has claimed the target. Nothing must be committed then.
-            UsageError: a name is neither prepared nor committed. The pipeline then stops, because it would lose output
-                (K5).
+            UsageError: a name is neither prepared nor committed. The pipeline then stops, because it would lose output.
         """
 
     @abstractmethod
@@ -96,8 +95,8 @@ class TwoPhaseSink(RememberingSink, Generic[Open]):
         """
         return ()
 
-    def forget(self, names: Sequence[str]) -> None:
-        """Forget that these names were committed, and nothing else. No retained checkpoint asks for them (CS24).
+    def forget(self, names: Sequence[str]) -> None:  # CS24
+        """Forget that these names were committed, and nothing else. No retained checkpoint asks for them.
 
         This is best effort: if it raises, nothing fails, and Headgate calls it again later. Some of ``names`` may
         already be forgotten.

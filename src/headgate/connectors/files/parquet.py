@@ -100,8 +100,8 @@ class ParquetFiles:
         self._schema = first
         return first
 
-    def read_as(self, schema: pa.Schema) -> ParquetFiles:
-        """Find the files, to be read in the types of ``schema``: to Parquet a duration is a number (N74)."""
+    def read_as(self, schema: pa.Schema) -> ParquetFiles:  # N74
+        """Find the files, to be read in the types of ``schema``: to Parquet a duration is a number."""
         self.schema()
         self._schema = schema
         return self
@@ -139,10 +139,10 @@ class ParquetFiles:
         path = str(self._url).partition("://")[2].partition("?")[0]
         return (Location(path, path),)
 
-    def open(self, context: SourceContext) -> SourceReader:
+    def open(self, context: SourceContext) -> SourceReader:  # N16
         """Return a reader of every ``parallelism``-th file of the list that ``schema`` found.
 
-        Files of the list that were read may be gone by now (N16).
+        Files of the list that were read may be gone by now.
         """
         schema = self._schema if self._schema is not None else self.schema()
         assert self._files is not None

@@ -50,14 +50,14 @@ _PROBE = f"{STAGING}/probe"
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
-class FileSink:
+class FileSink:  # D6
     """Writes each record to files exactly once. A file appears when the checkpoint that wrote it completes.
 
     A checkpoint writes a file when there are enough records for one, or when the oldest record has waited long enough.
     Until then the records are held back as state of the pipeline, so that none is lost. With ``roll_interval=0``, every
     checkpoint writes all records that it has.
 
-    Spark, DuckDB and pyarrow skip the sink's own directories, whose names begin with "_". Polars does not (D6): give it
+    Spark, DuckDB and pyarrow skip the sink's own directories, whose names begin with "_". Polars does not: give it
     ``<url>/*.parquet`` or ``committed_files(url)``. Several sinks and pipelines may share a directory.
     """
 
@@ -105,8 +105,8 @@ class FileSink:
         self._access: Access | None = checked_access(access, "FileSink(access=)", *Access)
 
     @classmethod
-    def within(cls, directory: str, format: FileFormat, roll_interval: Duration | None = None) -> FileSink:
-        """Return a sink below a directory of Headgate's own, which says who may read the files (SE2)."""
+    def within(cls, directory: str, format: FileFormat, roll_interval: Duration | None = None) -> FileSink:  # SE2
+        """Return a sink below a directory of Headgate's own, which says who may read the files."""
         sink = cls(directory, format, roll_interval=ROLL_INTERVAL if roll_interval is None else roll_interval)
         sink._access = None
         return sink
@@ -114,8 +114,8 @@ class FileSink:
     def __repr__(self) -> str:
         return f"FileSink({self.url!r}, {self._format!r})"
 
-    def check(self, schema: pa.Schema) -> None:
-        """Check the schema, and that a local directory may be written to as it is now. Writes nothing (SC7).
+    def check(self, schema: pa.Schema) -> None:  # SC7
+        """Check the schema, and that a local directory may be written to as it is now. Writes nothing.
 
         Raises:
             UsageError: the format cannot hold a column, or the directory may not be written to.
@@ -127,8 +127,8 @@ class FileSink:
             if problem:
                 raise self._unwritable(problem)
 
-    def make_target(self, schema: pa.Schema) -> None:
-        """See ``MakingSink``: make the directory when it is missing, and see that it takes a file (SC7)."""
+    def make_target(self, schema: pa.Schema) -> None:  # SC7
+        """See ``MakingSink``: make the directory when it is missing, and see that it takes a file."""
         with self._writing():
             storage = self._storage()
             storage.put(_PROBE, [b""])
@@ -164,8 +164,8 @@ class FileSink:
         """Return what the directory remembers of who writes to it."""
         return FileOwner(self._storage(), SinkIdentity(pipeline, node))
 
-    def owner(self, pipeline: str, node: str) -> Owner:
-        """See ``OwnedSink``. A directory that is not there knows nobody, and is not made by being asked (LV2)."""
+    def owner(self, pipeline: str, node: str) -> Owner:  # LV2
+        """See ``OwnedSink``. A directory that is not there knows nobody, and is not made by being asked."""
         directory = local_directory(self.url)
         is_missing = directory is not None and not directory.exists()
         return Owner() if is_missing else self.target(pipeline, node).owner()

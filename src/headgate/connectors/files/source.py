@@ -116,8 +116,8 @@ class _LineSource:
             raise UsageError(f"there is no file at {self._selection}; correct the path, or use follow=True to wait")
         return files
 
-    def identity(self) -> str:
-        """Positions are kept by absolute path: they mean the same whatever else is read (N3)."""
+    def identity(self) -> str:  # N3
+        """Positions are kept by absolute path: they mean the same whatever else is read."""
         return f"{Form.LINES.value}, version 1"
 
     def locations(self) -> tuple[Location, ...]:
@@ -128,10 +128,10 @@ class _LineSource:
         """See ``EndlessSource``."""
         return "read the files that are there with follow=False" if self._options.follow else None
 
-    def open(self, context: SourceContext) -> SourceReader:
+    def open(self, context: SourceContext) -> SourceReader:  # N1
         """Return a reader of the files that this subtask owns.
 
-        A fixed list of files is the one that ``schema`` found in the driver, the same for all subtasks (N1).
+        A fixed list of files is the one that ``schema`` found in the driver, the same for all subtasks.
         """
         files = self._files if self._files is not None else self._found()
         return FileReader(context, self._selection, files, self._options, self._decoder())

@@ -75,8 +75,8 @@ class StreamSink:
         else:
             raise no_such_stream(self.stream, str(self.store), ())
 
-    def make_target(self, schema: pa.Schema) -> None:
-        """See ``MakingSink``: create the stream when it is missing (SC7)."""
+    def make_target(self, schema: pa.Schema) -> None:  # SC7
+        """See ``MakingSink``: create the stream when it is missing."""
         if self.create and self._find() is None:
             wanted = self._wanted(schema)
             Store.shared(self.store).create_stream(
@@ -97,8 +97,8 @@ class StreamSink:
         """Return the committer of one generation."""
         return StreamCommitter(Store.shared(self.store), self.stream, node, owner_of(pipeline, node), generation)
 
-    def owner(self, pipeline: str, node: str) -> Owner:
-        """See ``OwnedSink``. A store that is not there knows nobody, and is not made by being asked (LV2)."""
+    def owner(self, pipeline: str, node: str) -> Owner:  # LV2
+        """See ``OwnedSink``. A store that is not there knows nobody, and is not made by being asked."""
         if not Store.exists(self.store):
             return Owner()
         return Store.shared(self.store).owner(owner_of(pipeline, node), self.stream, f"{pipeline}/")

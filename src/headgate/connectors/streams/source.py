@@ -89,8 +89,8 @@ class StreamSource:
         self.cuts(info)
         return canonical_schema(info.schema)
 
-    def cuts(self, stream: StreamInfo) -> tuple[StreamCut | None, StreamCut | None]:
-        """Return the cuts at which reading begins and ends, where there are any (SC52).
+    def cuts(self, stream: StreamInfo) -> tuple[StreamCut | None, StreamCut | None]:  # SC52
+        """Return the cuts at which reading begins and ends, where there are any.
 
         Raises:
             UsageError: one is of another stream.
@@ -142,8 +142,8 @@ class StreamSource:
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return LookingSource(**(mine | {"stream_cuts": False, "holds": False}))
 
-    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
-        """See ``HoldingSource``: the cut that is held is the oldest position of each segment (SC30).
+    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:  # SC30
+        """See ``HoldingSource``: the cut that is held is the oldest position of each segment.
 
         A store that stays as it is until somebody writes is not written to for that: nobody truncates it either.
         """

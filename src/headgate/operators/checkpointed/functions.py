@@ -14,8 +14,8 @@ from headgate.operators.checkpointed.lists import OperatorList, OperatorLists, U
 from headgate.state.evolution import NO_EVOLUTION, Evolution
 
 
-class CheckpointListener:
-    """Is told how checkpoints end. This is best effort: a notification may be lost, and is then not repeated (HL3).
+class CheckpointListener:  # HL3
+    """Is told how checkpoints end. This is best effort: a notification may be lost, and is then not repeated.
 
     ``notify_checkpoint_complete(n)`` covers all checkpoints up to ``n``. The checkpoint may be older than the newest
     snapshot, and the notification of an earlier checkpoint may have been lost. So act on all ids ≤ ``n``, never on "the
@@ -29,10 +29,10 @@ class CheckpointListener:
         Does nothing by default.
         """
 
-    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:  # HL5
         """Called when checkpoint ``checkpoint_id`` was aborted, as if it had never begun.
 
-        Discard nothing: a later checkpoint covers it (HL5). Does nothing by default.
+        Discard nothing: a later checkpoint covers it. Does nothing by default.
         """
 
 

@@ -76,8 +76,8 @@ class PublishOnCheckpoint(CheckpointedFunction, CheckpointListener):
             {"checkpoint": checkpoint, "item": item} for checkpoint, items in self._pending.items() for item in items
         )
 
-    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Publish the items that are pending up to ``checkpoint_id``, oldest first, and then forget them (C16)."""
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # C16
+        """Publish the items that are pending up to ``checkpoint_id``, oldest first, and then forget them."""
         covered = [checkpoint for checkpoint in self._pending if checkpoint <= checkpoint_id]
         items = [item for checkpoint in covered for item in self._pending[checkpoint]]
         if items:

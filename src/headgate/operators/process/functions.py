@@ -22,10 +22,10 @@ from headgate.state.evolution import NO_EVOLUTION, Evolution
 from headgate.state.ttl import TTL
 
 
-class StateHandle(Declarations[ValueState, ListState, MapState]):
+class StateHandle(Declarations[ValueState, ListState, MapState]):  # ST19
     """Declares state in ``ProcessFunction.open``.
 
-    A checkpoint stores reducing and aggregating states like value states (ST19), so a new version of the program may
+    A checkpoint stores reducing and aggregating states like value states, so a new version of the program may
     change one into another.
     """
 

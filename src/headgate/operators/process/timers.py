@@ -149,8 +149,8 @@ class Timers(Times):
         """``timer`` fires; for Headgate only."""
         self._firing = timer
 
-    def end(self) -> None:
-        """Nothing more fires for now: what was registered for times that had passed is due next (TM4)."""
+    def end(self) -> None:  # TM4
+        """Nothing more fires for now: what was registered for times that had passed is due next."""
         self._firing = None
         waiting, self._waiting = self._waiting, []
         for change, key, time_ms in waiting:
