@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.spark import own_jvm
+from headgate.spark import jvm_settings, own_jvm
 
 STARTED = """
 import sys
@@ -86,3 +86,11 @@ def test_without_a_directory_spark_does_as_ever(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "file"))
     assert own_jvm.temporary_directory() is None
     assert own_jvm.options_of(None) == ({}, "")
+
+
+def test_headgate_may_be_installed_in_a_directory_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark takes options of a JVM apart at spaces, and log4j decodes the URL."""
+    monkeypatch.setattr(jvm_settings, "__file__", "/opt/a b%/headgate/spark/jvm_settings.py")
+    url = "file:///opt/a%20b%25/headgate/spark/log4j2-quiet.properties"
+    found = jvm_settings.log_options(None, is_local=False)
+    assert found == [f"-Dlog4j2.configurationFile={url}", f"-Dlog4j.configurationFile={url}"]

@@ -78,8 +78,8 @@ def log_options(directory: Path | None, *, is_local: bool) -> list[str]:
     ``directory``: for that file until the pipeline is known; None: what is warned of until then is lost.
     """
     kind = "logged" if is_local else "quiet"
-    file = os.path.join(os.path.dirname(__file__), f"log4j2-{kind}.properties")
-    options = [f"-Dlog4j2.configurationFile=file:{file}", f"-Dlog4j.configurationFile=file:{file}"]
+    url = Path(__file__).absolute().with_name(f"log4j2-{kind}.properties").as_uri()
+    options = [f"-Dlog4j2.configurationFile={url}", f"-Dlog4j.configurationFile={url}"]
     if not is_local:
         return options
     return [*options, f'"-D{LOG}={os.devnull if directory is None else directory / START_LOG}"']
