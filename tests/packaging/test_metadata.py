@@ -38,6 +38,7 @@ def test_a_plain_import_brings_nothing_heavy() -> None:
         "headgate",
         "headgate.errors",
         "headgate.remedies",
+        "headgate.user_line",
     }
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
@@ -83,7 +84,9 @@ def serve(
     tell = _tell_json if as_json else _tell_lines
     with opened(store, makes=True) as own:
         made = "" if is_given else str(own_token_file(Path(own.root)))
-        options = ServerOptions(host, port, partial(tokens_of, made or token_file), security)
+        options = ServerOptions(
+            host, port, partial(tokens_of, made or token_file), security, machine=socket.gethostname()
+        )
         with own.serve(options) as server:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: is_over.set())

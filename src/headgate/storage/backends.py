@@ -23,7 +23,7 @@ OBSTORE_PREFIX = "obstore+"
 OPENERS: dict[str, Callable[[str], Storage]] = {}
 """Storages of other surroundings, by scheme: the simulator's."""
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
-_SECRET = re.compile(r"secret|passw|token|credential|signature|key|^sig$", re.IGNORECASE)
+_SECRET = re.compile(r"secret|passw|token|credential|signature|key|^sig\Z", re.IGNORECASE)
 """Of the names of settings in a URL: those whose values open something."""
 
 

@@ -353,8 +353,8 @@ def test_a_client_on_the_servers_machine_may_do_without_encryption(
 def test_a_server_on_all_addresses_says_the_name_of_its_machine(tmp_path: Path) -> None:
     options = ServerOptions("127.0.0.1", 0, lambda: [TOKEN.encode()])
     with serving(tmp_path, tokens=options.tokens) as server:
-        server._options = replace(options, host="0.0.0.0")
-        assert server.address.host == socket.gethostname()
+        server._options = replace(options, host="0.0.0.0", machine="store.example")
+        assert server.address.host == "store.example"
 
 
 def test_a_port_that_is_taken_is_named(server: StoreServer, tmp_path: Path) -> None:  # SS2

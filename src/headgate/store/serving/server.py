@@ -51,12 +51,14 @@ class ServerOptions:
         port: 0 takes a free one.
         tokens: reads those that are right; none: everybody on this machine may ask.
         security: TLS as for all connections of ours: for other machines, unless somebody decides otherwise.
+        machine: the name by which others find this machine; used where ``host`` stands for all of its addresses.
     """
 
     host: str
     port: int
     tokens: Callable[[], list[bytes]] = field(default=list)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    machine: str = ""
 
 
 class StoreServer(ServerDesk, socketserver.ThreadingTCPServer):
@@ -79,7 +81,7 @@ class StoreServer(ServerDesk, socketserver.ThreadingTCPServer):
         """Where clients find it. All addresses of a machine are called by the machine's name."""
         host = self._options.host
         if host in EVERY_ADDRESS:
-            host = socket.gethostname()
+            host = self._options.machine or host
         return address_of(host, int(self.server_address[1]), is_tls=self.tls is not None)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
