@@ -80,7 +80,7 @@ def test_a_file_with_any_name_is_read_and_remembered(tmp_path: Path) -> None:
         p.source(hg.JsonLines(directory, {"n": int})).with_timestamps("n").sink(sink)
         run(p, checkpoint_dir=tmp_path / "checkpoints")
     assert sink.rows() == [{"n": 1}]
-    assert [row["position"] for row in letters.rows()] == [f"{directory}/a\\udcff\\x1b[1m.jsonl byte 9"]
+    assert [row["position"] for row in letters.rows()] == [f"{directory}/a\\udcff\\x1b[1m.jsonl line 2 (byte 9)"]
 
 
 @pytest.mark.parametrize("name", ["a\0b", SURROGATE])

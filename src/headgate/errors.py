@@ -90,7 +90,7 @@ class BadRecord(HeadgateError):
     Attributes:
         node: the name of the operator that refused the record.
         problem: what is wrong with the record, in one clause.
-        position: where the record came from (for example ``app.log byte 1234``), or "".
+        position: where the record came from (for example ``app.log line 17 (byte 1234)``), or "".
         record: the shortened repr of the record.
     """
 

@@ -15,7 +15,7 @@ import msgspec
 from headgate.connectors.files.parquet import ParquetPosition
 from headgate.connectors.files.position import FilePosition
 from headgate.connectors.streams import decode_position
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, UsageError
 from headgate.model.state_identity import Form, StateIdentity
 
 _STREAM_START = b"\xff\xff\xff\xff"
@@ -25,7 +25,7 @@ _STREAM_START = b"\xff\xff\xff\xff"
 def position_text(identity: StateIdentity, split: str, data: bytes) -> str | None:
     """Return what a position says, or None. ``identity``: of the source that wrote it."""
     form = identity.form
-    with contextlib.suppress(CorruptionError):
+    with contextlib.suppress(CorruptionError, UsageError):  # damaged, or of an earlier version
         if form is Form.LINES:
             return json.dumps(asdict(FilePosition.decode(split, data)))
         if form is Form.PARQUET:

@@ -487,11 +487,11 @@ def test_an_inode_alone_does_not_make_a_file_an_older_one(tmp_path: Path) -> Non
 
 
 def test_a_position_says_which_files_of_its_series_are_no_input(tmp_path: Path) -> None:  # N3, N49
-    position = FilePosition(3, 4, 2, 5, True, 6, 7, 8, 9, 10)
+    position = FilePosition(3, 4, 2, 5, True, 6, 7, 8, 9, 10, lines=11)
     for older in (None, (), (OlderFile(1, 2, 3), OlderFile(4, 5, 6))):
         whole = replace(position, older=older, is_settled=older is not None)
         assert FilePosition.decode("x", whole.encode()) == whole
-        assert len(whole.encode()) == (58 if older is None else 59 + 24 * len(older))
+        assert len(whole.encode()) == (66 if older is None else 67 + 24 * len(older))
     with pytest.raises(CorruptionError, match="position of x"):
         FilePosition.decode("x", whole.encode()[:-1])
     log = tmp_path / "app.log"
@@ -513,8 +513,8 @@ def test_positions_without_older_files_go_by_dates_once(tmp_path: Path) -> None:
     append(log, "1")
     reading = following(log)
     reading.poll()
-    old = {path: encoded[:58].replace(b"\x03", b"\x02", 1) for path, encoded in reading.positions().items()}
-    assert all(FilePosition.decode(path, encoded).older is None for path, encoded in old.items())
+    known = {path: FilePosition.decode(path, encoded) for path, encoded in reading.positions().items()}
+    old = {path: replace(position, older=None, is_settled=False).encode() for path, position in known.items()}
     for number in (2, 3):
         append(log, str(number))
         rotate(log)
@@ -549,7 +549,7 @@ def test_a_file_rotated_and_compressed_between_two_looks_is_a_bad_record(
         reading.restart()
         reading.restart(1)  # a checkpoint, and a failure before anything was read
     assert reading.poll() == (["2"] if is_made_anew else [])
-    assert bad_of(reading) == [(REPLACED, f"{log} byte 2")]
+    assert bad_of(reading) == [(REPLACED, f"{log} line 2 (byte 2)")]
     reading.restart()
     append(log, "3")
     assert reading.poll() == ["3"]

@@ -287,11 +287,13 @@ def test_invalid_utf8_is_a_bad_record_and_its_neighbours_flow(tmp_path: Path) ->
     path = write(tmp_path / "a.log", b"one\n\xff\xfe\ntwo\n\xc3\n\xa9\nthree")
     rows, bad = read_all(TextFiles(path).open(context()))
     assert texts(rows) == ["one", "two", "three"]
-    assert [record["position"] for record in bad] == [f"{path} byte {n}" for n in (4, 11, 13)]
+    assert [record["position"] for record in bad] == [
+        f"{path} line {line} (byte {n})" for line, n in ((2, 4), (4, 11), (5, 13))
+    ]
     assert bad[0] == {
         "node": "source",
         "problem": "invalid UTF-8",
-        "position": f"{path} byte 4",
+        "position": f"{path} line 2 (byte 4)",
         "record": "\\xff\\xfe",
     }
 
@@ -312,7 +314,9 @@ def test_an_oversize_line_is_a_bad_record_and_is_not_held_in_memory(tmp_path: Pa
             bad += batch.bad.to_pylist() if batch.bad is not None else []
         reader = source.open(context(positions=reader.positions())) if batch is not None else reader
     assert texts(rows) == ["first", "last"][: 2 if tail else 1]
-    assert [(b["problem"], b["position"]) for b in bad] == [("the line has 100 bytes, more than 20", f"{path} byte 6")]
+    assert [(b["problem"], b["position"]) for b in bad] == [
+        ("the line has 100 bytes, more than 20", f"{path} line 2 (byte 6)")
+    ]
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -338,6 +342,30 @@ def test_how_long_a_line_may_be_does_not_depend_on_blocks_and_offsets(
     assert [len(str(text)) for text in texts(rows)] == [0, 19, 20, 3, 20, 20, 0]
     problems = [f"the line has {size} bytes, more than 20" for size in (21, 150, 21, 22, 40)]
     assert [(b["problem"], b["record"]) for b in bad] == [(problem, "x" * 20) for problem in problems]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(("block_bytes", "rows_max"), [(1, 1), (7, 3), (64, 3), (1 << 20, 1 << 16)])
+def test_a_bad_line_is_named_by_its_number_wherever_blocks_end_and_reading_began(
+    block_bytes: int, rows_max: int, restarts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # N3
+    monkeypatch.setattr(lines_module, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(lines_module, "ROWS_MAX", rows_max)
+    content = [b"", b"{}", b"x\r", b"", b" ", b"y" * 30, b"{}", b"z", b"y" * 90, b"", b"{}", b"\xff", b"y" * 150, b"x"]
+    path = write(tmp_path / "a.jsonl", b"\n".join(content))
+    starts = [sum(len(line) + 1 for line in content[:index]) for index in range(len(content))]
+    source = JsonLines(path, {"n": int}, line_bytes_max=20)
+    source.schema()
+    reader = source.open(context())
+    places: list[str] = []
+    while not reader.is_finished():
+        batch = reader.poll()
+        if batch is not None:
+            places += [] if batch.bad is None else batch.bad["position"].to_pylist()
+            reader = source.open(context(positions=reader.positions())) if restarts else reader
+    bad = [index for index, line in enumerate(content) if line.strip() not in (b"", b"{}")]
+    assert places == [f"{path} line {index + 1} (byte {starts[index]})" for index in bad]
 
 
 def test_a_limit_of_lines_that_is_none_is_refused(tmp_path: Path) -> None:
@@ -383,7 +411,7 @@ def test_a_bad_json_line_is_isolated_with_its_position(tmp_path: Path, line: byt
     assert [row["count"] for row in rows] == [0, 1, 2, 3, 4]
     assert [row["byte"] for row in rows] == [0, 12, 24, 36 + len(line) + 1, 48 + len(line) + 1]
     assert [record["problem"] for record in bad] == [problem, problem]
-    assert bad[0]["position"] == f"{path} byte 36"
+    assert bad[0]["position"] == f"{path} line 4 (byte 36)"
 
 
 def test_deep_nesting_and_halves_of_objects_do_no_harm(tmp_path: Path) -> None:

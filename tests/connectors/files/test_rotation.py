@@ -6,13 +6,11 @@ import gzip
 import os
 import random
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import xxhash
 from tests.connectors.source_reading import context, read_all
 
 from headgate.connectors.base import SourceReader
@@ -20,7 +18,7 @@ from headgate.connectors.files.listing import numbered, owner_of_file, series_of
 from headgate.connectors.files.position import FilePosition
 from headgate.connectors.files.source import FileReader, TextFiles
 from headgate.connectors.files.system import LOCAL, FileSystem
-from headgate.errors import CorruptionError, UsageError
+from headgate.errors import UsageError
 
 
 def source_of(paths: object, system: FileSystem, *, follow: bool = True) -> TextFiles:
@@ -264,7 +262,7 @@ def test_what_may_have_been_lost_unseen_is_a_bad_record(tmp_path: Path) -> None:
     assert [(bad["problem"], bad["position"]) for bad in following.bad] == [
         (
             "it was replaced between two looks; lines that were appended to it last may not have been read",
-            f"{log} byte 2",
+            f"{log} line 2 (byte 2)",
         )
     ]
 
@@ -363,7 +361,7 @@ def test_a_file_keeps_its_number_when_the_list_grows() -> None:  # N1
     second = numbered(["a", "b", "c", "d"], dict(first))
     assert second == {"b": 0, "d": 1, "a": 2, "c": 3}
     assert numbered(["d", "e"], dict(second)) == {**second, "e": 4}
-    assert numbered(["a", "b"], {"b": None, "c": None}) == {"b": 0, "c": 1, "a": 2}, "positions of version 0.1"
+    assert numbered(["a", "b"], {"b": None, "c": None}) == {"b": 0, "c": 1, "a": 2}, "their numbers are not known"
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
@@ -475,25 +473,31 @@ def test_the_same_files_by_a_link_to_their_directory_are_not_read_again(tmp_path
     assert read_rest(tmp_path / "link", 2, positions) == []
 
 
-def version_1(offset: int, seen: int, head: bytes, *, is_finished: bool = False) -> bytes:
-    return struct.pack("<BBHQQQ", 1, is_finished, len(head), offset, seen, xxhash.xxh3_64_intdigest(head))
-
-
-@pytest.mark.parametrize("is_renamed", [False, True])
-def test_positions_of_version_0_1_are_read(tmp_path: Path, is_renamed: bool) -> None:  # N3
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_position_of_an_earlier_version_is_refused_in_one_sentence(tmp_path: Path, version: int) -> None:  # N3
     log = tmp_path / "app.log"
     append(log, "one", "two")
-    old = {str(log): version_1(4, 8, b"one\n")}
-    assert FilePosition.decode(str(log), old[str(log)]) == FilePosition(4, 8, 4, xxhash.xxh3_64_intdigest(b"one\n"))
-    assert read_rest(tmp_path, 2, old) == ["two"]
-    assert read_rest(tmp_path, 2, {str(log): version_1(8, 8, b"one\ntwo\n", is_finished=True)}) == []
     following = Following(log)
-    if is_renamed:
-        log.rename(tmp_path / "app.log.1")
-        append(log, "three")
-    following.start(2, old)
-    assert following.poll() == (["two", "three"] if is_renamed else ["two"])
-    following.restart(1)
-    assert following.poll() == []
-    with pytest.raises(CorruptionError, match="28 bytes, version 1 or 58 bytes, version 2"):
-        FilePosition.decode("x", b"\x03" * 28)
+    with pytest.raises(
+        UsageError, match=r"position in .*app\.log was written by an earlier version .* under a new name"
+    ):
+        following.start(2, {str(log): bytes([version]) + bytes(57)})
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_bad_line_has_its_number_in_its_own_file_after_a_rotation(tmp_path: Path, is_restarted: bool) -> None:  # N3
+    log = tmp_path / "app.log"
+    append(log, "one", "two")
+    following = Following(tmp_path)
+    assert following.poll() == ["one", "two"]
+    rotated = tmp_path / "app.log.1"
+    log.rename(rotated)
+    for path, good in ((rotated, "three"), (log, "a")):
+        append(path, good)
+        with path.open("ab") as file:
+            file.write(b"\xff\n")
+    if is_restarted:
+        following.restart()
+    assert sorted(following.poll()) == ["a", "three"]
+    places = sorted(str(bad["position"]) for bad in following.bad)
+    assert places == [f"{log} line 2 (byte 2)", f"{rotated} line 4 (byte 14)"]

@@ -49,16 +49,22 @@ class FileMovedError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Some complete lines: ``values`` (large_binary, without line ends) and the byte each begins at."""
+    """Some complete lines: ``values`` (large_binary, without line ends), where each begins, and the first's number."""
 
     values: pa.LargeBinaryArray
     starts: np.ndarray[Any, np.dtype[np.int64]]
+    first: int = 1
+
+    def number_at(self, start: int) -> int:
+        """Return the number, from 1 on, of the line that begins at byte ``start`` of the file."""
+        return self.first + int(np.searchsorted(self.starts, start))
 
 
 @dataclass(frozen=True, slots=True)
 class OversizeLine:
-    """A line that is too long: where it begins, its length, and its first bytes."""
+    """A line that is too long: its number, where it begins, its length, and its first bytes."""
 
+    number: int
     start: int
     size_bytes: int
     head: bytes
@@ -78,6 +84,8 @@ class LineFile:
         self.path = path
         self.system = system
         self.offset = position.offset
+        self.lines = position.lines
+        """So many lines are before ``offset``."""
         self.is_finished = position.is_finished
         self.is_at_end = False
         """The last ``step`` found nothing more in the file."""
@@ -113,6 +121,7 @@ class LineFile:
             self.inode,
             self._inode[0],
             self._restored.number,
+            lines=self.lines,
         )
 
     @property
@@ -238,16 +247,17 @@ class LineFile:
             too_long = np.flatnonzero(np.diff(ends, prepend=-1) - 1 > self._line_bytes_max)
             if len(too_long) and too_long[0] == 0:
                 ends = ends[:1]
-                lines = OversizeLine(self.offset, int(ends[0]), self._buffer[: self._head_bytes])
+                lines = OversizeLine(self.lines + 1, self.offset, int(ends[0]), self._buffer[: self._head_bytes])
             elif len(too_long):
                 ends = ends[: too_long[0]]
         size = int(ends[-1]) + 1
         if lines is None:
-            lines = _split(self._buffer[:size], ends, self.offset)
+            lines = _split(self._buffer[:size], ends, self.offset, self.lines + 1)
         self._pass(self._buffer[max(size - HEAD_BYTES, 0) : size])
         self._buffer = self._buffer[size:]
         self._ends = self._ends[len(ends) :] - size
         self.offset += size
+        self.lines += len(ends)
         return lines
 
     def _pass(self, data: bytes) -> None:
@@ -262,7 +272,8 @@ class LineFile:
         return None if end < 0 else self._oversize(self._skipped_to, self._skipped_to - 1)
 
     def _oversize(self, next_offset: int, end: int) -> OversizeLine:
-        line = OversizeLine(self.offset, end - self.offset, self._skipped_head)
+        self.lines += 1
+        line = OversizeLine(self.lines, self.offset, end - self.offset, self._skipped_head)
         self.offset, self._skipped_to, self._before = next_offset, None, self._skipped_before
         return line
 
@@ -281,9 +292,10 @@ class LineFile:
             return None
         rest, self._buffer = self._buffer, b""
         self._pass(rest)
-        lines: Lines | OversizeLine = OversizeLine(self.offset, len(rest), rest[: self._head_bytes])
+        self.lines += 1
+        lines: Lines | OversizeLine = OversizeLine(self.lines, self.offset, len(rest), rest[: self._head_bytes])
         if len(rest) <= self._line_bytes_max:
-            lines = _split(rest + b"\n", np.array([len(rest)], np.int64), self.offset)
+            lines = _split(rest + b"\n", np.array([len(rest)], np.int64), self.offset, self.lines)
         self.offset += len(rest)
         return lines
 
@@ -366,8 +378,11 @@ def _digest(data: bytes) -> int:
     return xxhash.xxh3_64_intdigest(data)
 
 
-def _split(data: bytes, ends: np.ndarray[Any, np.dtype[np.int64]], base: int) -> Lines:
-    """Return the lines of ``data`` (which ends with the last of the line ends at ``ends``), at file byte ``base``."""
+def _split(data: bytes, ends: np.ndarray[Any, np.dtype[np.int64]], base: int, first: int) -> Lines:
+    """Return the lines of ``data`` (which ends with the last of the line ends at ``ends``), at file byte ``base``.
+
+    ``first``: the number of the first one.
+    """
     starts = np.empty(len(ends), np.int64)
     starts[0] = 0
     starts[1:] = ends[:-1] + 1
@@ -385,4 +400,4 @@ def _split(data: bytes, ends: np.ndarray[Any, np.dtype[np.int64]], base: int) ->
     values = pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     )
-    return Lines(values, starts + base)
+    return Lines(values, starts + base, first)

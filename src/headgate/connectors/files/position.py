@@ -1,23 +1,20 @@
 """Where reading of one file of lines continues, in the bytes that checkpoints hold.
 
-Counterpart: ``lines.LineFile``. Source: rule N3 of docs/spec/connectors.md. Formats: version 1 knows neither the bytes
-before the position nor the inode; version 3 is version 2 and the older files of the series, and is written where they
-are known (N49).
+Counterpart: ``lines.LineFile``. Source: rule N3 of docs/spec/connectors.md. The older files of the series follow the
+rest where they are known (N49).
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, UsageError
 
-_VERSION_1 = struct.Struct("<BBHQQQ")
-_VERSION_2 = struct.Struct("<BBHHIQQQQQQ")
-_FORMATS = {1: _VERSION_1, 2: _VERSION_2}
-_WITH_OLDER = 3
+_VERSION = 4
+_FIXED = struct.Struct("<BBHHIQQQQQQQ")
 _OLDER = struct.Struct("<QQQ")
-_OLDER_FROM = _VERSION_2.size + 1
+_OLDER_FROM = _FIXED.size + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +42,7 @@ class FilePosition:
         number: of a fixed list: when the file was first listed; None: not known, or a growing directory.
         older: the files of the same series that are no input; None: not known, or another position says it.
         is_settled: with ``older``: nothing that came before the file of today was left out.
+        lines: so many lines are before ``offset``.
     """
 
     offset: int = 0
@@ -59,12 +57,13 @@ class FilePosition:
     number: int | None = None
     older: tuple[OlderFile, ...] | None = None
     is_settled: bool = False
+    lines: int = 0
 
     def encode(self) -> bytes:
         """Return the position as bytes."""
         number = 0 if self.number is None else self.number + 1
-        fixed = _VERSION_2.pack(
-            2 if self.older is None else _WITH_OLDER,
+        fixed = _FIXED.pack(
+            _VERSION,
             self.is_finished,
             self.head_bytes,
             self.tail_bytes,
@@ -75,6 +74,7 @@ class FilePosition:
             self.tail_digest,
             self.inode,
             self.device,
+            self.lines,
         )
         if self.older is None:
             return fixed
@@ -83,24 +83,26 @@ class FilePosition:
 
     @staticmethod
     def decode(path: str, encoded: bytes) -> FilePosition:
-        """Return the position that ``encode`` made of the file ``path``, in this version or an earlier one.
+        """Return the position that ``encode`` made of the file ``path``.
 
         Raises:
-            CorruptionError: it is not one, or of an unknown version.
+            UsageError: it is of an earlier version.
+            CorruptionError: it is not one.
         """
+        if encoded and 0 < encoded[0] < _VERSION:
+            raise UsageError(
+                f"the position in {path} was written by an earlier version of Headgate and cannot be read; "
+                "run the pipeline under a new name"
+            )
         more = len(encoded) - _OLDER_FROM
-        if encoded[:1] == bytes([_WITH_OLDER]) and more >= 0 and more % _OLDER.size == 0:
-            fixed = FilePosition.decode(path, bytes([2]) + encoded[1 : _VERSION_2.size])
-            older = tuple(OlderFile(*fields) for fields in _OLDER.iter_unpack(encoded[_OLDER_FROM:]))
-            return replace(fixed, older=older, is_settled=bool(encoded[_VERSION_2.size]))
-        form = _FORMATS.get(encoded[0]) if encoded else None
-        if form is None or len(encoded) != form.size:
-            expected = " or ".join(f"{f.size} bytes, version {version}" for version, f in _FORMATS.items())
+        is_whole = more == -1 or (more >= 0 and more % _OLDER.size == 0)
+        if encoded[:1] != bytes([_VERSION]) or not is_whole:
+            expected = f"{_FIXED.size} bytes or more, version {_VERSION}"
             raise CorruptionError(f"position of {path}", 0, expected, f"{encoded[:8].hex()} ({len(encoded)} bytes)")
-        if form is _VERSION_1:
-            _, finished, head_bytes, offset, seen, digest = form.unpack(encoded)
-            return FilePosition(offset, seen, head_bytes, digest, bool(finished))
-        _, finished, head_bytes, tail_bytes, number, offset, seen, head, tail, inode, device = form.unpack(encoded)
+        older = None if more < 0 else tuple(OlderFile(*each) for each in _OLDER.iter_unpack(encoded[_OLDER_FROM:]))
+        _, finished, head_bytes, tail_bytes, number, offset, seen, head, tail, inode, device, lines = (
+            _FIXED.unpack_from(encoded)
+        )
         return FilePosition(
             offset,
             seen,
@@ -112,4 +114,7 @@ class FilePosition:
             inode,
             device,
             number - 1 if number else None,
+            older,
+            older is not None and bool(encoded[_FIXED.size]),
+            lines,
         )

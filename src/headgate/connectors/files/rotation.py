@@ -57,7 +57,7 @@ def renamed_to(file: LineFile, is_free: Callable[[str], bool] = lambda _: True) 
 def _among(others: list[tuple[str, int]], file: LineFile) -> str | None:
     """Return which of ``others`` is ``file``.
 
-    A position of version 0.1 has no inode: then it is the only file in the directory that has what was read.
+    Without an inode it is the only file in the directory that has what was read.
     """
     if file.inode:
         return next((path for path, inode in others if inode == file.inode and file.is_at(path, inode)), None)

@@ -73,7 +73,7 @@ class OlderFiles:
         known.update({each.inode: each for each in noted if each is not None})
 
     def are_written_before(self, series: str, found: Found, path: str) -> None:
-        """As ``are`` for those that were last written to before ``path`` was: all that positions of version 0.1 say."""
+        """As ``are`` for those that were last written to before ``path`` was: if no position says more."""
         limit_ns = _written_ns(path, self._system)
         times = [(file, _written_ns(file[0], self._system)) for file in found]
         self.are(series, [file for file, at_ns in times if limit_ns is not None and (at_ns or 0) < limit_ns])

@@ -308,7 +308,7 @@ class FileReader(BreakingReader):
 
     def _lost(self, file: LineFile) -> SourceBatch:
         problem = "it was replaced between two looks; lines that were appended to it last may not have been read"
-        bad = bad_records(self._context.node, [problem], [f"{file.path} byte {file.offset}"], [""])
+        bad = bad_records(self._context.node, [problem], [_place(file.path, file.lines + 1, file.offset)], [""])
         return SourceBatch(file.path, _empty(self._schema), bad)
 
     def _look_around(self) -> None:
@@ -329,13 +329,13 @@ class FileReader(BreakingReader):
             limit = self._options.line_bytes_max
             problem = f"the line has {lines.size_bytes} bytes, more than {limit}"
             text = lines.head.decode("utf-8", "backslashreplace")
-            bad = bad_records(node, [problem], [f"{path} byte {lines.start}"], [text])
+            bad = bad_records(node, [problem], [_place(path, lines.number, lines.start)], [text])
             return SourceBatch(path, _empty(self._schema), bad)
         decoded = self._decoder.decode(lines)
         refused = decoded.refused
         bad = None
         if refused.problems:
-            places = [f"{path} byte {start}" for start in refused.starts]
+            places = [_place(path, lines.number_at(start), start) for start in refused.starts]
             bad = bad_records(node, refused.problems, places, refused.texts)
         return SourceBatch(path, self._placed(path, decoded), bad)
 
@@ -354,6 +354,10 @@ def _with_place(schema: pa.Schema, include_path: bool) -> pa.Schema:
         raise UsageError(f"include_path adds a column '{min(taken)}', but the records have one; rename theirs")
     place = [pa.field(PATH_COLUMN, pa.large_string()), pa.field(BYTE_COLUMN, pa.int64())]
     return pa.schema([*schema, *place])
+
+
+def _place(path: str, line: int, start: int) -> str:
+    return f"{path} line {line} (byte {start})"
 
 
 def _repeated(text: str, count: int) -> pa.Array:

@@ -141,7 +141,7 @@ class FileTable:
             file.accept(inode)
             self.files[file.path] = file
         elif not file.is_finished:
-            is_unknown = inode is not None and not file.inode  # of version 0.1: it cannot be looked for
+            is_unknown = inode is not None and not file.inode  # it cannot be looked for
             if not self._follow or file.unread_bytes or is_unknown:
                 raise UsageError(str(file.gone()))
             self._finish(file, inode)

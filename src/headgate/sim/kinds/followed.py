@@ -177,7 +177,7 @@ class FollowedRun(Run):
     def _verify(self) -> None:
         _Verdict(self.settings, self.history, self.listed_at).check()
         for row in letters():
-            if row["position"].partition(" byte ")[0] not in self.logs.losses:
+            if row["position"].rpartition(" line ")[0] not in self.logs.losses:
                 raise Violation("N21", f"a bad record that is none: {row}")
         self._is_verified = True
 
