@@ -14,6 +14,7 @@ import pytest
 import typer.main
 from tests.docs.command_line import page_of
 from tests.docs.documentation import ROOT, anchored_links, anchors, fences, guide_pages, links, navigation, pages
+from tests.docs.reference import page_with_table, pages_with_names
 
 import headgate as hg
 import headgate.testing
@@ -107,6 +108,12 @@ def test_wrong_command_lines_are_found() -> None:
 def test_the_page_of_the_command_line_is_what_help_says() -> None:
     """``python -m tests.docs.command_line`` writes it anew."""
     assert (REFERENCE / "command-line.md").read_text(encoding="utf-8") == page_of(COMMAND)
+
+
+@pytest.mark.parametrize("page", pages_with_names(), ids=lambda p: str(p.name))
+def test_the_tables_of_the_reference_are_what_the_docstrings_say(page: Path) -> None:
+    """``python -m tests.docs.reference`` writes them anew."""
+    assert page.read_text(encoding="utf-8") == page_with_table(page)
 
 
 def directives() -> list[str]:

@@ -93,7 +93,8 @@ class CutStore:
         Args:
             cut: the holder needs no events before it.
             holder: the name of the holder, which holds one cut per stream.
-            life, epoch: for a holder that another process may replace: a later epoch of the same life fences it.
+            life: for a holder that another process may replace.
+            epoch: a later one of the same life fences it.
 
         Raises:
             TruncatedError: events behind the cut have already been truncated.

@@ -155,7 +155,7 @@ class RememberingSink(ABC):
         Nothing is removed, and older generations stay fenced. For the command line: ``headgate sinks forget``.
 
         Raises:
-            StorageError
+            StorageError: the target cannot be reached.
         """
         owner = owner_of(pipeline, sink)
         with transient(self.transient_errors, "forget the owner of", owner):
