@@ -90,6 +90,11 @@ def what_stands_before_the_position_is_not_compared() -> AbstractContextManager[
     return patched(LineFile, "_checked", checked)
 
 
+def lines_are_counted_from_where_reading_began() -> AbstractContextManager[None]:
+    encode = FilePosition.encode
+    return patched(FilePosition, "encode", lambda self: encode(replace(self, lines=0)))
+
+
 def losses_are_not_told() -> AbstractContextManager[None]:
     return patched(FileTable, "_finish", lambda self, file, inode: file.finish())
 
@@ -172,6 +177,8 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
     (every_name_has_its_own_owner, rotating.test_files_of_a_series_have_one_owner, ()),
     (what_stands_before_the_position_is_not_compared,
      rotating.test_a_truncated_file_that_was_read_in_the_middle_of_a_line_is_refused, ("tmp_path",)),
+    (lines_are_counted_from_where_reading_began,
+     rotating.test_a_bad_line_has_its_number_in_its_own_file_after_a_rotation, ("tmp_path", True)),
     (losses_are_not_told, rotating.test_what_may_have_been_lost_unseen_is_a_bad_record, ("tmp_path",)),
     (compressed_files_are_refused_while_following,
      rotating.test_compressed_files_of_a_followed_directory_are_skipped, ("tmp_path",)),
