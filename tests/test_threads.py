@@ -1,4 +1,4 @@
-"""Pools of threads that do not keep their process alive."""
+"""Pools of threads that do not keep their process alive, and calls that are called off."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from headgate.threads import DaemonPool
+from headgate.threads import DaemonPool, UntilPool, as_here, is_called_off, until
 
 WAIT_S = 60.0
 
@@ -73,3 +73,27 @@ def test_a_call_that_hangs_keeps_no_process_alive() -> None:  # C38
         "pool.shutdown(wait=False)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=WAIT_S, check=False).returncode == 0
+
+
+def test_a_call_hears_in_any_thread_that_it_is_called_off() -> None:  # G16
+    off, begun, may_end, heard = threading.Event(), threading.Event(), threading.Event(), list[bool]()
+    pool = UntilPool(DaemonPool(1, "one"), off)
+
+    def call() -> None:
+        heard.append(is_called_off())
+        begun.set()
+        assert may_end.wait(WAIT_S)
+        heard.append(is_called_off())
+        beside = DaemonPool(1, "beside")
+        beside.submit(as_here(lambda: heard.append(is_called_off())))
+        beside.shutdown()
+        until(None, lambda: heard.append(is_called_off()))()
+        heard.append(is_called_off())
+
+    pool.submit(call)
+    assert begun.wait(WAIT_S)
+    off.set()
+    may_end.set()
+    pool.shutdown()
+    assert heard == [False, True, True, False, True]
+    assert not is_called_off()

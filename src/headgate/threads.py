@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 SIGNAL_S = 0.2
@@ -146,6 +147,51 @@ class Threads(Protocol):
 
     def pool(self, size: int, name: str, *, is_daemon: bool = False) -> Pool:
         """Return a pool of at most ``size`` threads; ``is_daemon``: one that hangs does not keep the process alive."""
+
+
+_off: ContextVar[Event | None] = ContextVar("headgate.off", default=None)
+"""Of the thread that asks; a thread begins with none."""
+
+
+def is_called_off() -> bool:
+    """Whether nothing needs what this thread does any more: it waits for no server that is away (G16)."""
+    off = _off.get()
+    return off is not None and off.is_set()
+
+
+def until(off: Event | None, call: Callable[..., _T]) -> Callable[..., _T]:
+    """Return ``call`` as one that is called off when ``off`` is set; None: as one that never is."""
+
+    @functools.wraps(call)
+    def called(*arguments: Any) -> _T:
+        before = _off.set(off)
+        try:
+            return call(*arguments)
+        finally:
+            _off.reset(before)
+
+    return called
+
+
+def as_here(call: Callable[..., _T]) -> Callable[..., _T]:
+    """Return ``call``, for another thread, as one that is called off when what this thread does is."""
+    off = _off.get()
+    return call if off is None else until(off, call)
+
+
+class UntilPool:
+    """A pool whose calls are called off when ``off`` is set (see ``Pool``)."""
+
+    def __init__(self, pool: Pool, off: Event) -> None:
+        self._pool, self._off = pool, off
+
+    def submit(self, call: Callable[..., object], /, *arguments: Any) -> object:
+        """See ``Pool``."""
+        return self._pool.submit(until(self._off, call), *arguments)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """See ``Pool``."""
+        self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
 class DaemonThread(threading.Thread):

@@ -7,7 +7,7 @@ anything by itself, and never holds more bytes than there is room for.
 from __future__ import annotations
 
 from headgate.storage.base import Storage
-from headgate.threads import SIGNAL_S, Lock, Pool, Threads
+from headgate.threads import SIGNAL_S, Lock, Pool, Threads, as_here
 
 THREADS = 8
 """Requests under way at one time: where each takes long, it is their number that decides."""
@@ -133,7 +133,7 @@ class Fetching:
         if not room.take(fetch):
             return None
         try:
-            pool.submit(fetch.run)
+            pool.submit(as_here(fetch.run))
         except RuntimeError:
             room.give_back(fetch)
             return None

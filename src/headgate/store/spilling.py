@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from headgate.threads import Pool, Threads
+from headgate.threads import Pool, Threads, as_here
 
 THREADS = 2
 
@@ -57,7 +57,7 @@ class Spilling:
         """Have ``batches`` written."""
         part = Part(batches, write, self._threads)
         try:
-            self._pool().submit(part.run)
+            self._pool().submit(as_here(part.run))
         except RuntimeError:  # no more threads: whoever waits for it writes it
             part.give_back()
         return part

@@ -23,7 +23,7 @@ from headgate.model.ids import WorkerIndex
 from headgate.operators.sendable import sent
 from headgate.runtime.process import Process, modules_being_imported
 from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
-from headgate.threads import DaemonThread, Pool, ThreadEnded
+from headgate.threads import DaemonThread, Pool, ThreadEnded, UntilPool, until
 
 FINGERPRINT = "in one process"
 HOST = "127.0.0.1"
@@ -44,18 +44,20 @@ class ThreadSurroundings(Process):
     def __init__(self, leave: Callable[[], None]) -> None:
         super().__init__()
         self._leave = leave
+        self.off = threading.Event()
+        """Set when the worker is to leave: a process would be killed, and wait for no server (G16)."""
         self._threads: list[DaemonThread] = []
         self._pools: list[Pool] = []
 
     def thread(self, target: Callable[..., None], name: str, *arguments: Any) -> DaemonThread:
         """See ``Threads``."""
-        made = super().thread(_until_exit, name, target, *arguments)
+        made = super().thread(_until_exit, name, until(self.off, target), *arguments)
         self._threads.append(made)
         return made
 
     def pool(self, size: int, name: str, *, is_daemon: bool = False) -> Pool:
         """See ``Threads``."""
-        made = super().pool(size, name, is_daemon=is_daemon)
+        made = UntilPool(super().pool(size, name, is_daemon=is_daemon), self.off)
         self._pools.append(made)
         return made
 
@@ -171,10 +173,13 @@ class WorkerThread:
         self._ended = ended
         self._around = ThreadSurroundings(self.leave)
         self._worker = Worker(task, self._around)
-        self.thread = DaemonThread(target=self._run, name=f"headgate-worker-{task.worker}", daemon=True)
+        self.thread = DaemonThread(
+            target=until(self._around.off, self._run), name=f"headgate-worker-{task.worker}", daemon=True
+        )
 
     def leave(self) -> None:
         """Have the worker end as soon as no function of the user's runs."""
+        self._around.off.set()
         self._worker.leave()
 
     def leave_undeployed(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from headgate.protocol.checkpoints.recovery import ObservedLog, candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
+from headgate.runtime.process import PROCESS
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
+from headgate.threads import until
 
 CALLS: list[tuple[str, list[int]]] = []
 
@@ -344,6 +347,19 @@ def test_transient_faults_of_storage_are_waited_out(place: Place, operation: str
     found = begun(place.begin())
     assert found.restored is not None
     assert found.restored.checkpoint == 1
+
+
+def test_what_is_called_off_is_not_tried_again() -> None:  # G16
+    off, tries = threading.Event(), list[int]()
+
+    def call() -> None:
+        tries.append(1)
+        off.set()
+        raise StorageError("reach", "it", "it is away")
+
+    with pytest.raises(StorageError, match="it is away"):
+        until(off, lambda: claims.retrying(call, PROCESS))()
+    assert tries == [1]
 
 
 def test_a_storage_that_stays_away_is_reported(place: Place) -> None:

@@ -16,6 +16,7 @@ from headgate.model.definition import HookSpec
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import HookState, Manifest
 from headgate.runtime.driver.hook_calls import HOOK_BYTES_MAX, HookCalls, newer_generation
+from headgate.threads import is_called_off
 
 WAIT_S = 60
 
@@ -231,6 +232,19 @@ def test_hooks_that_listen_are_told_in_order_before_the_end(hook: Noting) -> Non
     assert failed[0][0] == "hook 'x'"
     hook.error = None
     calls.close()
+
+
+def test_hooks_hear_that_their_run_is_called_off(hook: Noting) -> None:  # G16
+    off, heard = threading.Event(), list[bool]()
+    calls = HookCalls((HookSpec("x", hook, 60_000),), off=off)
+    for _ in range(2):
+        done = threading.Event()
+        calls.tell(lambda _: heard.append(is_called_off()), lambda *_: None)
+        calls.when_done(done.set)
+        assert done.wait(WAIT_S)
+        off.set()
+    calls.close()
+    assert heard == [False, True]
 
 
 def test_without_a_hook_that_listens_nobody_waits() -> None:  # EI11

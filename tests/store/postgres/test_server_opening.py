@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from headgate.store import shared
 from headgate.store.catalogue import versions
 from headgate.store.catalogue.postgres import database as databases
 from headgate.store.catalogue.postgres.address import parse_address
+from headgate.store.catalogue.postgres.verbs import PostgresCatalogue
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
 from headgate.store.open_transaction import owner_directory
 from headgate.store.store import Store
+from headgate.threads import until
 
 
 def opened(url: str, chunks: Path | None = None) -> Store:
@@ -181,6 +184,19 @@ def test_a_server_that_is_not_there_is_waited_for_and_named(
     ):
         opened(f"postgresql://u@127.0.0.1:{nobodys.number}/db", tmp_path)
     assert caught.value.is_transient
+
+
+def test_what_is_called_off_waits_for_no_database(monkeypatch: pytest.MonkeyPatch) -> None:  # DB8, G16
+    monkeypatch.setattr(databases, "PATIENCE_S", 3_600.0)
+    off = threading.Event()
+    off.set()
+    with closing(Port()) as nobodys:
+        address = parse_address(f"postgresql://u@127.0.0.1:{nobodys.number}/db")
+        database = databases.PostgresDatabase(address)
+        database.patience_s = databases.PATIENCE_S
+        catalogue = PostgresCatalogue(database, address.url)
+        with pytest.raises(StorageError, match="refused"):
+            until(off, lambda: catalogue.list_streams(""))()
 
 
 def test_chunks_that_cannot_be_reached_are_named(url: str, tmp_path: Path) -> None:  # DB10

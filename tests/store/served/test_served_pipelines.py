@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.servers.proxy import Wire
+from tests.store.served.serving import ServerProcess
 from tests.store.storing import KEYED, drained, keyed
 
 import headgate as hg
-from headgate import testing
+from headgate import fault_points, testing
+from headgate.around import SystemAround
 from headgate.connectors.base import Source
 from headgate.store.served import client as clients
+from headgate.store.served.address import TOKEN_FILE_VARIABLE
 from headgate.store.serving.server import StoreServer
 from headgate.store.store import Store
 
@@ -79,3 +82,109 @@ def test_a_pipeline_copies_each_event_once_whatever_is_lost_on_the_way(
     assert drained(filled, "out") == drained(filled, "in")
     assert len(drained(filled, "out")) == COUNT
     assert [problem for problem in filled.fsck() if not problem.is_harmless] == []
+
+
+class Away:
+    """A pipeline whose server is killed at a point of its driver, and then waited for with a patience of an hour."""
+
+    def __init__(self, root: Path, port: int, monkeypatch: pytest.MonkeyPatch, *, retain: bool = True) -> None:
+        self.server = ServerProcess(root / "served", port)
+        monkeypatch.setenv(TOKEN_FILE_VARIABLE, self.server.said["token_file"])
+        monkeypatch.setattr(clients, "PATIENCE_S", 3_600.0)
+        monkeypatch.setattr(fault_points, "reach", self._reach)
+        monkeypatch.setattr(SystemAround, "sleep", self._sleep)
+        self.kill_at, self._is_waiting = "", threading.Condition()
+        self._waiting = set[str]()
+        with Store.open(self.server.url) as store:
+            store.create_stream("in", KEYED)
+            store.create_stream("out", KEYED)
+            with store.writer("in", writer_id="w") as writer:
+                writer.append(keyed(*((f"k{number}", number) for number in range(COUNT))))
+        checkpoints = hg.Checkpointing(interval="20ms", dir=root / "checkpoints", retain_on_cancel=retain)
+        self.pipeline = hg.Pipeline("copies", parallelism=1, checkpointing=checkpoints)
+        source = self.pipeline.source(hg.StreamSource("in", store=self.server.url), name="source")
+        source.sink(hg.StreamSink("out", store=self.server.url), name="out")
+
+    def _reach(self, point: str) -> None:
+        if point == self.kill_at:
+            self.kill_at = ""
+            self.server.kill()
+
+    def _sleep(self, seconds: float) -> None:
+        """Of what runs here only clients of a server that is away pause like this."""
+        with self._is_waiting:
+            self._waiting.add(threading.current_thread().name)
+            self._is_waiting.notify_all()
+        time.sleep(min(seconds, 0.05))  # a pause, not a wait for anything
+
+    def wait_for(self, *names: str) -> None:
+        """Return when threads of these names wait for the server."""
+
+        def are_waiting() -> bool:
+            return all(any(found.startswith(name) for found in self._waiting) for name in names)
+
+        with self._is_waiting:
+            assert self._is_waiting.wait_for(are_waiting, WAIT_S)
+
+
+@pytest.fixture
+def away(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Away]]:
+    made: list[Away] = []
+
+    def make(**options: bool) -> Away:
+        made.append(Away(tmp_path, port, monkeypatch, **options))
+        return made[0]
+
+    yield make
+    for one in made:
+        one.server.kill()
+
+
+def finished(away: Away) -> None:
+    """Run the pipeline to its end; what came before is in its output once."""
+    with Store.open(away.server.url) as store:
+        store.seal("in")
+        assert testing.run(away.pipeline, timeout_s=WAIT_S).is_finished
+        assert drained(store, "out") == drained(store, "in")
+
+
+@pytest.mark.parametrize(
+    ("point", "names"),
+    [("in-commit", ("headgate-commit", "headgate-worker")), ("in-recover", ("headgate-storage",))],
+)
+def test_a_run_that_is_cancelled_waits_for_no_server(
+    away: Callable[..., Away], point: str, names: tuple[str, ...]
+) -> None:  # G16
+    """Whoever cancels has seen that it is gone; what was promised the next start commits."""
+    run = away()
+    run.kill_at = point
+    with testing.running(run.pipeline) as handle:
+        run.wait_for(*names)
+        handle.cancel()
+        result = handle.wait(WAIT_S / 2)
+        assert result is not None
+        assert result.is_cancelled
+    for thread in threading.enumerate():
+        if thread.name.startswith(names):
+            thread.join(WAIT_S / 2)
+            assert not thread.is_alive(), thread.name
+    run.server.start()
+    finished(run)
+
+
+def test_checkpoints_that_are_not_retained_wait_for_the_server(away: Callable[..., Away]) -> None:  # C71, G16
+    """It has to commit what they promised before they are removed."""
+    run = away(retain=False)
+    run.kill_at = "in-commit"
+    with testing.running(run.pipeline) as handle:
+        run.wait_for("headgate-commit")
+        handle.cancel()
+        run.wait_for("headgate-storage")
+        assert not handle.wait(0)
+        run.server.start()
+        result = handle.wait(WAIT_S / 2)
+    assert result is not None
+    assert result.has_removed_checkpoints
+    with Store.open(run.server.url) as store:
+        assert set(drained(store, "out")) <= set(drained(store, "in"))
+        assert drained(store, "out")

@@ -37,7 +37,7 @@ from headgate.runtime.driver.source_holds import SourceHolds
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
 from headgate.storage.backends import open_storage
-from headgate.threads import ThreadEnded
+from headgate.threads import ThreadEnded, is_called_off
 
 _T = TypeVar("_T")
 
@@ -430,7 +430,7 @@ def retrying(call: Callable[[], _T], around: Surroundings) -> _T:
         try:
             return call()
         except StorageError as error:
-            if not error.is_transient:
+            if not error.is_transient or is_called_off():
                 raise
             around.sleep(pause_s)
     return call()

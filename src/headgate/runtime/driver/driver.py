@@ -40,6 +40,7 @@ from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
 from headgate.storage.backends import local_directory, open_storage
 from headgate.storage.roots import make_root
+from headgate.threads import UntilPool
 
 PROGRESS_PERIOD_MS = 500
 
@@ -77,9 +78,9 @@ class Driver:
         self._end = RunEnd(definition, lock, around)
         self._answers = Answers(self._end.result)
         self._loop = EventLoop(lambda: self._end.is_over, self._on_error, self._close, around)
-        self._pools = Pools(
-            *(around.pool(1, f"headgate-{name}", is_daemon=True) for name in ("storage", "commit", "savepoint"))
-        )
+        off = self._off = around.event()
+        names = ("storage", "commit", "savepoint")
+        self._pools = Pools(*(UntilPool(around.pool(1, f"headgate-{n}", is_daemon=True), off) for n in names))
         on_event: Callable[[events.Event], None] = lambda event: self.supervision.handle(event)  # noqa: E731
         hears = on_event, self._on_report, observer.on_note
         self.workers = Workers(definition, fingerprint, self._loop, *hears, host=host, around=around)
@@ -95,6 +96,7 @@ class Driver:
             self._on_finish,
             succession=replace(succession(), claimant=lock.claimant),
             around=around,
+            off=off,
         )
         self._watch = ReplacementWatch(log, self._pools.storage, self._loop, self._on_replaced, around)
 
@@ -293,6 +295,7 @@ class Driver:
             self._end.release_lock()
 
     def _close_all(self) -> None:
+        self._off.set()
         self.workers.close()
         self.supervision.close()
         # Whoever was replaced has nothing to wait for: its heir has fenced what may hang in storage (C38).

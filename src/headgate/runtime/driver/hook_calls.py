@@ -17,7 +17,7 @@ from headgate.model.manifest import Manifest
 from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
-from headgate.threads import Queue, Thread, ThreadEnded
+from headgate.threads import Event, Queue, Thread, ThreadEnded, until
 
 HOOK_BYTES_MAX = 1 << 20
 """What a hook returns is in the manifest itself."""
@@ -32,10 +32,11 @@ CLOSE_MS_MAX = 5_000
 class HookThread:
     """One hook and its thread, a daemon: a hook that never returns must not keep the process alive."""
 
-    def __init__(self, spec: HookSpec, around: Surroundings) -> None:
+    def __init__(self, spec: HookSpec, around: Surroundings, off: Event | None) -> None:
         self.name, self.timeout_ms = spec.name, spec.timeout_ms
         self._hook = cast(CoordinatorHook, spec.hook)
         self._around = around
+        self._off = off
         self._calls: Queue[Callable[[CoordinatorHook], None] | None] = around.queue()
         self._thread: Thread | None = None
 
@@ -48,7 +49,7 @@ class HookThread:
         """Have ``call``, which must not raise, run behind those before it."""
         self._calls.put(call)
         if self._thread is None:
-            self._thread = self._around.thread(self._loop, f"headgate-hook-{self.name}")
+            self._thread = self._around.thread(until(self._off, self._loop), f"headgate-hook-{self.name}")
             self._thread.start()
 
     def run(self, what: str, call: Callable[[CoordinatorHook], None]) -> None:
@@ -103,8 +104,11 @@ class HookThread:
 class HookCalls:
     """All hooks of one run."""
 
-    def __init__(self, specs: Sequence[HookSpec] = (), around: Surroundings = PROCESS) -> None:
-        self._threads = {spec.name: HookThread(spec, around) for spec in specs}
+    def __init__(
+        self, specs: Sequence[HookSpec] = (), around: Surroundings = PROCESS, off: Event | None = None
+    ) -> None:
+        """``off`` is set when nothing needs them any more (G16)."""
+        self._threads = {spec.name: HookThread(spec, around, off) for spec in specs}
         self._around = around
 
     @property

@@ -40,7 +40,7 @@ from headgate.runtime.driver.removing import remove_checkpoints
 from headgate.runtime.driver.succession import Succession
 from headgate.runtime.driver.workers import Workers
 from headgate.runtime.surroundings import Surroundings
-from headgate.threads import ThreadEnded
+from headgate.threads import Event, ThreadEnded, until
 
 
 class Launcher(Protocol):
@@ -84,21 +84,26 @@ class Supervision:
         *,
         succession: Succession,
         around: Surroundings,
+        off: Event,
     ) -> None:
-        """Make it. ``on_finish`` is told the outcome of the run; ``succession`` has a claimant."""
+        """Make it. ``on_finish`` is told the outcome of the run; ``succession`` has a claimant.
+
+        ``off`` is set when the run is to end at once: what it still does in ``pools`` is called off (G16).
+        """
         self._definition = definition
         self.launcher = launcher
         self._observer = observer
         self._log = log
         self._timers = timers
         self._pools = pools
+        self._off = off
         self._workers = workers
         self._book = book
         self._on_finish = on_finish
         self._succession = succession
         self._around = around
         self.callbacks = RoundCallbacks(self.note, around)
-        self.hooks = HookCalls(definition.hooks, around)
+        self.hooks = HookCalls(definition.hooks, around, off)
         checkpoints = definition.config.checkpoints
         self.machine = Supervisor(
             definition.plan.parallelism,
@@ -172,6 +177,7 @@ class Supervision:
     def _end_at_once(self, *, retain: bool) -> None:
         self._is_stop_wanted = True
         self._succession.tell_wish(Course.STOPPING)
+        self._off.set()
         self.handle(events.CancelRequested(retain))
 
     def drain(self) -> None:
@@ -273,7 +279,7 @@ class Supervision:
                 self._note_damage(effect.failure)
                 self._observer.on_restart(effect.failure.reason, effect.delay_ms)
             case events.RemoveCheckpoints():
-                self._pools.storage.submit(self._remove)
+                self._pools.storage.submit(until(None, self._remove))  # C71
             case events.Finish():
                 self.state = PipelineState.FINISHED if effect.failure is None else PipelineState.FAILED
                 self.failures_count += effect.failure is not None

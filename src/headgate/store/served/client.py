@@ -29,6 +29,7 @@ from headgate.store.served.connection import (
 from headgate.store.served.failures import decode_failure
 from headgate.store.served.greeting import REQUEST_HEADER, Facts, tokens_of
 from headgate.store.served.values import decode, encode
+from headgate.threads import is_called_off
 
 PATIENCE_S = 30.0
 """How long a question of which nothing has happened yet waits for a server that went (SS10)."""
@@ -120,7 +121,7 @@ class Client:
             try:
                 return self._understood(self._asked(question, is_once, may_repeat, deadline_ms))
             except UnreachableError as error:
-                if around.monotonic_ms() + pause_s * 1_000 >= deadline_ms:
+                if is_called_off() or around.monotonic_ms() + pause_s * 1_000 >= deadline_ms:
                     raise StorageError("reach", self.url, str(error)) from error
             except RefusedError as error:
                 raise StorageError("use", self.url, str(error), is_transient=False) from error
@@ -193,7 +194,7 @@ class Client:
         with self._lock:
             self._unsettled.append(lost)
         pause_s = PAUSES_S[0]
-        while self.around.monotonic_ms() < deadline_ms:
+        while self.around.monotonic_ms() < deadline_ms and not is_called_off():
             try:
                 connection = self._taken()
                 settled = self._settled(connection, lost)

@@ -30,6 +30,7 @@ from headgate.store.catalogue.postgres.failures import (
 )
 from headgate.store.catalogue.postgres.watch import Watch, changed_here
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
+from headgate.threads import is_called_off
 
 BUSY_TIMEOUT_S = 60.0
 """How long a verb waits for those of others before it reports a transient error."""
@@ -149,7 +150,7 @@ class PostgresDatabase:
                 return self._begin(operation, begin)
             except InterruptedVerbError:
                 self._engine.dispose()  # what is in the pool went with the same server
-                if time.monotonic() + pause_s >= deadline_s:
+                if is_called_off() or time.monotonic() + pause_s >= deadline_s:
                     raise
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSES_S[1])

@@ -17,6 +17,7 @@ from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.postgres import database
 from headgate.store.catalogue.postgres.failures import InterruptedVerbError
 from headgate.store.catalogue.sql import SqlCatalogue
+from headgate.threads import is_called_off
 
 _NO_VERBS = {"path", "is_untouched", "close", "changes", "audit"}
 """``audit`` lasts as long as its caller wants: whoever checks a store while the server goes checks it again."""
@@ -46,7 +47,7 @@ def _patient(verb: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return verb(*args, **kwargs)
             except InterruptedVerbError:
-                if time.monotonic() >= deadline_s:
+                if is_called_off() or time.monotonic() >= deadline_s:
                     raise
             time.sleep(PAUSE_S)
 
