@@ -117,6 +117,7 @@ def test_pytest_starts_without_anything_heavy() -> None:  # TR12
         "headgate",
         "headgate.errors",
         "headgate.remedies",
+        "headgate.user_line",
         "headgate.testing",
         "headgate.testing.plugin",
     }
