@@ -195,7 +195,7 @@ def test_case_tells_columns_apart_where_it_does_for_spark(spark: Any, tmp_path: 
             "column 'v' has type array<map<.*: .* keys have a collation",
         ),
         ("SELECT TIME'12:00:00' AS v", r"column 'v' has type time\(6\): .* spark.sql.timeType.enabled=true"),
-        ("SELECT 1 AS v, 2 AS v", "columns 'v' and 'v' are one column"),
+        ("SELECT 1 AS v, 2 AS v", "a schema has two columns 'v'"),
     ],
 )
 def test_columns_that_no_file_can_have_are_refused(spark: Any, query: str, problem: str) -> None:  # N45
