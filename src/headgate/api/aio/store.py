@@ -158,6 +158,7 @@ class AsyncStore(Beside[Store]):
     hold = passed_on(Store.hold)
     release = passed_on(Store.release)
     holds = passed_on(Store.holds)
+    needed_by = passed_on(Store.needed_by)
     set_retention = passed_on(Store.set_retention)
     retain = passed_on(Store.retain)
 
