@@ -349,15 +349,20 @@ def test_a_sink_writes_elsewhere_once_it_holds_nothing(tmp_path: Path) -> None: 
 
 
 def test_output_that_was_promised_to_a_stream_is_not_looked_for_in_another(tmp_path: Path) -> None:  # EV16
-    def made(stream: str) -> hg.Pipeline:
+    def made(stream: str, store: str = "store") -> hg.Pipeline:
         p = pipeline()
         found = p.source(lines(tmp_path / "in"), name="in").filter(see)
-        found.sink(hg.StreamSink(stream, str(tmp_path / "store")), name="out")
+        found.sink(hg.StreamSink(stream, str(tmp_path / store)), name="out")
         return p
 
     append(tmp_path / "in" / "x", 1)
     run_until(1, made("one"), tmp_path)
-    assert f"wrote to stream one in {tmp_path / 'store'}" in refused(made("two"), tmp_path)
+    assert f"wrote to stream one in {tmp_path / 'store'}" in refused(made("one", "other"), tmp_path)
+    append(tmp_path / "in" / "x", 2)
+    run_until(1, made("two"), tmp_path)
+    with hg.Store.open(tmp_path / "store") as store:
+        assert [store.describe(name).events_count for name in ("one", "two")] == [1, 1]
+        assert store.describe("one").prepared_count == 0
 
 
 def test_a_savepoint_is_restored_in_front_of_other_targets(tmp_path: Path) -> None:  # EV16

@@ -114,6 +114,8 @@ class Matching:
         is_sink = now.kind is NodeKind.SINK
         kept = f"{self.here}, which holds {self.kept[name]}," if is_sink else self.here
         old, target = gone[0].name.partition("#")[0], new[0].name.partition("#")[0]
+        if is_sink and old == target:
+            return None  # streams of one store: what was promised is committed to the stream that it was written to
         move = (
             f"if it is the same at another place now, say so with moved={{{old!r}: {target!r}}} "
             f"(headgate run --moved '{old}={target}')"
