@@ -211,6 +211,7 @@ def test_a_session_of_the_programs_own_ends_the_jvm_that_was_begun_ahead(
     monkeypatch.setattr(session, "lock_for", lambda _: SimpleNamespace(release=lambda: None))
     monkeypatch.setattr(session, "found_session", lambda *_: SimpleNamespace())
     monkeypatch.setattr(session, "_check_slots", check_slots)
+    monkeypatch.setattr(session, "has_finished", lambda _: False)
     plan = SimpleNamespace(config=SimpleNamespace(name="p"), plan=SimpleNamespace(parallelism=1))
     with pytest.raises(Ended):
         session.start_pipeline(plan)  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ class Near(Client):
         self._answers = answers
         self._facts = Facts("", "", "/srv")
 
-    def ask(self, question: Question, *, is_once: bool = False) -> bytes:
+    def ask(self, question: Question, *, is_once: bool = False, may_repeat: bool = False) -> bytes:
         data = b"".join(bytes(part) for part in question.parts)
         return self._understood(Answer(*self._answers.answer(question.path, None, data)))
 
