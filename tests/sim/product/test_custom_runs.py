@@ -14,7 +14,7 @@ from headgate.connectors.custom import ledger
 from headgate.runtime.checkpoints import uploads
 from headgate.sim.kinds.custom import CustomRun, Kind, run_seed
 
-SMOKE = (8, 13, 21, 35, 36)
+SMOKE = (6, 8, 13, 35, 36)
 LIMITED = (10, 13)
 
 
