@@ -61,16 +61,6 @@ def who_died_has_passed_where_it_was_asked() -> AbstractContextManager[None]:  #
     return around(reader_group, "_noted", lambda call, checkpoint, reader, at: checkpoint)
 
 
-def a_stale_reader_is_heard() -> AbstractContextManager[None]:  # RG12
-    def of_reader(call: Any, group: Group, event: Any, views: Any) -> Any:
-        member = group.readers.get(event.reader)
-        if member is not None:
-            event = replace(event, token=member.token)
-        return call(group, event, views)
-
-    return around(reader_group, "_of_reader", of_reader)
-
-
 def who_takes_over_keeps_what_the_other_had() -> AbstractContextManager[None]:  # RG12, RG14
     def on_joined(call: Any, group: Group, event: Joined) -> Any:
         member = group.readers.get(event.reader)
@@ -132,7 +122,6 @@ ALL: dict[Mutant, int] = {
     segments_are_dealt_to_who_owes: 5,
     a_marker_is_passed_where_the_reader_is_now: 2,
     who_died_has_passed_where_it_was_asked: 2,
-    a_stale_reader_is_heard: 44,
     who_takes_over_keeps_what_the_other_had: 2,
     nobody_is_taken_for_dead: 1,
     who_beats_is_not_heard: 2,
