@@ -277,7 +277,7 @@ def test_keys_of_every_type_that_json_tells(store: Store, dtype: pa.DataType) ->
         ("key", "[null]", "keys must be a list in JSON"),
         ("small", "[true]", r"keys must be a list in JSON, such as \[42\]"),
         ("small", "[1.0]", "keys must be a list in JSON"),
-        ("small", "[256]", r"a key of stream 'in' is \(small: uint8\): .*256"),
+        ("small", "[256]", r"a key of stream 'in' is \(small: uint8\), not one of"),
         (
             "at",
             "[1]",
@@ -488,7 +488,7 @@ def test_columns_are_matched_by_name_and_cast(store: Store) -> None:  # SP7
     rows = pa.record_batch({"key": pa.array(["a", None]), "count": pa.array([7, 255], pa.int16())})
     writer.commit([writer.write(iter([rows]))])
     assert store.reader("out", 0).read().to_pylist() == [{"count": 7, "key": "a"}, {"count": 255, "key": None}]
-    with pytest.raises(UsageError, match=r"stream 'out': column 'count' \(int16\) .* uint8 cannot hold: .* 256"):
+    with pytest.raises(UsageError, match=r"stream 'out': column 'count' is uint8, which cannot hold int 256"):
         source(store, "out").writer(schema, overwrite=False).write(
             iter([pa.record_batch({"key": pa.array(["a"]), "count": pa.array([256], pa.int16())})])
         )
