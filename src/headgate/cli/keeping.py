@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any, assert_never
 
-from headgate.cli.text import duration_text
+from headgate.display.text import duration_text
 from headgate.model import claimants, config
 from headgate.model.config import RestartStrategy
 from headgate.model.heartbeat import Course
