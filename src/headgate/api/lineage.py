@@ -74,7 +74,7 @@ class _Describing:
         self._digests[node.name] = _digest(_told(node.spec), node.state_text, *self._ways(node.inputs))
 
     def _ways(self, edges: tuple[Edge, ...]) -> Iterator[str]:
-        """Yield how records come here; what has a name of its own, and a source, is told by it."""
+        """Yield what inputs add to a digest; a source or named node stands for all that is upstream of it."""
         for edge in edges:
             is_known = str(edge.upstream) not in self._derived or not self._graph.node(edge.upstream).inputs
             way = edge.partitioner.value, edge.keys, edge.tag, edge.input

@@ -62,7 +62,7 @@ ENDLESS = ("kafka", "kinesis", "pulsar", "rabbit", "mqtt")
 
 
 def why_no_name(name: str, names: Sequence[str]) -> str:
-    """Return why the package has no ``name``, and what to use: text behind that sentence; "" if nobody guessed it."""
+    """Return what the error about an unknown ``name`` says to use instead; "" if there is no hint."""
     if name in NAMES_TO_COME:
         return f": {NAMES_TO_COME[name]}"
     words = name.lower().replace("_", "")

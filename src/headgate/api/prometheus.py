@@ -36,7 +36,7 @@ CALLERS_MAX = 32
 """Connections of the port: Prometheus has one at a time."""
 
 HEAD_BYTES_MAX = 16 << 10
-"""Of the first lines of a request; nobody sends more than these."""
+"""Limit of the request line and headers; a scraper sends far less."""
 
 LOOK_S = 0.05
 """How often the thread of the port looks whether the run has ended."""
@@ -219,7 +219,7 @@ class MetricsPort:
 
 
 class _Server(ThreadingWSGIServer):
-    """Takes a few descriptors and threads of its process, whoever calls (SE9)."""
+    """An HTTP server with a bound on the connections and threads it uses."""
 
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler], *, family: int) -> None:
         self.address_family = family
@@ -234,7 +234,7 @@ class _Server(ThreadingWSGIServer):
         self.setup_environ()
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept; where the process has no descriptor left, whoever calls waits."""
+        """Accept a connection; while the process has no descriptor left, callers wait."""
         try:
             return super().get_request()
         except OSError:

@@ -127,7 +127,7 @@ def batch_of_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
 def _read_type(dtype: pa.DataType, *, is_parsed: bool = False) -> pa.DataType:
     """Return the type in which values of ``dtype`` are read from JSON, before it is looked at whether they fit.
 
-    ``is_parsed``: the type that pyarrow's JSON reader is told, for which dates and times are texts.
+    ``is_parsed``: return the type for pyarrow's JSON reader, which reads dates and times as text.
     """
     if is_parsed and (pa.types.is_date32(dtype) or pa.types.is_time(dtype)):
         return pa.string()

@@ -235,7 +235,7 @@ class RunOptions:
             raise UsageError(f"--metrics-port is a number from 0 to 65535, not {self.metrics_port}")
         if self.page is not None:
             self.page.check()
-        _ = self.strategy, self.silence_ms, self.submission, self.begins.moved  # also where nobody is kept
+        _ = self.strategy, self.silence_ms, self.submission, self.begins.moved  # checked without a supervisor, too
 
     @property
     def strategy(self) -> RestartStrategy:
