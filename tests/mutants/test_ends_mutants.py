@@ -65,7 +65,8 @@ def test_an_end_of_a_hook_that_nobody_hears_of_is_caught(tmp_path: Path, monkeyp
 
 
 def a_bug_keeps_the_pipeline() -> Context:  # G26
-    return patched(RunEnd, "release_lock", lambda self: None)
+    held: list[RunEnd] = []  # a lock that is collected is released, too
+    return patched(RunEnd, "release_lock", lambda self: held.append(self))
 
 
 def test_a_pipeline_that_stays_held_is_caught(tmp_path: Path) -> None:
