@@ -47,7 +47,7 @@ docs: ## build the documentation site in build/site, check its links and that it
 demo: setup-java ## kill a worker and the driver of a running pipeline, compare its counts (LOGS="PATH...")
 	@$(PYTHON_ENV) scripts/demo $(if $(LOGS),--logs $(LOGS))
 
-test: setup-test ## all tests, with Spark and with real kills (about 40 minutes on 2 cores)
+test: setup-test ## all tests, with Spark and with real kills (about an hour on 2 cores)
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
 	SPARK_SUBMIT_OPTS="$$($(PYTHON_ENV) -m tests.crash.class_archive)" \
 		$(PYTHON_ENV) -m pytest -q -n $(SPARK_WORKERS) -m "spark or crash"
