@@ -176,14 +176,6 @@ def _once(making: Any) -> Any:
     return make
 
 
-def in_either_order(tmp_path: Path, scheme: Callable[[Path, int], None], is_restarted: bool) -> None:
-    """Inodes are what dates go by here, and they come in no order: one of both misses something for certain."""
-    for order in ("falling", "rising"):
-        (tmp_path / order).mkdir()
-        test = world.test_what_was_rotated_away_unseen_is_read_whatever_dates_and_numbers_say
-        test(tmp_path / order, scheme, order, is_restarted)
-
-
 CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
     (a_look_is_as_strict_as_a_start, world.test_a_followed_path_is_awaited_while_it_is_missing, ("app.log",)),
     (a_start_in_a_gap_is_refused, world.test_a_start_in_the_gap_of_a_rotation_awaits_the_file, (True,)),
@@ -199,7 +191,8 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
     (a_failure_says_that_there_is_nothing, world.test_a_failure_to_look_is_not_taken_for_a_removal, ("opened",)),
     (a_failed_listing_is_empty, world.test_a_failure_to_look_is_not_taken_for_a_removal, ("siblings",)),
     (dates_say_what_is_input,
-     in_either_order, (world.numbers_down, False)),
+     world.test_what_was_rotated_away_unseen_is_read_whatever_dates_and_numbers_say,
+     (world.numbers_down, "rising", False)),
     (the_inode_says_what_is_older, world.test_an_inode_alone_does_not_make_a_file_an_older_one, ()),
     (whatever_is_beside_is_input,
      world.test_what_lay_beside_a_followed_file_before_is_no_input, (world.numbers_down, False)),
