@@ -163,7 +163,7 @@ EVERYTHING = list(range(3 * CHUNKS))
 
 
 @pytest.mark.parametrize("pick", [0, -1])
-def test_parts_that_follow_are_on_their_way_together_over_borders_of_chunks(room: Room, pick: int) -> None:
+def test_parts_that_follow_are_on_their_way_together_over_borders_of_chunks(room: Room, pick: int) -> None:  # S82
     room.threads.pick = lambda count: pick
     reader = room.store.reader(ONE, 0)
     assert values(reader) == [0, 1, 2]
@@ -357,7 +357,7 @@ def test_a_reader_taken_through_a_fork_waits_for_nothing_of_its_parent(room: Roo
 # -- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_told_behind_everything_before_it(room: Room) -> None:
+def test_a_failure_is_told_behind_everything_before_it(room: Room) -> None:  # S84
     broken = room.paths()[5]
     room.storage.fails = lambda path: path == broken
     reader = room.store.reader(ONE, 0)

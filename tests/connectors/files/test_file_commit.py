@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.connectors.files.test_file_sink import context, faulty_committer, numbers_in, permit, prepared
-from tests.sim.product.patching import around
+from tests.mutants.harness import around
 
 from headgate.connectors.files import commit as file_commit
 from headgate.connectors.files import ledger as file_ledger

@@ -245,7 +245,7 @@ def test_a_reset_to_a_checkpoint_of_before_a_scaling_reads_what_followed(log: Lo
     assert {x: group.position(x) for x in group.readable} == {at(0): 1, at(1): 2}
 
 
-def test_where_a_group_begins(log: Log) -> None:  # RG15
+def test_where_a_group_begins(log: Log) -> None:  # RG10, RG15
     log.scale(layouts.split(log.layout, 0, 2))
     log.write(0)
     latest = new_group(log, log.start(from_latest=True))

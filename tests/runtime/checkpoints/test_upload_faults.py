@@ -196,11 +196,6 @@ def test_files_that_fail_several_times_are_whole(monkeypatch: pytest.MonkeyPatch
         check_files_written("rocksdb-reduce", [Fault(kind, first=2, times=3)], monkeypatch)
 
 
-def check_two_writes_of_a_reduce_are_the_same() -> None:
-    """For the mutants: the plainest case of all."""
-    check_written("reduce", [Fault(FaultKind.NO_SPACE)])
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_state_that_cannot_be_written_is_given_up_and_the_next_one_is_whole(name: str) -> None:
     live, writing = made(name), Writing()

@@ -106,7 +106,7 @@ def test_a_connection_with_a_machine_that_vanished_fails(case: str) -> None:
 
 
 def test_without_the_options_a_vanished_machine_is_not_noticed() -> None:
-    """The mutant of CN15: with the system's own keep-alive the caller's time limit of a minute comes first."""
+    """CN15 is needed: with the system's own keep-alive the caller's time limit of a minute comes first."""
     assert told(BUSY.replace("settimeout(60)", "settimeout(5)"), "without") == "None"
 
 

@@ -1,20 +1,16 @@
-"""Pipelines that follow files in the machine room; and planted bugs that are found."""
+"""Pipelines that follow files in the machine room."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
-import pytest
-from tests.mutants.harness import Mutant
+from tests.mutants.harness import around
 from tests.sim.product.digests import digests_of
-from tests.sim.product.finding import assert_found
-from tests.sim.product.mutants_of_followed import ALL
-from tests.sim.product.patching import around
 
 from headgate.connectors.files import lines, rotation
 from headgate.connectors.files.lines import FileMovedError, LineFile
-from headgate.sim.kinds.followed import FollowedRun, run_seed
+from headgate.sim.kinds.followed import FollowedRun
 from headgate.sim.kinds.logs import Form
 
 SMOKE = (2, 24, 49, 57)
@@ -46,8 +42,3 @@ def test_followed_files_are_read_once_whoever_renames_them() -> None:  # SM81
 
 def test_a_seed_that_follows_files_has_one_digest() -> None:  # SM81, N70
     assert len(digests_of("kinds.followed", 11)) == 1
-
-
-@pytest.mark.parametrize(("mutant", "seed"), ALL.items(), ids=lambda value: getattr(value, "__name__", None))
-def test_a_planted_bug_of_followed_files_is_found(mutant: Mutant, seed: int) -> None:  # SM81
-    assert_found(mutant, lambda seed: run_seed(seed, events_max=100_000).violation, (seed,), range(60))

@@ -1,4 +1,4 @@
-"""The product in the machine room: sound code passes, planted bugs are found, and a seed is repeated exactly."""
+"""The product in the machine room: sound code passes, and a seed is repeated exactly."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
-"""Pipelines in the machine room whose user has them start over; and planted bugs that are found."""
+"""Pipelines in the machine room whose user has them start over."""
 
 from __future__ import annotations
-
-import pytest
-from tests.mutants.harness import Mutant
-from tests.sim.product.finding import assert_found
-from tests.sim.product.mutants_of_resets import ALL
 
 from headgate.sim.kinds.resetting import ResettingRun, run_seed
 
@@ -29,8 +24,3 @@ def test_pipelines_start_over_whoever_runs_them() -> None:  # SM82
 
 def test_a_seed_of_starting_over_has_one_digest() -> None:  # SM82
     assert run_seed(11).digest == run_seed(11).digest
-
-
-@pytest.mark.parametrize(("mutant", "seed"), ALL.items(), ids=lambda value: getattr(value, "__name__", str(value)))
-def test_a_planted_bug_of_starting_over_is_found(mutant: Mutant, seed: int) -> None:  # SM82
-    assert_found(mutant, lambda number: run_seed(number).violation, (seed,), range(60))

@@ -1,13 +1,10 @@
-"""Two processes that share transactions in the machine room; and planted bugs that are found."""
+"""Two processes that share transactions in the machine room."""
 
 from __future__ import annotations
 
 import pytest
-from tests.mutants.harness import Mutant
-from tests.sim.product.finding import assert_found
-from tests.sim.product.mutants_of_sharing import ALL
 
-from headgate.sim.streams.sharing import ENDINGS, SharingRun, run_seed
+from headgate.sim.streams.sharing import ENDINGS, SharingRun
 from headgate.store import transaction_writer
 
 SMOKE = (*range(8), 12, 27)
@@ -26,8 +23,3 @@ def test_transactions_that_two_processes_share_are_whole_and_there_once() -> Non
     assert sum(run.looked_count for run in runs) > 20
     assert any(run.expired_count for run in runs), "somebody was too late, and began a round anew"
     assert any("was opened again since" in story for story in told), "a former life was refused"
-
-
-@pytest.mark.parametrize(("mutant", "seed"), ALL.items(), ids=lambda value: getattr(value, "__name__", None))
-def test_a_planted_bug_of_shared_transactions_is_found(mutant: Mutant, seed: int) -> None:  # SM99
-    assert_found(mutant, lambda seed: run_seed(seed).violation, (seed,), range(60))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.sim.product.patching import patched
+from tests.mutants.harness import patched
 
 from headgate.sim.product.focus import FOCUS_RATE, SUBJECTS, draw_focus
 from headgate.sim.product.run import Run
