@@ -13,6 +13,9 @@ SPARK_WORKERS ?= 3
 TIMES ?= 20
 MINUTES ?= 5
 PATIENCE ?= 3
+SAMPLE ?= 200
+SEED ?= 1
+TESTS ?=
 # compiled tests are used again: each worker would compile all of them
 unexport PYTHONDONTWRITEBYTECODE
 # a process per core is there already: threads of Polars only get in each other's way
@@ -23,7 +26,7 @@ sim check: export POLARS_MAX_THREADS = 1
 UNIT := not spark and not crash and not simulator and not mutant and not run and not long
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java setup-test docs demo test test-again crash-loops kill-drivers kill-chain lost-machines lint check format sim bench bench-peers clean
+.PHONY: help setup setup-java setup-test docs demo test test-again mutants crash-loops kill-drivers kill-chain lost-machines lint check format sim bench bench-peers clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
@@ -54,6 +57,9 @@ test: setup-test ## all tests, with Spark and with real kills (about 40 minutes 
 
 test-again: setup ## the tests of `make check` TIMES times with other seeds, then once on a busy machine
 	@scripts/test-again $(TIMES) $(WORKERS) "$(UNIT)"
+
+mutants: setup ## change SAMPLE places of PART (a package or module) one by one, print changes that no test notices
+	$(PYTHON_ENV) scripts/mutants $(PART) --sample $(SAMPLE) --seed $(SEED) $(if $(TESTS),--tests $(TESTS))
 
 crash-loops: setup-java ## kill what runs loops TIMES times in each scenario, on Spark
 	HEADGATE_TEST_TIMES=$(TIMES) $(PYTHON_ENV) -m pytest -q tests/crash/test_loop_*.py
