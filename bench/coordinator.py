@@ -17,15 +17,15 @@ import headgate as hg
 from bench.harness import Options, Result, at_most, median, spread
 from headgate.codec.messages import Acknowledge, ToWorker, decode_from_worker, encode_message
 from headgate.model.config import CheckpointConfig
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, KeyGroups, Manifest, SnapshotPart, SubtaskEntry
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import CheckpointProgress
 from headgate.protocol.checkpoints import coordinator as machine
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.claims import NewGeneration
-from headgate.runtime.driver.coordination import Coordination, Pools
+from headgate.runtime.driver.coordinator_host import CoordinatorHost, Pools
+from headgate.runtime.driver.restart import NewGeneration
 from headgate.storage.memory import MemoryStorage
 
 NAME = "coordinator"
@@ -134,7 +134,9 @@ class Run:
         self._thread = _Here()
         self._outcomes = _Outcomes()
         pools = Pools(self._thread, self._thread, self._thread)
-        self._coordination = Coordination(definition, begun, log, self._thread, self._outcomes, self._outcomes, pools)
+        self._coordination = CoordinatorHost(
+            definition, begun, log, self._thread, self._outcomes, self._outcomes, pools
+        )
         self._coordination.start(0)
         self._thread.run()
 

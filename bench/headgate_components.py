@@ -26,8 +26,8 @@ import headgate as hg
 from bench.components import smallest_connected
 from bench.harness import CpuMeter, median
 from bench.running import records_out, wrapped
-from headgate.connectors.files.commit import read_committed
-from headgate.model.definition import PipelineDefinition
+from headgate.connectors.files.file_committer import read_committed
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import SilentObserver
 from headgate.operators.base import Operator, OperatorSpec
 

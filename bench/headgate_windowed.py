@@ -20,7 +20,7 @@ import pyarrow as pa
 import headgate as hg
 from bench.harness import median
 from bench.running import clock_s, records_out
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import PipelineState
 from headgate.operators.base import Operator, OperatorSpec
 

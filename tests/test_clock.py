@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.clock import SYSTEM_CLOCK
+from headgate.environment import SYSTEM_CLOCK
 
 ROOT = Path(__file__).parent.parent
 
@@ -47,4 +47,4 @@ def test_the_linter_lets_nobody_else_read_the_date(look: str, place: str) -> Non
         return subprocess.run(command, input=look, cwd=ROOT, capture_output=True, text=True).returncode == 1
 
     assert refused(place)
-    assert not refused("src/headgate/clock.py")
+    assert not refused("src/headgate/environment.py")

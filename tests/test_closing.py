@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from headgate.closing import close_all
-from headgate.threads import ThreadEnded
+from headgate.environment import ThreadEnded, close_all
 
 CALLS: list[str] = []
 

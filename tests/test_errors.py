@@ -11,8 +11,10 @@ import pytest
 from headgate import errors
 from headgate.errors import (
     BadRecord,
+    BringOutputBack,
     CorruptionError,
     FencedError,
+    GoBackBehind,
     HeadgateError,
     OutputDenied,
     PipelineFailed,
@@ -23,7 +25,6 @@ from headgate.errors import (
     UsageError,
     with_remedy,
 )
-from headgate.remedies import BringOutputBack, GoBackBehind
 
 EXAMPLES: list[HeadgateError] = [
     HeadgateError("something"),

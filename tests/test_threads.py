@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from headgate.threads import DaemonPool, UntilPool, as_here, is_called_off, until
+from headgate.environment import CancellablePool, DaemonPool, cancellable, cancellable_as_here, is_cancelled
 
 WAIT_S = 60.0
 
@@ -65,7 +65,7 @@ def test_threads_end_with_their_pool() -> None:
 def test_a_call_that_hangs_keeps_no_process_alive() -> None:  # C38
     program = (
         "import threading\n"
-        "from headgate.threads import SYSTEM_THREADS\n"
+        "from headgate.environment import SYSTEM_THREADS\n"
         "begun = threading.Event()\n"
         "pool = SYSTEM_THREADS.pool(1, 'hangs', is_daemon=True)\n"
         "pool.submit(lambda: (begun.set(), threading.Event().wait()))\n"
@@ -77,18 +77,18 @@ def test_a_call_that_hangs_keeps_no_process_alive() -> None:  # C38
 
 def test_a_call_hears_in_any_thread_that_it_is_called_off() -> None:  # G16
     off, begun, may_end, heard = threading.Event(), threading.Event(), threading.Event(), list[bool]()
-    pool = UntilPool(DaemonPool(1, "one"), off)
+    pool = CancellablePool(DaemonPool(1, "one"), off)
 
     def call() -> None:
-        heard.append(is_called_off())
+        heard.append(is_cancelled())
         begun.set()
         assert may_end.wait(WAIT_S)
-        heard.append(is_called_off())
+        heard.append(is_cancelled())
         beside = DaemonPool(1, "beside")
-        beside.submit(as_here(lambda: heard.append(is_called_off())))
+        beside.submit(cancellable_as_here(lambda: heard.append(is_cancelled())))
         beside.shutdown()
-        until(None, lambda: heard.append(is_called_off()))()
-        heard.append(is_called_off())
+        cancellable(None, lambda: heard.append(is_cancelled()))()
+        heard.append(is_cancelled())
 
     pool.submit(call)
     assert begun.wait(WAIT_S)
@@ -96,4 +96,4 @@ def test_a_call_hears_in_any_thread_that_it_is_called_off() -> None:  # G16
     may_end.set()
     pool.shutdown()
     assert heard == [False, True, True, False, True]
-    assert not is_called_off()
+    assert not is_cancelled()

@@ -20,15 +20,13 @@ from headgate.errors import (
     TruncatedError,
     UsageError,
 )
-from headgate.user_line import render_traceback
+from headgate.tracebacks import render_traceback
 
 HeadgateError._render_traceback_ = property(render_traceback)
 
 if TYPE_CHECKING:
-    from headgate.api.aio.groups import AsyncReaderGroup
-    from headgate.api.aio.reading import AsyncGroupReader, AsyncStreamFollower
-    from headgate.api.aio.store import AsyncStore
-    from headgate.api.aio.writing import AsyncSharedTransaction, AsyncStreamWriter, AsyncTransactionWriter
+    from headgate.api.async_readers import AsyncGroupReader, AsyncReaderGroup, AsyncStreamFollower
+    from headgate.api.async_store import AsyncSharedTransaction, AsyncStore, AsyncStreamWriter, AsyncTransactionWriter
     from headgate.api.config import (
         Checkpointing,
         DeadLetter,
@@ -36,79 +34,92 @@ if TYPE_CHECKING:
         Fail,
         FailureRate,
         FixedDelay,
+        Memory,
         NoRestart,
+        RocksDB,
+        Security,
     )
-    from headgate.api.connected import ConnectedStreams
-    from headgate.api.dataframes import DataFrameSource
+    from headgate.api.connected_streams import ConnectedStreams
+    from headgate.api.dataframe_source import DataFrameSource
     from headgate.api.pipeline import Pipeline
-    from headgate.api.security import Security
-    from headgate.api.state import Memory, RocksDB
-    from headgate.api.stored_state import read_state, read_state_batches, state_catalog
-    from headgate.api.stream import KeyedStream, Stream, WindowedStream
-    from headgate.api.windows import Session, Sliding, Tumbling
-    from headgate.api.written_state import (
+    from headgate.api.savepoint_writer import (
         EditedSavepoint,
         NewSavepoint,
         WrittenSavepoint,
         edit_savepoint,
         new_savepoint,
     )
-    from headgate.connectors.custom.fence import Fence
-    from headgate.connectors.custom.ledger import LedgerSink, output_checkpoint
-    from headgate.connectors.custom.output import LedgerOutput
-    from headgate.connectors.custom.two_phase import TwoPhaseSink
+    from headgate.api.state_reader import read_state, read_state_batches, state_catalog
+    from headgate.api.stream import KeyedStream, Session, Sliding, Stream, Tumbling, WindowedStream
+    from headgate.connectors.fenced_sink import Fence
+    from headgate.connectors.files.file_sink import FileSink
+    from headgate.connectors.files.line_source import JsonLines, TextFiles
     from headgate.connectors.files.parquet import ParquetFiles
-    from headgate.connectors.files.sink import FileSink
-    from headgate.connectors.files.source import JsonLines, TextFiles
     from headgate.connectors.generator import Choice, Generator, RowNumber, Uniform
     from headgate.connectors.hooks import ASK_AGAIN, CoordinatorHook, HookContext
+    from headgate.connectors.ledger_sink import LedgerOutput, LedgerSink, output_checkpoint
     from headgate.connectors.memory import Discard, FromRows, Print
     from headgate.connectors.streams import GroupSource, StreamSink, StreamSource
+    from headgate.connectors.two_phase_sink import TwoPhaseSink
     from headgate.model.progress import PipelineHandle, PipelineState, Progress, RunResult
-    from headgate.operators.checkpointed.functions import (
+    from headgate.operators.checkpoint_listeners import (
         CheckpointedFunction,
         CheckpointListener,
+        PublishOnCheckpoint,
         RestoreContext,
         SnapshotContext,
     )
-    from headgate.operators.checkpointed.lists import OperatorList, UnionList
-    from headgate.operators.checkpointed.publishing import PublishOnCheckpoint
-    from headgate.operators.process.batch_aggregating import BatchAggregateFunction, BatchAggregatingState
-    from headgate.operators.process.batch_reducing import BatchReducingState, BatchStateHandle
-    from headgate.operators.process.batch_states import BatchListState, BatchMapState, BatchValueState, Keys
-    from headgate.operators.process.batch_timers import BatchTimers, FiredTimers
-    from headgate.operators.process.broadcast_states import BatchBroadcastState, BroadcastState
-    from headgate.operators.process.broadcasting import (
+    from headgate.operators.operator_state import OperatorList, UnionList
+    from headgate.operators.process.batch_aggregation import (
+        BatchAggregateFunction,
+        BatchAggregatingState,
+        BatchReducingState,
+        BatchStateHandle,
+    )
+    from headgate.operators.process.batch_process import BatchContext, BatchProcessFunction, BatchTimers, FiredTimers
+    from headgate.operators.process.batch_state import BatchListState, BatchMapState, BatchValueState, Keys
+    from headgate.operators.process.broadcast_process import (
         BatchBroadcastProcessFunction,
         BroadcastContext,
         BroadcastProcessFunction,
     )
-    from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction
-    from headgate.operators.process.combining import AggregateFunction, AggregatingState, ReducingState
-    from headgate.operators.process.functions import ProcessContext, ProcessFunction, StateHandle
-    from headgate.operators.process.keyed_states import ListState, MapState, ValueState
+    from headgate.operators.process.broadcast_state import BatchBroadcastState, BroadcastState
+    from headgate.operators.process.row_process import ProcessContext, ProcessFunction, StateHandle
+    from headgate.operators.process.row_state import (
+        AggregateFunction,
+        AggregatingState,
+        ListState,
+        MapState,
+        ReducingState,
+        ValueState,
+    )
     from headgate.operators.process.timers import Timer, Timers
     from headgate.spark.state_source import register_state_source
     from headgate.spark.stream_format import register_streams
     from headgate.state.evolution import Evolution
     from headgate.state.ttl import TTL
-    from headgate.store.cuts import StreamCut
-    from headgate.store.following import StreamEvents, StreamFollower
+    from headgate.store.follower import StreamEvents, StreamFollower
     from headgate.store.group_reader import CheckpointMarker, GroupEvents, GroupReader
+    from headgate.store.policies import Retention, Scaling
     from headgate.store.reader_groups import ReaderGroup
-    from headgate.store.retention import Retention
-    from headgate.store.scaling import Scaling
-    from headgate.store.shared_transaction import SharedTransaction
+    from headgate.store.shared_transactions import SharedTransaction, TransactionWriter
     from headgate.store.store import Store
-    from headgate.store.transaction_writer import TransactionWriter
+    from headgate.store.streams import StreamCut
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "headgate.api.aio.groups": ("AsyncReaderGroup",),
-    "headgate.api.aio.reading": ("AsyncGroupReader", "AsyncStreamFollower"),
-    "headgate.api.aio.store": ("AsyncStore",),
-    "headgate.api.aio.writing": ("AsyncSharedTransaction", "AsyncStreamWriter", "AsyncTransactionWriter"),
+    "headgate.api.async_readers": (
+        "AsyncGroupReader",
+        "AsyncReaderGroup",
+        "AsyncStreamFollower",
+    ),
+    "headgate.api.async_store": (
+        "AsyncSharedTransaction",
+        "AsyncStore",
+        "AsyncStreamWriter",
+        "AsyncTransactionWriter",
+    ),
     "headgate.api.config": (
         "Checkpointing",
         "DeadLetter",
@@ -116,71 +127,153 @@ _HOMES = {
         "Fail",
         "FailureRate",
         "FixedDelay",
+        "Memory",
         "NoRestart",
+        "RocksDB",
+        "Security",
     ),
-    "headgate.api.connected": ("ConnectedStreams",),
-    "headgate.api.dataframes": ("DataFrameSource",),
+    "headgate.api.connected_streams": ("ConnectedStreams",),
+    "headgate.api.dataframe_source": ("DataFrameSource",),
     "headgate.api.pipeline": ("Pipeline",),
-    "headgate.api.security": ("Security",),
-    "headgate.api.state": ("Memory", "RocksDB"),
-    "headgate.api.stored_state": ("read_state", "read_state_batches", "state_catalog"),
-    "headgate.api.stream": ("KeyedStream", "Stream", "WindowedStream"),
-    "headgate.api.windows": ("Session", "Sliding", "Tumbling"),
-    "headgate.api.written_state": (
+    "headgate.api.savepoint_writer": (
         "EditedSavepoint",
         "NewSavepoint",
         "WrittenSavepoint",
         "edit_savepoint",
         "new_savepoint",
     ),
-    "headgate.connectors.files.source": ("JsonLines", "TextFiles"),
-    "headgate.connectors.custom.fence": ("Fence",),
-    "headgate.connectors.custom.ledger": ("LedgerSink", "output_checkpoint"),
-    "headgate.connectors.custom.output": ("LedgerOutput",),
-    "headgate.connectors.custom.two_phase": ("TwoPhaseSink",),
-    "headgate.connectors.files.sink": ("FileSink",),
-    "headgate.connectors.generator": ("Choice", "Generator", "RowNumber", "Uniform"),
-    "headgate.connectors.hooks": ("ASK_AGAIN", "CoordinatorHook", "HookContext"),
-    "headgate.connectors.memory": ("Discard", "FromRows", "Print"),
+    "headgate.api.state_reader": (
+        "read_state",
+        "read_state_batches",
+        "state_catalog",
+    ),
+    "headgate.api.stream": (
+        "KeyedStream",
+        "Session",
+        "Sliding",
+        "Stream",
+        "Tumbling",
+        "WindowedStream",
+    ),
+    "headgate.connectors.fenced_sink": ("Fence",),
+    "headgate.connectors.files.file_sink": ("FileSink",),
+    "headgate.connectors.files.line_source": (
+        "JsonLines",
+        "TextFiles",
+    ),
     "headgate.connectors.files.parquet": ("ParquetFiles",),
-    "headgate.connectors.streams": ("GroupSource", "StreamSink", "StreamSource"),
-    "headgate.model.progress": ("PipelineHandle", "PipelineState", "Progress", "RunResult"),
-    "headgate.operators.checkpointed.functions": (
+    "headgate.connectors.generator": (
+        "Choice",
+        "Generator",
+        "RowNumber",
+        "Uniform",
+    ),
+    "headgate.connectors.hooks": (
+        "ASK_AGAIN",
+        "CoordinatorHook",
+        "HookContext",
+    ),
+    "headgate.connectors.ledger_sink": (
+        "LedgerOutput",
+        "LedgerSink",
+        "output_checkpoint",
+    ),
+    "headgate.connectors.memory": (
+        "Discard",
+        "FromRows",
+        "Print",
+    ),
+    "headgate.connectors.streams": (
+        "GroupSource",
+        "StreamSink",
+        "StreamSource",
+    ),
+    "headgate.connectors.two_phase_sink": ("TwoPhaseSink",),
+    "headgate.model.progress": (
+        "PipelineHandle",
+        "PipelineState",
+        "Progress",
+        "RunResult",
+    ),
+    "headgate.operators.checkpoint_listeners": (
         "CheckpointListener",
         "CheckpointedFunction",
+        "PublishOnCheckpoint",
         "RestoreContext",
         "SnapshotContext",
     ),
-    "headgate.operators.checkpointed.lists": ("OperatorList", "UnionList"),
-    "headgate.operators.checkpointed.publishing": ("PublishOnCheckpoint",),
-    "headgate.operators.process.batch_aggregating": ("BatchAggregateFunction", "BatchAggregatingState"),
-    "headgate.operators.process.batch_reducing": ("BatchReducingState", "BatchStateHandle"),
-    "headgate.operators.process.batch_states": ("BatchListState", "BatchMapState", "BatchValueState", "Keys"),
-    "headgate.operators.process.batch_timers": ("BatchTimers", "FiredTimers"),
-    "headgate.operators.process.by_batch": ("BatchContext", "BatchProcessFunction"),
-    "headgate.operators.process.combining": ("AggregateFunction", "AggregatingState", "ReducingState"),
-    "headgate.operators.process.functions": ("ProcessContext", "ProcessFunction", "StateHandle"),
-    "headgate.operators.process.keyed_states": ("ListState", "MapState", "ValueState"),
-    "headgate.operators.process.broadcast_states": ("BatchBroadcastState", "BroadcastState"),
-    "headgate.operators.process.broadcasting": (
+    "headgate.operators.operator_state": (
+        "OperatorList",
+        "UnionList",
+    ),
+    "headgate.operators.process.batch_aggregation": (
+        "BatchAggregateFunction",
+        "BatchAggregatingState",
+        "BatchReducingState",
+        "BatchStateHandle",
+    ),
+    "headgate.operators.process.batch_process": (
+        "BatchContext",
+        "BatchProcessFunction",
+        "BatchTimers",
+        "FiredTimers",
+    ),
+    "headgate.operators.process.batch_state": (
+        "BatchListState",
+        "BatchMapState",
+        "BatchValueState",
+        "Keys",
+    ),
+    "headgate.operators.process.broadcast_process": (
         "BatchBroadcastProcessFunction",
         "BroadcastContext",
         "BroadcastProcessFunction",
     ),
-    "headgate.operators.process.timers": ("Timer", "Timers"),
+    "headgate.operators.process.broadcast_state": (
+        "BatchBroadcastState",
+        "BroadcastState",
+    ),
+    "headgate.operators.process.row_process": (
+        "ProcessContext",
+        "ProcessFunction",
+        "StateHandle",
+    ),
+    "headgate.operators.process.row_state": (
+        "AggregateFunction",
+        "AggregatingState",
+        "ListState",
+        "MapState",
+        "ReducingState",
+        "ValueState",
+    ),
+    "headgate.operators.process.timers": (
+        "Timer",
+        "Timers",
+    ),
     "headgate.spark.state_source": ("register_state_source",),
     "headgate.spark.stream_format": ("register_streams",),
     "headgate.state.evolution": ("Evolution",),
     "headgate.state.ttl": ("TTL",),
-    "headgate.store.cuts": ("StreamCut",),
-    "headgate.store.following": ("StreamEvents", "StreamFollower"),
-    "headgate.store.group_reader": ("CheckpointMarker", "GroupEvents", "GroupReader"),
+    "headgate.store.follower": (
+        "StreamEvents",
+        "StreamFollower",
+    ),
+    "headgate.store.group_reader": (
+        "CheckpointMarker",
+        "GroupEvents",
+        "GroupReader",
+    ),
+    "headgate.store.policies": (
+        "Retention",
+        "Scaling",
+    ),
     "headgate.store.reader_groups": ("ReaderGroup",),
-    "headgate.store.retention": ("Retention",),
-    "headgate.store.scaling": ("Scaling",),
-    "headgate.store.shared_transaction": ("SharedTransaction",),
+    "headgate.store.shared_transactions": (
+        "SharedTransaction",
+        "TransactionWriter",
+    ),
     "headgate.store.store": ("Store",),
-    "headgate.store.transaction_writer": ("TransactionWriter",),
+    "headgate.store.streams": ("StreamCut",),
 }
 _FOR_EACH_RECORD = "headgate.operators."
 """What users' functions call in the workers, for each record."""
@@ -317,9 +410,9 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     module = _HOME_OF.get(name)
     if module is None:
-        from headgate.api.not_yet import why_no_name
+        from headgate.api.unsupported import name_hint
 
-        raise AttributeError(f"headgate has no name '{name}'{why_no_name(name, __all__)}")
+        raise AttributeError(f"headgate has no name '{name}'{name_hint(name, __all__)}")
     value = getattr(importlib.import_module(module), name)
     _check_calls()
     globals()[name] = value = getattr(sys.modules[module], name)

@@ -58,7 +58,7 @@ class BoundedInput:
         return data
 
 
-class Callers:
+class ConnectionLimit:
     """The open connections of a port: one more than ``at_most`` ends the oldest that has not asked for anything yet."""
 
     def __init__(self, at_most: int) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headgate.errors import UsageError
-from headgate.model.security import SecurityConfig
+from headgate.model.config import SecurityConfig
 
 _VALID = datetime.datetime(2020, 1, 1), datetime.datetime(2120, 1, 1)
 """Of a certificate that lives as long as its process; nobody compares it with a clock."""

@@ -13,7 +13,7 @@ from tests.api.test_async_store import numbers, write
 from tests.store.storing import KEYED, STREAM, keyed
 
 import headgate as hg
-from headgate.store.following import StreamFollower
+from headgate.store.follower import StreamFollower
 from headgate.store.group_reader import GroupReader
 from headgate.store.reader_groups import ReaderGroup
 from headgate.store.writer import StreamWriter

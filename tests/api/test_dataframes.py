@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 
 pytestmark = [
     pytest.mark.spark,

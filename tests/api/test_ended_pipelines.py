@@ -8,8 +8,8 @@ import pytest
 
 import headgate as hg
 from headgate import testing
+from headgate.cli.output import result_text
 from headgate.cli.progress import outcome_of
-from headgate.cli.text import result_text
 from headgate.display.progress import end_text
 from headgate.errors import PipelineFailed
 from headgate.model.progress import SilentObserver
@@ -60,7 +60,7 @@ def test_a_damaged_end_is_not_taken_for_one(tmp_path: Path, monkeypatch: pytest.
     testing.run(pipeline(tmp_path))
     newest = max((tmp_path / "checkpoints" / "p" / "log").iterdir())
     newest.write_bytes(newest.read_bytes()[:-3])
-    monkeypatch.setattr(session, "found_session", no_session)
+    monkeypatch.setattr(session, "find_session", no_session)
     with pytest.raises(PipelineFailed, match="Spark is asked for"):
         pipeline(tmp_path).start()
 

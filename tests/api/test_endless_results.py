@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.api.results import Bound, _Watcher
+from headgate.api.collect import Bound, _Watcher
 from headgate.model.progress import PipelineState, Progress
 from headgate.store.store import Store
 

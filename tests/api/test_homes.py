@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.api.homes import remember
+from headgate.api.pipeline_registry import remember_pipeline
 
 
 def test_where_the_checkpoints_are_is_noted_for_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,13 +17,13 @@ def test_where_the_checkpoints_are_is_noted_for_the_user_alone(tmp_path: Path, m
         (tmp_path / root / "p" / "log").mkdir(parents=True)
     before = os.umask(0)
     try:
-        assert remember("p", str(tmp_path / "one")) == []
-        assert remember("p", str(tmp_path / "two")) == [str(tmp_path / "one")]
-        assert remember("p", str(tmp_path / "one")) == [str(tmp_path / "two")], "again"
+        assert remember_pipeline("p", str(tmp_path / "one")) == []
+        assert remember_pipeline("p", str(tmp_path / "two")) == [str(tmp_path / "one")]
+        assert remember_pipeline("p", str(tmp_path / "one")) == [str(tmp_path / "two")], "again"
     finally:
         os.umask(before)
     (tmp_path / "state" / "headgate" / "pipelines" / "p" / "a directory").mkdir()
-    assert remember("p", str(tmp_path / "one")) == [str(tmp_path / "two")], "what cannot be read is left out"
+    assert remember_pipeline("p", str(tmp_path / "one")) == [str(tmp_path / "two")], "what cannot be read is left out"
     made = list((tmp_path / "state").rglob("*"))
     modes = {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()}
     assert modes == {0o600}

@@ -11,16 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from headgate.api import pages
-from headgate.api.homes import remember
-from headgate.api.known import KnownPipeline, KnownState, Looker
-from headgate.api.pages import announced, page_of
-from headgate.codec.lock_holder import Ending, encode_holder
+from headgate.api import pipeline_registry
+from headgate.api.pipeline_registry import (
+    KnownPipeline,
+    KnownState,
+    PipelineRegistry,
+    announced_page,
+    page_of,
+    remember_pipeline,
+)
+from headgate.codec.json_files import Ending, encode_holder
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.pipeline_lock import PipelineLock, read_holder
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +38,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def root(tmp_path: Path) -> Path:
     """A directory in which pipeline ``p`` has claimed, but completed nothing."""
     CheckpointLog(open_storage(str(tmp_path / "root")), "p").claim("test", 1_700_000_000_000)
-    remember("p", str(tmp_path / "root"))
+    remember_pipeline("p", str(tmp_path / "root"))
     return tmp_path / "root"
 
 
@@ -49,8 +54,8 @@ def manifest(checkpoint: int) -> Manifest:
     )
 
 
-def seen(looker: Looker | None = None) -> KnownPipeline:
-    (found,) = (looker or Looker()).look()
+def seen(looker: PipelineRegistry | None = None) -> KnownPipeline:
+    (found,) = (looker or PipelineRegistry()).look()
     return found
 
 
@@ -78,11 +83,13 @@ def test_what_a_pipeline_does_is_told_by_its_lock(root: Path) -> None:  # PG8
 
 
 def test_what_is_gone_is_left_out_and_what_cannot_be_read_says_why(root: Path, tmp_path: Path) -> None:  # PG8
-    remember("q", str(tmp_path / "elsewhere"))
-    remember("r", "s3://bucket/checkpoints")
+    remember_pipeline("q", str(tmp_path / "elsewhere"))
+    remember_pipeline("r", "s3://bucket/checkpoints")
     (tmp_path / "state" / "headgate" / "pipelines" / "a file").write_text("of somebody else")
     CheckpointLog(open_storage(str(tmp_path / "given")), "z").claim("test", 1_700_000_000_000)
-    found = Looker([str(tmp_path / "given"), str(tmp_path / "given"), str(tmp_path / "missing"), str(root)]).look()
+    found = PipelineRegistry(
+        [str(tmp_path / "given"), str(tmp_path / "given"), str(tmp_path / "missing"), str(root)]
+    ).look()
     assert [(one.name, one.place) for one in found] == [
         ("p", str(root)),
         ("r", "s3://bucket/checkpoints"),
@@ -92,7 +99,7 @@ def test_what_is_gone_is_left_out_and_what_cannot_be_read_says_why(root: Path, t
     for entry in (root / "p" / "log").iterdir():
         entry.unlink()
     (root / "p" / "log").rmdir()
-    assert [one.name for one in Looker().look()] == ["r"]
+    assert [one.name for one in PipelineRegistry().look()] == ["r"]
 
 
 def test_the_newest_checkpoint_is_shown(root: Path) -> None:
@@ -112,7 +119,7 @@ def test_a_log_is_read_again_when_it_has_changed(root: Path, monkeypatch: pytest
     looks = []
     observe = CheckpointLog.observe
     monkeypatch.setattr(CheckpointLog, "observe", lambda self: looks.append(self) or observe(self))
-    looker = Looker()
+    looker = PipelineRegistry()
     assert [seen(looker).checkpoint for _ in range(3)] == [1, 1, 1]
     assert len(looks) == 1
     log.append(manifest(2))
@@ -122,21 +129,21 @@ def test_a_log_is_read_again_when_it_has_changed(root: Path, monkeypatch: pytest
 
 def test_whoever_looks_changes_nothing(root: Path, tmp_path: Path) -> None:  # PG8
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    Looker([str(tmp_path / "missing")]).look()
+    PipelineRegistry([str(tmp_path / "missing")]).look()
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
 def test_a_page_is_found_as_long_as_its_process_serves_it(root: Path, state: Path) -> None:  # PG9
     lock = PipelineLock.acquire(str(root), "p", "process 7 on here")
     assert seen().page == ""
-    with announced("p", "http://127.0.0.1:4050/"):
+    with announced_page("p", "http://127.0.0.1:4050/"):
         assert seen().page == "http://127.0.0.1:4050/"
         assert page_of("q", os.getpid()) == "", "of another pipeline"
         (note,) = (state / "pages").iterdir()
         assert stat.S_IMODE(note.stat().st_mode) == 0o600
     assert list((state / "pages").iterdir()) == []
     assert seen().page == ""
-    with announced("p", "http://127.0.0.1:4050/"):
+    with announced_page("p", "http://127.0.0.1:4050/"):
         lock.release(Ending.STOPPED, 5, "")
         assert seen().page == "", "the run is over"
 
@@ -149,7 +156,7 @@ def test_a_note_of_another_process_with_the_same_number_counts_for_nothing(root:
     assert seen().page == ""
     note.write_bytes(b"half a no")
     assert seen().page == ""
-    with announced("p", "http://127.0.0.1:2/"):
+    with announced_page("p", "http://127.0.0.1:2/"):
         assert seen().page == "http://127.0.0.1:2/"
     lock.release()
 
@@ -160,7 +167,7 @@ def test_notes_of_processes_that_died_are_swept(state: Path) -> None:
     (state / "pages").mkdir(parents=True)
     for name in (f"{child.pid}-p", "readme", f"{os.getpid()}-other"):
         (state / "pages" / name).write_bytes(b"")
-    with announced("p", "http://127.0.0.1:2/"):
+    with announced_page("p", "http://127.0.0.1:2/"):
         left = {path.name for path in (state / "pages").iterdir()}
     assert left == {"readme", f"{os.getpid()}-other", f"{os.getpid()}-p"}
 
@@ -169,6 +176,6 @@ def test_without_a_home_there_is_a_page_all_the_same(monkeypatch: pytest.MonkeyP
     def homeless() -> Path:
         raise RuntimeError("no home")
 
-    monkeypatch.setattr(pages, "user_state_directory", homeless)
-    with announced("p", "http://127.0.0.1:2/"):
+    monkeypatch.setattr(pipeline_registry, "user_state_directory", homeless)
+    with announced_page("p", "http://127.0.0.1:2/"):
         assert page_of("p", os.getpid()) == ""

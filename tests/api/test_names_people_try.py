@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 
 import headgate as hg
-from headgate.api.not_yet import METHODS_TO_COME, NAMES_TO_COME
-from headgate.api.other_words import KEYED, PIPELINE, STREAM
+from headgate.api.unsupported import KEYED_HINTS, METHODS_TO_COME, NAMES_TO_COME, PIPELINE_HINTS, STREAM_HINTS
 
 
 def rows() -> hg.Stream:
@@ -73,9 +72,9 @@ def test_time_to_live_without_its_class_is_refused() -> None:  # TL1
 @pytest.mark.parametrize(
     ("words", "kind", "made"),
     [
-        (STREAM, hg.Stream, rows),
-        (STREAM | KEYED, hg.KeyedStream, lambda: rows().key_by("k")),
-        (PIPELINE, hg.Pipeline, lambda: hg.Pipeline("p")),
+        (STREAM_HINTS, hg.Stream, rows),
+        (STREAM_HINTS | KEYED_HINTS, hg.KeyedStream, lambda: rows().key_by("k")),
+        (PIPELINE_HINTS, hg.Pipeline, lambda: hg.Pipeline("p")),
     ],
 )
 def test_a_verb_of_another_engine_says_what_it_is_called_here(

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from headgate.api import otlp
-from headgate.api.otlp import MetricsPush
-from headgate.api.running import start_with_metrics
+from headgate.api import metrics
+from headgate.api.foreground import start_with_metrics
+from headgate.api.metrics import MetricsPush
 from headgate.errors import UsageError
 from headgate.model.ids import NodeName
 from headgate.model.progress import NodeProgress, PipelineState, Progress, SilentObserver, SubtaskProgress
@@ -86,7 +86,7 @@ def test_the_last_numbers_reach_the_collector(collector: Collector) -> None:  # 
 
 
 def test_a_collector_that_is_not_there_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:  # OM9
-    monkeypatch.setattr(otlp, "LAST_PUSH_MS_MAX", 100)
+    monkeypatch.setattr(metrics, "LAST_PUSH_MS_MAX", 100)
     with Collector() as gone:
         port = gone.server_port
     push = MetricsPush(f"http://127.0.0.1:{port}")

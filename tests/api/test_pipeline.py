@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.api.preparing import make_checkpoint_directory
+from headgate.api.launch import make_checkpoint_directory
 from headgate.model import config as model
-from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import BAD_RECORDS, MAIN
 from headgate.model.ids import NodeName
+from headgate.model.plan import PipelineDefinition
 from headgate.operators import bad_records
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import headgate as hg
+from headgate.model.checkpoint_options import Alignment, Guarantee
 from headgate.model.config import DamagedCheckpoint
-from headgate.model.options import Alignment, Guarantee
 
 
 def made(mode: str, **options: Any) -> hg.Pipeline:

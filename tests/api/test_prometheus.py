@@ -19,12 +19,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from tests.servers.objects import OWN
 
-from headgate.api import prometheus
+from headgate.api import metrics
+from headgate.api.foreground import start_with_metrics
+from headgate.api.metrics import MetricsPort
 from headgate.api.pipeline import METRICS_HOST
-from headgate.api.prometheus import MetricsPort
-from headgate.api.running import start_with_metrics
-from headgate.cli.run_options import Beginning, RunOptions
-from headgate.cli.running import metrics_port
+from headgate.cli.options import RunOptions, StartPoint
+from headgate.cli.run import metrics_port
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation, NodeName
 from headgate.model.progress import (
@@ -193,7 +193,7 @@ def test_a_start_that_fails_gives_its_port_up(port: MetricsPort) -> None:  # OM5
 
 
 def options(number: int) -> RunOptions:
-    begins = Beginning(None, None, ())
+    begins = StartPoint(None, None, ())
     return RunOptions(None, None, None, begins, False, False, False, False, None, metrics_port=number)
 
 
@@ -217,8 +217,8 @@ def test_a_keeper_passes_the_port_on_and_a_wrong_one_is_refused() -> None:
 
 # SE9
 def test_silent_callers_take_a_few_descriptors_and_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus, "CALLERS_MAX", 4)
-    monkeypatch.setattr(prometheus._Caller, "timeout", 600)  # what ends them is that others come
+    monkeypatch.setattr(metrics, "CALLERS_MAX", 4)
+    monkeypatch.setattr(metrics._Caller, "timeout", 600)  # what ends them is that others come
     port = MetricsPort(0, METRICS_HOST)
     port.watch("shop", lambda: PROGRESS)
     with contextlib.ExitStack() as opened:

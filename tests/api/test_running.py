@@ -10,7 +10,7 @@ import pytest
 from tests.clocks import HandClock
 
 import headgate as hg
-from headgate.api.running import SAME_WISH_MS, RunRequested, loading_only, refuse_while_loading, run_to_end
+from headgate.api.foreground import SAME_WISH_MS, RunRequested, loading_only, refuse_while_loading, run_to_end
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import (
@@ -100,7 +100,7 @@ def test_a_second_signal_waits_for_no_checkpoint_and_removes_none() -> None:  # 
 
 def test_sigterm_twice_in_one_moment_is_once(monkeypatch: pytest.MonkeyPatch) -> None:  # OM6
     clock = HandClock()
-    monkeypatch.setattr("headgate.api.running.SYSTEM_CLOCK", clock)
+    monkeypatch.setattr("headgate.api.foreground.SYSTEM_CLOCK", clock)
     handle = FakeHandle([signal.SIGTERM, signal.SIGTERM])
     run_to_end(lambda: handle)
     assert handle.calls == ["stop"]

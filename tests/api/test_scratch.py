@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from headgate.api import homes
-from headgate.api.scratch import SCRATCH, ScratchDirectory
-from headgate.storage import own_directory
+from headgate.api import pipeline_registry
+from headgate.api.collect import SCRATCH, ScratchDirectory
+from headgate.storage import local_directories
 
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_others_may_remove_the_directory_of_all_looks_at_any_time(tmp_path: Path, times: int) -> None:  # N41
-    opening, left = own_directory.open_lock, [times]
+    opening, left = local_directories.open_lock, [times]
 
     def removed_before(path: Path) -> int:
         if left[0]:
@@ -24,7 +24,7 @@ def test_others_may_remove_the_directory_of_all_looks_at_any_time(tmp_path: Path
         return opening(path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own_directory, "open_lock", removed_before)
+        patch.setattr(local_directories, "open_lock", removed_before)
         mine = ScratchDirectory(str(tmp_path))
     assert not left[0]
     assert mine.path.is_dir()
@@ -48,6 +48,6 @@ def test_another_place_is_mentioned_although_a_record_of_a_third_goes(tmp_path: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         for name in ("a/", "b/", "c/"):
-            homes.remember("p", os.path.join(tmp_path, name))
+            pipeline_registry.remember_pipeline("p", os.path.join(tmp_path, name))
         patch.setattr(Path, "read_text", lambda path, *a, **o: read(path, *a, **o))
-        assert homes.remember("p", os.path.join(tmp_path, "c/")) == [os.path.join(tmp_path, "a/")]
+        assert pipeline_registry.remember_pipeline("p", os.path.join(tmp_path, "c/")) == [os.path.join(tmp_path, "a/")]

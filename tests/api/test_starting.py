@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import headgate as hg
-from headgate.cli.main import app
+from headgate.cli.app import app
 from headgate.errors import UsageError
 from headgate.model.config import StartConfig
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 from headgate.spark.session import check_cluster
 
 
@@ -78,7 +78,7 @@ def test_a_run_that_cannot_begin_deletes_nothing(monkeypatch: pytest.MonkeyPatch
         happened.append("checked")
         raise UsageError("there is no Java")
 
-    monkeypatch.setattr("headgate.api.starting.start_over", lambda *_: happened.append("deleted"))
+    monkeypatch.setattr("headgate.api.launch.start_over", lambda *_: happened.append("deleted"))
     for check, expected in ((no_java, ["checked"]), (lambda *_: happened.append("checked"), ["checked", "deleted"])):
         happened.clear()
         monkeypatch.setattr("headgate.spark.session.check_cluster", check)
@@ -101,7 +101,7 @@ def test_a_supervisor_that_cannot_begin_deletes_nothing(monkeypatch: pytest.Monk
     )
     monkeypatch.setattr("headgate.cli.run.check_cluster", no_master)
     monkeypatch.setattr("headgate.cli.run.start_over", lambda *_: happened.append("deleted"))
-    monkeypatch.setattr("headgate.cli.run.become_keeper", lambda *_: happened.append("kept"))
+    monkeypatch.setattr("headgate.cli.run.exec_supervisor", lambda *_: happened.append("kept"))
     options = ["--fresh", "--supervised", "--quiet", "--dir", str(tmp_path / "home")]
     result = CliRunner().invoke(app, ["run", str(program), *options])
     assert str(result.exception) == "there is no such master"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from headgate.cli import main
-from headgate.cli.failures import report
-from headgate.cli.load import load_pipeline
+from headgate.cli import app
+from headgate.cli.output import report_error
+from headgate.cli.program_loader import load_pipeline
 from headgate.errors import UsageError
 
 PROGRAM = """
@@ -55,11 +55,11 @@ def test_other_errors_and_other_hooks_are_as_ever(
 
 
 def test_a_hook_that_is_there_already_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    from headgate.api.uncaught import speak_plainly
+    from headgate.tracebacks import install_excepthook
 
     mine = lambda *error: None  # noqa: E731
     monkeypatch.setattr(sys, "excepthook", mine)
-    speak_plainly()
+    install_excepthook()
     assert sys.excepthook is mine
 
 
@@ -100,7 +100,7 @@ def test_the_command_names_the_line_of_the_program(tmp_path: Path, capsys: pytes
     program.write_text(PROGRAM.format("p.source(hg.FromRows([{'a': 1}])).select('b')"))
     with pytest.raises(UsageError) as caught:
         load_pipeline(str(program))
-    report(caught.value)
+    report_error(caught.value)
     said = capsys.readouterr().err.splitlines()
     assert said[-1] == f"  {program}, line 4: p.source(hg.FromRows([{{'a': 1}}])).select('b')"
 
@@ -110,5 +110,5 @@ def test_an_error_of_the_command_itself_names_no_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["headgate", "run", "nothing.py"])
     with pytest.raises(SystemExit):
-        main.main()
+        app.main()
     assert capsys.readouterr().err == "Error: there is no file nothing.py\n"

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headgate.cli import main as cli
-from headgate.codec.lock_holder import LockHolder, encode_holder
+from headgate.cli import app as cli
+from headgate.codec.json_files import LockHolder, encode_holder
 from headgate.errors import PipelineFailed, UsageError
-from headgate.model.run_request import RunRequest
+from headgate.model.progress import ControlRequest
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.stopping import RunningPipeline
-from headgate.storage.backends import open_storage
+from headgate.runtime.driver.remote_control import RunningPipeline
+from headgate.storage.urls import open_storage
 
 HOLDER = """
 import signal, sys
-from headgate.codec.lock_holder import Ending
+from headgate.codec.json_files import Ending
 from headgate.model.progress import CheckpointOutcome
 from headgate.runtime.driver import asking
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
@@ -73,7 +73,7 @@ def test_a_process_of_an_older_release_is_not_asked_to_cancel(tmp_path: Path) ->
     older = LockHolder("process 1 on here", "here", 1, "n", True, takes_asks=True, takes_savepoints=True)
     assert b"takes_cancels" in encode_holder(older)
     with pytest.raises(UsageError, match="an older release, which takes no request to cancel"):
-        RunningPipeline(str(tmp_path), "p", older).ask_for(RunRequest(cancels=True))
+        RunningPipeline(str(tmp_path), "p", older).ask_for(ControlRequest(cancels=True))
 
 
 def test_list_says_that_checkpoints_were_removed(tmp_path: Path) -> None:  # C70

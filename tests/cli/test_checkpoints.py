@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headgate.cli.main import app
+from headgate.cli.app import app
 from headgate.codec.log_entry import encode_log_entry
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, SnapshotDelays, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import Damage, Gap
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 
 def manifest(checkpoint: int, is_final: bool = False) -> Manifest:

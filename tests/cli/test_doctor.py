@@ -10,7 +10,7 @@ import pytest
 from headgate import __version__
 from headgate.cli import doctor
 from headgate.cli.doctor import Finding, Verdict, check_executors, judge_executors
-from headgate.spark.executors import Executor
+from headgate.spark.session import Executor
 
 
 def test_every_finding_is_one_line(tmp_path: Path) -> None:

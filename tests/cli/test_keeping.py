@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from headgate.cli import keeping
-from headgate.cli.keeping import KEPT, Orders, Terms, restart_text
+from headgate.cli import supervisor
+from headgate.cli.supervisor import KEPT, Orders, Terms, restart_text
 from headgate.errors import (
     BadRecord,
     CorruptionError,
@@ -29,18 +29,17 @@ from headgate.errors import (
     UsageError,
 )
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
-from headgate.model.exits import Exit, exit_of
-from headgate.model.failure import Failure, FailureKind
-from headgate.model.run_request import RunRequest
-from headgate.protocol.supervision.keeper import ChildEnded, ReportRestart
-from headgate.runtime.driver.ending import error_of
-from headgate.runtime.driver.stopping import RunningPipeline
+from headgate.model.failure import ExitCode, Failure, FailureKind, exit_code_of
+from headgate.model.progress import ControlRequest
+from headgate.protocol.supervision.driver_supervisor import ChildEnded, ReportRestart
+from headgate.runtime.driver.driver import error_of
+from headgate.runtime.driver.remote_control import RunningPipeline
 
 WAIT_S = 60.0
 
 CHILD = """
 import json, os, signal, subprocess, sys, time
-from headgate.cli.kept import Kept
+from headgate.cli.supervisor_client import Kept
 kept = Kept.by_environment()
 told = open(sys.argv[1], "a", buffering=1)
 def tell(*words): told.write(json.dumps([os.getpid(), *words]) + "\\n")
@@ -74,7 +73,7 @@ class Kept:
         command = [sys.executable, "-P", str(program), str(self._told)]
         given = Orders(command, strategy or FixedDelay(attempts=5, delay_ms=1), "p", **orders)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", keeping.__name__, given.encoded()],
+            [sys.executable, "-P", "-m", supervisor.__name__, given.encoded()],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -176,7 +175,7 @@ def test_a_driver_that_was_asked_to_drain_and_died_drains_when_it_is_started_aga
 HOLDS = """
 from pathlib import Path
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
-from headgate.runtime.driver.succession import Succession, succeeding
+from headgate.runtime.driver.takeover import Succession, succeeding
 signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 with taking_signals(), succeeding(Succession(keeper=kept.keeper)):
     lock = PipelineLock.acquire(str(Path(sys.argv[1]).parent), "p", "a child")
@@ -213,7 +212,7 @@ def test_whoever_asked_insists_when_the_driver_died_over_the_question(
     kept = keep(HOLDS)
     ((pid, _),) = kept.wait_told(1)
     running = RunningPipeline.find(str(tmp_path), "p")
-    ask = running.ask_for(RunRequest(cancels=not drain, ends=drain, drains=drain))
+    ask = running.ask_for(ControlRequest(cancels=not drain, ends=drain, drains=drain))
     os.kill(pid, signal.SIGKILL)
     kept.wait_told(2)
     ended = until(running.ended, "the end of the first run")
@@ -357,14 +356,14 @@ def test_the_next_driver_has_the_name_and_the_generation_of_the_last_one(keep: C
 
 def test_a_command_that_is_not_there_is_tried_again(tmp_path: Path) -> None:  # KR11
     orders = Orders([str(tmp_path / "nothing")], FixedDelay(attempts=1, delay_ms=1), "p")
-    command = [sys.executable, "-P", "-m", keeping.__name__, orders.encoded()]
+    command = [sys.executable, "-P", "-m", supervisor.__name__, orders.encoded()]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
     assert ended.returncode == 1
     assert "p: the driver could not be started ([Errno 2] No such file or directory" in ended.stderr
 
 
 def test_a_keeper_imports_neither_spark_nor_arrow() -> None:
-    code = f"import sys, {keeping.__name__}, headgate.cli.kept\nprint(*sys.modules)"
+    code = f"import sys, {supervisor.__name__}, headgate.cli.supervisor_client\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"pyspark", "pyarrow", "polars", "numpy", "msgspec", "typer", "sqlalchemy", "obstore", "headgate.api"}
     assert not heavy & set(loaded)
@@ -410,28 +409,30 @@ def test_each_restart_is_one_line(ended: ChildEnded, strategy: RestartStrategy, 
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (UsageError("do that"), Exit.USAGE),
-        (FencedError("pipeline p", 1, 2), Exit.REPLACED),
-        (OutputDenied("out", 7, "gone"), Exit.FOR_GOOD),
-        (BadRecord("parse", "not JSON", "", "{"), Exit.FOR_GOOD),
-        (PipelineFailed("it failed", is_for_good=True), Exit.FOR_GOOD),
-        (PipelineFailed("it failed"), Exit.FAILED),
-        (StorageError("put", "x", "full"), Exit.FAILED),
-        (CorruptionError("x", 0, "a", "b"), Exit.FAILED),
+        (UsageError("do that"), ExitCode.USAGE),
+        (FencedError("pipeline p", 1, 2), ExitCode.REPLACED),
+        (OutputDenied("out", 7, "gone"), ExitCode.FOR_GOOD),
+        (BadRecord("parse", "not JSON", "", "{"), ExitCode.FOR_GOOD),
+        (PipelineFailed("it failed", is_for_good=True), ExitCode.FOR_GOOD),
+        (PipelineFailed("it failed"), ExitCode.FAILED),
+        (StorageError("put", "x", "full"), ExitCode.FAILED),
+        (CorruptionError("x", 0, "a", "b"), ExitCode.FAILED),
     ],
 )
-def test_each_error_has_the_exit_code_of_what_can_be_done_about_it(error: HeadgateError, code: Exit) -> None:  # KR4
-    assert exit_of(error) is code
+def test_each_error_has_the_exit_code_of_what_can_be_done_about_it(error: HeadgateError, code: ExitCode) -> None:  # KR4
+    assert exit_code_of(error) is code
 
 
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
-        (FailureKind.LOST, Exit.FAILED),
-        (FailureKind.USER_CODE, Exit.FOR_GOOD),
-        (FailureKind.DETERMINISTIC, Exit.FOR_GOOD),
-        (FailureKind.REPLACED, Exit.REPLACED),
+        (FailureKind.LOST, ExitCode.FAILED),
+        (FailureKind.USER_CODE, ExitCode.FOR_GOOD),
+        (FailureKind.DETERMINISTIC, ExitCode.FOR_GOOD),
+        (FailureKind.REPLACED, ExitCode.REPLACED),
     ],
 )
-def test_a_failure_that_ended_a_run_says_whether_starting_again_may_help(kind: FailureKind, code: Exit) -> None:  # KR4
-    assert exit_of(error_of(Failure(kind, "it failed"))) is code
+def test_a_failure_that_ended_a_run_says_whether_starting_again_may_help(
+    kind: FailureKind, code: ExitCode
+) -> None:  # KR4
+    assert exit_code_of(error_of(Failure(kind, "it failed"))) is code

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark import cloudpickle
 
-from headgate.cli.load import PROGRAM, load_pipeline
+from headgate.cli.program_loader import PROGRAM, load_pipeline
 from headgate.errors import UsageError
 from headgate.operators.catalog import RowFunctionSpec
 

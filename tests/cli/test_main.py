@@ -11,9 +11,8 @@ from tests.store.catalogue.test_store_looking import GOLDEN, content
 from typer.testing import CliRunner
 
 from headgate import __version__
-from headgate.cli import main as cli
-from headgate.cli.failures import report
-from headgate.cli.text import result_text
+from headgate.cli import app as cli
+from headgate.cli.output import report_error, result_text
 from headgate.errors import HeadgateError, PipelineFailed, StorageError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import RunResult
@@ -108,7 +107,7 @@ def test_commands_that_do_not_exist_say_what_there_is(
 def test_errors_have_exit_codes_and_pipelines_bring_their_users_traceback(
     error: HeadgateError, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert report(error) == code
+    assert report_error(error) == code
     assert capsys.readouterr().err == f"Error: {error}\n"
 
 

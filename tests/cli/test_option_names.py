@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 import headgate as hg
 from headgate import testing
 from headgate.api.pipeline import Pipeline
-from headgate.cli.main import app
-from headgate.cli.old_names import OLD_NAMES
+from headgate.cli.app import OLD_NAMES, app
 from headgate.model.progress import PipelineHandle
-from headgate.store.serving.server import ServerOptions
+from headgate.store.server.server import ServerOptions
 
 ROOT = Path(__file__).parents[2]
 UPGRADING = (ROOT / "docs" / "upgrading.md").read_text()

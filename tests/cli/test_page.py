@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 from tests.web.shop import Asked, definition, progress
 
-from headgate.cli.page import TOKEN, PagePlace, ShownByPage
-from headgate.cli.progress import Quiet
-from headgate.cli.run_options import Beginning, RunOptions
+from headgate.cli.options import RunOptions, StartPoint
+from headgate.cli.progress import TOKEN, PageAddress, PageObserver, QuietObserver
 from headgate.errors import PipelineFailed, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import LogPlace, RunResult
 
 
-class Heard(Quiet):
+class Heard(QuietObserver):
     """Remembers what it was told."""
 
     def __init__(self) -> None:
@@ -41,8 +40,8 @@ def heard() -> Heard:
     return Heard()
 
 
-def shown(heard: Heard, root: Path, port: int = 0) -> ShownByPage:
-    return ShownByPage(heard, definition(root), PagePlace(port))
+def shown(heard: Heard, root: Path, port: int = 0) -> PageObserver:
+    return PageObserver(heard, definition(root), PageAddress(port))
 
 
 def state_at(note: str, token: str = "", path: str = "state") -> dict[str, Any]:
@@ -103,8 +102,8 @@ def test_a_port_that_is_taken_is_said_before_anything_begins(heard: Heard, tmp_p
 
 def test_who_goes_on_in_anothers_place_runs_without_a_page(heard: Heard, tmp_path: Path) -> None:  # PG7
     with socket.create_server(("127.0.0.1", 0)) as other:
-        place = PagePlace(other.getsockname()[1])
-        with ShownByPage(heard, definition(tmp_path), place, must_run=True) as page:
+        place = PageAddress(other.getsockname()[1])
+        with PageObserver(heard, definition(tmp_path), place, must_run=True) as page:
             page.on_progress(progress())
     assert heard.calls == ["on_note", "on_progress"]
     assert "running without a page" in heard.notes[0]
@@ -118,7 +117,7 @@ def test_a_port_is_a_port(port: int) -> None:
 
 def test_the_packages_of_the_page_are_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr("headgate.cli.page.find_spec", lambda name: None if name == "uvicorn" else find(name))
+    monkeypatch.setattr("headgate.cli.progress.find_spec", lambda name: None if name == "uvicorn" else find(name))
     with pytest.raises(UsageError, match=re.escape("pip install 'headgate[ui]'")):
         options(4050).check()
 
@@ -129,5 +128,5 @@ def test_a_keeper_tells_its_drivers_where_the_page_is() -> None:
 
 
 def options(port: int | None) -> RunOptions:
-    page = None if port is None else PagePlace(port)
-    return RunOptions(None, None, None, Beginning(None, None, ()), False, False, False, False, None, page=page)
+    page = None if port is None else PageAddress(port)
+    return RunOptions(None, None, None, StartPoint(None, None, ()), False, False, False, False, None, page=page)

@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headgate.api.homes import remember
-from headgate.api.pages import announced
-from headgate.cli.main import app
-from headgate.cli.page import TOKEN
-from headgate.codec.lock_holder import Ending
+from headgate.api.pipeline_registry import announced_page, remember_pipeline
+from headgate.cli.app import app
+from headgate.cli.progress import TOKEN
+from headgate.codec.json_files import Ending
 from headgate.errors import UsageError
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.pipeline_lock import PipelineLock
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +32,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(root: Path, name: str) -> None:
     CheckpointLog(open_storage(str(root)), name).claim("test", 1_700_000_000_000)
-    remember(name, str(root))
+    remember_pipeline(name, str(root))
 
 
 def told(*arguments: str) -> str:
@@ -49,7 +48,7 @@ def test_pipelines_are_listed_wherever_they_are(tmp_path: Path) -> None:
     started(tmp_path / "two", "bank")
     lock = PipelineLock.acquire(str(tmp_path / "one"), "shop", "process 7 on here")
     PipelineLock.acquire(str(tmp_path / "two"), "bank", "process 8 on here").release(Ending.FAILED, 5, "disk full")
-    with announced("shop", "http://127.0.0.1:4050/"):
+    with announced_page("shop", "http://127.0.0.1:4050/"):
         lines = told().splitlines()
         fields = json.loads(told("--json"))
     assert re.search(rf"^shop +running .*{tmp_path / 'one'} +http://127.0.0.1:4050/", lines[1])
@@ -65,7 +64,7 @@ def test_pipelines_are_listed_wherever_they_are(tmp_path: Path) -> None:
 @pytest.mark.run
 def test_the_page_of_all_pipelines_is_served_until_it_is_told_to_end(tmp_path: Path) -> None:
     started(tmp_path / "one", "shop")
-    command = [sys.executable, "-m", "headgate.cli.main", "ui", "--port", "0"]
+    command = [sys.executable, "-m", "headgate.cli.app", "ui", "--port", "0"]
     environment = {**os.environ, TOKEN: "sesame"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         assert child.stdout is not None

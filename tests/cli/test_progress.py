@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from tests.clocks import HandClock
 
+from headgate.cli.output import duration_text, size_text, time_text
 from headgate.cli.progress import (
     JsonLinesProgress,
     LiveProgress,
@@ -17,7 +18,6 @@ from headgate.cli.progress import (
     nodes_table,
     summary_text,
 )
-from headgate.cli.text import duration_text, size_text, time_text
 from headgate.errors import PipelineFailed
 from headgate.model.ids import CheckpointId, Generation, NodeName
 from headgate.model.progress import (

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headgate.cli import keeping, run
-from headgate.cli.keeping import Orders
-from headgate.cli.main import app
-from headgate.cli.restarts import restart_strategy
+from headgate.cli import run, supervisor
+from headgate.cli.app import app
+from headgate.cli.options import restart_strategy
+from headgate.cli.supervisor import Orders
 from headgate.errors import UsageError
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
 
@@ -73,7 +73,7 @@ def became(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[list[str],
 
 def test_supervised_becomes_a_keeper_of_the_same_command(monkeypatch: pytest.MonkeyPatch) -> None:
     command, orders = became(monkeypatch, "--supervised", "some/program.py", "--", "--its", "own option")
-    assert command == [sys.executable, "-P", "-m", keeping.__name__]
+    assert command == [sys.executable, "-P", "-m", supervisor.__name__]
     assert orders == Orders(
         [*run.COMMAND, "run", "--", "some/program.py", "--its", "own option"], ExponentialDelay(), "program"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli.run_options import keep_logs_in
+from headgate.cli.options import set_log_directory
 from headgate.errors import UsageError
 from headgate.spark.worker_logs import log_directory
 
@@ -16,9 +16,9 @@ from headgate.spark.worker_logs import log_directory
 def test_logs_are_where_the_option_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool) -> None:
     monkeypatch.setenv("HEADGATE_LOG_DIR", "/elsewhere")
     monkeypatch.chdir(tmp_path)
-    keep_logs_in(None)
+    set_log_directory(None)
     assert os.environ["HEADGATE_LOG_DIR"] == "/elsewhere"
-    keep_logs_in("logs")
+    set_log_directory("logs")
     monkeypatch.chdir("/")
     assert log_directory(is_local=is_local) == tmp_path / "logs"
 
@@ -27,4 +27,4 @@ def test_a_file_is_no_directory_of_logs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wrong in (str(tmp_path / "file"), ""):
         with pytest.raises(UsageError, match="--log-dir must be a directory"):
-            keep_logs_in(wrong)
+            set_log_directory(wrong)

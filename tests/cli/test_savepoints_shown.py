@@ -11,14 +11,14 @@ import pytest
 from tests.cli.test_checkpoints import manifest
 from typer.testing import CliRunner
 
-from headgate.cli import main as cli
+from headgate.cli import app as cli
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
-from headgate.model.savepoint import Savepoint
+from headgate.model.manifest import Savepoint
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 
 HOLDER = """
 import signal, sys
-from headgate.codec.lock_holder import Ending
+from headgate.codec.json_files import Ending
 from headgate.model.progress import CheckpointOutcome
 from headgate.runtime.driver import asking
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals

@@ -9,9 +9,9 @@ from examples.sqlite_sink import SqliteSink
 from typer.testing import CliRunner
 
 import headgate as hg
-from headgate.cli.main import app
+from headgate.cli.app import app
 from headgate.errors import UsageError
-from headgate.model.life import Life, Owner
+from headgate.model.pipeline_identity import Life, Owner
 
 PROGRAM = """
 import sys

@@ -9,11 +9,11 @@ from tests.storage.looked import Looked
 from typer.testing import CliRunner
 
 from headgate.cli import sinks
-from headgate.cli.main import app
-from headgate.connectors.files.layout import SinkIdentity
-from headgate.connectors.files.owner import FileOwner
+from headgate.cli.app import app
+from headgate.connectors.files.ownership import FileOwner
+from headgate.connectors.files.publish_log import SinkIdentity
 from headgate.model.ids import Generation
-from headgate.model.life import Life
+from headgate.model.pipeline_identity import Life
 
 LIFE = Life("one", "/home/p", "far", 0)
 

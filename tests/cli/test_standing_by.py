@@ -12,12 +12,12 @@ from typing import Any, Self
 import pytest
 from typer.testing import CliRunner
 
-from headgate.cli import running
-from headgate.cli.kept import Kept
-from headgate.cli.main import app
-from headgate.cli.progress import Quiet
-from headgate.cli.standby import ENDS, TEXTS, StandingBy, jvm_check
-from headgate.codec.heartbeat import beat_path, encode_beat, end_path
+from headgate.cli import run
+from headgate.cli.app import app
+from headgate.cli.progress import QuietObserver
+from headgate.cli.standby import ENDS, TEXTS, StandbyRunner, jvm_check
+from headgate.cli.supervisor_client import SupervisorClient
+from headgate.codec.json_files import beat_path, encode_beat, end_path
 from headgate.errors import FencedError, PipelineFailed
 from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import Generation
@@ -25,10 +25,10 @@ from headgate.model.progress import PipelineState, Progress, RunResult
 from headgate.protocol.supervision.standby import Notice, Standby
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.pipeline_lock import AlreadyRunning
-from headgate.runtime.driver.succession import succession
-from headgate.storage.backends import open_storage
+from headgate.runtime.driver.takeover import current_takeover
 from headgate.storage.base import Storage
 from headgate.storage.memory import forget_memory_storage
+from headgate.storage.urls import open_storage
 
 ROOT = "memory://standby"
 FIRST = Generation(1)
@@ -62,7 +62,7 @@ def run_of(storage: Storage, course: Course = Course.RUNNING) -> None:
 
 
 def standing_by(start: Callable[[], Any], said: list[tuple[str, str]], **options: Any) -> RunResult | None:
-    return StandingBy(ROOT, "p", Kept(None), start, lambda *words: said.append(words), **options).run()
+    return StandbyRunner(ROOT, "p", SupervisorClient(None), start, lambda *words: said.append(words), **options).run()
 
 
 def test_it_takes_over_behind_the_generation_that_was_silent(storage: Storage) -> None:  # SB8
@@ -71,7 +71,7 @@ def test_it_takes_over_behind_the_generation_that_was_silent(storage: Storage) -
     seen: list[Any] = []
 
     def start() -> Over:
-        seen.append(succession())
+        seen.append(current_takeover())
         return Over()
 
     assert standing_by(start, said) == RunResult(True)
@@ -102,7 +102,7 @@ def test_whoever_ran_and_was_replaced_ends(storage: Storage) -> None:  # SB12
     run_of(storage)
 
     def start() -> Any:
-        succession().tell_claim(Generation(2))
+        current_takeover().tell_claim(Generation(2))
         raise FencedError("pipeline p", 2, 3)
 
     with pytest.raises(FencedError):
@@ -171,7 +171,7 @@ def test_the_progress_of_a_takeover_that_came_too_late_is_not_shown_any_more(
     opened: list[int] = []
     outcomes: list[Any] = [AlreadyRunning("it is run by another one"), Over()]
 
-    class Shown(Quiet):
+    class Shown(QuietObserver):
         def __enter__(self) -> Self:
             opened.append(1)
             assert sum(opened) == 1, "two of them draw on one terminal"
@@ -190,9 +190,9 @@ def test_the_progress_of_a_takeover_that_came_too_late_is_not_shown_any_more(
     program.write_text(
         "import headgate as hg\np = hg.Pipeline('p')\np.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())"
     )
-    monkeypatch.setattr(running, "WarmSession", Warm)
-    monkeypatch.setattr(running, "_observer", lambda *given, **named: Shown())
-    monkeypatch.setattr(running.Pipeline, "start", start)
+    monkeypatch.setattr(run, "WarmSession", Warm)
+    monkeypatch.setattr(run, "_make_observer", lambda *given, **named: Shown())
+    monkeypatch.setattr(run.Pipeline, "start", start)
     result = CliRunner().invoke(app, ["run", "--standby", "--dir", ROOT, str(program)])
     assert result.exit_code == 0, (result.output, result.exception)
     assert opened == [1, -1, 1, -1]
@@ -205,8 +205,8 @@ def test_the_directory_is_made_for_whom_the_pipeline_wants(tmp_path: Path, monke
         "import headgate as hg\np = hg.Pipeline('p', security=hg.Security(access='group'))\n"
         "p.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())\n"
     )
-    monkeypatch.setattr(running, "WarmSession", Warm)
-    monkeypatch.setattr(StandingBy, "run", lambda self: open_storage(self.root).list("p") or None)
+    monkeypatch.setattr(run, "WarmSession", Warm)
+    monkeypatch.setattr(StandbyRunner, "run", lambda self: open_storage(self.root).list("p") or None)
     where = tmp_path / "checkpoints"
     result = CliRunner().invoke(app, ["run", "--standby", "--dir", str(where), str(program)])
     assert result.exit_code == 0, result.output

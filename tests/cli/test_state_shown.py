@@ -16,7 +16,7 @@ from tests.runtime.stored_state.written import Written, state
 from typer.testing import CliRunner
 
 import headgate as hg
-from headgate.cli import main as cli
+from headgate.cli import app as cli
 from headgate.errors import CorruptionError, UsageError
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -10,7 +10,7 @@ from tests.runtime.written_state.test_written_state import ROWS, full, same
 from typer.testing import CliRunner
 
 import headgate as hg
-from headgate.cli import main as cli
+from headgate.cli import app as cli
 from headgate.errors import UsageError
 
 FEW = pl.DataFrame({"key": [1, 2], "value": [10, 20]})

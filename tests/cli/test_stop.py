@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headgate.cli import main as cli
-from headgate.cli.stop import _outcome
-from headgate.codec.lock_holder import Ending, LockHolder
+from headgate.cli import app as cli
+from headgate.cli.pipelines import _outcome
+from headgate.codec.json_files import Ending, LockHolder
 from headgate.errors import PipelineFailed, UsageError
 
 HOLDER = """
 import signal, sys
-from headgate.codec.lock_holder import Ending
+from headgate.codec.json_files import Ending
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 wanted = {signal.SIGTERM, signal.SIGUSR1}
 signal.pthread_sigmask(signal.SIG_BLOCK, wanted)

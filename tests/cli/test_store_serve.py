@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headgate.cli.main import app
+from headgate.cli.app import app
 from headgate.errors import HeadgateError
 
 

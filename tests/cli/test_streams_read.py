@@ -19,9 +19,9 @@ from tests.cli.test_streams import run
 from tests.store.storing import KEYED, STREAM, keyed
 from typer.testing import CliRunner
 
-from headgate.cli import main as cli
+from headgate.cli import app as cli
 from headgate.errors import StorageError
-from headgate.store.following import StreamFollower
+from headgate.store.follower import StreamFollower
 from headgate.store.store import Store
 
 PATIENCE_S = 120.0
@@ -48,7 +48,7 @@ def values(printed: str) -> list[int]:
 @contextlib.contextmanager
 def headgate(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A process of the command line."""
-    command = [sys.executable, "-m", "headgate.cli.main", *arguments]
+    command = [sys.executable, "-m", "headgate.cli.app", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process

@@ -10,10 +10,10 @@ import pytest
 from tests.store.storing import KEYED, STREAM, drained, keyed
 from typer.testing import CliRunner
 
-from headgate.cli.streams import app
-from headgate.model.life import Life
+from headgate.cli.streams.commands import app
+from headgate.model.pipeline_identity import Life
 from headgate.protocol.store.transactions import Status
-from headgate.store.shared_transaction import SharedTransaction
+from headgate.store.shared_transactions import SharedTransaction
 from headgate.store.store import Store
 
 

@@ -15,9 +15,9 @@ from rich.console import Console
 from tests.cli.test_streams import run
 from tests.store.storing import STREAM
 
-from headgate.cli import streams, streams_write
-from headgate.cli.bars import bar
-from headgate.cli.streams import app
+from headgate.cli.output import progress_bar
+from headgate.cli.streams import commands, events
+from headgate.cli.streams.commands import app
 from headgate.store.store import Store
 
 
@@ -25,7 +25,7 @@ from headgate.store.store import Store
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADGATE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(streams, "QUIET_S", 0.001)
+    monkeypatch.setattr(commands, "QUIET_S", 0.001)
     return tmp_path / "store"
 
 
@@ -61,8 +61,8 @@ def test_what_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:  # CL
         bounds = [0, *next(cuts), len(given)]
         return [b"".join(given[begin:end]) for begin, end in pairwise(bounds) if begin < end]
 
-    monkeypatch.setattr(streams_write, "line_blocks", blocks)
-    real = streams_write._append
+    monkeypatch.setattr(events, "line_blocks", blocks)
+    real = events._append
     left = [2]
 
     def dies(writer: object, batch: object, **options: bool) -> None:
@@ -72,7 +72,7 @@ def test_what_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:  # CL
         real(writer, batch, **options)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(streams_write, "_append", dies)
+        patch.setattr(events, "_append", dies)
         run("write", "log", "--writer-id", "w", text=text, code=130)
     assert run("read", "log") == lines(0, 9), "what was flushed is there"
     assert json.loads(run("write", "log", "--writer-id", "w", "--json", text=text))["already_there"] == 9
@@ -159,7 +159,7 @@ def test_progress_is_for_terminals() -> None:  # CL4
     shown = {}
     for is_terminal in (False, True):
         console = Console(file=io.StringIO(), force_terminal=is_terminal)
-        with bar("writing log", 100, console=console) as one:
+        with progress_bar("writing log", 100, console=console) as one:
             one.advance(40)
         shown[is_terminal] = console.file.getvalue()  # type: ignore[attr-defined]
     assert shown[False] == ""

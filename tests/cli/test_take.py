@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from headgate.cli import main as cli
+from headgate.cli import app as cli
 from headgate.errors import PipelineFailed, UsageError
 from headgate.runtime.driver.pipeline_lock import PipelineLock
-from headgate.runtime.driver.stopping import RunningPipeline
+from headgate.runtime.driver.remote_control import RunningPipeline
 
 HOLDER = """
 import signal, sys
-from headgate.codec.lock_holder import Ending
+from headgate.codec.json_files import Ending
 from headgate.model.progress import CheckpointOutcome
 from headgate.runtime.driver import asking
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals

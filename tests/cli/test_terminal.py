@@ -13,15 +13,12 @@ from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
-from headgate import cli
-from headgate.api import uncaught
-from headgate.cli.failures import report
-from headgate.cli.main import app
-from headgate.cli.terminal import Terminal
-from headgate.cli.text import say, write_lines
+from headgate import cli, tracebacks
+from headgate.cli.app import app
+from headgate.cli.output import Terminal, report_error, say, write_lines
 from headgate.errors import UsageError
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
 SHOWN = r"a\x1b]0;title\x07\x1b[2J\x9b31m\u202eb"
@@ -68,7 +65,7 @@ def test_pipelines_in_a_directory_with_an_odd_name_are_listed(tmp_path: Path, mo
 
 
 # SE22
-@pytest.mark.parametrize("tell", [report, lambda error: uncaught.say(type(error), error, None)])
+@pytest.mark.parametrize("tell", [report_error, lambda error: tracebacks.print_error(type(error), error, None)])
 def test_an_error_does_nothing_to_a_terminal(
     tell: Callable[[UsageError], object], capsys: pytest.CaptureFixture[str]
 ) -> None:

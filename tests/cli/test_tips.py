@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli import running, tips
-from headgate.cli.kept import Kept
-from headgate.cli.run_options import Beginning, RunOptions
-from headgate.cli.tips import prepare_tip
+from headgate.cli import doctor, run
+from headgate.cli.doctor import prepare_tip
+from headgate.cli.options import RunOptions, StartPoint
+from headgate.cli.supervisor_client import SupervisorClient
 from headgate.model.progress import RunResult
 
-pytestmark = pytest.mark.skipif(tips.archive_file(os.environ) is None, reason="there is no Java here")
+pytestmark = pytest.mark.skipif(doctor.archive_file(os.environ) is None, reason="there is no Java here")
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_it_is_told_only_where_it_helps(home: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HEADGATE_MASTER", "spark://host:7077")
     assert tip() is None
     monkeypatch.delenv("HEADGATE_MASTER")
-    file = tips.archive_file(os.environ)
+    file = doctor.archive_file(os.environ)
     assert file is not None
     file.parent.mkdir(parents=True, mode=0o700)
     file.touch(0o600)
@@ -77,14 +77,14 @@ def test_a_run_tells_it_behind_its_result(
     class Named:
         name = "p"
 
-    monkeypatch.setattr(Kept, "keeper", property(lambda self: keeper))
-    monkeypatch.setattr(running, "_running", lambda *given: RunResult(True))
-    monkeypatch.setattr(running, "_is_terminal", lambda: True)
+    monkeypatch.setattr(SupervisorClient, "keeper", property(lambda self: keeper))
+    monkeypatch.setattr(run, "_run_now", lambda *given: RunResult(True))
+    monkeypatch.setattr(run, "_is_terminal", lambda: True)
     given = {"quiet": False, "as_json": False, **options}
     made = RunOptions(
-        None, None, None, Beginning(None, None, ()), supervised=False, standby=False, restart=None, **given
+        None, None, None, StartPoint(None, None, ()), supervised=False, standby=False, restart=None, **given
     )
-    running.run_here(Named(), made, Kept(None))  # type: ignore[arg-type]
+    run.run_here(Named(), made, SupervisorClient(None))  # type: ignore[arg-type]
     told = capfd.readouterr().err
     assert ("headgate prepare" in told) is is_told
     if is_told:

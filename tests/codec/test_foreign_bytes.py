@@ -13,18 +13,25 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headgate.codec import messages
-from headgate.codec.heartbeat import decode_beat
-from headgate.codec.life import decode_life, encode_life
-from headgate.codec.lock_holder import Ending, LockHolder, decode_holder, encode_holder
+from headgate.codec.json_files import (
+    Ending,
+    LockHolder,
+    decode_beat,
+    decode_holder,
+    decode_life,
+    decode_order,
+    decode_savepoint,
+    decode_targets,
+    encode_holder,
+    encode_life,
+)
 from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint, encode_log_entry
-from headgate.codec.savepoint import decode_savepoint
 from headgate.codec.snapshot import FILES_PREFIX, IN_FLIGHT_PREFIX
-from headgate.codec.targets import decode_order, decode_targets
 from headgate.errors import CorruptionError, ProtocolViolation
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.life import Life
 from headgate.model.manifest import Claim, Committable, LogEntry, Manifest, SnapshotDelays, SnapshotPart, SubtaskEntry
+from headgate.model.pipeline_identity import Life
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged
 
 PART = SnapshotPart(3, 7, "", b"abc", {"sum": {"accumulators": 250_000}})

@@ -9,7 +9,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.codec.heartbeat import beat_path, decode_beat, encode_beat, end_path, generation_of, mark_of
+from headgate.codec.json_files import beat_path, decode_beat, encode_beat, end_path, generation_of, mark_of
 from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import CheckpointId, Generation
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from headgate.codec import log_entry
 from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint, encode_log_entry
 from headgate.errors import CorruptionError
+from headgate.model.checkpoint_options import Guarantee
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import (
     Claim,
@@ -24,7 +25,6 @@ from headgate.model.manifest import (
     SnapshotPart,
     SubtaskEntry,
 )
-from headgate.model.options import Guarantee
 
 CLAIM = Claim(Generation(3), "process 1 on host ä", 1_700_000_000_000)
 ENTRY = SubtaskEntry(

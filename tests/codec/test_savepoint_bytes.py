@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import xxhash
 
-from headgate.codec.savepoint import decode_savepoint, encode_savepoint
+from headgate.codec.json_files import decode_savepoint, encode_savepoint
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Manifest, SnapshotPart, SubtaskEntry
-from headgate.model.savepoint import Savepoint
+from headgate.model.manifest import Manifest, Savepoint, SnapshotPart, SubtaskEntry
 
 ENTRY = SubtaskEntry(SubtaskId(VertexId("sums"), 1), (SnapshotPart(3, 7, "", b"abc"),), ())
 MANIFEST = Manifest(CheckpointId(4), Generation(3), 2, 128, (ENTRY,), (), {"source": "rows"}, False, 5, 6)

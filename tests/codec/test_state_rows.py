@@ -8,7 +8,7 @@ import pytest
 
 from headgate.codec.loop_log import LOG_ROWS, LogChunk, LogOwner, encode_log, log_rows
 from headgate.codec.snapshot import decode_sections
-from headgate.codec.state_rows import difference, stored_rows
+from headgate.codec.snapshot_rows import difference, stored_rows
 from headgate.errors import CorruptionError
 
 SCHEMA = pa.schema([("key", pa.int64()), ("text", pa.large_string())])

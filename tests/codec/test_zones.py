@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from headgate.codec.zones import LOCAL_TIME, MOMENT, gains_zones, in_zones_of, joined_zones, unzoned_schema
-from headgate.model import zones
+from headgate.codec.arrow import LOCAL_TIME, MOMENT, gains_zones, in_zones_of, joined_zones, unzoned_schema
+from headgate.model import state_schema
 
 
 def nested(one: pa.DataType, other: pa.DataType) -> pa.Schema:
@@ -29,7 +29,7 @@ def test_columns_gain_zones_and_lose_none(old: tuple, new: tuple, gains: bool) -
     before, now = nested(*old), nested(*new)
     assert gains_zones(before, now) is gains
     told = [", ".join(f"{field.name}: {field.type}" for field in schema) for schema in (before, now)]
-    assert zones.gains_zones(*told) is gains, "the texts say the same"
+    assert state_schema.gains_zones(*told) is gains, "the texts say the same"
     assert (joined_zones(before, nested(MOMENT, MOMENT)) is None) is (
         unzoned_schema(before) != nested(LOCAL_TIME, LOCAL_TIME)
     )
@@ -45,6 +45,6 @@ def test_no_number_changes_with_the_zone() -> None:  # EV12
 
 
 def test_texts_are_compared_as_they_are() -> None:  # EV12
-    assert not zones.gains_zones("value (.*): timestamp[us]", "value at: timestamp[us, tz=UTC]")
-    assert not zones.gains_zones("timestamp[us], n", "timestamp[us, tz=UTC]")
-    assert not zones.gains_zones("timestamp[ms]", "timestamp[us, tz=UTC]")
+    assert not state_schema.gains_zones("value (.*): timestamp[us]", "value at: timestamp[us, tz=UTC]")
+    assert not state_schema.gains_zones("timestamp[us], n", "timestamp[us, tz=UTC]")
+    assert not state_schema.gains_zones("timestamp[ms]", "timestamp[us, tz=UTC]")

@@ -9,19 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.base import SourceBatch, SourceContext
+from headgate.connectors.base import CheckpointMarker, HoldContext, InducedReader, SourceBatch, SourceContext
 from headgate.connectors.hooks import ASK_AGAIN, HookContext, HookedSource
-from headgate.connectors.induced import CheckpointMarker, InducedReader
-from headgate.connectors.offers import HoldContext
 from headgate.connectors.streams import GroupSource, StreamSource
-from headgate.connectors.streams.group_hook import GroupCheckpointHook
-from headgate.connectors.streams.group_reading import GroupSourceReader
+from headgate.connectors.streams.group_source import GroupCheckpointHook, GroupSourceReader
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
-from headgate.operators.checkpointed.functions import SnapshotContext
+from headgate.operators.checkpoint_listeners import SnapshotContext
 from headgate.store.catalogue.group_rows import decode_group, encode_group
-from headgate.store.cuts import StreamCut
 from headgate.store.store import Store
+from headgate.store.streams import StreamCut
 from headgate.testing.source_kit import check_source
 
 SCHEMA = pa.schema([pa.field("key", pa.large_string()), pa.field("value", pa.int64())])

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.connectors.files.layout import StagedFile, encode_files
+from headgate.connectors.descriptions import committable_text, position_text, readable
+from headgate.connectors.files.line_file import FilePosition
 from headgate.connectors.files.parquet import ParquetPosition
-from headgate.connectors.files.position import FilePosition
-from headgate.connectors.readable import committable_text, position_text, readable
-from headgate.model.state_identity import StateIdentity
+from headgate.connectors.files.publish_log import StagedFile, encode_files
+from headgate.model.state_schema import StateIdentity
 
 
 def told(identity: str, split: str, data: bytes) -> str | None:

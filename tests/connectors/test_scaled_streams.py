@@ -8,14 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.base import SourceContext
-from headgate.connectors.induced import CheckpointMarker
-from headgate.connectors.offers import HoldContext
+from headgate.connectors.base import CheckpointMarker, HoldContext, SourceContext
 from headgate.connectors.streams import StreamSource, StreamSourceReader
 from headgate.errors import StorageError, TruncatedError
 from headgate.model.ids import Generation
-from headgate.operators.checkpointed.functions import SnapshotContext
-from headgate.store.catalogue.values import Reading
+from headgate.operators.checkpoint_listeners import SnapshotContext
+from headgate.store.catalogue.records import Reading
 from headgate.store.store import Store
 
 SCHEMA = pa.schema([pa.field("key", pa.large_string()), pa.field("value", pa.int64())])

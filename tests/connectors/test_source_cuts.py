@@ -17,8 +17,8 @@ from headgate.connectors.streams import StreamSource, StreamSourceReader
 from headgate.errors import TruncatedError, UsageError
 from headgate.model.ids import Generation
 from headgate.storage.local import LocalStorage
-from headgate.store.cuts import StreamCut
 from headgate.store.store import Store
+from headgate.store.streams import StreamCut
 
 NAME = "app/events"
 SCHEMA = pa.schema([pa.field("key", pa.large_string()), pa.field("value", pa.int64())])

@@ -13,21 +13,28 @@ import xxhash
 
 import headgate as hg
 from headgate import testing
-from headgate.codec.targets import decode_targets, encode_targets
-from headgate.connectors.base import Committer, Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
-from headgate.connectors.offers import HoldContext
-from headgate.connectors.recorded import sink_of
+from headgate.codec.json_files import decode_targets, encode_targets
+from headgate.connectors.base import (
+    Committer,
+    HoldContext,
+    Sink,
+    SinkContext,
+    SinkWriter,
+    Source,
+    SourceContext,
+    SourceReader,
+)
+from headgate.connectors.sink_registry import sink_of
 from headgate.connectors.streams import StreamSink, StreamSource, StreamSourceReader
 from headgate.errors import CorruptionError, FencedError, HeadgateError, UsageError
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.life import Life
 from headgate.model.manifest import Committable
+from headgate.model.pipeline_identity import Life
 from headgate.protocol.checkpoints.commit import CommitPermit
-from headgate.runtime.driver.starting_over import StartingOver
-from headgate.store.cuts import StreamCut
-from headgate.store.retention import Retention, policy_of
+from headgate.runtime.driver.reset import Reset
+from headgate.store.policies import Retention, retention_policy_of
 from headgate.store.store import Store
-from headgate.store.streams import StreamInfo
+from headgate.store.streams import StreamCut, StreamInfo
 
 SCHEMA = pa.schema([pa.field("key", pa.large_string()), pa.field("value", pa.int64())])
 NAME = "app/events"
@@ -384,7 +391,7 @@ def test_what_is_written_down_of_a_sink_makes_the_same_stream(store: Store, rete
     assert again.recorded("out") == target
     again.make_target(SCHEMA)
     info = store.describe("new/out")
-    assert (info.segments_count, info.routing_key, info.retention) == (2, "key", policy_of(retention))
+    assert (info.segments_count, info.routing_key, info.retention) == (2, "key", retention_policy_of(retention))
 
 
 def test_what_an_older_release_wrote_down_says_nothing_of_a_retention() -> None:  # SO1
@@ -419,7 +426,7 @@ def test_a_stream_with_another_retention_than_its_sinks_keeps_it_when_it_is_empt
     store.set_retention("new/out", own)
     sink.open_committer("p", "sink", Generation(1)).commit(permit(1), [output(sink, 1, 1, 2)])
     found = started_over(sink, SCHEMA)
-    assert (found.events_count, found.retention) == (0, policy_of(own))
+    assert (found.events_count, found.retention) == (0, retention_policy_of(own))
 
 
 def test_a_pipeline_whose_sink_gets_a_retention_goes_on_and_starts_over(store: Store, tmp_path: Path) -> None:  # SC8
@@ -434,7 +441,7 @@ def test_a_pipeline_whose_sink_gets_a_retention_goes_on_and_starts_over(store: S
     assert store.describe("new/out").retention is None, "it was there"
     store.set_retention("new/out", WEEK)
     assert run(WEEK, fresh=True) == 5
-    with StartingOver.holding_the_lock(str(tmp_path / "home"), "p", None) as resetting:  # as headgate reset does
+    with Reset.holding_the_lock(str(tmp_path / "home"), "p", None) as resetting:  # as headgate reset does
         resetting.carry_out(resetting.look())
     assert "new/out" not in {info.name for info in store.list_streams()}, "its columns may be others"
     assert run(WEEK) == 5

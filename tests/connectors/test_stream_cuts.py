@@ -10,16 +10,15 @@ import pyarrow as pa
 import pytest
 from tests.store.storing import database_of
 
-from headgate.connectors.base import SourceBatch, SourceContext
+from headgate.connectors.base import CheckpointMarker, InducedReader, SourceBatch, SourceContext
 from headgate.connectors.hooks import HookContext, HookedSource
-from headgate.connectors.induced import CheckpointMarker, InducedReader
-from headgate.connectors.stream_cuts import StreamCutHook
 from headgate.connectors.streams import StreamCutReader, StreamSource
-from headgate.connectors.streams.source import LookingSource
+from headgate.connectors.streams.stream_cuts import StreamCutHook
+from headgate.connectors.streams.stream_source import LookingSource
 from headgate.errors import UsageError
 from headgate.model.ids import Generation
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.values import Frontier, Marker
+from headgate.store.catalogue.records import Frontier, Marker
 from headgate.store.store import Store
 from headgate.testing.source_kit import check_markers
 

@@ -15,12 +15,12 @@ from tests.mutants.harness import patched
 
 from headgate.connectors.streams import StreamSink, StreamSource
 from headgate.errors import StorageError, UsageError
-from headgate.store.catalogue import database
-from headgate.store.catalogue.database import FileDatabase
+from headgate.store.catalogue import sqlite
+from headgate.store.catalogue.sqlite import FileDatabase
 from headgate.store.reader import SegmentReader
 from headgate.store.store import Store
 from headgate.testing import Target, check_sink, check_source
-from headgate.testing.sinks.target import HasFailed
+from headgate.testing.sinks.fake_pipeline import HasFailed
 
 STREAM = "out"
 
@@ -28,7 +28,7 @@ STREAM = "out"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No power is cut here, so nothing has to reach the disk."""
-    monkeypatch.setattr(database, "SYNCHRONOUS", "OFF")
+    monkeypatch.setattr(sqlite, "SYNCHRONOUS", "OFF")
 
 
 class Shown:

@@ -20,7 +20,7 @@ from headgate.spark.jvm_settings import JVM_OPTIONS
 
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 EXECUTOR = "CoarseGrainedExecutorBackend"
-PYTHON = "headgate.spark.daemon"
+PYTHON = "headgate.spark.python_daemon"
 LOOPBACK = "127.0.0.1"
 
 

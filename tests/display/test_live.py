@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import headgate as hg
-from headgate import threads
-from headgate.api import results
-from headgate.api.scratch import SCRATCH
-from headgate.display.live import DISPLAYS_MAX, LiveDisplay, in_notebook
+from headgate import environment
+from headgate.api import collect
+from headgate.api.collect import SCRATCH
+from headgate.display.progress import DISPLAYS_MAX, LiveDisplay, in_notebook
 from headgate.model.progress import PipelineState, Progress, RunResult
-from headgate.runtime.driver import handle as handles
-from headgate.runtime.driver.handle import DriverHandle
+from headgate.runtime.driver import driver as handles
+from headgate.runtime.driver.driver import DriverHandle
 
 
 class Shown:
@@ -157,7 +157,7 @@ def test_whoever_is_interrupted_while_waiting_leaves_the_run_alone(monkeypatch: 
 
 
 def test_an_interrupt_that_comes_just_before_a_wait_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:  # ND6
-    driver, waits, wait = StandIn(), list[float](), threads.wait
+    driver, waits, wait = StandIn(), list[float](), environment.wait
 
     def waited(futures: Any, timeout_s: float) -> Any:
         waits.append(timeout_s)
@@ -165,7 +165,7 @@ def test_an_interrupt_that_comes_just_before_a_wait_is_noticed(monkeypatch: pyte
             driver.result.set_result(RunResult(True))
         return wait(futures, 0)
 
-    monkeypatch.setattr(threads, "wait", waited)
+    monkeypatch.setattr(environment, "wait", waited)
     assert DriverHandle(driver).wait() == RunResult(True)  # type: ignore[arg-type]
     assert max(waits) <= 1, "Python looks for signals between two waits"
     handle = DriverHandle(StandIn())  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def test_a_look_that_is_interrupted_leaves_nothing(
             return end
         raise end
 
-    monkeypatch.setattr(results, "run_to_end", interrupted)
+    monkeypatch.setattr(collect, "run_to_end", interrupted)
     p = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path))
     with pytest.raises((KeyboardInterrupt, hg.HeadgateError)):
         p.source(hg.FromRows([{"n": 1}])).collect()

@@ -12,10 +12,8 @@ import pytest
 
 import headgate as hg
 from headgate.connectors.base import SourceContext
-from headgate.display.html import value_text
-from headgate.display.layout import GAP_X, MARGIN, WIDTH, laid_out
+from headgate.display.html import GAP_X, MARGIN, NODES_MAX, WIDTH, graph_svg, make_layout, value_text
 from headgate.display.progress import end_text, progress_html
-from headgate.display.svg import NODES_MAX, graph_svg
 from headgate.model.graph import Edge, Node, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.model.progress import LoopProgress, NodeProgress, PipelineState, Progress, RunResult
@@ -109,18 +107,18 @@ def test_a_pipeline_is_drawn_while_it_is_written() -> None:  # ND3
 
 def test_operators_stand_behind_all_that_feed_them_and_nowhere_twice() -> None:  # ND3
     nodes = [node("a"), node("b"), node("c", "a"), node("d", "a", "b"), node("e", "c", "d"), node("f", "a")]
-    layout = laid_out(nodes)
+    layout = make_layout(nodes)
     columns = {name: round((place.x - MARGIN) / (WIDTH + GAP_X)) for name, place in layout.places.items()}
     assert columns == {"a": 0, "b": 0, "c": 1, "d": 1, "f": 1, "e": 2}
     assert len({(place.x, place.y) for place in layout.places.values()}) == len(nodes)
     assert all(place.x + WIDTH < layout.width and place.y < layout.height for place in layout.places.values())
-    assert laid_out([]).places == {}
+    assert make_layout([]).places == {}
 
 
 def test_what_leads_back_is_drawn_and_has_no_say_in_the_places() -> None:  # ND3
     head = node("loop", "in", role=Role.LOOP_HEAD, feedback=("step",))
     nodes = [node("in", role=Role.SOURCE), head, node("step", "loop"), node("out", "step", role=Role.SINK)]
-    assert sum(arrow.is_feedback for arrow in laid_out(nodes).arrows) == 1
+    assert sum(arrow.is_feedback for arrow in make_layout(nodes).arrows) == 1
     svg = graph_svg(nodes)
     assert is_harmless(svg)
     assert svg.count('stroke="#b25e00"') == 2, "the head of the loop, and the way back"

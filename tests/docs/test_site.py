@@ -18,9 +18,8 @@ from tests.docs.reference import page_with_table, pages_with_names
 
 import headgate as hg
 import headgate.testing
-from headgate.cli.main import app
-from headgate.cli.old_names import OLD_NAMES
-from headgate.connectors.files.source import LineOptions
+from headgate.cli.app import OLD_NAMES, app
+from headgate.connectors.files.line_source import LineOptions
 
 MARKED = {'python title="Structured Streaming"', 'python title="Flink"', 'python title="Without Headgate"'}
 """Blocks of Python that are of other engines: they are compiled, not run."""

@@ -23,10 +23,10 @@ from tests.logs.recording import Recorder
 from headgate import fault_points
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.protocol.store.transactions import Status
-from headgate.store.appends import Appended
 from headgate.store.group_reader import GroupEvents, GroupReader
-from headgate.store.open_transaction import Transaction
 from headgate.store.store import Store
+from headgate.store.transactions import Transaction
+from headgate.store.writer import Appended
 
 STREAM, GROUP = "app/events", "members"
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.string())])
@@ -318,7 +318,7 @@ def run(orders: Orders) -> None:
 
 def _obey(logs: Path) -> None:
     """Have the disk be full, and the date be another one, for as long as files say so."""
-    from headgate.clock import SystemClock
+    from headgate.environment import SystemClock
     from headgate.storage.local import LocalStorage, storage_error
 
     put, wall_ms = LocalStorage.put, SystemClock.wall_ms

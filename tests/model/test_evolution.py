@@ -8,7 +8,7 @@ from itertools import product
 import pyarrow as pa
 import pytest
 
-from headgate.model.evolution import (
+from headgate.model.schema_evolution import (
     NO_RULES,
     Elements,
     Fields,
@@ -19,7 +19,7 @@ from headgate.model.evolution import (
     changes_in,
     conversion_of,
 )
-from headgate.model.value_types import ListOf, Plain, StructOf, ValueType, inner_paths, read_columns, read_type
+from headgate.model.state_schema import ListOf, Plain, StructOf, ValueType, inner_paths, read_columns, read_type
 
 INT, LONG, TEXT = Plain("int32"), Plain("int64"), Plain("large_string")
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.ids import key_groups_of_subtask
 
 
 @given(st.integers(1, 512), st.data())

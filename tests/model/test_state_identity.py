@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.model.state_identity import Form, StateIdentity, declared
+from headgate.model.state_schema import Form, StateIdentity, declared
 
 KEYS = [("user", "large_string"), ("part", "int64")]
 COUNT = declared("value", "count", "int64")

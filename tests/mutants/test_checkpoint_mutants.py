@@ -20,25 +20,24 @@ from headgate.errors import StorageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
 from headgate.operators.loop_head import LoopHeadOperator
-from headgate.operators.process import by_row
+from headgate.operators.process import row_process
 from headgate.protocol.checkpoints import pending
+from headgate.protocol.checkpoints.checkpoint_requests import Requests
 from headgate.protocol.checkpoints.coordinator_events import AnswerRequest
-from headgate.protocol.checkpoints.requests import Requests
 from headgate.protocol.checkpoints.retention import FileRetention
-from headgate.protocol.checkpoints.track import Tracker
-from headgate.protocol.subtasks.induced import InducedCut
-from headgate.protocol.subtasks.read_ahead import ReadAhead
-from headgate.protocol.supervision import restart
+from headgate.protocol.subtasks.externally_induced import InducedCut
+from headgate.protocol.subtasks.weaker_guarantees import ReadAhead, Tracker
+from headgate.protocol.supervision import restart_policy
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
-from headgate.runtime.checkpoints.targets import SubtaskTarget
+from headgate.runtime.checkpoints.snapshot_writer import SubtaskTarget
+from headgate.runtime.driver.coordinator_host import RoundCallbacks
 from headgate.runtime.driver.hook_calls import HookCalls
-from headgate.runtime.driver.live_generation import LiveGeneration
-from headgate.runtime.driver.looping import RoundCallbacks
+from headgate.runtime.driver.supervisor_host import LiveGeneration
 from headgate.runtime.wire.channels import InputChannel
 from headgate.runtime.wire.exchange import Exchange
-from headgate.runtime.worker.in_flight import InFlight
-from headgate.runtime.worker.loop_log import LoopLog
-from headgate.runtime.worker.outlets import EdgeOutlet
+from headgate.runtime.worker.chain import EdgeOutlet
+from headgate.runtime.worker.loop_head import LoopLog
+from headgate.runtime.worker.unaligned import ChannelRecorder
 from headgate.sim.kinds import asking, induced, mixed, modes, overtaking
 from headgate.sim.machine.disk import SimStorage
 
@@ -97,7 +96,7 @@ def a_worker_leaves_its_connections_open() -> AbstractContextManager[None]:
 
 
 def what_waits_is_not_recorded() -> AbstractContextManager[None]:  # UA7
-    return skipped(InFlight, "record")
+    return skipped(ChannelRecorder, "record")
 
 
 def what_is_behind_a_barrier_is_recorded_too() -> AbstractContextManager[None]:  # UA7
@@ -160,7 +159,7 @@ def what_was_given_up_is_told_as_completed() -> AbstractContextManager[None]:  #
 
 
 def every_failure_is_restarted() -> AbstractContextManager[None]:  # R2
-    return patched(restart, "StayDown", lambda reason: restart.RestartAfter(20))
+    return patched(restart_policy, "StayDown", lambda reason: restart_policy.RestartAfter(20))
 
 
 def users_are_told_of_every_other_round() -> AbstractContextManager[None]:
@@ -180,7 +179,7 @@ def a_record_is_logged_twice() -> AbstractContextManager[None]:
 
 
 def functions_forget_their_state_at_a_round() -> AbstractContextManager[None]:
-    return skipped(by_row.ProcessOperator, "on_round")
+    return skipped(row_process.ProcessOperator, "on_round")
 
 
 def no_sentinels() -> AbstractContextManager[None]:

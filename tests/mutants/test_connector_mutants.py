@@ -14,17 +14,17 @@ import pytest
 from tests.mutants.harness import Mutant, around, patched, skipped
 from tests.mutants.seeds import Finder, assert_found, bounded, every_kind, plain
 
-from headgate.connectors.custom import ledger, two_phase
-from headgate.connectors.custom.fence import Fence
-from headgate.connectors.files import table as file_table
-from headgate.connectors.files.commit import FileCommitter
-from headgate.connectors.files.ledger import Ledger
-from headgate.connectors.files.lines import LineFile
-from headgate.connectors.files.source import FileReader
-from headgate.connectors.files.system import inode_of
-from headgate.connectors.files.writer import FileWriter
-from headgate.operators.checkpointed.publishing import PublishOnCheckpoint
-from headgate.runtime.checkpoints.restoring import RestoredSnapshots
+from headgate.connectors import ledger_sink, two_phase_sink
+from headgate.connectors.fenced_sink import Fence
+from headgate.connectors.files import file_tracker as file_table
+from headgate.connectors.files.file_committer import FileCommitter
+from headgate.connectors.files.file_writer import FileWriter
+from headgate.connectors.files.filesystem import inode_of
+from headgate.connectors.files.line_file import LineFile
+from headgate.connectors.files.line_source import FileReader
+from headgate.connectors.files.publish_log import Ledger
+from headgate.operators.checkpoint_listeners import PublishOnCheckpoint
+from headgate.runtime.checkpoints.restore import RestoredSnapshots
 from headgate.runtime.driver.sink_commits import SinkCommits
 from headgate.sim.kinds import custom, followed, listening
 
@@ -71,12 +71,14 @@ def finished_files_have_no_position() -> AbstractContextManager[None]:
 
 def names_are_the_same_in_all_subtasks() -> AbstractContextManager[None]:  # CS2, K8
     return around(
-        two_phase.TwoPhaseSink, "open", lambda call, self, context: call(self, replace(context, subtask_index=0))
+        two_phase_sink.TwoPhaseSink, "open", lambda call, self, context: call(self, replace(context, subtask_index=0))
     )
 
 
 def a_ledger_names_all_subtasks_alike() -> AbstractContextManager[None]:  # CS2, CS6
-    return around(ledger.LedgerSink, "open", lambda call, self, context: call(self, replace(context, subtask_index=0)))
+    return around(
+        ledger_sink.LedgerSink, "open", lambda call, self, context: call(self, replace(context, subtask_index=0))
+    )
 
 
 def older_generations_are_not_refused() -> AbstractContextManager[None]:  # K14
@@ -84,19 +86,19 @@ def older_generations_are_not_refused() -> AbstractContextManager[None]:  # K14
 
 
 def recovery_aborts_what_is_kept() -> AbstractContextManager[None]:  # CS3
-    return around(two_phase._Committer, "recover", lambda call, self, keep: call(self, []))
+    return around(two_phase_sink._Committer, "recover", lambda call, self, keep: call(self, []))
 
 
 def the_newest_is_committed_first() -> AbstractContextManager[None]:  # K2
     def in_order(call: Any, permit: Any, committables: Any) -> Any:
         return call(permit, committables)[::-1]
 
-    return around(ledger, "in_order", in_order)
+    return around(ledger_sink, "in_order", in_order)
 
 
 def a_ledger_publishes_the_first_of_several() -> AbstractContextManager[None]:  # B4
     return around(
-        ledger._Committer, "commit", lambda call, self, permit, committables: call(self, permit, committables[:1])
+        ledger_sink._Committer, "commit", lambda call, self, permit, committables: call(self, permit, committables[:1])
     )
 
 

@@ -14,23 +14,23 @@ import pytest
 from tests.mutants.harness import Mutant, all_of, around, patched, skipped
 from tests.mutants.seeds import EVENTS_MAX, Finder, assert_found, bounded, plain
 
-from headgate.codec.snapshot_path import stored_file
-from headgate.model.definition import PipelineDefinition
+from headgate.codec.snapshot import stored_file
 from headgate.model.ids import Generation
-from headgate.model.life import Life
 from headgate.model.manifest import Manifest
+from headgate.model.pipeline_identity import Life
+from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.recovery import NextClaim
-from headgate.protocol.checkpoints.restoring_by_name import Adopt, GoOn, Named
-from headgate.protocol.supervision import pulse
+from headgate.protocol.checkpoints.restore_selection import Adopt, GoOn, Named
+from headgate.protocol.supervision import standby
 from headgate.protocol.supervision.standby import Standby
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.checkpoints.restoring import RestoredSnapshots
-from headgate.runtime.driver import adopting, claims, live_generation
-from headgate.runtime.driver.starting_over import StartingOver
-from headgate.runtime.stored_state import places
-from headgate.runtime.stored_state.reading import Selection
+from headgate.runtime.checkpoints.restore import RestoredSnapshots
+from headgate.runtime.driver import restart, savepoint_start, supervisor_host
+from headgate.runtime.driver.reset import Reset
+from headgate.runtime.state_reader import lookup
+from headgate.runtime.state_reader.reader import Selection
 from headgate.sim.kinds import cancelling, resetting, savepoints, standing_by
 from headgate.sim.kinds.changing_back import GoingBackRun
 from headgate.sim.kinds.changing_code import ChangingCodeRun
@@ -39,13 +39,13 @@ from headgate.sim.product.run import Run
 
 
 def the_second_newest_checkpoint_is_restored() -> AbstractContextManager[None]:
-    found = claims.recovery.candidates
+    found = restart.recovery.candidates
 
     def older(log: Any) -> Any:
         all_found = found(log)
         return all_found[1:] or all_found
 
-    return patched(claims.recovery, "candidates", older)
+    return patched(restart.recovery, "candidates", older)
 
 
 def positions_are_forgotten_at_a_restore() -> AbstractContextManager[None]:
@@ -61,7 +61,7 @@ def a_life_is_drawn_at_every_start() -> AbstractContextManager[None]:
 
 
 def a_stranger_goes_on() -> AbstractContextManager[None]:
-    return all_of(skipped(claims.lives, "objection"), skipped(claims.lives, "may_own", True))
+    return all_of(skipped(restart.ownership, "objection"), skipped(restart.ownership, "may_own", True))
 
 
 def a_start_without_a_sound_checkpoint_is_fresh() -> AbstractContextManager[None]:
@@ -96,7 +96,7 @@ def after_a_rescale_nobody_is_sent_the_state_of_others() -> AbstractContextManag
     def restored(call: Any, manifest: Any, plan: Any, worker: Any) -> Any:
         return [one for one in call(manifest, plan, worker) if one.index == int(worker)]
 
-    return around(live_generation, "restored_by", restored)
+    return around(supervisor_host, "parts_for_worker", restored)
 
 
 def keyed_state_is_kept_by_everybody() -> AbstractContextManager[None]:
@@ -145,25 +145,25 @@ def state_of_any_operator_that_is_gone_is_left_behind() -> AbstractContextManage
 
 
 def output_goes_before_it_is_decided() -> AbstractContextManager[None]:  # SO2
-    def carry_out(call: Any, self: StartingOver, plan: Any) -> None:
+    def carry_out(call: Any, self: Reset, plan: Any) -> None:
         for found in plan.targets:
             early = Life("early", plan.home, "here", 0)
             found.sink.start_over("p", found.target.sink, Generation(99), early, lambda owner: True)
         call(self, plan)
 
-    return around(StartingOver, "carry_out", carry_out)
+    return around(Reset, "carry_out", carry_out)
 
 
 def nobody_finishes_what_was_begun() -> AbstractContextManager[None]:  # SO3
     nobody = classmethod(lambda cls, root, pipeline: False)
-    return all_of(patched(StartingOver, "is_due", nobody), skipped(StartingOver, "finish", False))
+    return all_of(patched(Reset, "is_due", nobody), skipped(Reset, "finish", False))
 
 
 def a_savepoint_does_not_wait_for_its_output() -> AbstractContextManager[None]:  # SV2
     return patched(CommitQueue, "has_confirmed", lambda self, checkpoint: True)
 
 
-DECIDE = adopting.decide
+DECIDE = savepoint_start.decide_named
 
 
 def every_start_adopts_what_it_names() -> AbstractContextManager[None]:  # SV24
@@ -171,18 +171,18 @@ def every_start_adopts_what_it_names() -> AbstractContextManager[None]:  # SV24
         found = DECIDE(log, life, named)
         return Adopt() if isinstance(found, GoOn) else found
 
-    return patched(adopting, "decide", decide)
+    return patched(savepoint_start, "decide_named", decide)
 
 
 @contextmanager
 def a_driver_beats_once() -> Iterator[None]:
     """SB1."""
-    real = pulse.Pulse.beat
+    real = standby.Pulse.beat
 
     def beat(self, now_ms, generation, course):  # type: ignore[no-untyped-def]
         return None if self._count else real(self, now_ms, generation, course)
 
-    with patched(pulse.Pulse, "beat", beat):
+    with patched(standby.Pulse, "beat", beat):
         yield
 
 
@@ -208,8 +208,8 @@ def parts_are_left_out() -> Iterator[None]:
 @contextmanager
 def an_older_checkpoint_is_the_newest() -> Iterator[None]:
     """RS1."""
-    real = places.candidates
-    with patched(places, "candidates", lambda observed: list(reversed(real(observed)))):
+    real = lookup.candidates
+    with patched(lookup, "candidates", lambda observed: list(reversed(real(observed)))):
         yield
 
 

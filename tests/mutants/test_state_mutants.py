@@ -15,18 +15,17 @@ from tests.mutants.harness import Mutant, all_of, patched, skipped
 from tests.mutants.seeds import Finder, assert_found, bounded, plain
 
 from headgate.model.manifest import SnapshotPart
-from headgate.operators.process.broadcast_side import BroadcastSide
-from headgate.operators.process.by_row import ProcessOperator
-from headgate.operators.windows.combine import WindowCombineOperator
-from headgate.protocol.checkpoints.sharing import SharedFiles
-from headgate.runtime.checkpoints import restoring
+from headgate.operators.process.broadcast_state import BroadcastSide
+from headgate.operators.process.row_process import ProcessOperator
+from headgate.operators.window_combine import WindowCombineOperator
+from headgate.protocol.checkpoints.retention import SharedFiles
+from headgate.runtime.checkpoints import restore as restore_module
 from headgate.sim.kinds import chunks, expiring, rocks, sided, timed
 from headgate.state import backend
-from headgate.state.memory import by_column, rows
-from headgate.state.memory.changes import KeyChanges
-from headgate.state.memory.chunk_log import ChunkLog
-from headgate.state.memory.column_timers import MemoryColumnTimers
-from headgate.state.memory.row_timers import MemoryRowTimers
+from headgate.state.memory import column_backend, row_backend
+from headgate.state.memory.change_tracking import KeyChanges
+from headgate.state.memory.incremental_snapshot import ChunkLog
+from headgate.state.memory.timers import MemoryColumnTimers, MemoryRowTimers
 from headgate.state.rocksdb.database import Changes
 from headgate.state.timers import TIMERS
 from headgate.state.ttl import EXPIRES_COLUMN, NEVER_MS, TTL, as_declared
@@ -63,7 +62,7 @@ def files_of_checkpoints_that_may_fail_are_shared() -> AbstractContextManager[No
 
 
 def others_are_not_given_the_copy_of_the_first_one() -> AbstractContextManager[None]:  # BC5
-    return patched(restoring, "is_for_everybody", lambda part, writer: part.section.startswith("union/"))
+    return patched(restore_module, "is_for_all_workers", lambda part, writer: part.section.startswith("union/"))
 
 
 def nobody_restores_broadcast_state() -> AbstractContextManager[None]:  # BC5
@@ -74,7 +73,7 @@ Patch = AbstractContextManager[None]
 
 
 def timers_are_lost_at_a_restore() -> Patch:
-    restore = {cls: cls.restore for cls in (rows.MemoryRowBackend, by_column.MemoryColumnBackend)}
+    restore = {cls: cls.restore for cls in (row_backend.MemoryRowBackend, column_backend.MemoryColumnBackend)}
 
     def without(cls: Any) -> Callable[..., None]:
         def restored(self: Any, sections: Mapping[str, memoryview], path: str, owner: Any) -> None:

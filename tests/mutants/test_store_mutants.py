@@ -14,27 +14,25 @@ import pytest
 from tests.mutants.harness import Mutant, around, patched, skipped
 from tests.mutants.seeds import Finder, assert_found, bounded, found_by
 
-from headgate.connectors.stream_cuts import SegmentCuts
 from headgate.connectors.streams import StreamCommitter, StreamSourceReader
-from headgate.connectors.streams.group_hook import GroupCheckpointHook
+from headgate.connectors.streams.group_source import GroupCheckpointHook
+from headgate.connectors.streams.stream_cuts import SegmentCuts
 from headgate.model.ids import CheckpointId
-from headgate.protocol.store import group_claims, group_progress, reading_order, truncation
-from headgate.protocol.store.group_progress import Progress
-from headgate.protocol.store.group_watch import Watch
+from headgate.protocol.store import group_ownership, reading_order, truncation
 from headgate.protocol.store.layouts import Layout
-from headgate.protocol.store.reader_group import Group
+from headgate.protocol.store.reader_group import Group, Watch
+from headgate.protocol.store.reading_order import Progress
 from headgate.sim.streams import afar, following, grouped, groups, sharing, streams
-from headgate.store.catalogue import owners, shared, sql, starting_over, transactions, writers
+from headgate.store.catalogue import chunk_index, ownership, shared_transaction_rows, sql, transaction_rows
+from headgate.store.catalogue.records import Numbers, Recovered
 from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.catalogue.values import Numbers, Recovered
-from headgate.store.cuts import StreamCut
-from headgate.store.fetching import Room
-from headgate.store.following import StreamFollower
-from headgate.store.linger import Linger
+from headgate.store.client.requests import Client, RequestOutcome
+from headgate.store.follower import StreamFollower
+from headgate.store.reader import FetchBudget
 from headgate.store.reader_groups import group_start
-from headgate.store.served.client import Client, Settled
-from headgate.store.serving.settling import Settling
-from headgate.store.streams import StreamInfo
+from headgate.store.server.long_polls import Deduplication
+from headgate.store.streams import StreamCut, StreamInfo
+from headgate.store.writer import FlushTimer
 
 
 @contextmanager
@@ -42,10 +40,10 @@ def recovery_aborts_nothing() -> Iterator[None]:
     """SC6: what a checkpoint that failed had prepared stays prepared for ever."""
 
     def recover(connection: Any, present: StreamInfo, owner: str, epoch: int, *_: object) -> Recovered:
-        transactions.raise_fence(connection, owner, epoch)
+        transaction_rows.raise_fence(connection, owner, epoch)
         return Recovered((), (), (present,))
 
-    with patched(transactions, "recover", recover):
+    with patched(transaction_rows, "recover", recover):
         yield
 
 
@@ -64,14 +62,14 @@ def recovery_keeps_nothing() -> Iterator[None]:
 @contextmanager
 def numbers_are_not_remembered() -> Iterator[None]:
     """S7: a producer that died begins where it thinks it was."""
-    real = writers.advance
+    real = chunk_index.advance_writer
 
     def advance(connection: Any, stream: StreamInfo, numbers: Numbers) -> None:
         real(connection, stream, numbers)
         if numbers.last % 3 == 0:
             connection.execute(sql.t.writers.update().values(sequence=numbers.last - 1))
 
-    with patched(writers, "advance", advance):
+    with patched(chunk_index, "advance_writer", advance):
         yield
 
 
@@ -106,21 +104,21 @@ def positions_are_those_of_the_last_poll() -> Iterator[None]:
 @contextmanager
 def nobody_flushes_what_lingers() -> Iterator[None]:
     """S41: an append waits until somebody flushes."""
-    with patched(Linger, "arm", lambda self: None):
+    with patched(FlushTimer, "arm", lambda self: None):
         yield
 
 
 @contextmanager
 def a_reset_empties_nothing() -> Iterator[None]:
     """SO5: the owner changes, and what it wrote stays."""
-    with patched(starting_over, "empty", lambda *_: None):
+    with patched(ownership, "empty_stream", lambda *_: None):
         yield
 
 
 @contextmanager
 def a_reset_leaves_the_owner() -> Iterator[None]:
     """SO6: whoever looks next takes the streams for ones that are still to be emptied."""
-    with patched(owners, "hand_over", lambda *_: None):
+    with patched(ownership, "hand_over", lambda *_: None):
         yield
 
 
@@ -152,7 +150,7 @@ def positions_of_what_follows_pass_nothing() -> Iterator[None]:
 
 
 def what_is_given_up_takes_room_for_ever() -> AbstractContextManager[None]:  # S83
-    return patched(Room, "give_back", lambda self, fetch: None)
+    return patched(FetchBudget, "give_back", lambda self, fetch: None)
 
 
 def a_lost_answer_is_asked_for_again_as_if_it_only_read() -> AbstractContextManager[None]:  # SS9
@@ -160,7 +158,7 @@ def a_lost_answer_is_asked_for_again_as_if_it_only_read() -> AbstractContextMana
 
 
 def a_late_question_is_carried_out() -> AbstractContextManager[None]:  # SS9
-    return patched(Settling, "settle", lambda self, name, wait_s: Settled(is_over=True, is_void=True))
+    return patched(Deduplication, "settle", lambda self, name, wait_s: RequestOutcome(is_over=True, is_void=True))
 
 
 def its_cut_forgets_what_was_read_to_its_end() -> AbstractContextManager[None]:  # FW4
@@ -192,7 +190,7 @@ def a_restart_leaves_the_group_where_it_is() -> AbstractContextManager[None]:
 
 def anybody_joins() -> AbstractContextManager[None]:
     """GS1: so programs take segments away from the pipeline."""
-    return patched(group_claims, "objection", lambda claim, claimant: None)
+    return patched(group_ownership, "objection", lambda claim, claimant: None)
 
 
 def what_somebody_reads_is_given_away() -> AbstractContextManager[None]:  # RG1, RG7
@@ -205,7 +203,7 @@ def successors_are_released_at_once() -> AbstractContextManager[None]:  # RG4
         new = {x.segment_id: 0 for x in view.layout.present if x.segment_id not in found.positions}
         return replace(found, positions={**new, **found.positions})
 
-    return around(group_progress, "next_step", next_step)
+    return around(reading_order, "next_step", next_step)
 
 
 def segments_are_dealt_to_who_owes() -> AbstractContextManager[None]:  # RG9
@@ -219,14 +217,14 @@ def nobody_is_taken_for_dead() -> AbstractContextManager[None]:  # RG13
 @contextmanager
 def who_comes_again_begins_anew() -> Iterator[None]:
     """TX3: the number of a participant's last write is not remembered."""
-    real = shared.join
+    real = shared_transaction_rows.join
 
     def join(connection: Any, wanted: Any, participant: str, token: str, now_ms: int) -> int:
         real(connection, wanted, participant, token, now_ms)
-        connection.execute(shared.t.participants.update().values(sequence=0))
+        connection.execute(shared_transaction_rows.t.participants.update().values(sequence=0))
         return 0
 
-    with patched(shared, "join", join):
+    with patched(shared_transaction_rows, "join", join):
         yield
 
 
@@ -234,8 +232,8 @@ def participants_route_by_the_layout_of_now() -> AbstractContextManager[None]:  
     def find(connection: Any, present: Any, name: str, where: str) -> Any:
         return replace(real(connection, present, name, where), stream=present)
 
-    real = shared.find
-    return patched(shared, "find", find)
+    real = shared_transaction_rows.find
+    return patched(shared_transaction_rows, "find", find)
 
 
 MUTANTS: list[tuple[Mutant, Finder, int]] = [

@@ -14,10 +14,9 @@ import polars as pl
 import pytest
 
 from headgate.errors import UsageError
-from headgate.operators.expressions import select_spec
-from headgate.operators.one_record import not_of_groups, not_of_one_record
-from headgate.operators.types import canonical_schema
-from headgate.operators.windows.plan import TumblingAggregate, window_shape
+from headgate.operators.expressions import not_of_groups, not_of_one_record, select_spec
+from headgate.operators.schemas import canonical_schema
+from headgate.operators.window_plan import TumblingAggregate, window_shape
 
 i, f, s, b = pl.col("i"), pl.col("f"), pl.col("s"), pl.col("b")
 d, day, span, clock = pl.col("d"), pl.col("day"), pl.col("span"), pl.col("clock")

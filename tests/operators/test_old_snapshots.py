@@ -16,10 +16,10 @@ from tests.operators.harness import Harness, encoded
 
 from headgate.codec.snapshot import decode_sections
 from headgate.operators.base import WATERMARK_MAX_MS, OperatorSpec, RestoredState
-from headgate.operators.partition import partition
-from headgate.operators.reduce import ReduceSpec
-from headgate.operators.windows.choice import window_operators
-from headgate.operators.windows.plan import TumblingAggregate
+from headgate.operators.keys import partition
+from headgate.operators.row_functions import ReduceSpec
+from headgate.operators.tumbling_windows import window_operators
+from headgate.operators.window_plan import TumblingAggregate
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "state_0_1"
 SCHEMA = pa.schema(

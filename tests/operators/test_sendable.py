@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from headgate.operators.sendable import obstacle
+from headgate.operators.user_functions import obstacle
 
 LOCK = threading.Lock()
 

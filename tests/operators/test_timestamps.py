@@ -11,7 +11,7 @@ from headgate.codec.snapshot import encode_sections
 from headgate.errors import BadRecord, UsageError
 from headgate.model.ids import ChannelIndex
 from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
-from headgate.operators.key_check import KeyCheckSpec
+from headgate.operators.keys import KeyCheckSpec
 from headgate.operators.timestamps import TIME_MAX_MS, WithTimestampsSpec
 from headgate.protocol.watermarks import ChannelOrigin
 

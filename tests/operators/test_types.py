@@ -11,10 +11,9 @@ import pytest
 
 from headgate.codec.exact_values import MisfitError
 from headgate.errors import UsageError
-from headgate.model.value_types import read_type
-from headgate.operators.schemas import as_schema, batch_of, frame_of, schema_of_frame
-from headgate.operators.types import canonical_type, to_canonical
-from headgate.state.rocksdb.values import value_codec
+from headgate.model.state_schema import read_type
+from headgate.operators.schemas import as_schema, batch_of, canonical_type, frame_of, schema_of_frame, to_canonical
+from headgate.state.rocksdb.row_encoding import value_codec
 
 MAP = pa.map_(pa.string(), pa.int32())
 ENTRIES = pa.large_list(pa.struct({"key": pa.large_string(), "value": pa.int32()}))

@@ -9,6 +9,7 @@ from headgate.errors import ProtocolViolation
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import SubtaskId, VertexId
 from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator import (
     Acknowledged,
     Coordinator,
@@ -16,7 +17,6 @@ from headgate.protocol.checkpoints.coordinator import (
     ManifestWritten,
     Started,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import STORY_CHARS_MAX, STORY_MAX, told
 
 WINDOW = SubtaskId(VertexId("window"), 3)

@@ -9,7 +9,7 @@ import pytest
 from tests.runtime.running import pipeline_at
 
 import headgate as hg
-from headgate.api.preparing import announce
+from headgate.api.launch import announce
 from headgate.model.progress import SilentObserver
 
 pytestmark = pytest.mark.usefixtures("started")

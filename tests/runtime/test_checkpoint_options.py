@@ -17,14 +17,14 @@ from tests.runtime.running import WAIT_S, Run, definition_of, pipeline_at
 from tests.runtime.test_process_results import events, generator, same
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import PipelineFailed
 from headgate.model.config import StartConfig
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import CheckpointOutcome
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 

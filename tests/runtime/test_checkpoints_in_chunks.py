@@ -25,8 +25,8 @@ from headgate.codec.log_entry import _version
 from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.state.memory import chunked
-from headgate.storage.backends import open_storage
+from headgate.state.memory import incremental_snapshot
+from headgate.storage.urls import open_storage
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ENDINGS = {9: ".chunk", 10: ".chunk2"}
@@ -186,7 +186,7 @@ def counted_down(loop: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
 def write(root: Path) -> None:
     """Write the golden checkpoint, and what is in it: four checkpoints of a pipeline that then is killed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked, "SIZE_BYTES_MIN", 1)
+        patch.setattr(incremental_snapshot, "SIZE_BYTES_MIN", 1)
         with testing.running(golden(ROWS / 20, 2), checkpoint_dir=root) as handle:
             for _ in range(4):
                 time.sleep(0.5)  # not a wait for anything: input comes meanwhile

@@ -18,11 +18,11 @@ from tests.runtime.test_process_results import events
 import headgate as hg
 from headgate.codec.snapshot import decode_sections
 from headgate.model.config import StartConfig
-from headgate.model.definition import PipelineDefinition
 from headgate.model.manifest import Manifest
+from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 

@@ -10,8 +10,8 @@ from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.test_process_results import generator, recounted, same
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
-from headgate.model.definition import PipelineDefinition
+from headgate.connectors.files.file_committer import read_committed
+from headgate.model.plan import PipelineDefinition
 
 
 def windowed(root: Path, source: hg.Generator, *, is_rebalanced: bool) -> PipelineDefinition:

@@ -16,7 +16,7 @@ from headgate import testing
 from headgate.connectors.hooks import CoordinatorHook
 from headgate.protocol.checkpoints import coordinator
 from headgate.protocol.checkpoints.coordinator import Coordinator
-from headgate.protocol.supervision import events
+from headgate.protocol.supervision import supervisor_events
 from headgate.protocol.supervision.supervisor import Supervisor
 
 SECONDS = 60.0
@@ -133,11 +133,11 @@ def test_whatever_a_function_raises_the_operator_is_named(tmp_path: Path, error:
 
 
 BUGS: list[tuple[type, type]] = [
-    (Supervisor, events.GenerationReady),
-    (Supervisor, events.WorkerRegistered),
-    (Supervisor, events.WorkerReady),
-    (Supervisor, events.GenerationDone),
-    (Supervisor, events.JobEnded),
+    (Supervisor, supervisor_events.GenerationReady),
+    (Supervisor, supervisor_events.WorkerRegistered),
+    (Supervisor, supervisor_events.WorkerReady),
+    (Supervisor, supervisor_events.GenerationDone),
+    (Supervisor, supervisor_events.JobEnded),
     (Coordinator, coordinator.Started),
     (Coordinator, coordinator.IdReserved),
     (Coordinator, coordinator.ManifestWritten),

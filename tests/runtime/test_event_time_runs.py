@@ -11,7 +11,7 @@ import pyarrow as pa
 from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 
 SCHEMA = pa.schema([("key", pa.string()), ("at", pa.int64())])
 

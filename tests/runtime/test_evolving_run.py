@@ -23,9 +23,9 @@ from tests.runtime.test_earlier_checkpoints import SOURCE as OLD_SOURCE
 from tests.runtime.test_process_results import events, generator, same
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.model.config import MemoryState, RocksState, StartConfig, StateConfig
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 

@@ -13,10 +13,10 @@ import pytest
 from tests.runtime.running import pipeline_at
 
 import headgate as hg
-from headgate.api.running import loading_only
-from headgate.api.scratch import SCRATCH, ScratchDirectory
-from headgate.connectors.files.commit import read_committed
-from headgate.model.definition import PipelineDefinition
+from headgate.api.collect import SCRATCH, ScratchDirectory
+from headgate.api.foreground import loading_only
+from headgate.connectors.files.file_committer import read_committed
+from headgate.model.plan import PipelineDefinition
 
 pytestmark = pytest.mark.usefixtures("started")
 

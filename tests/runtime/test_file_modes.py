@@ -15,8 +15,8 @@ from tests.runtime.launching import Zygote
 from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
-from headgate.model.run_request import RunRequest
-from headgate.runtime.driver.asking import Ask
+from headgate.model.progress import ControlRequest
+from headgate.runtime.driver.remote_control import RequestFile
 
 KINDS = (
     *("/lock", "/log/", "/ids/", "/life", "/log-hint", "/chk-", ".asked", ".answered", "/savepoint/"),
@@ -75,8 +75,8 @@ def run_and_look(zygote: Zygote, root: Path) -> dict[str, int]:
     try:
         run.wait_checkpoints(2)
         look(top, seen)  # while it runs: staged files, SQLite's write-ahead log
-        requests = [RunRequest(), RunRequest(str(top / "savepoint"))]
-        asks = [Ask.leave(str(top / "checkpoints"), "p", request) for request in requests]
+        requests = [ControlRequest(), ControlRequest(str(top / "savepoint"))]
+        asks = [RequestFile.leave(str(top / "checkpoints"), "p", request) for request in requests]
         look(top, seen)
         run.driver.answer_asks()
         look(top, seen)

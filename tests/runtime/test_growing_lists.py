@@ -18,8 +18,8 @@ from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
 from headgate.connectors.base import SourceBatch, SourceContext, SourceReader
-from headgate.connectors.files.commit import read_committed
-from headgate.model.definition import PipelineDefinition
+from headgate.connectors.files.file_committer import read_committed
+from headgate.model.plan import PipelineDefinition
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 

@@ -16,8 +16,8 @@ from tests.runtime.holding import held
 from tests.runtime.running import WAIT_S, Run, definition_of
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
-from headgate.model.definition import PipelineDefinition
+from headgate.connectors.files.file_committer import read_committed
+from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints import coordinator
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests

@@ -16,7 +16,7 @@ from tests.runtime.test_savepoints import ended_with, restoring
 from tests.runtime.test_unaligned import overtook
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

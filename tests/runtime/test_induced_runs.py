@@ -21,12 +21,12 @@ from pyspark import cloudpickle
 from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
-from headgate.cli.main import app
-from headgate.connectors.files.commit import read_committed
+from headgate.cli.app import app
+from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import PipelineFailed
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 from headgate.store.store import Store
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -11,18 +11,18 @@ from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.test_process_results import events, generator, same
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 
 
 def everything_is_large() -> None:
-    from headgate.runtime.checkpoints import uploads
+    from headgate.runtime.checkpoints import snapshot_writer
 
-    uploads.PAYLOAD_BYTES_MAX = 0
+    snapshot_writer.PAYLOAD_BYTES_MAX = 0
 
 
 def manifests(root: Path) -> list[Manifest]:

@@ -15,7 +15,7 @@ from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.test_process_results import events, generator
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import PipelineFailed, UsageError
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -14,9 +14,8 @@ from pyspark import cloudpickle
 from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
-from headgate.connectors.base import SourceBatch, SourceContext
-from headgate.connectors.files.commit import read_committed
-from headgate.connectors.induced import CheckpointMarker
+from headgate.connectors.base import CheckpointMarker, SourceBatch, SourceContext
+from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import PipelineFailed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -14,8 +14,8 @@ from tests.runtime.running import Run, definition_of, pipeline_at
 from tests.runtime.test_loops import TRIPS, Flip16, countdown, counted_down, entering, numbers, same
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
-from headgate.model.definition import PipelineDefinition
+from headgate.connectors.files.file_committer import read_committed
+from headgate.model.plan import PipelineDefinition
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 cloudpickle.register_pickle_by_value(sys.modules["tests.runtime.test_loops"])

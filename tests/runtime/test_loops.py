@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 from tests.runtime.running import WAIT_S, definition_of, pipeline_at
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import PipelineFailed
 from headgate.model.progress import PipelineState
 

@@ -17,7 +17,7 @@ from tests.runtime.test_unaligned import KilledAt
 
 import headgate as hg
 from headgate.model.config import MemoryState, RocksState
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 

@@ -12,7 +12,7 @@ from tests.api.test_prometheus import Noting, fetched, samples, values
 from tests.runtime.running import WAIT_S, pipeline_at
 
 import headgate as hg
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 
 
 def arrived_at_the_sink(text: str) -> float:

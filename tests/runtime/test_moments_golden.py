@@ -18,11 +18,11 @@ import pytest
 from tests.testing.test_moments_in_process import ROWS, SCHEMA, ByBatch, ByRow, latest
 
 import headgate as hg
-from headgate.codec.life import decode_life, encode_life
-from headgate.codec.zones import LOCAL_TIME, MOMENT
+from headgate.codec.arrow import LOCAL_TIME, MOMENT
+from headgate.codec.json_files import decode_life, encode_life
 from headgate.protocol.store.transactions import Status
-from headgate.state.memory import chunked
-from headgate.state.rocksdb import increments
+from headgate.state.memory import incremental_snapshot
+from headgate.state.rocksdb import database_snapshot
 from headgate.store.store import Store
 from headgate.testing import EOF, PAUSE, ScriptedSource, run, running
 
@@ -69,8 +69,8 @@ def of_stream(numbers: range) -> pa.RecordBatch:
 def write(root: Path = GOLDEN) -> None:
     """Write the checkpoints, what is in them, and the store."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked, "SIZE_BYTES_MIN", 1)  # in chunks, and in files of RocksDB, however small
-        patch.setattr(increments, "SIZE_BYTES_MIN", 0)
+        patch.setattr(incremental_snapshot, "SIZE_BYTES_MIN", 1)  # in chunks, and in files of RocksDB, however small
+        patch.setattr(database_snapshot, "SIZE_BYTES_MIN", 0)
         for state in BACKENDS:
             with running(golden(state, 0), checkpoint_dir=root) as handle:
                 while sum(row["value"] for row in rows_of(root / state, "batches", "count")) < SOME:

@@ -13,11 +13,11 @@ from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
 from headgate.model.config import DeniedOutput, StartConfig
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
+from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import coordination
+from headgate.runtime.driver import coordinator_host
 from headgate.storage.local import LocalStorage
 from headgate.store.store import Store
 
@@ -45,7 +45,7 @@ def newest(root: Path) -> CheckpointId:
 def test_a_pipeline_goes_back_to_a_copy_whose_output_was_forgotten(
     start: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_changed: bool
 ) -> None:  # SV26, WS10, K20
-    monkeypatch.setattr(coordination, "DROPS_BETWEEN_FORGETTING", 1)
+    monkeypatch.setattr(coordinator_host, "DROPS_BETWEEN_FORGETTING", 1)
     first = start(piped(tmp_path))
     first.wait_checkpoints(2)
     first.driver.cancel()

@@ -15,7 +15,7 @@ from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
 from examples import sqlite_sink
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 cloudpickle.register_pickle_by_value(sqlite_sink)

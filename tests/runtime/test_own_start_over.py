@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import headgate as hg
 from examples import sqlite_sink
-from headgate.cli.load import load_pipeline
-from headgate.cli.main import app
+from headgate.cli.app import app
+from headgate.cli.program_loader import load_pipeline
 
 cloudpickle.register_pickle_by_value(sqlite_sink)  # workers do not import examples
 

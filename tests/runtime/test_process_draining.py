@@ -16,10 +16,10 @@ from tests.runtime.running import Run, definition_of, pipeline_at
 from tests.runtime.test_process_results import events, generator, same, windowed
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -16,12 +16,12 @@ from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.test_process_results import generator, recounted, same, windowed
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import BadRecord, FencedError, PipelineFailed, UsageError
 from headgate.model.ids import Generation
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -10,7 +10,7 @@ from tests.runtime.running import Run, definition_of, pipeline_at
 from tests.runtime.test_process_results import events, generator, same
 
 import headgate as hg
-from headgate.connectors.files.commit import committed_files, read_committed
+from headgate.connectors.files.file_committer import committed_files, read_committed
 from headgate.errors import PipelineFailed
 
 Start = Any

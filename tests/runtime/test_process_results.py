@@ -16,8 +16,8 @@ from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
 from headgate.connectors.base import SourceContext
-from headgate.connectors.files.commit import read_committed
-from headgate.testing.script import PAUSE, ScriptedSource
+from headgate.connectors.files.file_committer import read_committed
+from headgate.testing.connectors import PAUSE, ScriptedSource
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 

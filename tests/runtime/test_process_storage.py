@@ -10,7 +10,7 @@ import pytest
 from tests.runtime.running import definition_of
 from tests.runtime.test_process_results import generator, recounted, same, windowed
 
-from headgate.connectors.files.commit import FileCommitter, read_committed
+from headgate.connectors.files.file_committer import FileCommitter, read_committed
 from headgate.errors import CorruptionError, PipelineFailed, StorageError
 from headgate.runtime.driver import driver as driver_module
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage

@@ -9,7 +9,7 @@ import pytest
 from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 
 Start = Callable[..., Run]
 

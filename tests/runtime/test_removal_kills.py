@@ -14,10 +14,10 @@ from tests.runtime import removal_program
 
 from headgate import fault_points
 from headgate.codec.snapshot import FILES_PREFIX
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 ROWS, KEYS = 9_000, 9
 """So many that the input does not end before the last death: on a busy machine checkpoints are further apart."""

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 import headgate as hg
 from headgate import testing
-from headgate.store.catalogue import positions
+from headgate.store.catalogue import chunk_index
 
 ROWS = 20_000
 
@@ -21,7 +21,7 @@ def test_a_pipeline_whose_output_was_removed_starts_again_and_writes_it(
 ) -> None:
     store, checkpoints = str(tmp_path / "store"), str(tmp_path / "checkpoints")
     removed: list[str] = []
-    original = positions._is_condemned
+    original = chunk_index._is_condemned
 
     def is_condemned(connection: Connection, path: str) -> bool:
         if len(removed) < 2:
@@ -31,7 +31,7 @@ def test_a_pipeline_whose_output_was_removed_starts_again_and_writes_it(
 
     with hg.Store.open(store) as opened:
         opened.create_stream("a/out", pa.schema({"n": pa.int64()}), routing_key="n")
-        monkeypatch.setattr(positions, "_is_condemned", is_condemned)
+        monkeypatch.setattr(chunk_index, "_is_condemned", is_condemned)
         pipeline = hg.Pipeline(
             "p",
             checkpointing=hg.Checkpointing(interval="20ms", dir=checkpoints),

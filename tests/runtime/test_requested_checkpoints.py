@@ -13,8 +13,8 @@ from tests.runtime.test_process_results import generator
 
 import headgate as hg
 from headgate.model.progress import CheckpointOutcome
-from headgate.runtime.driver import asking
-from headgate.runtime.driver.asking import Ask
+from headgate.runtime.driver import remote_control
+from headgate.runtime.driver.remote_control import RequestFile
 
 Start = Any
 
@@ -51,13 +51,13 @@ def test_a_request_that_a_failure_meets_is_answered(start: Start, tmp_path: Path
 def test_whoever_asks_from_another_process_is_answered(start: Start, tmp_path: Path) -> None:  # C63
     run = begun(start, tmp_path)
     root = str(tmp_path / "checkpoints")
-    asks = [Ask.leave(root, "p") for _ in range(2)]
+    asks = [RequestFile.leave(root, "p") for _ in range(2)]
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     (tmp_path / "checkpoints" / "p" / f"checkpoint-{int(dead.stdout)}-aa.answered").touch()
     run.driver.answer_asks()
     answers = [ask.answered() for ask in asks]
     assert answers == [CheckpointOutcome(run.checkpoints[0])] * 2, "one checkpoint is for all who wait"
-    assert asking.left(root, "p") == []
+    assert remote_control.waiting_requests(root, "p") == []
     for ask in asks:
         ask.remove()
     assert list((tmp_path / "checkpoints" / "p").glob("checkpoint-*")) == [], "the dead one's is gone, too"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from headgate.cli.main import app
+from headgate.cli.app import app
 from headgate.errors import UsageError
 from headgate.runtime.driver.pipeline_lock import PipelineLock
 

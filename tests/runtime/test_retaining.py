@@ -12,18 +12,17 @@ from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.test_process_results import events, generator
 
 import headgate as hg
-from headgate.cli.text import result_text
-from headgate.codec.lock_holder import Ending
-from headgate.connectors.files.commit import read_committed
-from headgate.errors import PipelineFailed, StorageError
-from headgate.model.run_request import RunRequest
+from headgate.cli.output import result_text
+from headgate.codec.json_files import Ending
+from headgate.connectors.files.file_committer import read_committed
+from headgate.errors import PipelineFailed, PutCheckpointsBack, StorageError
+from headgate.model.progress import ControlRequest
 from headgate.protocol.checkpoints.recovery import candidates
-from headgate.protocol.supervision.phases import Phase
-from headgate.remedies import PutCheckpointsBack
+from headgate.protocol.supervision.supervisor import Phase
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.asking import Ask
 from headgate.runtime.driver.pipeline_lock import read_holder
-from headgate.storage.backends import open_storage
+from headgate.runtime.driver.remote_control import RequestFile
+from headgate.storage.urls import open_storage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 
@@ -173,7 +172,7 @@ def test_a_request_of_another_process_cancels(start: Start, tmp_path: Path) -> N
     run.wait_checkpoints(1)
     holder = read_holder(str(tmp_path / "checkpoints"), "p")
     assert holder is not None
-    ask = Ask.leave(str(tmp_path / "checkpoints"), "p", RunRequest(cancels=True, run=holder.nonce))
+    ask = RequestFile.leave(str(tmp_path / "checkpoints"), "p", ControlRequest(cancels=True, run=holder.nonce))
     run.driver.is_asked_to_end = True
     run.driver.answer_asks()
     assert ask.answered() is not None, "who asked is told before the process may end"
@@ -184,7 +183,7 @@ def test_a_request_of_another_process_cancels(start: Start, tmp_path: Path) -> N
 def test_a_cancel_that_was_meant_for_an_earlier_run_ends_no_later_one(start: Start, tmp_path: Path) -> None:  # C76
     """Whoever asked has died with that run, and another process has its number now: in a container that is usual."""
     (tmp_path / "checkpoints" / "p").mkdir(parents=True)
-    stale = Ask.leave(str(tmp_path / "checkpoints"), "p", RunRequest(cancels=True))
+    stale = RequestFile.leave(str(tmp_path / "checkpoints"), "p", ControlRequest(cancels=True))
     run = start(definition_of(pipeline(tmp_path, retain_on_cancel=False)))
     run.wait_checkpoints(1)
     run.driver.is_asked_to_end = True

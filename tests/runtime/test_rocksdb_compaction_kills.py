@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 from tests.runtime.test_process_results import events, generator, same
 from tests.runtime.test_rocksdb_increments_run import manifests, padded
 
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.model.config import RocksState
 from headgate.state.rocksdb.database import Database
 

@@ -14,10 +14,10 @@ from tests.runtime.test_process_results import events, generator, same
 from tests.runtime.test_rocksdb_increments_run import check, padded
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import PipelineFailed
 from headgate.model.config import DamagedCheckpoint, RocksState
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 
@@ -35,9 +35,9 @@ class Flipping:
     is_unseen: bool
 
     def __call__(self) -> None:
-        from headgate.state.rocksdb import increments
+        from headgate.state.rocksdb import database_snapshot
 
-        original, is_unseen = increments._read, self.is_unseen
+        original, is_unseen = database_snapshot._read, self.is_unseen
         order, done = self.root / "flip", self.root / "flipped"
 
         def read(path: Path) -> bytes:
@@ -55,9 +55,9 @@ class Flipping:
             path.write_bytes(flipped)
             return flipped
 
-        increments._read = read
+        database_snapshot._read = read
         if self.is_unseen:
-            increments._check = lambda path, data, known: None
+            database_snapshot._check = lambda path, data, known: None
 
     def flip(self) -> None:
         (self.root / "flip").touch()

@@ -24,13 +24,13 @@ from tests.runtime.test_unaligned import KilledAt
 
 import headgate as hg
 from headgate.codec.snapshot import FILES_PREFIX, TIMED_DESCRIPTION
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import HeadgateError
 from headgate.model.config import MemoryState, RocksState, StateConfig
-from headgate.model.definition import PipelineDefinition
 from headgate.model.manifest import Manifest
+from headgate.model.plan import PipelineDefinition
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 

@@ -17,9 +17,9 @@ from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.test_process_results import events, generator, same
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.model.config import MemoryState, RocksState, StateConfig
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 

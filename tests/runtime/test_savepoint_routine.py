@@ -22,7 +22,7 @@ from pyspark import cloudpickle
 
 import headgate as hg
 from headgate import fault_points
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import HeadgateError, StorageError
 from headgate.model.progress import PipelineHandle, Progress, RunResult, SilentObserver
 from headgate.protocol.checkpoints.recovery import candidates

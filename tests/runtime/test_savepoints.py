@@ -18,12 +18,12 @@ from tests.runtime.running import WAIT_S, Run, definition_of, pipeline_at
 from tests.runtime.test_process_results import events, generator, recounted, same
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import PipelineFailed, StorageError, UsageError
 from headgate.model.config import StartConfig
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import CheckpointOutcome, SilentObserver
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
@@ -121,12 +121,12 @@ def test_a_savepoint_has_the_state_of_the_checkpoint_at_its_barrier(start: Start
 
 
 def nothing_can_be_written_elsewhere() -> None:
-    from headgate.runtime.checkpoints import uploads
+    from headgate.runtime.checkpoints import snapshot_writer
 
     def refuse(url: str) -> Any:
         raise StorageError("write", url, "no space left", is_transient=False)
 
-    uploads.open_storage = refuse
+    snapshot_writer.open_storage = refuse
 
 
 def test_what_a_failed_try_left_is_no_savepoint_and_in_nobodys_way(start: Start, tmp_path: Path) -> None:  # SV4, SV7

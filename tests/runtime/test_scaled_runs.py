@@ -13,7 +13,7 @@ from tests.runtime.running import Run, definition_of, pipeline_at
 from tests.store.traffic import KEYS, SCHEMA, Traffic, all_rounds, flowing, per_key, rows_of
 
 import headgate as hg
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 from headgate.store.store import Store
 
 

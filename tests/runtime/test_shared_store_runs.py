@@ -14,7 +14,7 @@ from tests.servers.postgres import PostgresServer, postgres_server
 from tests.store.traffic import SCHEMA, all_rounds, flowing, per_key
 
 import headgate as hg
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 from headgate.store.store import Store
 
 

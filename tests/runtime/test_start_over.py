@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 import headgate as hg
 from examples import sqlite_sink
 from headgate import fault_points
-from headgate.cli.main import app
-from headgate.connectors.files.commit import read_committed
+from headgate.cli.app import app
+from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import CorruptionError, PipelineFailed, StorageError
-from headgate.model.definition import PipelineDefinition
-from headgate.model.life import Owner
+from headgate.model.pipeline_identity import Owner
+from headgate.model.plan import PipelineDefinition
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage

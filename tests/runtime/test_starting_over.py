@@ -15,10 +15,10 @@ from pyspark import cloudpickle
 
 import headgate as hg
 from examples import sqlite_sink
-from headgate.connectors.files.commit import committed_files, read_committed
+from headgate.connectors.files.file_committer import committed_files, read_committed
 from headgate.errors import PipelineFailed, UsageError
-from headgate.model.definition import PipelineDefinition
-from headgate.runtime.driver.starting_over import StartingOver
+from headgate.model.plan import PipelineDefinition
+from headgate.runtime.driver.reset import Reset
 from headgate.store.store import Store
 
 cloudpickle.register_pickle_by_value(sqlite_sink)  # workers do not import examples
@@ -94,7 +94,7 @@ def is_left_alone(world: World, **program: Any) -> bool:
 
 
 def reset(world: World, program: PipelineDefinition | None = None) -> Any:
-    with StartingOver.holding_the_lock(str(world.root / "home"), "p", program) as resetting:
+    with Reset.holding_the_lock(str(world.root / "home"), "p", program) as resetting:
         plan = resetting.look()
         resetting.carry_out(plan)
         return plan

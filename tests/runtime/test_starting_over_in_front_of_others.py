@@ -26,17 +26,16 @@ from tests.runtime.test_starting_over_killed import (
 )
 
 import headgate as hg
-from headgate.api import fresh
+from headgate.api import launch
 from headgate.connectors.base import SinkContext
-from headgate.connectors.recorded import targets_of
+from headgate.connectors.sink_registry import targets_of
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
-from headgate.model.life import Life
+from headgate.model.pipeline_identity import Life
 from headgate.model.progress import SilentObserver
-from headgate.runtime.driver import claims
-from headgate.runtime.driver.reset_plan import Plan
-from headgate.runtime.driver.starting_over import StartingOver
-from headgate.runtime.process import Process
+from headgate.runtime.driver import restart
+from headgate.runtime.driver.reset import Reset, ResetPlan
+from headgate.runtime.surroundings import Process
 from headgate.store.store import Store
 
 
@@ -54,12 +53,12 @@ def elsewhere(world: World, sinks: str = SINKS) -> Any:
 
 def starting_over(world: World, home: str, program: Any, around: Any = None) -> Any:
     arguments = () if around is None else (around,)
-    return StartingOver.holding_the_lock(str(world.root / home), "p", program, *arguments)
+    return Reset.holding_the_lock(str(world.root / home), "p", program, *arguments)
 
 
-def look(world: World, home: str, program: Any, around: Any = None) -> Plan:
+def look(world: World, home: str, program: Any, around: Any = None) -> ResetPlan:
     with starting_over(world, home, program, around) as resetting:
-        plan: Plan = resetting.look()
+        plan: ResetPlan = resetting.look()
         return plan
 
 
@@ -89,12 +88,12 @@ def test_what_a_sink_wrote_under_a_former_name_goes_too(template: Template, sink
     spec = next(node.spec for node in definition(world).graph.nodes if str(node.name) == sink)
     made.source(hg.FromRows([{"number": 1, "text": "x"}])).sink(spec, name="renamed")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=f"knows its sink '{sink}', which belongs to former .* --fresh"):
-        claims.begin_generation(made.definition(), log_of(world), "test", lambda _: None)
-    fresh.start_over(made.definition(), SilentObserver())
+        restart.begin_generation(made.definition(), log_of(world), "test", lambda _: None)
+    launch.start_over(made.definition(), SilentObserver())
     assert sum(not there for there in world.all()) == 1, "other targets keep what they hold"
     plan = look(world, "home", made.definition())
     assert any(found.holding.what for found in plan.targets) is (sink == "own"), "how much it is, nobody asks that one"
-    claims.begin_generation(made.definition(), log_of(world), "test", lambda _: None)
+    restart.begin_generation(made.definition(), log_of(world), "test", lambda _: None)
 
 
 def to_tables(world: World, **paths: str) -> Any:
@@ -113,9 +112,9 @@ def test_a_former_place_of_a_sink_of_ones_own_is_emptied_too(tmp_path: Path) -> 
     produce(world, to_tables(world, own=world.table))
     assert world.in_table() == NUMBERS
     now = to_tables(world, **{"own": str(tmp_path / "other.db"), "own-2": world.table})
-    fresh.start_over(now, SilentObserver())
+    launch.start_over(now, SilentObserver())
     assert world.in_table() == Counter()
-    claims.begin_generation(now, log_of(world), "test", lambda _: None)
+    restart.begin_generation(now, log_of(world), "test", lambda _: None)
 
 
 def test_a_former_place_of_another_directory_is_kept(tmp_path: Path) -> None:  # SO4
@@ -132,7 +131,7 @@ def test_a_former_place_of_another_directory_is_kept(tmp_path: Path) -> None:  #
 def test_a_former_name_that_was_written_down_goes_by_the_present_one(tmp_path: Path) -> None:  # SO1, LV9
     world = World(tmp_path)
     produce(world, to_tables(world, old=world.table))
-    fresh.start_over(to_tables(world, new=world.table), SilentObserver())
+    launch.start_over(to_tables(world, new=world.table), SilentObserver())
     assert world.in_table() == Counter()
 
 
@@ -145,9 +144,9 @@ def test_what_a_former_name_prepared_goes_too(tmp_path: Path, sink: str) -> None
     shutil.rmtree(tmp_path / "home")
     now = named(world, "new", kinds[sink])
     with pytest.raises(UsageError, match="knows its sink 'old'"):
-        claims.begin_generation(now, log_of(world), "test", lambda _: None)
-    fresh.start_over(now, SilentObserver())
-    claims.begin_generation(now, log_of(world), "test", lambda _: None)
+        restart.begin_generation(now, log_of(world), "test", lambda _: None)
+    launch.start_over(now, SilentObserver())
+    restart.begin_generation(now, log_of(world), "test", lambda _: None)
 
 
 def named(world: World, name: str, sink: Any) -> Any:
@@ -158,8 +157,8 @@ def named(world: World, name: str, sink: Any) -> Any:
 
 def prepare(world: World, program: Any) -> None:
     """Prepare output of a checkpoint that is never completed."""
-    begun = claims.begin_generation(program, log_of(world), "test", lambda _: None)
-    assert isinstance(begun, claims.NewGeneration)
+    begun = restart.begin_generation(program, log_of(world), "test", lambda _: None)
+    assert isinstance(begun, restart.NewGeneration)
     (node,) = [node for node in program.graph.nodes if hasattr(node.spec, "open_committer")]
     writer = node.spec.open(SinkContext("p", str(node.name), 0, 1, begun.generation, SCHEMA))
     writer.write(pa.RecordBatch.from_pylist([{"number": 1, "text": "x"}], SCHEMA))
@@ -189,10 +188,10 @@ def test_a_start_on_another_machine_is_not_told_to_delete(template: Template) ->
     world = template.again()
     shutil.rmtree(world.root / "home")
     with pytest.raises(UsageError) as refused:
-        claims.begin_generation(definition(world), log_of(world), "test", lambda _: None, around=Elsewhere())
+        restart.begin_generation(definition(world), log_of(world), "test", lambda _: None, around=Elsewhere())
     assert "--fresh" not in str(refused.value)
     with pytest.raises(UsageError, match="--fresh"):
-        claims.begin_generation(definition(world), log_of(world), "test", lambda _: None)
+        restart.begin_generation(definition(world), log_of(world), "test", lambda _: None)
 
 
 def test_a_copy_of_a_directory_does_not_delete_what_the_original_wrote(template: Template) -> None:  # SO4
@@ -210,7 +209,7 @@ def test_a_copy_of_a_directory_does_not_delete_what_the_original_wrote(template:
 def test_a_directory_that_was_moved_finishes_what_was_begun(template: Template, monkeypatch: Any) -> None:  # SO3
     world = half_done(template, monkeypatch)
     (world.root / "home").rename(world.root / "elsewhere")
-    fresh.finish(elsewhere(world), SilentObserver())
+    launch.finish_reset(elsewhere(world), SilentObserver())
     assert world.all() == NOTHING
 
 
@@ -228,9 +227,9 @@ def test_what_was_made_to_forget_keeps_what_it_holds(template: Template) -> None
         forget_owner(world, sink, node.spec)
         if is_problem:
             with pytest.raises(UsageError, match="so it keeps what it holds; to start over, empty it yourself"):
-                fresh.start_over(made, SilentObserver())
+                launch.start_over(made, SilentObserver())
         else:
-            fresh.start_over(made, SilentObserver())
+            launch.start_over(made, SilentObserver())
     assert world.all() == ALL
     for file in Path(world.files).glob("*.parquet"):
         file.unlink()
@@ -254,7 +253,7 @@ def test_an_order_asks_again_whose_a_target_is(template: Template, monkeypatch: 
     node.spec.forget_owner("p", "own")
     node.spec.own("p", "own", stranger)
     with pytest.raises(UsageError, match="belongs to the pipeline of the same name with its checkpoints in /elsewhere"):
-        fresh.finish(definition(world), SilentObserver())
+        launch.finish_reset(definition(world), SilentObserver())
     assert world.in_table() == NUMBERS
 
 
@@ -273,15 +272,15 @@ def test_nothing_goes_that_was_not_shown(template: Template) -> None:  # SO2
 
 def test_starting_over_finishes_first_what_was_begun(template: Template, monkeypatch: Any) -> None:  # SO3
     world, seen = half_done(template, monkeypatch), []
-    monkeypatch.setattr(StartingOver, "look", around_look(lambda: seen.append(world.all())))
-    fresh.start_over(definition(world), SilentObserver())
+    monkeypatch.setattr(Reset, "look", around_look(lambda: seen.append(world.all())))
+    launch.start_over(definition(world), SilentObserver())
     assert seen[0] == NOTHING
 
 
 def around_look(before: Any) -> Any:
-    look = StartingOver.look
+    look = Reset.look
 
-    def looked(self: StartingOver) -> Plan:
+    def looked(self: Reset) -> ResetPlan:
         before()
         return look(self)
 

@@ -13,28 +13,28 @@ import pytest
 from tests.runtime.test_starting_over import World, reset
 
 from examples import sqlite_sink
-from headgate.api import fresh
-from headgate.codec.heartbeat import beat_path, encode_beat
+from headgate.api import launch
+from headgate.codec.json_files import beat_path, encode_beat
 from headgate.connectors.base import SinkContext
-from headgate.connectors.files import sink as file_sink
+from headgate.connectors.files import file_sink
 from headgate.connectors.streams import StreamSink
 from headgate.errors import FencedError, UsageError
 from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.life import Life
 from headgate.model.manifest import Committable, Manifest
+from headgate.model.pipeline_identity import Life
 from headgate.model.progress import SilentObserver
-from headgate.protocol.checkpoints import starting_over as deciding
+from headgate.protocol.checkpoints import recovery as deciding
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import claims, starting_over
-from headgate.runtime.driver.sign_of_life import refuse_if_alive
-from headgate.runtime.driver.starting_over import StartingOver
-from headgate.runtime.process import Process
-from headgate.storage.backends import open_storage
+from headgate.runtime.driver import reset as reset_module
+from headgate.runtime.driver import restart
+from headgate.runtime.driver.reset import Reset, refuse_if_alive
+from headgate.runtime.surroundings import Process
 from headgate.storage.faulty import FaultyStorage
 from headgate.storage.memory import MemoryStorage
+from headgate.storage.urls import open_storage
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.store import Store, _shared
 
@@ -84,8 +84,8 @@ def reaper(monkeypatch: pytest.MonkeyPatch) -> Reaper:
 def reaping(monkeypatch: pytest.MonkeyPatch) -> Reaper:
     """Let one reaper watch everything that a reset changes."""
     made = Reaper()
-    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
-    for module in (starting_over, file_sink):
+    monkeypatch.setattr(restart, "RETRY_PAUSES_S", (0.0, 0.0))
+    for module in (reset_module, file_sink):
         monkeypatch.setattr(module, "open_storage", lambda url, *_: Mortal(url, made))
     for owner, names in ((SqlCatalogue, ["start_over"]), (sqlite_sink.SqliteTarget, ["claim", "remove_output"])):
         for name in names:
@@ -101,8 +101,8 @@ ALL: list[Counter[int]] = [NUMBERS, NUMBERS, NUMBERS]
 def produce(world: World, program: Any = None) -> None:
     """Do as the pipeline does, without workers: begin a generation, and complete and commit two checkpoints."""
     log, made = log_of(world), program or definition(world)
-    found = claims.begin_generation(made, log, "test", lambda _: None)
-    assert isinstance(found, claims.NewGeneration)
+    found = restart.begin_generation(made, log, "test", lambda _: None)
+    assert isinstance(found, restart.NewGeneration)
     sinks = [node for node in made.graph.nodes if hasattr(node.spec, "open_committer")]
     writers = {
         node.name: node.spec.open(SinkContext("p", str(node.name), 0, 1, found.generation, SCHEMA)) for node in sinks
@@ -168,7 +168,7 @@ def left_by_a_kill(world: World, reaper: Reaper, at: int) -> tuple[bool, str]:
     reaper.at = 0
     if before == candidates(log.observe()):
         assert world.all() == ALL, "nothing goes before it is decided"
-        fresh.finish(program, SilentObserver())
+        launch.finish_reset(program, SilentObserver())
         assert world.all() == ALL, "an order counts for nothing before the log says so"
         assert before == candidates(log.observe())
         return is_over, "untouched"
@@ -176,7 +176,7 @@ def left_by_a_kill(world: World, reaper: Reaper, at: int) -> tuple[bool, str]:
     if at % 2 and not is_over:
         reset(world, program)
     else:
-        fresh.finish(program, SilentObserver())
+        launch.finish_reset(program, SilentObserver())
     assert world.all() == NOTHING
     assert not log.records.orders()
     life = log.known_life(log.observe())
@@ -224,7 +224,7 @@ def half_done(template: Template, monkeypatch: pytest.MonkeyPatch) -> World:
 
 def test_the_next_start_finishes_what_was_begun(template: Template, monkeypatch: Any) -> None:  # SO3
     world = half_done(template, monkeypatch)
-    fresh.finish(definition(world), SilentObserver())
+    launch.finish_reset(definition(world), SilentObserver())
     assert world.all() == NOTHING
     produce(world)
     assert world.all() == ALL
@@ -234,15 +234,15 @@ def test_a_driver_does_not_write_in_front_of_half_empty_targets(template: Templa
     world = half_done(template, monkeypatch)
     before = world.all()
     with pytest.raises(UsageError, match="is being reset"):
-        claims.begin_generation(definition(world), log_of(world), "test", lambda _: None)
+        restart.begin_generation(definition(world), log_of(world), "test", lambda _: None)
     assert world.all() == before
 
 
 def test_whoever_claimed_meanwhile_goes_on(template: Template) -> None:  # SO2, SO8
     world = template.again()
-    with StartingOver.holding_the_lock(str(world.root / "home"), "p", definition(world)) as resetting:
+    with Reset.holding_the_lock(str(world.root / "home"), "p", definition(world)) as resetting:
         plan = resetting.look()
-        claims.begin_generation(definition(world), log_of(world), "test", lambda _: None)
+        restart.begin_generation(definition(world), log_of(world), "test", lambda _: None)
         with pytest.raises(FencedError):
             resetting.carry_out(plan)
     assert world.all() == ALL
@@ -333,7 +333,7 @@ def test_a_reset_keeps_what_another_directory_wrote(template: Template) -> None:
     world = template.again()
     made = world.pipeline(sinks=SINKS)
     made.override(checkpoint_dir=str(world.root / "elsewhere"))
-    lock = StartingOver.holding_the_lock(str(world.root / "elsewhere"), "p", made.definition())
+    lock = Reset.holding_the_lock(str(world.root / "elsewhere"), "p", made.definition())
     with lock as resetting, pytest.raises(UsageError, match="belongs to the pipeline of the same name"):
         resetting.look()
     assert world.all() == ALL
@@ -342,7 +342,7 @@ def test_a_reset_keeps_what_another_directory_wrote(template: Template) -> None:
 def test_a_reset_fences_whoever_lost_its_checkpoints(template: Template) -> None:  # SO2, SO5
     world = template.again()
     log = log_of(world)
-    claims.begin_generation(definition(world), log, "test", lambda _: None)
+    restart.begin_generation(definition(world), log, "test", lambda _: None)
     sinks = [node for node in definition(world).graph.nodes if hasattr(node.spec, "owner")]
     before = {node.name: node.spec.owner("p", str(node.name)).generation for node in sinks}
     shutil.rmtree(world.root / "home")

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from tests.runtime.test_starting_over_moved import Moved
 
-from headgate.api import fresh
-from headgate.codec.lock_holder import Ending
+from headgate.api import launch
+from headgate.codec.json_files import Ending
 from headgate.errors import FencedError, StorageError
 from headgate.model.ids import Generation
+from headgate.model.pipeline_identity import ResetOrder
 from headgate.model.progress import SilentObserver
-from headgate.model.targets import ResetOrder
-from headgate.protocol.checkpoints import starting_over as deciding
+from headgate.protocol.checkpoints import recovery as deciding
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.checkpoints.records import Records
+from headgate.runtime.checkpoints.sink_registry import SinkRegistry
 from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock
-from headgate.runtime.driver.starting_over import StartingOver
-from headgate.storage.backends import open_storage
+from headgate.runtime.driver.reset import Reset
 from headgate.storage.base import Storage
 from headgate.storage.memory import MemoryStorage
+from headgate.storage.urls import open_storage
 
 OLD, NEW = "p/inputs/rows/part-0", "p/aside/0000000001-0000000005/why"
 A, B = "a" * 16, "b" * 16
@@ -36,7 +36,7 @@ def begun(storage: Storage) -> CheckpointLog:
     return log
 
 
-class Sleeper(StartingOver):
+class Sleeper(Reset):
     """A reset that sleeps between its step and what follows."""
 
     meanwhile: Callable[[], None]
@@ -66,7 +66,7 @@ def test_a_reset_that_wakes_behind_a_later_life_leaves_what_is_its_own() -> None
     files = "p/chk-0000000003/v-0.g2"
 
     def later() -> None:
-        assert StartingOver(storage, "p", None).finish()
+        assert Reset(storage, "p", None).finish()
         assert storage.list(OLD) == []
         CheckpointLog(storage, "p").claim("a later driver", 0)
         for path in (OLD, NEW, files):
@@ -81,15 +81,15 @@ def test_a_reset_that_wakes_behind_a_later_order_leaves_it() -> None:  # SO7
     begun(storage).records.note(0, ())
 
     def later() -> None:
-        assert StartingOver(storage, "p", None).finish()
+        assert Reset(storage, "p", None).finish()
         CheckpointLog(storage, "p").claim("a later driver", 0)
         ordered(storage, B)
 
     sleeping(storage, later)
     log = CheckpointLog(storage, "p")
-    assert deciding.decided(log.observe()) == B
+    assert deciding.decided_reset(log.observe()) == B
     assert log.records.orders() == (B,)
-    assert StartingOver(storage, "p", None).finish()
+    assert Reset(storage, "p", None).finish()
 
 
 def test_a_start_that_captures_behind_a_finished_reset_keeps_its_capture() -> None:  # SO7
@@ -98,7 +98,7 @@ def test_a_start_that_captures_behind_a_finished_reset_keeps_its_capture() -> No
     storage.put(OLD, [b"captured once"])
 
     def later() -> None:
-        assert StartingOver(storage, "p", None).finish()
+        assert Reset(storage, "p", None).finish()
         storage.put(OLD, [b"captured anew"])  # the start claims afterwards
 
     sleeping(storage, later)
@@ -120,14 +120,14 @@ def moved(tmp_path: Path) -> Moved:
     return Moved(tmp_path, ("app/a",))
 
 
-def records(moved: Moved) -> Records:
-    return Records(open_storage(str(moved.root / "home")), "p")
+def records(moved: Moved) -> SinkRegistry:
+    return SinkRegistry(open_storage(str(moved.root / "home")), "p")
 
 
 def test_an_order_that_never_counted_stands_in_nobodys_way(moved: Moved) -> None:  # SO2
     records(moved).give(ResetOrder(A, ()))
     lock = PipelineLock.acquire(str(moved.root / "home"), "p", "a driver")
-    fresh.finish(moved.program(), SilentObserver())
+    launch.finish_reset(moved.program(), SilentObserver())
     lock.release(Ending.CANCELLED, reason="")
     assert records(moved).orders() == (A,)
 
@@ -156,12 +156,12 @@ def test_an_order_that_a_start_removed_cannot_count_any_more(moved: Moved, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointLog, "claim", claim)
-        patch.setattr("headgate.runtime.driver.claims.RETRY_PAUSES_S", ())
+        patch.setattr("headgate.runtime.driver.restart.RETRY_PAUSES_S", ())
         with pytest.raises(StorageError, match="removed a moment ago"):
             moved.produce()
     assert records(moved).orders() == (B,)
 
-    with StartingOver.holding_the_lock(str(moved.root / "home"), "p", moved.program()) as resetting:
+    with Reset.holding_the_lock(str(moved.root / "home"), "p", moved.program()) as resetting:
         resetting.finish()
         plan = resetting.look()
         moved.produce()
@@ -177,7 +177,7 @@ def test_a_takeover_waits_for_a_reset_that_is_under_way(moved: Moved) -> None:  
     ordered(open_storage(str(moved.root / "home")), B)
     lock = PipelineLock.acquire(str(moved.root / "home"), "p", "a reset")
     with pytest.raises(AlreadyRunning, match="is run by a reset"):
-        fresh.finish(moved.program(), SilentObserver())
+        launch.finish_reset(moved.program(), SilentObserver())
     lock.release(Ending.CANCELLED, reason="")
-    fresh.finish(moved.program(), SilentObserver())
+    launch.finish_reset(moved.program(), SilentObserver())
     assert records(moved).orders() == ()

@@ -27,15 +27,15 @@ from tests.runtime.test_starting_over_moved import Moved
 from typer.testing import CliRunner, Result
 
 import headgate as hg
-from headgate.api import fresh
-from headgate.cli.main import app
-from headgate.connectors.files.sink import FileSink
-from headgate.connectors.recorded import targets_of
+from headgate.api import launch
+from headgate.cli.app import app
+from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.sink_registry import targets_of
 from headgate.errors import StorageError, UsageError
 from headgate.model.progress import SilentObserver
-from headgate.runtime.driver import claims
-from headgate.runtime.driver.starting_over import StartingOver
-from headgate.runtime.process import Process
+from headgate.runtime.driver import restart
+from headgate.runtime.driver.reset import Reset
+from headgate.runtime.surroundings import Process
 from headgate.store.store import Store
 
 
@@ -50,7 +50,7 @@ def gone(*_: Any) -> Any:
 
 def leaving(world: World, *sinks: str) -> None:
     home = str(world.root / "home")
-    with StartingOver.holding_the_lock(home, "p", definition(world), leave=sinks) as resetting:
+    with Reset.holding_the_lock(home, "p", definition(world), leave=sinks) as resetting:
         resetting.carry_out(resetting.look())
 
 
@@ -62,7 +62,7 @@ def decided(template: Template, monkeypatch: pytest.MonkeyPatch) -> World:
 
     world = template.again()
     with monkeypatch.context() as deadly:
-        deadly.setattr(StartingOver, "_finish", dies)
+        deadly.setattr(Reset, "_finish", dies)
         with pytest.raises(Killed):
             reset(world, definition(world))
     assert world.all() == ALL
@@ -75,10 +75,10 @@ def test_a_reset_goes_on_without_a_target_that_is_gone(template: Template, monke
         for name in ("owner", "holding", "start_over"):
             away.setattr(FileSink, name, gone)
         with pytest.raises(StorageError, match=r"sink 'files' .*: headgate run PROGRAM --fresh --leave files"):
-            fresh.finish(definition(world), SilentObserver())
+            launch.finish_reset(definition(world), SilentObserver())
         leaving(world, "files")
         assert log_of(world).records.orders() == ()
-        fresh.finish(definition(world), SilentObserver())
+        launch.finish_reset(definition(world), SilentObserver())
     assert world.all() == [NUMBERS, Counter(), Counter()]
 
 
@@ -88,7 +88,7 @@ def test_a_program_leaves_what_only_it_could_empty(template: Template, monkeypat
     with monkeypatch.context() as away:
         for name in ("owner", "holding", "start_over"):
             away.setattr(FileSink, name, gone)
-        fresh.start_over(definition(world), SilentObserver(), ["files"])
+        launch.start_over(definition(world), SilentObserver(), ["files"])
     assert world.all() == [NUMBERS, Counter(), Counter()]
 
 
@@ -101,8 +101,8 @@ def test_the_command_of_a_program_leaves_too(tmp_path: Path, monkeypatch: Any) -
     )
     monkeypatch.setattr("headgate.cli.run.check_cluster", lambda *_: None)
     monkeypatch.setattr("headgate.spark.session.check_cluster", lambda *_: None)
-    monkeypatch.setattr("headgate.cli.run.become_keeper", lambda *_: None)
-    for module in ("headgate.cli.run", "headgate.api.starting"):
+    monkeypatch.setattr("headgate.cli.run.exec_supervisor", lambda *_: None)
+    for module in ("headgate.cli.run", "headgate.api.launch"):
         monkeypatch.setattr(f"{module}.start_over", lambda *given: seen.append(given[2]))
     monkeypatch.setattr("headgate.spark.session.start_pipeline", gone)
 
@@ -126,7 +126,7 @@ def test_another_machine_or_directory_leaves_too(template: Template, monkeypatch
         made.override(checkpoint_dir=str(world.root / home))
     around = Process() if is_moved else Elsewhere()
     root, program = str(world.root / home), made.definition()
-    with StartingOver.holding_the_lock(root, "p", program, around, leave=["files"]) as resetting:
+    with Reset.holding_the_lock(root, "p", program, around, leave=["files"]) as resetting:
         resetting.carry_out(resetting.look())
     assert world.all() == [NUMBERS, Counter(), Counter()]
 
@@ -135,7 +135,7 @@ def test_what_was_left_is_written_to_when_it_has_forgotten(template: Template) -
     world = template.again()
     leaving(world, "files")
     with pytest.raises(UsageError, match="sink 'files' of pipeline 'p' belongs to former checkpoints"):
-        claims.begin_generation(definition(world), log_of(world), "test", lambda _: None)
+        restart.begin_generation(definition(world), log_of(world), "test", lambda _: None)
     FileSink(world.files, "parquet").target("p", "files").forget()
     produce(world)
     assert world.all() == [NUMBERS + NUMBERS, NUMBERS, NUMBERS]
@@ -183,7 +183,7 @@ def test_json_says_whether_anything_was_reset(tmp_path: Path) -> None:
 def test_json_says_that_a_reset_was_finished(tmp_path: Path, monkeypatch: Any) -> None:
     moved = Moved(tmp_path, ("app/a",))
     with monkeypatch.context() as deadly:
-        deadly.setattr(StartingOver, "_finish", gone)
+        deadly.setattr(Reset, "_finish", gone)
         with pytest.raises(StorageError):
             moved.reset()
     assert json.loads(command(moved, "--json").output)["is_reset"] is True
@@ -211,7 +211,7 @@ def to_stream(root: Path, *names: str) -> Any:
 
 
 def reset_leaving(root: Path, *names: str, program: Any = None) -> None:
-    with StartingOver.holding_the_lock(str(root / "home"), "p", program, leave=names) as resetting:
+    with Reset.holding_the_lock(str(root / "home"), "p", program, leave=names) as resetting:
         resetting.carry_out(resetting.look())
 
 

@@ -13,20 +13,19 @@ import pytest
 from tests.runtime.test_starting_over_killed import Killed, Reaper, log_of, reaping
 
 import headgate as hg
-from headgate.api import fresh
+from headgate.api import launch
 from headgate.connectors.base import SinkContext
-from headgate.connectors.recorded import targets_of
+from headgate.connectors.sink_registry import targets_of
 from headgate.errors import UsageError
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Committable, Manifest
+from headgate.model.pipeline_identity import Target
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import SilentObserver
-from headgate.model.targets import Target
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.checkpoints.recovery import candidates
-from headgate.runtime.driver import claims
-from headgate.runtime.driver.fronts import Fronts
-from headgate.runtime.driver.starting_over import StartingOver
+from headgate.runtime.driver import restart
+from headgate.runtime.driver.reset import Reset, TargetSinks
 from headgate.store.store import Store
 
 SCHEMA = pa.schema({"number": pa.int64()})
@@ -58,8 +57,8 @@ class Moved:
     def produce(self, number: int = -1) -> None:
         """Do as the pipeline does, without workers: begin a generation, complete and commit a checkpoint."""
         made, log = self.program(number), log_of(self)  # type: ignore[arg-type]
-        found = claims.begin_generation(made, log, "test", lambda _: None)
-        assert isinstance(found, claims.NewGeneration)
+        found = restart.begin_generation(made, log, "test", lambda _: None)
+        assert isinstance(found, restart.NewGeneration)
         sink: Any = next(node.spec for node in made.graph.nodes if hasattr(node.spec, "open_committer"))
         writer = sink.open(SinkContext("p", "out", 0, 1, found.generation, SCHEMA))
         writer.write(pa.RecordBatch.from_pylist([{"number": number}], SCHEMA))
@@ -76,7 +75,7 @@ class Moved:
             return +Counter({info.name: info.events_count for info in store.list_streams()})
 
     def reset(self) -> None:
-        with StartingOver.holding_the_lock(str(self.root / "home"), "p", self.program()) as resetting:
+        with Reset.holding_the_lock(str(self.root / "home"), "p", self.program()) as resetting:
             resetting.carry_out(resetting.look())
 
 
@@ -105,7 +104,7 @@ def test_a_reset_of_a_moved_sink_dies_anywhere(
         moved = Moved(tmp_path / str(at), streams)
         is_over = reset_killed(moved, reaper, at)
         is_decided = not candidates(log_of(moved).observe())  # type: ignore[arg-type]
-        fresh.finish(moved.program(), SilentObserver())
+        launch.finish_reset(moved.program(), SilentObserver())
         assert moved.counts() == (Counter() if is_decided else Counter(streams))
         found.append(is_decided)
         if is_over:
@@ -130,24 +129,24 @@ def reset_killed(moved: Moved, reaper: Reaper, at: int) -> bool:
 def test_a_moved_sink_with_others_events_keeps_both_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SO4: somebody writes to the second stream between the look and the step."""
     moved = Moved(tmp_path, ("app/a", "app/b"))
-    real = StartingOver._empty
+    real = Reset._empty
 
     def late(self: Any, *arguments: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(Fronts, "refuse_others", lambda *_: None)
+            patch.setattr(TargetSinks, "refuse_others", lambda *_: None)
             with Store.open(moved.stores[0]) as store, store.writer("app/b") as writer:
                 writer.append(pa.RecordBatch.from_pylist([{"number": 7}], store.describe("app/b").schema)).result()
             real(self, *arguments)
 
-    monkeypatch.setattr(StartingOver, "_empty", late)
+    monkeypatch.setattr(Reset, "_empty", late)
     with pytest.raises(UsageError, match=r"app/b in .* also holds what others have written"):
         moved.reset()
     assert moved.counts() == Counter({"app/a": 1, "app/b": 2})
 
 
 def test_what_is_emptied_in_one_step(tmp_path: Path) -> None:
-    from headgate.connectors.recorded import sink_of, together
-    from headgate.model.targets import TargetKind
+    from headgate.connectors.sink_registry import sink_of, together
+    from headgate.model.pipeline_identity import TargetKind
 
     def stream(sink: str, store: str, name: str) -> Target:
         return Target(sink, TargetKind.STREAM, str(tmp_path / store), name, segments=1)

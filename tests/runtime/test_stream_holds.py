@@ -14,9 +14,9 @@ from tests.runtime.running import Run, definition_of, pipeline_at
 import headgate as hg
 from headgate.connectors.streams import StreamSource
 from headgate.errors import PipelineFailed, UsageError
-from headgate.model.definition import PipelineDefinition
-from headgate.runtime.driver import coordination
-from headgate.store.retention import Retention
+from headgate.model.plan import PipelineDefinition
+from headgate.runtime.driver import coordinator_host
+from headgate.store.policies import Retention
 from headgate.store.store import Store
 
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64())])
@@ -91,7 +91,7 @@ def test_a_stream_keeps_what_the_checkpoints_of_a_stopped_pipeline_need(
 def test_a_retention_that_keeps_nothing_costs_a_running_pipeline_nothing(
     start: Callable[..., Run], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SC31, S71
-    monkeypatch.setattr(coordination, "DROPS_BETWEEN_FORGETTING", 1)
+    monkeypatch.setattr(coordinator_host, "DROPS_BETWEEN_FORGETTING", 1)
     is_over = threading.Event()
     run = start(copied(tmp_path))
     run.wait_checkpoints(1)

@@ -12,10 +12,10 @@ from tests.runtime.running import Run, definition_of, pipeline_at
 import headgate as hg
 from headgate.connectors.streams import checkpoint_of, transaction_name
 from headgate.errors import PipelineFailed
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
-from headgate.runtime.driver import coordination
-from headgate.store.catalogue import outcomes, sql
+from headgate.model.plan import PipelineDefinition
+from headgate.runtime.driver import coordinator_host
+from headgate.store.catalogue import sql, transaction_rows
 from headgate.store.store import Store
 
 STREAM = "app/out"
@@ -43,8 +43,8 @@ def commit_one(store: Store, name: str, owner: str) -> None:
 def test_a_busy_owner_does_not_keep_a_quiet_pipeline_from_starting(
     start: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # S17
-    monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 3)
-    monkeypatch.setattr(sql, "DECISIONS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 3)
+    monkeypatch.setattr(sql, "OUTCOME_CLEANUP_INTERVAL", 1)
     assert start(piped(tmp_path, 60)).result().is_finished
     with Store.open(tmp_path / "store") as store:
         for n in range(9):
@@ -56,7 +56,7 @@ def test_a_busy_owner_does_not_keep_a_quiet_pipeline_from_starting(
 def test_a_long_run_leaves_outcomes_that_its_checkpoints_may_ask_for_and_few_others(
     start: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # K20
-    monkeypatch.setattr(coordination, "DROPS_BETWEEN_FORGETTING", 1)
+    monkeypatch.setattr(coordinator_host, "DROPS_BETWEEN_FORGETTING", 1)
     run = start(piped(tmp_path, 600, retained=2))
     run.wait_checkpoints(9)
     assert run.result().is_finished

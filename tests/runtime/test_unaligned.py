@@ -19,17 +19,17 @@ from tests.runtime.test_process_results import events, generator, same
 import headgate as hg
 from headgate import fault_points
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.model.config import StartConfig
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
+from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
-from headgate.runtime.driver.claims import NewGeneration, begin_generation
-from headgate.runtime.driver.succession import Succession, succeeding
-from headgate.storage.backends import open_storage
+from headgate.runtime.driver.restart import NewGeneration, begin_generation
+from headgate.runtime.driver.takeover import Takeover, taking_over
+from headgate.storage.urls import open_storage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 
@@ -294,14 +294,14 @@ def test_a_start_that_is_repeated_goes_on_from_records_in_flight_of_its_own(
     (there / "slow").touch()
     definition = named(slowed(there, 2, name="q"), here / "checkpoints" / "p")
     claimed: list[Generation] = []
-    with succeeding(Succession("keeper", None, claimed.append)):
+    with taking_over(Takeover("keeper", None, claimed.append)):
         run = start(definition)
     run.wait_checkpoints(1)
     own = run.checkpoints[-1]
     run.driver.cancel()
     run.driver.join()
     (there / "slow").unlink()
-    with succeeding(Succession("keeper", claimed[-1], claimed.append)):
+    with taking_over(Takeover("keeper", claimed[-1], claimed.append)):
         again = start(definition)
     assert again.result().is_finished
     assert any("was restored before; the pipeline goes on from its own newest checkpoint" in n for n in again.notes)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 from headgate.store.store import Store
 
 FIRST = pa.schema([("key", pa.large_string()), ("n", pa.int32())])

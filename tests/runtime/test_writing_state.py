@@ -15,10 +15,10 @@ from tests.runtime.running import WAIT_S, Run, definition_of, pipeline_at
 from tests.runtime.test_process_results import events, generator
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.model.config import StartConfig
-from headgate.model.definition import PipelineDefinition
-from headgate.runtime.stored_state.places import find
+from headgate.model.plan import PipelineDefinition
+from headgate.runtime.state_reader.lookup import find_checkpoint
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 
@@ -143,7 +143,7 @@ def test_input_is_read_again_behind_a_checkpoint_that_was_final(start: Start, tm
     definition = definition_of(telling(tmp_path, HISTORY), inline_bytes_max=0)
     ended(start(definition))
     own = tmp_path / "checkpoints" / "p"
-    newest = find(str(own)).manifest
+    newest = find_checkpoint(str(own)).manifest
     assert (newest.is_final, bool(newest.committables)) == (True, True)
     once = told(tmp_path, "told")
     hg.edit_savepoint(own, tmp_path / "again").drop("in", "positions").write()

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from headgate.spark.deaths import WRITTEN_CHARS, Page, how_ended
+from headgate.spark.worker_exits import WRITTEN_CHARS, SharedTail, how_ended
 
 DAEMON = """
 import os, signal, sys
-from headgate.spark.deaths import WATCH
+from headgate.spark.worker_exits import WATCH
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as Spark's daemon does
 WATCH.begin()
@@ -81,7 +81,7 @@ def test_a_status_is_told(status: int, told: str) -> None:
 
 
 def test_a_page_keeps_the_end_of_what_is_written() -> None:
-    page = Page()
+    page = SharedTail()
     assert (page.pid, page.written) == (0, "")
     page.claim()
     page.add("ä" * WRITTEN_CHARS)

@@ -9,8 +9,8 @@ import pytest
 
 import headgate
 from headgate.model.failure import FailureKind
-from headgate.spark.job_errors import NEEDED, job_error, job_failure
-from headgate.spark.workers import refuse_other_release
+from headgate.spark.launcher import NEEDED, job_error, job_failure
+from headgate.spark.worker_main import check_release
 
 LOST, UNEXPLAINED, DETERMINISTIC = FailureKind.LOST, FailureKind.UNEXPLAINED, FailureKind.DETERMINISTIC
 
@@ -56,7 +56,7 @@ DAEMON_LOST = """An error occurred while calling o72.collectToPython.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a failed barrier \
 ResultStage. Most recent failure reason: Stage failed because barrier task ResultTask(0, 1) finished unsuccessfully.
 org.apache.spark.SparkException: EOFException occurred while reading the port number from \
-headgate.spark.daemon's stdout.
+headgate.spark.python_daemon's stdout.
 \tat org.apache.spark.errors.SparkCoreErrors$.eofExceptionWhileReadPortNumberError(SparkCoreErrors.scala:55)
 """
 CRASHED = """An error occurred while calling o1.collectToPython.
@@ -69,7 +69,11 @@ org.apache.spark.SparkException: Python worker exited unexpectedly (crashed): th
     ("text", "kind", "told"),
     [
         (EXECUTOR_LOST, LOST, "executor 1 was lost: Command exited with code 137"),
-        (DAEMON_LOST, LOST, "EOFException occurred while reading the port number from headgate.spark.daemon's stdout"),
+        (
+            DAEMON_LOST,
+            LOST,
+            "EOFException occurred while reading the port number from headgate.spark.python_daemon's stdout",
+        ),
         (CRASHED, LOST, "Job aborted due to stage failure: Task 0 failed 1 times: org.apache.spark."),
         ("Answer from Java side is empty", LOST, "Answer from Java side is empty"),
         ("Job 3 cancelled because SparkContext was shut down", LOST, "Job 3 cancelled because"),
@@ -104,9 +108,9 @@ def test_what_headgate_needs_is_what_it_requires() -> None:
 
 
 def test_a_worker_of_another_release_says_what_is_where() -> None:
-    refuse_other_release(0, headgate.__version__)
+    check_release(0, headgate.__version__)
     with pytest.raises(RuntimeError) as raised:
-        refuse_other_release(1, "0.0.1")
+        check_release(1, "0.0.1")
     assert job_failure(f"x\nRuntimeError: {raised.value}").kind is DETERMINISTIC
     assert job_error(f"x\nRuntimeError: {raised.value}") == (
         f"headgate worker 1 stopped: the executors have headgate {headgate.__version__} and the driver has 0.0.1; "

@@ -16,16 +16,16 @@ from pyspark.sql import SparkSession
 
 from headgate.errors import PipelineFailed, UsageError
 from headgate.spark.jvm import (
-    Listener,
+    StderrReader,
     cause_of,
     forget_dead_jvm,
+    is_no_py4j_traceback,
     log_to,
-    says_more_than_an_end,
-    starting_up,
-    telling_line,
+    reason_line,
+    startup_errors,
 )
 from headgate.spark.jvm_settings import LOG, START_LOG, jvm_settings, session_options
-from headgate.spark.session import found_session, make_session
+from headgate.spark.session import find_session, make_session
 
 UNHAPPY = """WARNING: Using incubator modules: jdk.incubator.vector
 Exception in thread "main" org.apache.spark.SparkException: Master must either be yarn or start with spark
@@ -45,9 +45,9 @@ def test_of_a_jvm_that_ended_py4j_prints_no_traceback() -> None:
 
     words = "Exception while sending command."
     assert f'"{words}")' in Path(java_gateway.__file__).read_text(), "py4j says something else by now"
-    assert not says_more_than_an_end(record(java_gateway.__file__, words))
-    assert says_more_than_an_end(record(java_gateway.__file__, "something else"))
-    assert says_more_than_an_end(record(__file__, words)), "of a program's own"
+    assert not is_no_py4j_traceback(record(java_gateway.__file__, words))
+    assert is_no_py4j_traceback(record(java_gateway.__file__, "something else"))
+    assert is_no_py4j_traceback(record(__file__, words)), "of a program's own"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_of_a_jvm_that_ended_py4j_prints_no_traceback() -> None:
     ],
 )
 def test_the_telling_line_of_a_jvm_is_found(written: str, told: str) -> None:
-    assert telling_line(written.splitlines()) == told
+    assert reason_line(written.splitlines()) == told
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,9 @@ def test_a_program_of_spark_submit_runs_where_that_said(monkeypatch: pytest.Monk
 @pytest.mark.usefixtures("no_jvm")
 def test_what_spark_raises_becomes_one_sentence() -> None:
     said = r"^Spark could not start the session: Could not parse Master URL: 'x'$"
-    with pytest.raises(PipelineFailed, match=said), starting_up():
+    with pytest.raises(PipelineFailed, match=said), startup_errors():
         raise RuntimeError(PY4J)
-    with pytest.raises(UsageError, match="as it is"), starting_up():
+    with pytest.raises(UsageError, match="as it is"), startup_errors():
         raise UsageError("as it is")
 
 
@@ -163,7 +163,7 @@ def test_a_jvm_that_died_is_forgotten_so_that_another_can_start(monkeypatch: pyt
         assert SparkContext._gateway is gateway  # it lives
         process.kill()
         process.wait()
-        with pytest.raises(PipelineFailed, match="it may have been killed"), starting_up():
+        with pytest.raises(PipelineFailed, match="it may have been killed"), startup_errors():
             raise RuntimeError("Answer from Java side is empty")
     assert SparkContext._gateway is None
     assert SparkSession._instantiatedSession is None
@@ -173,20 +173,20 @@ def test_a_jvm_that_died_is_forgotten_so_that_another_can_start(monkeypatch: pyt
 def test_a_master_that_a_session_would_ignore_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     context = SimpleNamespace(master="local[2]")
     session = SimpleNamespace(sparkContext=context)
-    assert found_session(session, None) is session
-    assert found_session(session, "local[2]") is session
+    assert find_session(session, None) is session
+    assert find_session(session, "local[2]") is session
     with pytest.raises(UsageError, match=r"'yarn' is given, .* which is on 'local\[2\]': leave the master out"):
-        found_session(session, "yarn")
+        find_session(session, "yarn")
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
     monkeypatch.setattr(SparkContext, "_active_spark_context", context)  # a session of another thread
     with pytest.raises(UsageError, match="leave the master out"):
-        found_session(None, "yarn")
+        find_session(None, "yarn")
 
 
-def listening(*written: str, passes_on: bool = False) -> Listener:
+def listening(*written: str, passes_on: bool = False) -> StderrReader:
     """Return a listener to a JVM that has written this and ended."""
     source, sink = os.pipe()
-    listener = Listener(source)
+    listener = StderrReader(source)
     if passes_on:
         listener.pass_on()
     with os.fdopen(sink, "w") as jvm:

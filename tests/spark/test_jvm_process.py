@@ -12,9 +12,17 @@ from types import SimpleNamespace
 import pytest
 from pyspark import SparkContext
 
-from headgate.clock import SYSTEM_CLOCK
-from headgate.spark import jvm, jvm_process, session
-from headgate.spark.jvm_process import JvmProcess, Launch, begin_ahead, begun, end_ahead, imports_have_set, launch_of
+from headgate.environment import SYSTEM_CLOCK
+from headgate.spark import jvm, session
+from headgate.spark.jvm import (
+    JvmProcess,
+    Launch,
+    adopt_environment,
+    discard_early,
+    launch_of,
+    start_early,
+    take_or_start,
+)
 
 TELLS = r"""
 printf '\0\0\0\7\0\0\0\6secret' > "$_PYSPARK_DRIVER_CONN_INFO_PATH.tmp"
@@ -42,11 +50,11 @@ def home(tmp_path: Path) -> Path:
 def launch(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Launch]]:
     """How a JVM is begun in the process as it is then."""
     monkeypatch.setenv("SPARK_HOME", str(home))
-    monkeypatch.setattr(jvm_process, "_ahead", [])
+    monkeypatch.setattr(jvm, "_ahead", [])
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     yield lambda **settings: launch_of({"spark.x": "1", **settings}, os.environ)
-    end_ahead()
+    discard_early()
 
 
 def is_running(process: JvmProcess) -> bool:
@@ -61,8 +69,8 @@ def close(process: JvmProcess) -> None:
 def test_what_a_command_left_that_was_killed_at_its_start_is_removed_later(
     launch: Callable[..., Launch], tmp_path: Path
 ) -> None:  # OM11
-    old, young = tmp_path / f"{jvm_process.PLACE}old", tmp_path / f"{jvm_process.PLACE}young"
-    for place, age_s in ((old, jvm_process.OLD_S + 60), (young, 60)):
+    old, young = tmp_path / f"{jvm.PLACE}old", tmp_path / f"{jvm.PLACE}young"
+    for place, age_s in ((old, jvm.OLD_S + 60), (young, 60)):
         place.mkdir()
         (place / "address").touch()
         os.utime(place, (SYSTEM_CLOCK.wall_ms() / 1000 - age_s,) * 2)
@@ -72,16 +80,16 @@ def test_what_a_command_left_that_was_killed_at_its_start_is_removed_later(
 
 
 def test_a_jvm_that_was_begun_ahead_is_taken(launch: Callable[..., Launch], tmp_path: Path) -> None:  # OM10
-    begin_ahead(launch())
-    (ahead,) = jvm_process._ahead
-    found = begun(launch())
+    start_early(launch())
+    (ahead,) = jvm._ahead
+    found = take_or_start(launch())
     try:
         assert found is ahead
         assert found.address() == (7, "secret")
         assert not list(tmp_path.glob("headgate-gateway-*")), "the secret does not stay"
-        end_ahead()
+        discard_early()
         assert is_running(found), "it has been taken"
-        other = begun(launch())
+        other = take_or_start(launch())
         assert other is not ahead
         close(other)
     finally:
@@ -108,10 +116,10 @@ def test_what_a_program_changes_while_it_is_loaded_counts(
     monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
     mask = os.umask(0o022)
     try:
-        begin_ahead(launch())
-        (ahead,) = jvm_process._ahead
+        start_early(launch())
+        (ahead,) = jvm._ahead
         change(tmp_path)
-        found = begun(launch())
+        found = take_or_start(launch())
         assert found is not ahead
         assert not is_running(ahead)
         close(found)
@@ -122,20 +130,20 @@ def test_what_a_program_changes_while_it_is_loaded_counts(
 def test_what_the_commands_own_imports_set_does_not_count(
     launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # OM10
-    begin_ahead(launch())
-    (ahead,) = jvm_process._ahead
+    start_early(launch())
+    (ahead,) = jvm._ahead
     before = dict(os.environ)
     monkeypatch.setenv("OF_A_LIBRARY", "1")
-    imports_have_set(before, os.environ)
-    found = begun(launch())
+    adopt_environment(before, os.environ)
+    found = take_or_start(launch())
     assert found is ahead
     close(found)
 
 
 def test_a_jvm_with_other_settings_is_another_one(launch: Callable[..., Launch]) -> None:  # OM10
-    begin_ahead(launch())
-    (ahead,) = jvm_process._ahead
-    found = begun(launch(**{"spark.driver.memory": "2g"}))
+    start_early(launch())
+    (ahead,) = jvm._ahead
+    found = take_or_start(launch(**{"spark.driver.memory": "2g"}))
     assert found is not ahead
     assert "spark.driver.memory=2g" in found.launch.command
     assert not is_running(ahead)
@@ -143,11 +151,11 @@ def test_a_jvm_with_other_settings_is_another_one(launch: Callable[..., Launch])
 
 
 def test_a_jvm_that_died_before_it_was_needed_is_replaced(launch: Callable[..., Launch]) -> None:  # OM10
-    begin_ahead(launch())
-    (ahead,) = jvm_process._ahead
+    start_early(launch())
+    (ahead,) = jvm._ahead
     ahead.process.kill()
     ahead.process.wait()
-    found = begun(launch())
+    found = take_or_start(launch())
     assert found is not ahead
     assert found.address() == (7, "secret")
     close(found)
@@ -155,11 +163,11 @@ def test_a_jvm_that_died_before_it_was_needed_is_replaced(launch: Callable[..., 
 
 def test_a_fork_leaves_the_jvm_to_its_parent(launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch) -> None:
     # OM11
-    begin_ahead(launch())
-    (ahead,) = jvm_process._ahead
+    start_early(launch())
+    (ahead,) = jvm._ahead
     with monkeypatch.context() as patch:
-        patch.setattr(jvm_process.os, "getpid", lambda: -1)
-        found = begun(launch())
+        patch.setattr(jvm.os, "getpid", lambda: -1)
+        found = take_or_start(launch())
         assert found is not ahead, "it is not the fork's"
         close(found)
     assert is_running(ahead)
@@ -170,14 +178,14 @@ def test_a_jvm_can_say_its_address_when_its_process_is_dead_and_swept(
     launch: Callable[..., Launch], tmp_path: Path
 ) -> None:  # OM11
     """One that cannot write would never come to read its input, whose end is its own."""
-    begin_ahead(launch())
+    start_early(launch())
     assert [path.parent for path in tmp_path.rglob("headgate-gateway-*")] == [tmp_path]
 
 
 LEFT = """
 import sys
 from headgate.spark import jvm_process
-from headgate.spark.jvm_process import begin_ahead, launch_of
+from headgate.spark.jvm import begin_ahead, launch_of
 jvm_process.begin_ahead(launch_of({}, __import__("os").environ))
 print(jvm_process._ahead[0].process.pid, flush=True)
 """
@@ -194,13 +202,13 @@ def test_a_jvm_that_nobody_takes_ends_with_its_process(home: Path, tmp_path: Pat
 def test_a_session_of_the_programs_own_ends_the_jvm_that_was_begun_ahead(
     launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # OM11
-    begin_ahead(launch())
-    (ahead,) = jvm_process._ahead
+    start_early(launch())
+    (ahead,) = jvm._ahead
     monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace())
     jvm.ensure_jvm({})
     assert not is_running(ahead)
-    begin_ahead(launch())
-    (ahead,) = jvm_process._ahead
+    start_early(launch())
+    (ahead,) = jvm._ahead
 
     class Ended(BaseException):
         """As far as this goes."""
@@ -209,7 +217,7 @@ def test_a_session_of_the_programs_own_ends_the_jvm_that_was_begun_ahead(
         raise Ended
 
     monkeypatch.setattr(session, "lock_for", lambda _: SimpleNamespace(release=lambda: None))
-    monkeypatch.setattr(session, "found_session", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(session, "find_session", lambda *_: SimpleNamespace())
     monkeypatch.setattr(session, "_check_slots", check_slots)
     monkeypatch.setattr(session, "has_finished", lambda _: False)
     plan = SimpleNamespace(config=SimpleNamespace(name="p"), plan=SimpleNamespace(parallelism=1))

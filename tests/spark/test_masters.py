@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.errors import UsageError
-from headgate.spark.masters import Master, read_master, same_master
+from headgate.spark.prerequisites import Master, read_master, same_master
 
 
 @pytest.mark.parametrize(

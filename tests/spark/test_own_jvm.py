@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from headgate.spark import jvm_settings, own_jvm
+from headgate.spark import jvm_settings
 
 STARTED = """
 import sys
-from headgate.spark.own_jvm import temporary_directory
+from headgate.spark.jvm_settings import temporary_directory
 path = temporary_directory()
 (path / "blockmgr-1").mkdir()
 (path / "blockmgr-1" / "block").write_text("x")
@@ -67,11 +67,11 @@ def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path: Path) -> 
 
 
 def test_a_fork_leaves_the_directory_to_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_jvm, "_own", [])
+    monkeypatch.setattr(jvm_settings, "_own", [])
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     registered: list[tuple[object, ...]] = []
-    monkeypatch.setattr(own_jvm.atexit, "register", lambda *call: registered.append(call))
-    path = own_jvm.temporary_directory()
+    monkeypatch.setattr(jvm_settings.atexit, "register", lambda *call: registered.append(call))
+    path = jvm_settings.temporary_directory()
     assert path is not None
     ((remove, _, own),) = registered
     remove(os.getpid() + 1, own)  # type: ignore[operator]
@@ -81,11 +81,11 @@ def test_a_fork_leaves_the_directory_to_its_parent(tmp_path: Path, monkeypatch: 
 
 
 def test_without_a_directory_spark_does_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_jvm, "_own", [])
+    monkeypatch.setattr(jvm_settings, "_own", [])
     (tmp_path / "file").touch()
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "file"))
-    assert own_jvm.temporary_directory() is None
-    assert own_jvm.options_of(None) == ({}, "")
+    assert jvm_settings.temporary_directory() is None
+    assert jvm_settings.temporary_file_options(None) == ({}, "")
 
 
 def test_headgate_may_be_installed_in_a_directory_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:

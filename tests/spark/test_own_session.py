@@ -14,7 +14,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import headgate as hg
-from headgate.spark.session import OwnSession, SparkHandle, found_session
+from headgate.spark.session import PipelineSession, SparkHandle, find_session
 
 WAIT_S = 60.0
 
@@ -47,7 +47,7 @@ class Handle(SparkHandle):
 
 @pytest.fixture(autouse=True)
 def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OwnSession, "current", None)
+    monkeypatch.setattr(PipelineSession, "current", None)
 
 
 @pytest.fixture
@@ -61,12 +61,12 @@ def test_no_wait_for_a_run_returns_before_its_session_is_stopped(  # OM18
 ) -> None:
     """A look that has enough is stopped by one thread, while another waits for it and goes on to the next start."""
     session = Session()
-    handle = Handle(OwnSession(session).use())
+    handle = Handle(PipelineSession(session).use())
     monkeypatch.setattr(SparkContext, "_active_spark_context", session.sparkContext)
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None if session.is_stopped else session)
     first = pool.submit(handle.release)
     assert session.is_stopping.wait(WAIT_S)
-    second, found = pool.submit(handle.release), pool.submit(found_session, None, None)
+    second, found = pool.submit(handle.release), pool.submit(find_session, None, None)
     with pytest.raises(TimeoutError):
         second.result(0.1)  # not a wait for anything: a longer one finds nothing else
     assert not found.done(), "a start waits, too"
@@ -79,8 +79,8 @@ def test_no_wait_for_a_run_returns_before_its_session_is_stopped(  # OM18
 def test_the_last_pipeline_on_a_session_that_pipelines_made_stops_it() -> None:  # OM18
     session = Session()
     session.may_stop.set()
-    first = OwnSession(session).use()
-    own = OwnSession.of(session)
+    first = PipelineSession(session).use()
+    own = PipelineSession.of(session)
     assert own is not None
     second = own.use()
     first()
@@ -88,8 +88,8 @@ def test_the_last_pipeline_on_a_session_that_pipelines_made_stops_it() -> None: 
     assert not session.is_stopped, "the second pipeline runs"
     second()
     assert session.is_stopped
-    assert OwnSession.of(session) is None
-    assert OwnSession.of(Session()) is None, "its user's"
+    assert PipelineSession.of(session) is None
+    assert PipelineSession.of(Session()) is None, "its user's"
 
 
 @pytest.mark.spark

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from headgate.errors import PipelineFailed, UsageError
-from headgate.spark.masters import read_master
 from headgate.spark.prerequisites import (
     REACH_S,
     answers,
     check_prerequisites,
     java_problem,
     own_settings,
+    read_master,
     spark_home_problem,
 )
 

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from headgate.errors import UsageError
-from headgate.spark.shipping import Submission, modules_beside, packed, read_py_files, read_settings, ship
+from headgate.spark.py_files import Submission, local_modules, read_py_files, read_settings, send_modules, write_zip
 
 
 def test_modules_right_beside_the_program_are_found_and_nothing_that_is_installed() -> None:
@@ -27,8 +27,8 @@ def test_modules_right_beside_the_program_are_found_and_nothing_that_is_installe
         "__main__": "/app/main.py",
         "sys": None,
     }
-    assert modules_beside("/app", loaded) == [Path("/app/prices.py"), Path("/app/shop"), Path("/app/spaced")]
-    assert modules_beside("/elsewhere", loaded) == []
+    assert local_modules("/app", loaded) == [Path("/app/prices.py"), Path("/app/shop"), Path("/app/spaced")]
+    assert local_modules("/elsewhere", loaded) == []
 
 
 def test_python_imports_from_what_is_packed(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_python_imports_from_what_is_packed(tmp_path: Path) -> None:
     (package / "__init__.py").write_text("from shop.taxes import RATE\n")
     (package / "taxes.py").write_text("RATE = 7\n")
     (tmp_path / "app" / "prices.py").write_text("import shop\nprint(shop.RATE)\n")
-    packed([tmp_path / "app" / "prices.py", package], tmp_path / "all.zip")
+    write_zip([tmp_path / "app" / "prices.py", package], tmp_path / "all.zip")
     assert sorted(zipfile.ZipFile(tmp_path / "all.zip").namelist()) == [
         "prices.py",
         "shop/__init__.py",
@@ -70,14 +70,14 @@ def test_modules_go_to_a_cluster_and_named_files_go_anywhere(
     module.__file__ = str(tmp_path / "prices_of_a_test.py")
     monkeypatch.setitem(sys.modules, "prices_of_a_test", module)
     context = Context(master, tmp_path)
-    ship(SimpleNamespace(sparkContext=context), Submission(py_files=("/x/more.py",), directory=str(tmp_path)))
+    send_modules(SimpleNamespace(sparkContext=context), Submission(py_files=("/x/more.py",), directory=str(tmp_path)))
     assert context.added[0] == "/x/more.py"
     assert [zipfile.ZipFile(file).namelist() for file in context.added[1:]] == [["prices_of_a_test.py"]] * goes
 
 
 def test_a_program_without_modules_of_its_own_sends_nothing(tmp_path: Path) -> None:
     context = Context("yarn", tmp_path)
-    ship(SimpleNamespace(sparkContext=context), Submission(directory=str(tmp_path)))
+    send_modules(SimpleNamespace(sparkContext=context), Submission(directory=str(tmp_path)))
     assert context.added == []
 
 

@@ -19,11 +19,11 @@ from pyspark.sql.types import NullType, StructField, StructType
 
 from headgate.errors import FencedError, StorageError, TruncatedError, UsageError
 from headgate.protocol.store.transactions import Status
-from headgate.spark import columns, stream_reading, stream_writing
+from headgate.spark import columns, stream_reader, stream_writer
 from headgate.spark.stream_format import StreamDataSource, register_streams
-from headgate.spark.stream_reading import MicroBatchReader, Pieces, StreamReader
-from headgate.spark.stream_writing import MicroBatchWriter, Prepared, StreamWriter
-from headgate.store.retention import Retention
+from headgate.spark.stream_reader import MicroBatchReader, PiecesPartition, StreamReader
+from headgate.spark.stream_writer import MicroBatchWriter, Prepared, StreamWriter
+from headgate.store.policies import Retention
 from headgate.store.store import Store
 from headgate.store.streams import OtherSchemaError
 
@@ -207,14 +207,14 @@ def test_large_segments_are_read_by_several_tasks(stream: Store, monkeypatch: py
 def test_a_task_reads_so_many_bytes_unless_it_is_told(stream: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # SP3
     assert len(list(reader_of(stream).partitions())) == 1, "less is not worth a task"
     info = stream.describe("in")
-    monkeypatch.setattr(stream_reading, "PARTITION_BYTES", info.size_bytes // 8)
-    monkeypatch.setattr(stream_reading, "TASK_BYTES_MIN", 1)
+    monkeypatch.setattr(stream_reader, "PARTITION_BYTES", info.size_bytes // 8)
+    monkeypatch.setattr(stream_reader, "TASK_BYTES_MIN", 1)
     partitions = list(reader_of(stream).partitions())
     assert all(sum(piece.end - piece.begin for piece in one.pieces) <= info.events_count // 8 for one in partitions)
     assert len(partitions) == 16, "nine would be needed, and eight run at one time"
     assert values_by_key(rows_of(reader_of(stream), partitions)) == rounds(10)
     assert len(list(reader_of(stream, rows_per_partition="1000").partitions())) == 2
-    monkeypatch.setattr(stream_reading, "PARTITION_BYTES", 1)
+    monkeypatch.setattr(stream_reader, "PARTITION_BYTES", 1)
     assert len(list(reader_of(stream).partitions())) == info.events_count, "at least one event each"
 
 
@@ -231,7 +231,7 @@ def test_the_place_of_each_event_can_be_read(stream: Store) -> None:  # SP3
 
 
 def segments_of(reader: StreamReader) -> set[int]:
-    return {piece.segment for one in reader.partitions() if isinstance(one, Pieces) for piece in one.pieces}
+    return {piece.segment for one in reader.partitions() if isinstance(one, PiecesPartition) for piece in one.pieces}
 
 
 def test_keys_choose_segments_and_events(stream: Store) -> None:  # SP3
@@ -576,7 +576,7 @@ class Context:
     """The part of a task's context that is asked for."""
 
     def __init__(self, query: str | None = None, batch: str | None = None) -> None:
-        self.properties = {stream_writing.QUERY_ID: query, stream_writing.BATCH_ID: batch}
+        self.properties = {stream_writer.QUERY_ID: query, stream_writer.BATCH_ID: batch}
 
     def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - PySpark's name
         return self.properties[name]
@@ -597,7 +597,7 @@ def query(store: Store, stream: str = "in") -> MicroBatchWriter:
 
 
 def number(context: Context, batch: int) -> None:
-    context.properties[stream_writing.BATCH_ID] = str(batch)
+    context.properties[stream_writer.BATCH_ID] = str(batch)
 
 
 def test_a_micro_batch_that_is_repeated_is_written_once(stream: Store, micro_batch: Context) -> None:  # SP9
@@ -701,7 +701,7 @@ def test_a_micro_batch_without_rows_lets_no_late_driver_in(stream: Store, micro_
 def test_files_of_tasks_that_died_are_swept_now_and_then(
     stream: Store, micro_batch: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SP10: looking at all files of the query takes the longer, the more there are
-    monkeypatch.setattr(stream_writing, "SWEEP_EVERY", 3)
+    monkeypatch.setattr(stream_writer, "SWEEP_EVERY", 3)
     died = stream.begin("in", owner="spark/query-q", epoch=0, name="never")
     died._write_chunk([batch_of([("k0", 1)])])  # what a large transaction writes before it is prepared
     for batch, count in ((1, 1), (2, 1), (3, 0)):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate.state.aggregate_table import Accumulator, AggTable, FrozenTable, Kind, Values
+from headgate.state.window_aggregates import Accumulator, AggTable, FrozenTable, Kind, Values
 
 ACCUMULATORS = [
     Accumulator(Kind.ADD, "int64"),

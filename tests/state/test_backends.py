@@ -15,7 +15,7 @@ from tests.state.backends import GROUPS, NAMES, OWNER, rows_in, sections_of, sta
 
 from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
-from headgate.state.frozen import FrozenState
+from headgate.state.snapshot import FrozenState
 
 POINT = pa.struct([("x", pa.int64()), ("day", pa.date32()), ("names", pa.large_list(pa.large_string()))])
 VALUE = StateDescriptor("value", StateKind.VALUE, pa.int64())

@@ -14,13 +14,13 @@ from tests.state.evolutions import Change, changes
 
 from headgate.codec.snapshot import decode_sections, encode_sections
 from headgate.errors import CorruptionError, UsageError
-from headgate.model.evolution import Misfit
-from headgate.model.value_types import read_type
+from headgate.model.schema_evolution import Misfit
+from headgate.model.state_schema import read_type
 from headgate.state.backend import Ownership
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
 from headgate.state.evolution import Evolution, check_names, value_type
-from headgate.state.evolving import evolved_values
-from headgate.state.ipc import encode_batches
+from headgate.state.schema_evolution import evolved_values
+from headgate.state.snapshot import encode_batches
 from headgate.state.ttl import NEVER_MS, TTL
 
 KEYS = KeyColumns(("user",), (pa.int64(),))

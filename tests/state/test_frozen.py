@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from headgate.state.frozen import FrozenState
+from headgate.state.snapshot import FrozenState
 
 
 class Counted(FrozenState):

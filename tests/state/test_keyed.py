@@ -13,18 +13,16 @@ from tests.operators.harness import Harness
 from tests.runtime.checkpoints.frozen_cases import CASES, Holder, made
 
 from headgate.codec.snapshot import decode_sections
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, key_groups_of_subtask
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.operators.base import RestoredState
-from headgate.runtime.checkpoints.snapshots import read_part
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
-from headgate.state import keyed
+from headgate.runtime.checkpoints.snapshot_files import read_part
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
+from headgate.state import snapshot
 from headgate.state.backend import Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
-from headgate.state.frozen import FrozenState, OwnedKeys
-from headgate.state.keyed import RANGES_MAX, ranges_of
-from headgate.state.memory.by_column import MemoryColumnBackend
+from headgate.state.memory.column_backend import MemoryColumnBackend
+from headgate.state.snapshot import RANGES_MAX, FrozenState, OwnedKeys, key_group_ranges
 from headgate.storage.memory import MemoryStorage
 
 KEYS = KeyColumns(("key",), (pa.int64(),))
@@ -34,7 +32,7 @@ GROUPS = 128
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "RANGE_BYTES_MIN", 64)
+    monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 64)
 
 
 def owned(parallelism: int, index: int) -> KeyGroups:
@@ -43,7 +41,7 @@ def owned(parallelism: int, index: int) -> KeyGroups:
 
 
 def written(storage: MemoryStorage, state: FrozenState, groups: KeyGroups, index: int = 0) -> list[SnapshotPart]:
-    to = Destination(storage, "p", Generation(1), 0, OwnedKeys(groups, GROUPS))
+    to = SnapshotDestination(storage, "p", Generation(1), 0, OwnedKeys(groups, GROUPS))
     target = SubtaskTarget(to, SubtaskId(VertexId("v"), index), CheckpointId(1))
     target.put_state("node", state)
     return list(target.finish())
@@ -52,7 +50,7 @@ def written(storage: MemoryStorage, state: FrozenState, groups: KeyGroups, index
 def test_ranges_cover_what_is_owned_once_and_are_few() -> None:  # SF11
     for count in (1, 5, 8, 43, 128):
         for size_bytes in (0, 64, 200, 1 << 30):
-            ranges = ranges_of(KeyGroups(7, count), size_bytes)
+            ranges = key_group_ranges(KeyGroups(7, count), size_bytes)
             assert 1 <= len(ranges) <= min(RANGES_MAX, count, max(1, size_bytes // 64))
             covered = [group for one in ranges for group in range(one.first, one.first + one.count)]
             assert covered == list(range(7, 7 + count))

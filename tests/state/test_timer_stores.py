@@ -15,15 +15,16 @@ from tests.state.backends import IN_FILES, Chosen, states
 from tests.state.moved import Moved, restore
 
 from headgate.codec.snapshot import decode_sections
-from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.ids import key_groups_of_subtask
 from headgate.state.backend import ColumnBackend, Ownership, RowBackend
-from headgate.state.choice import WorkerStates
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
-from headgate.state.frozen import FrozenState
 from headgate.state.key_hash import hash_columns, key_groups
-from headgate.state.memory import by_column, column_timers, row_timers
+from headgate.state.memory import column_backend
+from headgate.state.memory import timers as timers_module
 from headgate.state.rocksdb import timers as rocks_timers
+from headgate.state.snapshot import FrozenState
 from headgate.state.timers import TimeKind
+from headgate.state.worker_backends import WorkerStates
 
 KEYS = KeyColumns(("name", "number"), (pa.large_string(), pa.int64()))
 COUNT = StateDescriptor("count", StateKind.VALUE, pa.int64())
@@ -34,12 +35,12 @@ Timer = tuple[tuple[str, int], int]
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(column_timers, "_TAIL_ROWS", 8)
-    monkeypatch.setattr(column_timers, "_TAIL_PARTS", 3)
-    monkeypatch.setattr(column_timers, "_RUNS_MERGED", 2)
-    monkeypatch.setattr(column_timers, "_DUE_ROWS", 6)
-    monkeypatch.setattr(row_timers, "_STALE_FREE", 2)
-    monkeypatch.setattr(by_column, "_RENUMBER_MIN", 4)
+    monkeypatch.setattr(timers_module, "_TAIL_ROWS", 8)
+    monkeypatch.setattr(timers_module, "_TAIL_PARTS", 3)
+    monkeypatch.setattr(timers_module, "_RUNS_MERGED", 2)
+    monkeypatch.setattr(timers_module, "_DUE_ROWS", 6)
+    monkeypatch.setattr(timers_module, "_STALE_TIMES_MAX", 2)
+    monkeypatch.setattr(column_backend, "_RENUMBER_MIN", 4)
     monkeypatch.setattr(rocks_timers, "FRONT_MAX", 5)
     monkeypatch.setattr(rocks_timers, "WAITING_MAX", 6)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.state.window_rows import only_window, split_by_window
+from headgate.state.window_aggregates import only_window, split_by_window
 
 NEAR = st.lists(st.integers(-3, 3), min_size=1, max_size=30)
 FAR = st.lists(st.integers(-(2**62), 2**62) | st.integers(-20, 20), min_size=1, max_size=30)

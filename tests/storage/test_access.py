@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import UsageError
-from headgate.model.security import Access
-from headgate.storage.access import access_in, is_open_to_others, make_directory, open_lock, restrict
+from headgate.model.config import Access
 from headgate.storage.local import LocalStorage
-from headgate.storage.roots import make_root
+from headgate.storage.local_directories import make_root
+from headgate.storage.permissions import access_in, is_open_to_others, make_directory, open_lock, restrict
 from headgate.store.store import Store
 
 NOBODY = 65534

@@ -14,15 +14,15 @@ import pytest
 from typer.testing import CliRunner
 
 import headgate as hg
-from headgate.cli.main import app
+from headgate.cli.app import app
 from headgate.errors import StorageError, UsageError
-from headgate.storage.backends import absolute_location, open_storage
 from headgate.storage.base import AlreadyExists, NotFound, Storage
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage, forget_memory_storage
+from headgate.storage.object_names import TEMP_PREFIX
 from headgate.storage.object_store import ObjectStorage
-from headgate.storage.paths import TEMP_PREFIX
+from headgate.storage.urls import absolute_location, open_storage
 
 
 @pytest.fixture(params=["local", "memory", "obstore+file", "obstore+memory", "faulty"])

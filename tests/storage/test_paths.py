@@ -10,15 +10,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headgate.codec.snapshot import encode_sections
-from headgate.connectors.files.layout import SinkIdentity, StagedFile, decode_files, encode_files
+from headgate.connectors.files.publish_log import SinkIdentity, StagedFile, decode_files, encode_files
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import KeyGroups, SnapshotPart
-from headgate.runtime.checkpoints.snapshots import read_part
-from headgate.state.frozen import OwnedKeys
-from headgate.state.rocksdb.described import Description, decode_description
+from headgate.runtime.checkpoints.snapshot_files import read_part
+from headgate.state.rocksdb.file_manifest import Description, decode_description
+from headgate.state.snapshot import OwnedKeys
 from headgate.storage.local import LocalStorage
-from headgate.storage.paths import read_name, read_path
+from headgate.storage.object_names import read_name, read_path
 
 PIECES = [
     "..",

@@ -15,9 +15,9 @@ import pytest
 
 from headgate.errors import StorageError
 from headgate.storage.local import LocalStorage
-from headgate.store.catalogue.access import Database
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.sql import SqlCatalogue
+from headgate.store.catalogue.sqlite import Database
 from headgate.store.store import Store
 
 KEYED = pa.schema([pa.field("key", pa.large_string()), pa.field("value", pa.int64())])

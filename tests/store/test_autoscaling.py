@@ -11,12 +11,12 @@ from tests.store.storing import KEYED, STREAM, database_of, drain, drained, keye
 from tests.store.test_store_truncation import Clock
 
 from headgate.errors import CorruptionError, StorageError, UsageError
-from headgate.model.life import Life
+from headgate.model.pipeline_identity import Life
 from headgate.protocol.store.autoscaling import Plan, Unit, decide
 from headgate.protocol.store.layouts import KEY_SPACE
 from headgate.storage.local import LocalStorage
 from headgate.store.catalogue import tables as t
-from headgate.store.scaling import Scaling
+from headgate.store.policies import Scaling
 from headgate.store.store import Store
 from headgate.store.streams import StreamReset
 

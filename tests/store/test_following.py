@@ -14,9 +14,9 @@ from tests.clocks import HandClock
 from tests.store.storing import KEYED, STREAM, Failing, keyed
 
 from headgate.errors import StorageError, TruncatedError, UsageError
-from headgate.store.cuts import StreamCut
-from headgate.store.following import StreamEvents, StreamFollower
+from headgate.store.follower import StreamEvents, StreamFollower
 from headgate.store.store import Store
+from headgate.store.streams import StreamCut
 
 
 def write(store: Store, *numbers: int) -> None:

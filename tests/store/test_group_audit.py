@@ -10,8 +10,7 @@ import sqlalchemy as sa
 from tests.store.storing import KEYED, STREAM, database_of, keyed
 
 from headgate.errors import CorruptionError
-from headgate.protocol.store.group_shares import GroupSegment
-from headgate.protocol.store.reader_group import Committed
+from headgate.protocol.store.reader_group import Committed, GroupSegment
 from headgate.protocol.store.truncation import Hold
 from headgate.store.catalogue import tables as t
 from headgate.store.store import Store

@@ -10,12 +10,12 @@ from tests.store.storing import KEYED, STREAM, keyed
 
 from headgate.codec.chunk import PartEntry
 from headgate.errors import UsageError
-from headgate.protocol.store.group_shares import GroupSegment
-from headgate.store.catalogue import groups
-from headgate.store.catalogue.memory import memory_catalogue
-from headgate.store.catalogue.values import ChunkRecord, GroupStart
+from headgate.protocol.store.reader_group import GroupSegment
+from headgate.store.catalogue import group_rows
+from headgate.store.catalogue.records import ChunkRecord, GroupStart
+from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.group_reader import GroupEvents, GroupReader
-from headgate.store.retention import Retention
+from headgate.store.policies import Retention
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition
 
@@ -120,15 +120,15 @@ def test_what_is_unread_in_many_segments_is_guessed_from_some(
     parts = tuple(PartEntry(number, 2, 0, 40, 1) for number in unread)
     catalogue.append(catalogue.find_stream(STREAM), ChunkRecord("1/a", 100, parts), None, 1)
     asked: list[int] = []
-    real = groups._unread
+    real = group_rows._unread
 
     def counted(connection: object, stream_id: int, number: int, *rest: object) -> int:
         asked.append(number)
         return real(connection, stream_id, number, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(groups, "_unread", counted)
+    monkeypatch.setattr(group_rows, "_unread", counted)
     with catalogue._database.read() as connection:
-        assert groups._sampled(connection, group) == {GroupSegment(STREAM, number): 40 for number in unread}
+        assert group_rows._sampled(connection, group) == {GroupSegment(STREAM, number): 40 for number in unread}
     assert len(asked) <= 32
     assert set(asked) <= set(unread)
     assert segments > 32 or asked == list(unread)

@@ -9,7 +9,7 @@ import pytest
 from tests.store.storing import STREAM, chunks_of, drained, keyed, lose_an_answer
 
 from headgate.errors import StorageError
-from headgate.store import open_transaction
+from headgate.store import transactions
 from headgate.store.store import Store
 from headgate.store.streams import RemovedFileError
 
@@ -63,7 +63,7 @@ def test_a_transaction_of_which_a_file_was_removed_is_not_prepared(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # S89
     """An open transaction of one process has no record, however long it writes: it spilled what looks like orphans."""
-    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
     transaction = store.begin(STREAM, owner="o", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     transaction.write(keyed(("a", 2)))  # waits for the first part

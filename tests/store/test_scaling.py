@@ -10,11 +10,11 @@ import pytest
 from tests.store.storing import KEYED, STREAM, database_of, drain, drained, in_a_child, keyed, lose_an_answer
 
 from headgate.errors import StorageError, UsageError
-from headgate.model.life import Life
+from headgate.model.pipeline_identity import Life
 from headgate.protocol.store.layouts import KEY_SPACE, Layout, Plan
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.records import Reading
 from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.catalogue.values import Reading
 from headgate.store.routing import hash_text
 from headgate.store.store import Store
 from headgate.store.streams import OtherLayoutError, StreamReset

@@ -18,7 +18,7 @@ from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.memory import memory_catalogue
+from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.store import Store
 from headgate.store.streams import OtherSchemaError
 

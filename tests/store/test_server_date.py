@@ -6,7 +6,7 @@ import pytest
 from tests.clocks import HandClock
 
 from headgate.errors import StorageError
-from headgate.store.catalogue.date import ASK_EVERY_MS, ServerDate
+from headgate.store.server_signals import ASK_EVERY_MS, ServerClock
 
 
 class Server:
@@ -28,7 +28,7 @@ class Server:
 def test_the_date_is_the_servers_and_is_seldom_asked_for() -> None:  # DB12
     clock = HandClock(passed_ms=1_000)
     server = Server(clock)
-    date = ServerDate(server.date_ms, clock)
+    date = ServerClock(server.date_ms, clock)
     server.takes_ms = 40
     for step_ms in (0, 10, ASK_EVERY_MS - 11 - 80):
         clock.advance(step_ms, date_step_ms=-77_000)  # somebody sets this machine's date
@@ -44,7 +44,7 @@ def test_the_date_is_the_servers_and_is_seldom_asked_for() -> None:  # DB12
 def test_a_date_that_cannot_be_asked_for_goes_on() -> None:  # DB12
     clock = HandClock()
     server = Server(clock)
-    date = ServerDate(server.date_ms, clock)
+    date = ServerClock(server.date_ms, clock)
     server.is_there = False
     for _ in range(2):
         with pytest.raises(StorageError, match="it is gone"):

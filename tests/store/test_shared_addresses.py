@@ -8,7 +8,7 @@ import pytest
 
 import headgate as hg
 from headgate.errors import UsageError
-from headgate.store.shared import open_shared
+from headgate.store.location import open_shared
 from headgate.store.store import Store, store_root
 
 

@@ -25,11 +25,9 @@ from tests.store.test_shared_transactions import Clock
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.memory import memory_catalogue
-from headgate.store.cut_store import LOOK_INTERVAL_MS
-from headgate.store.shared_transaction import SharedTransaction
-from headgate.store.store import Store
-from headgate.store.transaction_writer import TransactionWriter
+from headgate.store.catalogue.sql import memory_catalogue
+from headgate.store.shared_transactions import SharedTransaction, TransactionWriter
+from headgate.store.store import MAINTENANCE_INTERVAL_MS, Store
 
 LEASES_MS = (200, 1_000, 60_000)
 Row = tuple[str, int]
@@ -256,7 +254,7 @@ class SharedTransactionMachine(RuleBasedStateMachine):
     def _look_once_a_minute(self) -> None:
         """Whoever makes events visible looks at leases, too (S71)."""
         if self.clock.monotonic_ms() >= self.look_due_ms:
-            self.look_due_ms = self.clock.monotonic_ms() + LOOK_INTERVAL_MS
+            self.look_due_ms = self.clock.monotonic_ms() + MAINTENANCE_INTERVAL_MS
             self._look()
 
     def _flush(self, writing: Writing, fault: str) -> str:

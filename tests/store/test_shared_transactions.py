@@ -24,11 +24,11 @@ from headgate.errors import FencedError, StorageError, UsageError
 from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
-from headgate.store import transaction_writer
-from headgate.store.catalogue import outcomes, tables
-from headgate.store.retention import Retention
+from headgate.store import shared_transactions
+from headgate.store.catalogue import tables, transaction_rows
+from headgate.store.policies import Retention
 from headgate.store.schemas import TEXT_SCHEMA
-from headgate.store.shared_transaction import SharedTransaction
+from headgate.store.shared_transactions import SharedTransaction
 from headgate.store.store import Store
 
 LEASE_MS = 1_000
@@ -339,7 +339,7 @@ def test_without_a_routing_key_all_goes_to_one_segment(store: Store) -> None:  #
 
 
 def test_large_writes_are_flushed_as_they_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX3
-    monkeypatch.setattr(transaction_writer, "FLUSH_BYTES", 500)
+    monkeypatch.setattr(shared_transactions, "FLUSH_BYTES", 500)
     transaction = begin(store)
     with transaction.writer("a") as writer:
         for number in range(40):
@@ -480,7 +480,7 @@ def test_what_is_prepared_never_expires(store: Store, clock: Clock) -> None:  # 
 
 
 def test_of_a_forgotten_outcome_nobody_says_committed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX11
-    monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 0)
+    monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 0)
     monkeypatch.setattr("headgate.store.catalogue.sql.DECISIONS_BETWEEN_LOOKS", 1)
     for end in (SharedTransaction.commit, SharedTransaction.abort):
         transaction = begin(store)
@@ -499,7 +499,7 @@ def test_of_a_forgotten_outcome_nobody_says_committed(store: Store, monkeypatch:
 def test_outcomes_of_what_expired_are_forgotten_in_time_too(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # TX11
-    monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 2)
+    monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 2)
     monkeypatch.setattr("headgate.store.catalogue.sql.DECISIONS_BETWEEN_LOOKS", 1)
     for _ in range(5):
         begin(store)
@@ -526,7 +526,7 @@ def rows_of(store: Store, table: object) -> list[object]:
 
 def test_an_open_transaction_is_not_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX11
     transaction = begin(store)
-    monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 0)
+    monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 0)
     monkeypatch.setattr("headgate.store.catalogue.sql.DECISIONS_BETWEEN_LOOKS", 1)
     begin(store).abort()
     store.forget_outcomes([transaction.id], owner="writers", epoch=0)

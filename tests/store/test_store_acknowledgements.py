@@ -17,7 +17,7 @@ from headgate.errors import FencedError, StorageError, UsageError
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import writer as writers
-from headgate.store.catalogue.database import FileDatabase
+from headgate.store.catalogue.sqlite import FileDatabase
 from headgate.store.store import Store
 from headgate.store.writer import Appended, StreamWriter
 

@@ -21,7 +21,7 @@ from headgate.codec.chunk import END_MAGIC, Part, encode_chunk
 from headgate.errors import CorruptionError, HeadgateError, UsageError
 from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.values import StoredPart
+from headgate.store.catalogue.records import StoredPart
 from headgate.store.chunks import read_part
 from headgate.store.store import Store
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tests.store.storing import KEYED, STREAM, drained, keyed
 
-from headgate.clock import SYSTEM_CLOCK
+from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
-from headgate.store import linger
+from headgate.store import writer as writer_module
 from headgate.store.store import Store
 from headgate.store.writer import StreamWriter
 
@@ -133,7 +133,7 @@ def test_no_thread_stays_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(KeyError), left:
         raise KeyError
     assert lingering() <= before
-    monkeypatch.setattr(linger, "IDLE_S", 0.01)
+    monkeypatch.setattr(writer_module, "IDLE_S", 0.01)
     idle = store.writer(STREAM)
     for _ in range(2):  # and comes back when it is needed
         idle.append(keyed(("a", 1))).result(PATIENCE_S)

@@ -24,8 +24,8 @@ from tests.store.storing import KEYED, STREAM, drain, keyed
 from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
-from headgate.store.open_transaction import Transaction
 from headgate.store.store import Store
+from headgate.store.transactions import Transaction
 
 keys = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5)
 OWNER = "p/sink"

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
 from headgate.errors import CorruptionError, UsageError
-from headgate.store.catalogue import streams as sql_streams
+from headgate.store.catalogue import stream_rows as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store, store_root

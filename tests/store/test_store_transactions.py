@@ -9,20 +9,20 @@ import pyarrow as pa
 import pytest
 from tests.store.storing import KEYED, STREAM, chunks_of, database_of, drain, drained, in_a_child, keyed, lose_an_answer
 
+from headgate.environment import SystemThreads
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
-from headgate.model.life import Life, OtherSink, Owner
+from headgate.model.pipeline_identity import Life, OtherSink, Owner
 from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
-from headgate.store import open_transaction
-from headgate.store.catalogue import outcomes, sql, tables
-from headgate.store.catalogue.memory import memory_catalogue
-from headgate.store.open_transaction import Transaction
+from headgate.store import transactions
+from headgate.store.catalogue import sql, tables, transaction_rows
+from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
-from headgate.threads import SystemThreads
+from headgate.store.transactions import Transaction
 
 
 def prepared(store: Store, name: str, *pairs: tuple[str, int], epoch: int = 1, owner: str = "p/sink") -> Transaction:
@@ -185,7 +185,7 @@ def test_files_that_are_not_ours_are_passed_over_and_kept(store: Store) -> None:
     crashed = store.begin(STREAM, owner="p/sink", epoch=1, name="crashed")
     crashed.write(keyed(("d", 4)))
     crashed._write_chunk(crashed._buffer)
-    directory = open_transaction.owner_directory(crashed.stream.stream_id, "p/sink")
+    directory = transactions.owner_directory(crashed.stream.stream_id, "p/sink")
     store._storage.put(f"{directory}/README", [b"?"])
     store._storage.put(f"{directory}/old/1", [b"?"])
     assert store.recover(STREAM, owner="p/sink", epoch=2) == []
@@ -215,7 +215,7 @@ def test_an_open_transaction_that_is_aborted_leaves_no_file(store: Store) -> Non
 def test_a_large_transaction_is_spilled_and_still_commits_in_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 4_000)
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 4_000)
     transaction = store.begin(STREAM, owner="p/sink", epoch=1)
     for n in range(50):
         transaction.write(keyed(*((f"k{k}", n) for k in range(20))))
@@ -232,7 +232,7 @@ def test_a_large_transaction_is_spilled_and_still_commits_in_order(
 def test_without_routing_key_a_transaction_stays_together_in_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 100)
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 100)
     store.create_stream("lines", TEXT_SCHEMA, segments=3)
     for name in ("t1", ""):
         transaction = store.begin("lines", owner="p", epoch=1, name=name)
@@ -265,7 +265,7 @@ def test_prepare_can_be_repeated_after_a_full_disk(
         transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
         storage.inject(Fault(FaultKind.NO_SPACE, "put", times=2))
         if is_spilled:
-            monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
+            monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
         transaction.write(keyed(("a", 1)))
         monkeypatch.undo()
         if is_spilled:
@@ -296,7 +296,7 @@ class NoThreads(SystemThreads):
 
 
 def test_what_no_thread_can_write_is_written_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:  # S70
-    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
     threads = NoThreads()
     store = Store("memory", memory_catalogue("memory"), MemoryStorage(), threads=threads)
     store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
@@ -311,8 +311,8 @@ def test_what_no_thread_can_write_is_written_by_the_caller(monkeypatch: pytest.M
 
 @pytest.fixture
 def three_retained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 3)
-    monkeypatch.setattr(sql, "DECISIONS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 3)
+    monkeypatch.setattr(sql, "OUTCOME_CLEANUP_INTERVAL", 1)
 
 
 @pytest.mark.usefixtures("three_retained")
@@ -411,7 +411,7 @@ def test_giving_up_after_a_lost_answer_of_prepare_does_not_take_files_from_the_s
 def test_a_write_that_raised_took_nothing_so_that_it_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
     storage = FaultyStorage(MemoryStorage())
     with Store.open(tmp_path, storage=storage) as store:
         store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
@@ -469,7 +469,7 @@ def test_recovery_aborts_what_was_left_in_other_streams(store: Store) -> None:
 def test_files_of_strangers_below_a_transactions_directory_stay_and_do_no_harm(store: Store) -> None:
     prepared(store, "t", ("a", 1))
     stream_id = store.describe(STREAM).stream_id
-    base = chunks_of(store) / open_transaction.owner_directory(stream_id, "p/sink")
+    base = chunks_of(store) / transactions.owner_directory(stream_id, "p/sink")
     strays = [base / "README", base / "7", base / "x" / "1.chunk", base / "1" / "notes.txt"]
     for stray in strays:
         stray.parent.mkdir(exist_ok=True)
@@ -481,7 +481,7 @@ def test_files_of_strangers_below_a_transactions_directory_stay_and_do_no_harm(s
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_large_transactions_are_written_in_a_child_as_well(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
     prepared(store, "parent", ("a", 1), ("b", 2))  # its threads live in this process
     in_a_child(lambda: prepared(store, "child", ("c", 3), ("d", 4)))
     commit(store, "parent", "child")
@@ -554,7 +554,7 @@ def test_files_of_an_owner_lie_below_its_directory(store: Store) -> None:
     prepared(store, "t", ("a", 1), epoch=4)
     (path,) = LocalStorage(chunks_of(store)).list("")
     stream_id = store.describe(STREAM).stream_id
-    assert path.startswith(open_transaction.owner_directory(stream_id, "p/sink") + "/4/")
+    assert path.startswith(transactions.owner_directory(stream_id, "p/sink") + "/4/")
 
 
 def test_unusable_owners_and_names_are_refused(store: Store) -> None:

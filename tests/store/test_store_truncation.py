@@ -18,14 +18,12 @@ from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
-from headgate.store import cut_store
-from headgate.store.appends import Appended
-from headgate.store.catalogue import heads, positions
-from headgate.store.cuts import StreamCut
-from headgate.store.retention import Retention
+from headgate.store import store as store_module
+from headgate.store.catalogue import chunk_index, truncation
+from headgate.store.policies import Retention
 from headgate.store.store import Store
-from headgate.store.streams import StreamInfo
-from headgate.store.writer import StreamWriter
+from headgate.store.streams import StreamCut, StreamInfo
+from headgate.store.writer import Appended, StreamWriter
 
 
 class Clock:
@@ -133,7 +131,7 @@ def test_a_cut_inside_a_chunk_keeps_what_lies_after_it(store: Store, head: int) 
 
 def test_a_sweep_that_was_cut_short_goes_on(store: Store, disk: FaultyStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that cannot be deleted are not forgotten (S68)."""
-    monkeypatch.setattr(cut_store, "PARTS_AT_A_TIME", 3)
+    monkeypatch.setattr(store_module, "SWEEP_PARTS_MAX", 3)
     fill(store)
     disk.inject(Fault(FaultKind.NO_SPACE, "delete", times=1_000))
     store.truncate(store.tail(STREAM))
@@ -153,8 +151,8 @@ def test_a_sweep_looks_only_at_segments_that_have_something_to_forget(
         fill(store)
         store.resize(STREAM, number)
     looked: list[int] = []
-    real = heads._forget_parts
-    monkeypatch.setattr(heads, "_forget_parts", lambda *args: looked.append(args[2]) or real(*args))
+    real = truncation._forget_parts
+    monkeypatch.setattr(truncation, "_forget_parts", lambda *args: looked.append(args[2]) or real(*args))
     store.truncate(store.head(STREAM))
     assert looked == []
     store.truncate(store.tail(STREAM))
@@ -525,7 +523,7 @@ def lost_without_effect(store: Store, monkeypatch: pytest.MonkeyPatch) -> tuple[
         raise StorageError("write", "catalogue", "disk I/O error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(positions, "insert_chunk", fails)
+        patch.setattr(chunk_index, "insert_chunk", fails)
         with pytest.raises(StorageError):
             writer.flush()
     return writer, future
@@ -608,7 +606,7 @@ def test_a_look_that_fails_fails_nobody(
         raise StorageError("write", "catalogue", "disk I/O error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(heads, step, fails)
+        patch.setattr(truncation, step, fails)
         write(store, ("a", 2))
     assert "old events of stream 'app/events' could not be removed" in caplog.text
     assert store.describe(STREAM).events_count == 2

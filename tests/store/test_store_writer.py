@@ -13,8 +13,7 @@ from tests.store.storing import KEYED, STREAM, database_of, drain, drained, keye
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
-from headgate.store.chunks import PART_ROWS_MAX
-from headgate.store.limits import EVENT_BYTES_MAX, value_sizes
+from headgate.store.chunks import EVENT_BYTES_MAX, PART_ROWS_MAX, value_sizes
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
 from headgate.store.writer import Appended

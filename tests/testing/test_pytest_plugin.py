@@ -116,8 +116,7 @@ def test_pytest_starts_without_anything_heavy() -> None:  # TR12
     assert {name for name in brought if name.startswith("headgate")} == {
         "headgate",
         "headgate.errors",
-        "headgate.remedies",
-        "headgate.user_line",
+        "headgate.tracebacks",
         "headgate.testing",
         "headgate.testing.plugin",
     }

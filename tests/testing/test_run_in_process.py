@@ -21,7 +21,7 @@ import headgate as hg
 from headgate import testing
 from headgate.model.progress import SilentObserver
 from headgate.testing import EOF, PAUSE, Collect, FailOnce, ScriptedSource, in_process
-from headgate.testing.worker_threads import ThreadLauncher, ThreadSurroundings
+from headgate.testing.in_process import ThreadLauncher, ThreadSurroundings
 
 SCHEMA = {"word": pa.string(), "n": pa.int64()}
 

@@ -8,7 +8,7 @@ import pytest
 from headgate.connectors.base import SourceContext
 from headgate.errors import UsageError
 from headgate.testing import EOF, PAUSE, FailOnce, ScriptedSource, check_source
-from headgate.testing.script import ScriptedFailure
+from headgate.testing.connectors import ScriptedFailure
 
 SCHEMA = {"n": pa.int64()}
 

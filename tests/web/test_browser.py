@@ -13,15 +13,14 @@ import pytest
 from tests.web.shop import NOW_MS, Asked, definition, progress
 from tests.web.test_overview import Found
 
-from headgate.api.known import KnownPipeline, KnownState
+from headgate.api.pipeline_registry import KnownPipeline, KnownState
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import SubtaskAlignment, WorkerProgress
-from headgate.web.app import make_app
-from headgate.web.asking import Asking
-from headgate.web.logs import LogShelf
-from headgate.web.overview import Overview, make_overview
-from headgate.web.serving import serving
-from headgate.web.story import Story
+from headgate.web.actions import RunActions
+from headgate.web.app import Overview, make_app, make_overview_app
+from headgate.web.logs import LogDirectory
+from headgate.web.server import serve_page
+from headgate.web.view_model import RunView
 
 PATIENCE_S = 60
 FLAGS = (
@@ -59,8 +58,8 @@ class Shown:
     """A run, the page that shows it, and a browser that looks."""
 
     def __init__(self, browser: Any, root: Path) -> None:
-        self.browser, self.story, self.asking = browser, Story(definition(root)), Asking()
-        self.logs = LogShelf()
+        self.browser, self.story, self.asking = browser, RunView(definition(root)), RunActions()
+        self.logs = LogDirectory()
         self.story.progressed(progress(), NOW_MS, 0)
 
     def text(self, css: str) -> str:
@@ -83,7 +82,7 @@ class Shown:
 
 def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#state", "running")
         assert browser.title == "shop – Headgate"
@@ -108,7 +107,7 @@ def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
 
 def test_edges_say_who_waits_and_expressions_that_they_run_as_one(browser: Any, tmp_path: Path) -> None:  # OM14, OM15
     shown = Shown(browser, tmp_path)
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#graph [data-edge='orders → tries']", "1.50 k/s")
         assert shown.text("#graph [data-edge='orders → tries']") == "1.50 k/s\n25 %\n50 %"
@@ -147,7 +146,7 @@ def brightness(colour: str) -> int:
 
 def test_it_is_dark_for_whoever_likes_it_dark(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#state", "running")
         try:
@@ -177,7 +176,7 @@ def test_workers_their_logs_and_alignments_are_seen(browser: Any, tmp_path: Path
             CheckpointId(8): (quick, SubtaskAlignment("latest[1]", 120, 8)),
         }
     )
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", "sesame") as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", "sesame") as address:
         browser.get("about:blank")
         browser.get(f"{address}#token=sesame")
         shown.until("#workers", "there 18 25 %")
@@ -199,7 +198,7 @@ def test_workers_their_logs_and_alignments_are_seen(browser: Any, tmp_path: Path
 
 def test_no_operator_lies_on_another(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#graph", "out")
         boxes = [found.rect for found in browser.find_elements("css selector", "#graph .box")]
@@ -214,7 +213,7 @@ def test_no_operator_lies_on_another(browser: Any, tmp_path: Path) -> None:
 def test_whoever_has_the_token_stops_it(browser: Any, tmp_path: Path) -> None:
     shown, handle = Shown(browser, tmp_path), Asked()
     shown.asking.begin(handle)  # type: ignore[arg-type]
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", "sesame") as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", "sesame") as address:
         browser.get(f"{address}#token=sesame")
         shown.until("#wishes", "Stop")
         browser.find_element("css selector", "[data-wish=checkpoint]").click()
@@ -233,7 +232,7 @@ def test_whoever_has_the_token_stops_it(browser: Any, tmp_path: Path) -> None:
 
 def test_a_page_without_its_driver_says_so(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#state", "running")
     shown.until("#state", "lost")
@@ -246,7 +245,7 @@ def test_all_pipelines_are_seen_as_they_go(browser: Any) -> None:  # PG10
     )
     page = Shown.__new__(Shown)
     page.browser = browser
-    with serving(partial(make_overview, Overview(looker)), 0, "127.0.0.1", "sesame") as address:
+    with serve_page(partial(make_overview_app, Overview(looker)), 0, "127.0.0.1", "sesame") as address:
         browser.get(f"{address}#token=sesame")
         page.until("#state", "1 of 1 running")
         assert browser.find_element("css selector", "h3 a").get_attribute("href") == "http://127.0.0.1:1/"

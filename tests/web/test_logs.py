@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headgate.web import logs
-from headgate.web.logs import LEFT_OUT, LogReader, LogShelf
+from headgate.web.logs import LEFT_OUT, LogDirectory, LogReader
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def add(log: Path, text: str) -> None:
 
 
 def test_a_shelf_has_the_logs_of_its_pipeline_and_nothing_else(tmp_path: Path) -> None:  # PG12
-    shelf = LogShelf()
+    shelf = LogDirectory()
     assert (shelf.place, shelf.names()) == ("", [])
     shelf.are_in(str(tmp_path / "nowhere"))
     assert shelf.names() == []

@@ -16,16 +16,16 @@ from urllib.parse import urlsplit
 import pytest
 from tests.clocks import HandClock
 
-from headgate.api.known import KnownPipeline, KnownState, Looker
+from headgate.api.pipeline_registry import KnownPipeline, KnownState, PipelineRegistry
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
-from headgate.web.overview import FILES, LOOK_MS, Overview, make_overview
-from headgate.web.serving import serving
+from headgate.storage.urls import open_storage
+from headgate.web.app import OVERVIEW_AGE_MS_MAX, OVERVIEW_FILES, Overview, make_overview_app
+from headgate.web.server import serve_page
 
 TOKEN = {"Authorization": "Bearer sesame"}
 RUNNER = """
 import signal, sys
-from headgate.codec.lock_holder import Ending
+from headgate.codec.json_files import Ending
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import CheckpointOutcome
 from headgate.runtime.driver import asking
@@ -43,7 +43,7 @@ lock.release(Ending.DRAINED if number == signal.SIGUSR1 else Ending.STOPPED, 9, 
 """
 
 
-class Found(Looker):
+class Found(PipelineRegistry):
     """Sees what the test says, and counts."""
 
     def __init__(self, found: Sequence[KnownPipeline]) -> None:
@@ -79,8 +79,8 @@ class Page:
 
 
 @contextmanager
-def served(looker: Looker, token: str | None = "sesame", host: str = "127.0.0.1") -> Iterator[Page]:
-    with serving(partial(make_overview, Overview(looker)), 0, host, token, "--port") as address:
+def served(looker: PipelineRegistry, token: str | None = "sesame", host: str = "127.0.0.1") -> Iterator[Page]:
+    with serve_page(partial(make_overview_app, Overview(looker)), 0, host, token, "--port") as address:
         yield Page(address)
 
 
@@ -103,7 +103,7 @@ def nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_files_load_nothing_from_elsewhere() -> None:  # PG6
     with served(Found([])) as page:
-        for path in FILES:
+        for path in OVERVIEW_FILES:
             status, content = page.get(path)
             assert status == 200
             assert b"https://" not in content, path
@@ -140,7 +140,7 @@ def test_only_what_is_shown_may_be_asked(tmp_path: Path) -> None:  # PG10
 def test_a_pipeline_of_another_process_is_asked_for_a_checkpoint_and_to_stop(tmp_path: Path) -> None:  # PG10
     CheckpointLog(open_storage(str(tmp_path)), "p").claim("test", 1_700_000_000_000)
     it = {"pipeline": "p", "place": str(tmp_path)}
-    with running(tmp_path) as child, served(Looker([str(tmp_path)])) as page:
+    with running(tmp_path) as child, served(PipelineRegistry([str(tmp_path)])) as page:
         assert page.ask("checkpoint", **it) == (200, {"answer": "p: checkpoint 9 is complete"})
         assert page.ask("savepoint", **it)[0] == 409
         status, answer = page.ask("savepoint", **it, path=str(tmp_path / "kept"))
@@ -169,7 +169,7 @@ def test_browsers_share_a_look() -> None:  # PG11
     for _ in range(5):
         assert overview.shown() == []
     assert looker.looks == 1
-    clock.advance(LOOK_MS)
+    clock.advance(OVERVIEW_AGE_MS_MAX)
     overview.shown()
     assert looker.looks == 2
 

@@ -19,14 +19,14 @@ from tests.web.shop import NOW_MS, Asked, definition, progress
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import CheckpointOutcome, SubtaskAlignment
-from headgate.web import peers
-from headgate.web import serving as serving_module
-from headgate.web.answers import BODY_BYTES_MAX
-from headgate.web.app import FILES, make_app
-from headgate.web.asking import Asking
-from headgate.web.logs import LogShelf
-from headgate.web.serving import serving
-from headgate.web.story import Story
+from headgate.web import responses
+from headgate.web import server as serving_module
+from headgate.web.actions import RunActions
+from headgate.web.app import RUN_FILES, make_app
+from headgate.web.logs import LogDirectory
+from headgate.web.responses import BODY_BYTES_MAX
+from headgate.web.server import serve_page
+from headgate.web.view_model import RunView
 
 TOKEN = {"Authorization": "Bearer sesame"}
 
@@ -35,13 +35,15 @@ class Page:
     """A page that is served, and a browser's requests."""
 
     def __init__(self, root: Path, token: str | None = None, host: str = "127.0.0.1") -> None:
-        self.story, self.asking, self.logs = Story(definition(root)), Asking(), LogShelf()
+        self.story, self.asking, self.logs = RunView(definition(root)), RunActions(), LogDirectory()
         self.story.progressed(progress(), NOW_MS, 0)
         self._token, self._host = token, host
 
     @contextmanager
     def served(self) -> Iterator[Page]:
-        with serving(partial(make_app, self.story, self.asking, self.logs), 0, self._host, self._token) as self.address:
+        with serve_page(
+            partial(make_app, self.story, self.asking, self.logs), 0, self._host, self._token
+        ) as self.address:
             yield self
 
     def connect(self) -> http.client.HTTPConnection:
@@ -68,7 +70,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
 
 
 def test_all_files_of_the_page_are_served_and_load_nothing_from_elsewhere(page: Page) -> None:  # PG6
-    for path in FILES:
+    for path in RUN_FILES:
         connection = page.connect()
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -154,13 +156,13 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UsageError, match=rf"127.0.0.1:{port}: Address already in use; --ui takes another"):
-            serving(partial(make_app, page.story, page.asking, page.logs), port, "127.0.0.1", None).__enter__()
+            serve_page(partial(make_app, page.story, page.asking, page.logs), port, "127.0.0.1", None).__enter__()
 
 
 def test_other_machines_need_the_token_to_look(tmp_path: Path) -> None:  # PG4
     page = Page(tmp_path, None, "0.0.0.0")
     with pytest.raises(UsageError, match="HEADGATE_UI_TOKEN"):
-        serving(partial(make_app, page.story, page.asking, page.logs), 0, "0.0.0.0", None).__enter__()
+        serve_page(partial(make_app, page.story, page.asking, page.logs), 0, "0.0.0.0", None).__enter__()
     with Page(tmp_path, "sesame", "0.0.0.0").served() as page:
         assert page.get("/api/state")[0] == page.get("/api/events")[0] == 401
         assert page.get("/")[0] == 200
@@ -182,7 +184,7 @@ def test_logs_are_read_by_their_owner_and_by_whoever_has_the_token(
     page.logs.are_in(str(tmp_path))
     assert json.loads(page.get("/api/logs")[1]) == {"place": str(tmp_path), "logs": ["worker-0"]}
     assert json.loads(page.get("/api/state")[1])["may_read_logs"] is True
-    monkeypatch.setattr(peers, "TABLES", ())  # as if the browser belonged to somebody else
+    monkeypatch.setattr(responses, "TABLES", ())  # as if the browser belonged to somebody else
     assert json.loads(page.get("/api/state")[1])["may_read_logs"] is False
     for path in ("/api/logs", "/api/logs/worker-0/events"):
         status, answer = page.get(path)

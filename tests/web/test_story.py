@@ -7,11 +7,11 @@ from tests.web.shop import NOW_MS, definition, progress
 
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import SubtaskAlignment
-from headgate.web.story import CHECKPOINTS_MAX, NOTES_MAX, RATES_MAX, RESTARTS_MAX, SUBTASKS_MAX, Story
+from headgate.web.view_model import CHECKPOINTS_MAX, NOTES_MAX, RATES_MAX, RESTARTS_MAX, SUBTASKS_MAX, RunView
 
 
 def test_the_graph_has_every_operator_and_every_way(tmp_path: Path) -> None:
-    graph = Story(definition(tmp_path)).shown()["graph"]
+    graph = RunView(definition(tmp_path)).shown()["graph"]
     names = {node["name"]: node["role"] for node in graph["nodes"]}
     assert names["orders"] == "source"
     assert names["out"] == "sink"
@@ -25,7 +25,7 @@ def test_the_graph_has_every_operator_and_every_way(tmp_path: Path) -> None:
 
 
 def test_everything_shown_is_json(tmp_path: Path) -> None:
-    story = Story(definition(tmp_path))
+    story = RunView(definition(tmp_path))
     before = json.loads(json.dumps(story.shown()))
     assert before["progress"] is None
     story.progressed(progress(), NOW_MS, 0)
@@ -46,7 +46,7 @@ def test_everything_shown_is_json(tmp_path: Path) -> None:
 
 
 def test_a_story_is_bounded_whatever_happens(tmp_path: Path) -> None:  # PG2
-    story = Story(definition(tmp_path))
+    story = RunView(definition(tmp_path))
     for number in range(2_000):
         story.progressed(progress(), NOW_MS + number, 1_000 * number)
         story.checkpoint_completed(number, 1, 1, NOW_MS)
@@ -61,14 +61,14 @@ def test_a_story_is_bounded_whatever_happens(tmp_path: Path) -> None:  # PG2
 
 
 def test_curves_are_paced_by_a_clock_that_only_goes_forward(tmp_path: Path) -> None:  # PG2
-    story = Story(definition(tmp_path))
+    story = RunView(definition(tmp_path))
     for uptime_ms, at_ms in ((0, NOW_MS), (400, NOW_MS + 3_600_000), (1_000, NOW_MS - 3_600_000), (1_500, NOW_MS)):
         story.progressed(progress(), at_ms, uptime_ms)
     assert [at_ms for at_ms, *_ in story.shown()["rates"]] == [NOW_MS, NOW_MS - 3_600_000]
 
 
 def test_a_checkpoint_shows_who_waited_longest_for_its_barriers(tmp_path: Path) -> None:  # PG15
-    story = Story(definition(tmp_path))
+    story = RunView(definition(tmp_path))
     story.checkpoint_completed(7, 30, 2_048, NOW_MS)
     assert story.shown()["checkpoints"][0]["longest"] is None
     assert story.alignment(7) is None

@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from headgate.connectors.offers import LocatedConnector
+from headgate.connectors.base import LocatedConnector
 from headgate.model.graph import Edge, Graph, Node, Role
 from headgate.model.ids import NodeName
 from headgate.model.lineage import Lineage, Location, NodeKind

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar, cast
 
-from headgate.api.loop_checks import (
+from headgate.api.base_stream import Records
+from headgate.api.validation import (
     check_feedback_once,
     check_feedback_place,
     check_feedback_schema,
     check_keys_of_feedback,
     head_spec,
 )
-from headgate.api.records import Records
 from headgate.errors import UsageError
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.model.ids import NodeName

@@ -1,7 +1,4 @@
-"""A pipeline: its name, its configuration, its graph; and running it.
-
-Counterparts: ``headgate.api.stream`` (the verbs), ``headgate.spark.session`` (which runs the definition).
-"""
+"""A pipeline: its name, its configuration, its graph; and running it."""
 
 from __future__ import annotations
 
@@ -11,11 +8,48 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from headgate.api.builder import GraphBuilder, check_name
-from headgate.api.config import BadRecords, Checkpointing, DeadLetter, ExponentialDelay, Fail, Restart
-from headgate.api.dataframes import check_captures
-from headgate.api.describe import describe_plan
-from headgate.api.guarantees import (
+from headgate.api.config import (
+    BadRecords,
+    Checkpointing,
+    DeadLetter,
+    ExponentialDelay,
+    Fail,
+    Restart,
+    Security,
+    StateChoice,
+    checked_bad_records,
+    checked_damage_policy,
+    checked_denial_policy,
+    checked_restart,
+    checked_runtime,
+    instance,
+    pipeline_state,
+    whole,
+)
+from headgate.api.dataframe_source import check_captures
+from headgate.api.foreground import (
+    LoggingObserver,
+    refuse_while_loading,
+    run_to_end,
+    shown_in_notebooks,
+    start_with_numbers,
+)
+from headgate.api.graph_builder import GraphBuilder, check_name
+from headgate.api.launch import (
+    NO_MOVES,
+    START_DEFAULT,
+    Restorable,
+    StartOptions,
+    announce,
+    available_slots,
+    check_master,
+    placed_in_directory,
+    prepare_start,
+)
+from headgate.api.lineage import lineages_of
+from headgate.api.stream import Stream
+from headgate.api.unsupported import PIPELINE_HINTS, raise_no_attribute, refuse_operator_state, refuse_uncalled_methods
+from headgate.api.validation import (
     check_guarantee,
     check_overtaking,
     check_owners,
@@ -23,49 +57,83 @@ from headgate.api.guarantees import (
     check_transactions,
     policy_for,
 )
-from headgate.api.hooking import hook_spec
-from headgate.api.lineage import lineages_of
-from headgate.api.not_yet import refuse_unheard
-from headgate.api.option_checks import (
-    checked_bad_records,
-    checked_damage_policy,
-    checked_denial_policy,
-    checked_restart,
-    checked_runtime,
-    instance,
-    whole,
-)
-from headgate.api.other_words import PIPELINE, no_attribute
-from headgate.api.preparing import announce, check_master, placed_in_directory, slots_of
-from headgate.api.running import (
-    LoggingObserver,
-    refuse_while_loading,
-    run_to_end,
-    shown_in_notebooks,
-    start_with_numbers,
-)
-from headgate.api.security import Security
-from headgate.api.starting import NO_MOVES, NOWHERE, Begins, Restorable, ready
-from headgate.api.state import StateChoice, pipeline_state
-from headgate.api.stream import Stream
-from headgate.api.uncaught import speak_plainly
-from headgate.connectors.base import Source
+from headgate.connectors.base import InducedSource, Source
 from headgate.connectors.hooks import HOOK_TIMEOUT, CoordinatorHook, HookedSource
-from headgate.connectors.induced import InducedSource
 from headgate.connectors.memory import Discard
-from headgate.display.streams import pipeline_html
-from headgate.display.svg import NODES_MAX, graph_svg
+from headgate.display.html import NODES_MAX, graph_svg, pipeline_html
 from headgate.errors import UsageError
-from headgate.model.config import LOOP_DISK_BYTES_MAX, LOOP_MEMORY_BYTES, Duration, PipelineConfig
-from headgate.model.definition import HookSpec, PipelineDefinition
-from headgate.model.graph import Edge, Node, Role
-from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
-from headgate.model.plan import make_plan
+from headgate.model.config import LOOP_DISK_BYTES_MAX, LOOP_MEMORY_BYTES, Duration, PipelineConfig, duration_ms
+from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
+from headgate.model.ids import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
+from headgate.model.plan import HookSpec, PipelineDefinition, PlanEdge, make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
-from headgate.operators.types import canonical_schema
+from headgate.operators.loop_head import LoopHeadSpec
+from headgate.operators.schemas import canonical_schema
 from headgate.plain_text import printable
-from headgate.spark.shipping import Submission
-from headgate.storage.backends import absolute_location
+from headgate.spark.py_files import Submission
+from headgate.storage.urls import absolute_location
+from headgate.tracebacks import install_excepthook
+
+
+def describe_plan(definition: PipelineDefinition) -> str:
+    """Return one block a chain: where its records come from, then its operators with their schemas.
+
+    Of an operator in a loop it names the loop, or the loops, outermost first.
+    """
+    config, plan = definition.config, definition.plan
+    lines = [
+        f"pipeline {config.name}: {len(plan.vertices)} chains, parallelism {config.parallelism}, "
+        f"checkpoints in {config.checkpoint_root}"
+    ]
+    for vertex in plan.vertices:
+        lines.append(f"chain {vertex.id}")
+        lines += [f"  <- {_edge(edge)}" for edge in plan.edges if edge.target == vertex.id]
+        lines += [f"  {_node(node)}" for node in vertex.nodes]
+    return "\n".join(lines)
+
+
+def _edge(edge: PlanEdge) -> str:
+    tag = "" if edge.tag == MAIN else f" ({edge.tag})"
+    how = edge.partitioner.value
+    if edge.partitioner is Partitioner.HASH:
+        how += f" on {', '.join(edge.keys)}"
+    back = ", comes back" if edge.is_feedback else ""
+    return f"{edge.from_node}{tag}, {how}{back}"
+
+
+def _node(node: Node) -> str:
+    return f"{node.name} [{', '.join([node.role.value, *_facts(node)])}] {node.schema_text}"
+
+
+def _facts(node: Node) -> list[str]:
+    facts: list[str] = []
+    if isinstance(node.spec, LoopHeadSpec):
+        spec = node.spec
+        facts += [f"by {', '.join(spec.keys)}"] if spec.keys else []
+        facts += [f"rounds in {spec.round_column}"] if spec.round_column else []
+        facts += [f"at most {spec.max_rounds}"] if spec.max_rounds else []
+    elif node.state_text and node.role is Role.OPERATOR:
+        facts.append("keeps state")
+    around = [str(loop) for loop in node.loops if loop != node.name]
+    return [*facts, f"in {' > '.join(around)}"] if around else facts
+
+
+def hook_spec(name: str, hook: object, timeout: Duration) -> HookSpec:
+    """Return it as what the driver calls, each call for ``timeout`` at most.
+
+    Raises:
+        UsageError: it is not a hook, cannot have that name, or the timeout is not positive.
+    """
+    check_name(name, "a hook")
+    if not isinstance(hook, CoordinatorHook):
+        raise UsageError(f"hook '{name}' must be an instance of a headgate.CoordinatorHook, not {hook!r}")
+    refuse_uncalled_methods(f"hook '{name}'", hook)
+    refuse_operator_state(f"hook '{name}'", hook)
+    timeout_ms = duration_ms(timeout, f"timeout of hook '{name}'")
+    if timeout_ms == 0:
+        raise UsageError(f"timeout of hook '{name}' must be positive")
+    return HookSpec(name, hook, timeout_ms)
+
 
 PARALLELISM_DEFAULT = 2
 """On local Spark, when neither the pipeline nor the master says otherwise."""
@@ -120,7 +188,7 @@ class Pipeline:
         Raises:
             UsageError: a value is wrong.
         """
-        speak_plainly()
+        install_excepthook()
         self.name = check_name(name, "a pipeline")
         self._max_parallelism = whole(max_parallelism, MAX_PARALLELISM_MAX, "max_parallelism")
         self._parallelism = None if parallelism is None else self._checked_parallelism(parallelism)
@@ -137,7 +205,7 @@ class Pipeline:
         self._forgotten_hooks: set[str] = set()
         self._announces = True
         self._submission = Submission()
-        self._begins = NOWHERE
+        self._begins = START_DEFAULT
         self._leave: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -166,7 +234,7 @@ class Pipeline:
                 "a Spark DataFrame is wrapped as headgate.DataFrameSource(df), rows as headgate.FromRows(rows)"
             )
         node = self._builder.claim_name("source", name)
-        refuse_unheard(f"source '{node}'", source)
+        refuse_uncalled_methods(f"source '{node}'", source)
         try:
             schema = canonical_schema(source.schema())
         except UsageError as error:
@@ -252,7 +320,7 @@ class Pipeline:
             UsageError: see ``definition``; or ``master`` is malformed, or is not where the session is.
         """
         check_master(master, spark)
-        return self.definition(self._parallelism or slots_of(master, spark))
+        return self.definition(self._parallelism or available_slots(master, spark))
 
     def override(self, *, parallelism: int | None = None, checkpoint_dir: str | None = None) -> None:
         """Replace settings of the program with options of the command line; None keeps a setting.
@@ -341,7 +409,7 @@ class Pipeline:
         master: str | None,
         spark: Any,
         watcher: Observer,
-        begins: Begins,
+        begins: StartOptions,
         fresh: bool,
     ) -> PipelineHandle:
         from headgate.spark.session import check_cluster, start_pipeline
@@ -435,7 +503,7 @@ class Pipeline:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            no_attribute("Pipeline", name, PIPELINE, dir(Pipeline))
+            raise_no_attribute("Pipeline", name, PIPELINE_HINTS, dir(Pipeline))
 
     def _pictured(self) -> tuple[Node, ...]:
         """Return what would run, or, as long as nothing could, what is there."""
@@ -475,11 +543,11 @@ class Pipeline:
         return made
 
     def _ready(
-        self, definition: PipelineDefinition, watcher: Observer, given: Begins, fresh: Callable[[], None] | None
+        self, definition: PipelineDefinition, watcher: Observer, given: StartOptions, fresh: Callable[[], None] | None
     ) -> tuple[PipelineDefinition, Any]:
         """Do what comes before a start, which begins as the command line says where it says nothing itself."""
-        begins = self._begins if given == NOWHERE else given
-        found = ready(definition, watcher, begins, fresh, self._leave)
+        begins = self._begins if given == START_DEFAULT else given
+        found = prepare_start(definition, watcher, begins, fresh, self._leave)
         if self._announces:
             announce(found[0], watcher)
         return found

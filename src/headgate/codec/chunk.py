@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import msgspec
 import xxhash
 
-from headgate.codec.malformed import MALFORMED
+from headgate.codec.json_files import MALFORMED
 from headgate.errors import CorruptionError, UnknownFormat
 
 MAGIC = b"HGCHUNK\n"

@@ -19,9 +19,9 @@ import pyarrow as pa
 import xxhash
 
 from headgate.errors import CorruptionError, ProtocolViolation
+from headgate.model.checkpoint_options import ORDINARY, CheckpointOptions
 from headgate.model.ids import CheckpointId
-from headgate.model.options import ORDINARY, CheckpointOptions
-from headgate.protocol.loops.rounds import Probe
+from headgate.protocol.loops.prober import Probe
 
 MAGIC = b"HG"
 FRAME_VERSION = 2

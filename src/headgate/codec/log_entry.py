@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from headgate.codec.malformed import MALFORMED, not_beginning_with
+from headgate.codec.json_files import MALFORMED, not_beginning_with
 from headgate.codec.snapshot import (
     CHUNK_SUFFIX,
     FILES_PREFIX,

@@ -26,10 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.codec.arrow import read_batch
-from headgate.codec.malformed import MALFORMED
+from headgate.codec.arrow import gains_zones, read_batch
+from headgate.codec.json_files import MALFORMED
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
-from headgate.codec.zones import gains_zones
 from headgate.errors import CorruptionError, UnknownFormat
 
 FORMAT = "headgate-looplog"

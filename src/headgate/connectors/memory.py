@@ -14,8 +14,8 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
+from headgate.codec.arrow import unzoned_schema
 from headgate.codec.exact_values import MisfitError, exact_array
-from headgate.codec.zones import unzoned_schema
 from headgate.connectors.base import (
     Committer,
     SealedTransaction,
@@ -30,9 +30,8 @@ from headgate.connectors.encode import check_json, json_lines
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
-from headgate.model.state_identity import Form
-from headgate.operators.schemas import SchemaLike, arrow_schema
-from headgate.operators.types import canonical_schema, carried, refuse_twice, schema_text
+from headgate.model.state_schema import Form
+from headgate.operators.schemas import SchemaLike, arrow_schema, canonical_schema, carried, refuse_twice, schema_text
 from headgate.protocol.checkpoints.commit import CommitPermit
 
 if TYPE_CHECKING:

@@ -1,21 +1,52 @@
-"""What the checkpoint log records: claims of generations and manifests of completed checkpoints.
-
-One strictly ordered sequence of write-once entries, ``log/<sequence>``, decides everything (docs/spec/
-recovery.md): an entry is either a ``Claim`` (a new generation begins) or a ``Manifest`` (a checkpoint is
-completed). Because both compete for the same next number by put-if-absent, a driver whose generation was
-replaced cannot complete anything any more. Numbers that were pruned look free again, so each entry names the one
-that it follows: what nothing follows counts for nothing.
-"""
+"""Where files of checkpoints are, and what a pipeline was restored from by name (docs/spec/savepoints.md)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from headgate.model.checkpoint_options import Guarantee
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.lineage import Lineage
-from headgate.model.options import Guarantee
-from headgate.model.places import Place, RestoredFrom
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Files below the directory ``prefix`` of the storage at ``url``."""
+
+    url: str
+    prefix: str
+
+    @property
+    def text(self) -> str:
+        """As one word, for messages between processes."""
+        return f"{self.prefix}@{self.url}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Return what ``text`` made of it; a prefix has no '@'."""
+        prefix, _, url = text.partition("@")
+        return cls(url, prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredFrom:
+    """What was restored by name. Every later checkpoint of the pipeline says so, too (SV24).
+
+    Attributes:
+        source: the id of the savepoint, or the life of the pipeline whose checkpoint it was.
+        checkpoint: its id there.
+        url: as it was named.
+        life: of the pipeline whose state it is; "" if that is not known.
+        adopted: the id that it got in the log of the pipeline that restored it (SV21); None until then.
+    """
+
+    source: str
+    checkpoint: CheckpointId
+    url: str
+    life: str = ""
+    adopted: CheckpointId | None = None
+
 
 MANIFEST_VERSION = 2
 """1: a subtask has one snapshot, which is read as one part (SF2)."""
@@ -294,3 +325,39 @@ class Manifest:
 
 
 LogEntry: TypeAlias = Claim | Manifest
+
+
+SAVEPOINT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a subtask wrote to a savepoint: all parts of its snapshot, or why it could not."""
+
+    parts: tuple[SnapshotPart, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """The state of a pipeline at one of its completed checkpoints, owned by the user.
+
+    Attributes:
+        id: random.
+        pipeline: whose state it is.
+        taken_ms: when it was complete, in milliseconds since 1970.
+        files: the directory beside it in which the files of ``manifest`` are.
+        manifest: of that checkpoint, but with the parts in ``files``, and without output: that is committed (SV2).
+        life: of the pipeline whose state it is; "" if nobody knows, as in a savepoint made of nothing.
+        is_same_cut: whether a start from it processes the same records as a start from its checkpoint. Not so at most
+            once while the pipeline went on: its positions are in front of what is held, those of the checkpoint are not
+            (SV9).
+    """
+
+    id: str
+    pipeline: str
+    taken_ms: int
+    files: str
+    manifest: Manifest
+    life: str = ""
+    is_same_cut: bool = False

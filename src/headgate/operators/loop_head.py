@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from headgate.errors import UsageError
 from headgate.operators.base import Operator
-from headgate.operators.types import schema_text
+from headgate.operators.schemas import schema_text
 
 NO_ROUND = -1
 """The highest round of a batch that has none."""

@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headgate.errors import PipelineFailed, UsageError
-from headgate.model.security import Access
-from headgate.spark.class_archive import BEGINNING, archive_file, stamp
+from headgate.model.config import Access
+from headgate.spark.cds_archive import BEGINNING, archive_file, stamp
 from headgate.spark.jvm_settings import JVM_OPTIONS
 from headgate.spark.launcher import warm_up
 from headgate.spark.session import make_session
-from headgate.storage.access import FILE_MODES
-from headgate.storage.durable import sync_directory
+from headgate.storage.fsync import sync_directory
 from headgate.storage.local import make_directories
-from headgate.storage.own_directory import OwnDirectory
+from headgate.storage.local_directories import ProcessDirectory
+from headgate.storage.permissions import FILE_MODES
 
 KEPT = 2
 """Files of other Javas and Sparks that stay beside the newest; each has about 150 MB."""
@@ -43,10 +43,10 @@ def make_archive() -> Path:
         raise UsageError("there is no Java, no Spark or no home directory; 'headgate doctor' says which")
     try:
         make_directories(file.parent)
-        making = OwnDirectory(file.parent / "making")
+        making = ProcessDirectory(file.parent / "making")
         try:
             made = making.path / file.name
-            have_written(made)
+            dump_archive(made)
             os.chmod(made, FILE_MODES[Access.OWNER])
             with open(made, "rb") as whole:
                 os.fsync(whole.fileno())
@@ -61,13 +61,13 @@ def make_archive() -> Path:
     return file
 
 
-def have_written(made: Path, *options: str) -> None:
+def dump_archive(made: Path, *options: str) -> None:
     """Have a JVM run a job as those of pipelines, and write down in ``made`` what it has loaded, when it ends.
 
     Raises:
         UsageError, PipelineFailed: see ``make_archive``.
     """
-    with _told(*options, f'"-XX:ArchiveClassesAtExit={made}"', "-Xlog:disable"):
+    with _jvm_options(*options, f'"-XX:ArchiveClassesAtExit={made}"', "-Xlog:disable"):
         session = make_session("prepare", 2, "local[2]")
         warm_up(session, 2)
     jvm: subprocess.Popen[bytes] = session.sparkContext._gateway.proc
@@ -84,7 +84,7 @@ def have_written(made: Path, *options: str) -> None:
 
 
 @contextmanager
-def _told(*options: str) -> Iterator[None]:
+def _jvm_options(*options: str) -> Iterator[None]:
     """Have JVMs that are started within this block get ``options`` in the place of those that are set."""
     given = os.environ.pop(JVM_OPTIONS, None)
     os.environ[JVM_OPTIONS] = " ".join(options)

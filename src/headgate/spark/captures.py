@@ -28,9 +28,9 @@ from pyspark.sql.types import (
 from headgate.errors import StorageError, UsageError
 from headgate.spark.columns import spark_schema, with_leaves
 from headgate.spark.dataframes import exact_reader, spark_errors, spark_path
-from headgate.storage.access import access_in, restrict
-from headgate.storage.durable import sync_directory, sync_file
+from headgate.storage.fsync import sync_directory, sync_file
 from headgate.storage.local import LocalStorage, make_directories
+from headgate.storage.permissions import access_in, restrict
 
 MARK = "_captured"
 """Written when all files are in place and durable. Spark ignores files with such names."""

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arro
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, TimeType
 
 from headgate.errors import UsageError
-from headgate.operators.types import canonical_schema, carried
+from headgate.operators.schemas import canonical_schema, carried
 
 BATCH_ROWS_MAX = 65_536
 """Of a batch that goes to the JVM."""

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.errors import StorageError, UsageError
-from headgate.operators.types import carried
+from headgate.operators.schemas import carried
 
 _EXACT = {
     "ignoreMissingFiles": "false",

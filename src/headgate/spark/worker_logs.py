@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from headgate.storage.local import make_directories
-from headgate.storage.user_state import user_state_directory
+from headgate.storage.local_directories import user_state_directory
 
 FILE_BYTES_MAX = 10 << 20
 FILES_KEPT = 4

@@ -14,19 +14,15 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
-from headgate.state.aggregate_table import Accumulator
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
-from headgate.state.evolving import evolving, section_data
-from headgate.state.files import StoredFiles
-from headgate.state.frozen import FrozenState
-from headgate.state.ipc import decode_stream
-from headgate.state.key_hash import Words
+from headgate.state.key_hash import Words, owned_rows
 from headgate.state.key_index import Slots
-from headgate.state.ownership import owned_rows
-from headgate.state.slot_array import Mask
+from headgate.state.schema_evolution import row_conversion, section_data
+from headgate.state.snapshot import FrozenState, StoredFiles, decode_stream
 from headgate.state.timers import ColumnTimers, RowTimers, TimeKind, TimersByKind, TimersMeta, timer_section
 from headgate.state.ttl import StateTime, as_declared, has_expiry, other_form
-from headgate.state.window_rows import MergedRows
+from headgate.state.vectors import Mask
+from headgate.state.window_aggregates import Accumulator, MergedRows
 
 Taken = TypeVar("Taken", covariant=True)
 Held = TypeVar("Held")
@@ -364,7 +360,7 @@ def _restored(
     where = f"{path}, state '{section.name}'"
     found, batches = decode_stream(data, where)
     form = other_form(found) if of_any_form and has_expiry(found) != has_expiry(section.schema) else found
-    evolve = evolving(form, section, where)
+    evolve = row_conversion(form, section, where)
     for batch in batches:
         owned = owned_rows(batch, section.key_names, owner.max_parallelism, owner.parallelism, owner.subtask_index)
         if owned.num_rows:

@@ -13,7 +13,7 @@ from enum import Enum
 
 import pyarrow as pa
 
-from headgate.model.state_identity import StateIdentity, declared
+from headgate.model.state_schema import StateIdentity, declared
 from headgate.state.evolution import NO_EVOLUTION, Evolution
 from headgate.state.ttl import TTL, with_expiry
 

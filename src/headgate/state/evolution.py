@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from headgate.codec.exact_values import MisfitError, exact_array
 from headgate.errors import UsageError
-from headgate.model.evolution import StateRules
-from headgate.model.value_types import ListOf, Plain, StructOf, ValueType, inner_paths, path_of
+from headgate.model.schema_evolution import StateRules
+from headgate.model.state_schema import ListOf, Plain, StructOf, ValueType, inner_paths, path_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Evolution:
 NO_EVOLUTION = Evolution()
 
 
-def checked(where: str, given: object, dtype: pa.DataType) -> Evolution:
+def checked_evolution(where: str, given: object, dtype: pa.DataType) -> Evolution:
     """Return what was given as ``evolution=`` of something of ``dtype``.
 
     Raises:

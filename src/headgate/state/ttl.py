@@ -1,20 +1,53 @@
 """Time-to-live: what a state may be declared with, and what it means in a snapshot (docs/spec/ttl.md).
 
-Counterparts: backends, which keep beside each value, element and entry when it expires, and never show what has;
-``operators.process.timed``, which says what time it is. Never reads a clock. Modelled on Flink's ``StateTtlConfig``.
+Backends keep an expiry beside each value, element and entry, and never show what has expired. Never reads a clock:
+the operator sets the time. Modelled on Flink's ``StateTtlConfig``.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
-from headgate.errors import UsageError
+from headgate.errors import CorruptionError, UsageError
 from headgate.model.config import Duration, duration_ms
-from headgate.state.meta import MetaSection
+
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MetaSection:
+    """A section that belongs to no key.
+
+    Attributes:
+        name: of the section.
+        what: its facts are about, in words.
+    """
+
+    name: str
+    what: str
+
+    def encode(self, **facts: int) -> bytes:
+        """Return the facts as a section."""
+        return json.dumps({"version": _VERSION, **facts}).encode()
+
+    def found_in(self, sections: Mapping[str, memoryview], path: str) -> dict[str, Any] | None:
+        """Return the facts that one part of a former snapshot holds; None: it has no such section.
+
+        Raises:
+            CorruptionError: it is of a version that is not known here.
+        """
+        if self.name not in sections:
+            return None
+        found: dict[str, Any] = json.loads(bytes(sections[self.name]))
+        if found["version"] != _VERSION:
+            raise CorruptionError(path, 0, f"{self.what} of version {_VERSION}", f"version {found['version']}")
+        return found
+
 
 EXPIRES_COLUMN = "expires_ms"
 """The last column of the section of a state with a TTL: from this processing time on there is no such row (TL6)."""

@@ -1,17 +1,17 @@
 """Object storage as Headgate needs it: whole objects by path, with create-if-absent.
 
-One interface over a local directory, any object store that obstore knows, and memory (tests, simulator).
-Used by checkpoints, by the chunks of the stream store and by the file sink.
+One interface over a local directory, any object store that obstore knows, and memory (tests, simulator). Used by
+checkpoints, by the chunks of the stream store and by the file sink.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias, TypeVar
 
-from headgate.errors import StorageError, UsageError
+from headgate.errors import CorruptionError, StorageError, UsageError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -136,3 +136,17 @@ def _is_exclusive(storage: Storage, path: str) -> bool:
 def is_probe(path: str) -> bool:
     """Whether an object is what ``refuse_unless_exclusive`` left because its process died; anybody may remove it."""
     return _PROBE.fullmatch(path.rsplit("/", 1)[-1]) is not None
+
+
+READS_MAX = 3
+"""So often are bytes read that do not fit, before that is believed."""
+
+_T = TypeVar("_T")
+
+
+def read_with_retries(read: Callable[[], _T]) -> _T:
+    """Return what ``read`` returns; repeat it a few times while it says that the bytes are damaged or missing."""
+    for _ in range(READS_MAX - 1):
+        with contextlib.suppress(CorruptionError, NotFound):
+            return read()
+    return read()

@@ -17,12 +17,12 @@ from typing import NoReturn
 
 from headgate import fault_points
 from headgate.errors import StorageError, UsageError
-from headgate.model.security import Access
-from headgate.storage import durable
-from headgate.storage.access import access_in, make_directory, open_created
+from headgate.model.config import Access
+from headgate.storage import fsync
 from headgate.storage.base import AlreadyExists, Bytes, NotFound
-from headgate.storage.durable import PERMANENT, sync_directory, sync_names, sync_path, sync_what_is_seen
-from headgate.storage.paths import TEMP_PREFIX, checked_path, checked_prefix
+from headgate.storage.fsync import PERMANENT, sync_before_reading, sync_directory, sync_names, sync_path
+from headgate.storage.object_names import TEMP_PREFIX, checked_path, checked_prefix
+from headgate.storage.permissions import access_in, make_directory, open_created
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -151,7 +151,7 @@ class LocalStorage:
         """
         with self._errors("get", path):
             data = self.local_path(path).read_bytes()
-            sync_what_is_seen(self.local_path(path).parent)
+            sync_before_reading(self.local_path(path).parent)
             return data
 
     def make_durable(self, path: str) -> None:
@@ -161,7 +161,7 @@ class LocalStorage:
             NotFound
         """
         with self._errors("get", path):
-            sync_what_is_seen(self.local_path(path).parent)
+            sync_before_reading(self.local_path(path).parent)
 
     def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
         """Return part of an object (shorter at its end).
@@ -187,7 +187,7 @@ class LocalStorage:
         with self._errors("list", prefix):
             for directory, _, names in os.walk(top, onerror=_raise_unless_absent):
                 try:
-                    sync_what_is_seen(Path(directory))
+                    sync_before_reading(Path(directory))
                 except _ABSENT:  # removed meanwhile, and so is what was in it (O20)
                     continue
                 base = Path(directory).relative_to(self._root)
@@ -210,7 +210,7 @@ class LocalStorage:
                 os.rmdir(parent)
             except OSError:
                 return
-            durable.KNOWN.forget(parent)
+            fsync.SYNCED.forget(parent)
 
     def rename_if_absent(self, source: str, target: str) -> None:
         """Move an object. Repeating it after a crash half-way finishes it.

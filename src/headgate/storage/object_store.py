@@ -19,7 +19,7 @@ from obstore.store import LocalStore, from_url
 
 from headgate.errors import StorageError, UsageError
 from headgate.storage.base import AlreadyExists, Bytes, NotFound
-from headgate.storage.paths import checked_path, checked_prefix
+from headgate.storage.object_names import checked_path, checked_prefix
 
 _PERMANENT = (
     problems.PermissionDeniedError,

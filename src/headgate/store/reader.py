@@ -1,24 +1,312 @@
-"""A reader of one segment from a position on.
+"""A reader of one segment from a position on, and the read-ahead of its chunks.
 
-Counterpart: ``writer`` and committed ``transactions``. Source: S14, S35, S44 and S82 of docs/spec/stream-store.md.
-Never returns an event that was not verified, and never skips one.
+Counterpart: ``writer`` and committed ``transactions``. Source: S14, S35, S44 and S82 to S84 of docs/spec/stream-
+store.md. Never returns an event that was not verified, and never skips one.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 
+from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
+from headgate.environment import SIGNAL_S, Lock, Pool, Threads, cancellable_as_here
 from headgate.errors import CorruptionError, StorageError, TruncatedError
 from headgate.storage.base import Storage
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.values import StoredPart
-from headgate.store.chunks import Ranges, read_part
-from headgate.store.evolving import Schemas, in_schema
-from headgate.store.fetching import Fetching
-from headgate.store.read_ahead import ReadAhead
+from headgate.store.catalogue.records import StoredPart
+from headgate.store.chunks import RangeReader, read_part
+from headgate.store.schema_conversion import SchemaHistory, convert_batch
 from headgate.store.streams import OtherSchemaError, StreamInfo
+
+FETCH_THREADS = 8
+"""Requests under way at one time: where each takes long, it is their number that decides."""
+
+FETCH_BYTES_MAX = 128 << 20
+"""All readers of a store in one process have so much fetched and not read yet, at most."""
+
+
+class Fetch:
+    """Some bytes of one object, on their way."""
+
+    def __init__(
+        self, storage: Storage, path: str, offset: int, size_bytes: int, room: FetchBudget, threads: Threads
+    ) -> None:
+        self.path, self.offset, self.size_bytes = path, offset, size_bytes
+        self._storage = storage
+        self._room = room
+        self._over = threads.event()
+        self._is_unwanted = False
+        self._payload: bytes | None = None
+        self._error: Exception | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether ``wait`` will not wait."""
+        return self._over.is_set()
+
+    def run(self) -> None:
+        """Fetch them, unless nobody wants them any more."""
+        try:
+            if not self._is_unwanted:
+                self._payload = self._storage.get_range(self.path, self.offset, self.size_bytes)
+        except Exception as error:
+            self._error = error
+        finally:
+            self._over.set()
+            if self._is_unwanted:
+                self.let_go()
+
+    def wait(self) -> bytes | None:
+        """Return the bytes, or None if they were not fetched, and no error says why.
+
+        Raises:
+            Exception: what the storage raised.
+        """
+        while not self._over.wait(SIGNAL_S):
+            pass
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # else it would keep this frame, and its callers' frames their reader, until a collection
+        return self._payload
+
+    def let_go(self) -> None:
+        """Nobody wants them any more: they take no room as soon as they are not under way. Repeating is fine."""
+        self._is_unwanted = True
+        if self._over.is_set():  # asked behind the line above, as ``run`` does it the other way round
+            self._payload = None
+            self._room.give_back(self)
+
+
+class FetchBudget:
+    """How many bytes may be on their way or wait to be read. Safe from several threads, and from finalisers."""
+
+    def __init__(self, size_bytes: int, lock: Lock) -> None:
+        self._size_bytes = size_bytes
+        self._lock = lock
+        self._taken: dict[Fetch, int] = {}
+
+    @property
+    def taken_bytes(self) -> int:
+        """What is taken now."""
+        return sum(list(self._taken.values()))
+
+    def take(self, fetch: Fetch) -> bool:
+        """Take as much room as ``fetch`` needs; False: there is not so much."""
+        with self._lock:
+            if self.taken_bytes + fetch.size_bytes > self._size_bytes:
+                return False
+            self._taken[fetch] = fetch.size_bytes
+            return True
+
+    def give_back(self, fetch: Fetch) -> None:
+        """Take it back. Without the lock: a finaliser may interrupt whoever holds it."""
+        self._taken.pop(fetch, None)
+
+    def let_all_go(self) -> None:
+        """Whoever waits for a fetch that has not begun waits no longer."""
+        for fetch in list(self._taken):
+            fetch.let_go()
+
+
+class Prefetcher:
+    """The threads and the room of one store, in each process that uses it: those of a parent do not survive a fork."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._here: dict[int, tuple[Pool, FetchBudget]] = {}
+        """By process. Neither has anything yet when it is made, so it does not matter who of several threads does."""
+        self._is_closed = False
+
+    @property
+    def process_id(self) -> int:
+        """Whose fetches these are: what was begun in another process never ends."""
+        return self._threads.process_id
+
+    @property
+    def taken_bytes(self) -> int:
+        """What is on its way in this process, or was not read yet."""
+        here = self._here.get(self.process_id)
+        return 0 if here is None else here[1].taken_bytes
+
+    def begin(self, storage: Storage, path: str, offset: int, size_bytes: int) -> Fetch | None:
+        """Have bytes fetched; None: there is no room, or no thread, so whoever needs them asks for them himself."""
+        if self._is_closed:
+            return None
+        here = self._here.get(self.process_id)
+        if here is None:
+            made = (
+                self._threads.pool(FETCH_THREADS, "headgate-fetch"),
+                FetchBudget(FETCH_BYTES_MAX, self._threads.lock()),
+            )
+            here = self._here.setdefault(self.process_id, made)
+        pool, room = here
+        fetch = Fetch(storage, path, offset, size_bytes, room, self._threads)
+        if not room.take(fetch):
+            return None
+        try:
+            pool.submit(cancellable_as_here(fetch.run))
+        except RuntimeError:
+            room.give_back(fetch)
+            return None
+        return fetch
+
+    def close(self) -> None:
+        """Begin nothing more, and end what has not begun. Repeating is fine."""
+        self._is_closed = True
+        here = self._here.pop(self.process_id, None)
+        if here is not None:
+            pool, room = here
+            room.let_all_go()
+            pool.shutdown(wait=False)
+
+
+RUN_BYTES = 8 << 20
+"""Small parts that lie behind each other in a file are asked for at once, up to so many bytes."""
+
+AHEAD_BYTES = 32 << 20
+"""One reader has at most so much fetched and not read yet."""
+
+RUNS_MAX = 8
+"""One reader asks at most so often at one time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRun:
+    """Parts of one segment that lie behind each other in one file. ``end``: the position after their last event."""
+
+    path: str
+    offset: int
+    size_bytes: int
+    end: int
+
+
+@dataclass(slots=True)
+class _PendingRun:
+    """A run that was asked for; ``at``: where in its file the next part begins that nobody has taken."""
+
+    run: ByteRun
+    fetch: Fetch
+    at: int
+
+
+def runs_of(parts: Iterable[StoredPart]) -> Iterator[ByteRun]:
+    """Join ``parts``, in their order, to runs of at most ``RUN_BYTES``; end where one cannot be (S37)."""
+    run: ByteRun | None = None
+    for part in parts:
+        entry = part.entry
+        if not 0 < entry.size_bytes <= PART_BYTES_MAX or entry.offset < 0:
+            break
+        if run is not None and part.path == run.path:
+            gap = entry.offset - run.offset - run.size_bytes
+            size_bytes = run.size_bytes + gap + entry.size_bytes
+            if 0 <= gap < ALIGNMENT and size_bytes <= RUN_BYTES:
+                run = ByteRun(run.path, run.offset, size_bytes, part.end)
+                continue
+        if run is not None:
+            yield run
+        run = ByteRun(part.path, entry.offset, entry.size_bytes, part.end)
+    if run is not None:
+        yield run
+
+
+class ReadAhead:
+    """What ``chunks.read_part`` reads from, for one reader. One thread at a time."""
+
+    def __init__(self, storage: Storage, fetching: Prefetcher) -> None:
+        self._storage = storage
+        self._fetching = fetching
+        self._asked: deque[_PendingRun] = deque()
+        self._asked_to = 0
+        self._is_reading_on = False
+        self._process = fetching.process_id
+        weakref.finalize(self, _release_all, self._asked).atexit = False
+
+    @property
+    def url(self) -> str:
+        """The storage's."""
+        return self._storage.url
+
+    def ask(self, parts: Iterable[StoredPart], end: int | None) -> None:
+        """Have ``parts``, which are read next in this order, fetched as far as there is room (S82).
+
+        ``end``: nothing at this position or behind it will be read.
+        """
+        if not self._is_reading_on or len(self._asked) >= RUNS_MAX:
+            return
+        self._notice_fork()
+        held_bytes = sum(asked.run.size_bytes for asked in self._asked)
+        for run in runs_of(self._new(parts, end)):
+            held_bytes += run.size_bytes
+            if held_bytes > AHEAD_BYTES or len(self._asked) >= RUNS_MAX:
+                return
+            fetch = self._fetching.begin(self._storage, run.path, run.offset, run.size_bytes)
+            if fetch is None:
+                return
+            self._asked.append(_PendingRun(run, fetch, run.offset))
+            self._asked_to = run.end
+
+    def get_range(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
+        """Return bytes that were fetched ahead, or ask for them now. See ``Storage``."""
+        self._notice_fork()
+        fetched = self._fetched(path, offset, size_bytes)
+        self._is_reading_on = True  # whoever reads one part reads the next one too
+        return self._storage.get_range(path, offset, size_bytes) if fetched is None else fetched
+
+    def forget(self) -> None:
+        """Give up what was asked for, and fetch nothing ahead until the next part has been read."""
+        _release_all(self._asked)
+        self._asked_to, self._is_reading_on = 0, False
+
+    def _fetched(self, path: str, offset: int, size_bytes: int) -> memoryview | None:
+        if not self._asked:
+            return None
+        asked, end = self._asked[0], offset + size_bytes
+        run = asked.run
+        if path != run.path or offset < asked.at or end > run.offset + run.size_bytes:
+            self.forget()  # it reads something else
+            return None
+        is_stale = asked.fetch.is_over
+        try:
+            payload = asked.fetch.wait()
+        except Exception:
+            self.forget()
+            if is_stale:  # it failed before its turn, maybe long ago (S84)
+                return None
+            raise
+        if payload is None:
+            self.forget()
+            return None
+        asked.at = end
+        if end == run.offset + run.size_bytes:
+            self._asked.popleft().fetch.let_go()
+        return memoryview(payload)[offset - run.offset : end - run.offset]
+
+    def _new(self, parts: Iterable[StoredPart], end: int | None) -> Iterator[StoredPart]:
+        for part in parts:
+            if end is not None and part.start >= end:
+                return
+            if part.start >= self._asked_to:
+                yield part
+
+    def _notice_fork(self) -> None:
+        if self._process != self._fetching.process_id:
+            self._process = self._fetching.process_id
+            self._asked.clear()  # the parent's, and so is their room
+            self.forget()
+
+
+def _release_all(asked: deque[_PendingRun]) -> None:
+    while asked:
+        asked.popleft().fetch.let_go()
+
 
 READ_ROWS = 65_536
 """Default size of a read when catching up: batch size decides throughput."""
@@ -38,14 +326,14 @@ class SegmentReader:
         stream: StreamInfo,
         segment: int,
         position: int,
-        fetching: Fetching,
+        fetching: Prefetcher,
     ) -> None:
         """Use ``Store.reader``."""
         self._catalogue = catalogue
         self._ahead = ReadAhead(storage, fetching) if storage.is_afar else None
-        self._ranges: Ranges = storage if self._ahead is None else self._ahead
+        self._ranges: RangeReader = storage if self._ahead is None else self._ahead
         self.stream = stream
-        self._schemas = Schemas(catalogue, stream)
+        self._schemas = SchemaHistory(catalogue, stream)
         self.segment = segment
         self.position = position
         """Position of the event that the next read begins with."""
@@ -154,7 +442,7 @@ class SegmentReader:
             OtherSchemaError: they are newer, and do not fit it.
         """
         try:
-            return in_schema(batch, self.stream.schema)
+            return convert_batch(batch, self.stream.schema)
         except OtherSchemaError as error:
             raise OtherSchemaError(
                 f"stream '{self.stream.name}' has other columns since it was opened: {error}, in segment "

@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headgate.clock import Clock
+from headgate.environment import Clock, Threads
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
-from headgate.protocol.store.group_shares import GroupSegment
-from headgate.protocol.store.group_watch import LOOKS_PER_LEASE, Watch
-from headgate.protocol.store.reader_group import CheckpointAsked, CheckpointForgotten, Group, Joined, Member
+from headgate.protocol.store.reader_group import (
+    LOOKS_PER_LEASE,
+    CheckpointAsked,
+    CheckpointForgotten,
+    Group,
+    GroupSegment,
+    Joined,
+    Member,
+    Watch,
+)
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.values import GroupStart
-from headgate.store.cuts import StreamCut
-from headgate.store.group_reader import GroupReader, Life
+from headgate.store.catalogue.records import GroupStart
+from headgate.store.group_reader import GroupReader, Membership
 from headgate.store.reader import SegmentReader
-from headgate.threads import Threads
+from headgate.store.streams import StreamCut
 
 LEASE = "10s"
 COMMIT_EVERY = "1s"
@@ -104,7 +110,7 @@ class ReaderGroup:
         if not reader_id or lease_ms < 1:
             raise UsageError("a reader of a group needs a name, and a lease that is longer than nothing")
         busy_ms = None if busy_at_most is None else duration_ms(busy_at_most, "busy_at_most")
-        life = Life(reader_id, self._new_token(), lease_ms, commit_every_ms, busy_ms)
+        life = Membership(reader_id, self._new_token(), lease_ms, commit_every_ms, busy_ms)
         if not takes_over:
             self._wait_for_name(reader_id, until_ms)
         found = self._catalogue.change_group(self.name, Joined(reader_id, life.token, lease_ms, takes_over))

@@ -9,22 +9,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headgate.testing.collect import Collect
+    from headgate.testing.connectors import EOF, PAUSE, Collect, FailOnce, ScriptedSource
     from headgate.testing.in_process import run, running
     from headgate.testing.late_splits import Growing, check_late_splits
-    from headgate.testing.script import EOF, PAUSE, FailOnce, ScriptedSource
     from headgate.testing.sink_kit import check_sink
-    from headgate.testing.sinks.target import Target
+    from headgate.testing.sinks.fake_pipeline import Target
     from headgate.testing.source_kit import check_source
 
 _HOMES = {
-    "Collect": "headgate.testing.collect",
-    "EOF": "headgate.testing.script",
-    "FailOnce": "headgate.testing.script",
+    "Collect": "headgate.testing.connectors",
+    "EOF": "headgate.testing.connectors",
+    "FailOnce": "headgate.testing.connectors",
     "Growing": "headgate.testing.late_splits",
-    "PAUSE": "headgate.testing.script",
-    "ScriptedSource": "headgate.testing.script",
-    "Target": "headgate.testing.sinks.target",
+    "PAUSE": "headgate.testing.connectors",
+    "ScriptedSource": "headgate.testing.connectors",
+    "Target": "headgate.testing.sinks.fake_pipeline",
     "check_late_splits": "headgate.testing.late_splits",
     "check_sink": "headgate.testing.sink_kit",
     "check_source": "headgate.testing.source_kit",

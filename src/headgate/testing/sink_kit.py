@@ -11,26 +11,33 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from headgate.errors import HeadgateError
-from headgate.testing.sinks.closing import check_closed
-from headgate.testing.sinks.denials import check_lost_prepared, check_lost_prepared_in_recovery, check_taken_away
-from headgate.testing.sinks.histories import (
+from headgate.testing.sinks.call_failures import check_interruptions
+from headgate.testing.sinks.fake_pipeline import Target, missing_option
+from headgate.testing.sinks.lost_output import (
+    check_lost_prepared,
+    check_lost_prepared_in_recovery,
+    check_outages,
+    check_taken_away,
+)
+from headgate.testing.sinks.ownership import check_owner, check_remove_output, check_start_over
+from headgate.testing.sinks.scenarios import (
+    KillPoint,
+    check_closed,
+    check_commit_in_flight,
     check_end_of_input,
+    check_first_epoch,
     check_forgetting,
+    check_kill,
     check_late_commits,
     check_lost_answers,
     check_many_pending,
+    check_neighbours,
     check_older_checkpoint,
     check_rescaling,
     check_restarts_in_a_row,
     check_rewound,
+    check_stale_generation,
 )
-from headgate.testing.sinks.interruptions import check_interruptions
-from headgate.testing.sinks.kills import KillPoint, check_first_epoch, check_kill
-from headgate.testing.sinks.outages import check_outages
-from headgate.testing.sinks.owners import check_owner, check_start_over
-from headgate.testing.sinks.removal import check_remove_output
-from headgate.testing.sinks.rivals import check_commit_in_flight, check_neighbours, check_stale_generation
-from headgate.testing.sinks.target import Target, not_said
 
 Check = Callable[[Target], str | None]
 """Returns why it, or the rest of it, was left out."""
@@ -104,9 +111,9 @@ def check_sink(
 def _not_seen(target: Target) -> Iterator[str]:
     """What no scenario compares."""
     if not target.is_ordered:
-        yield f"the order of the output: {not_said('is_ordered')}"
+        yield f"the order of the output: {missing_option('is_ordered')}"
     if target.leftovers is tuple:
-        yield f"what is left behind: {not_said('leftovers')}"
+        yield f"what is left behind: {missing_option('leftovers')}"
 
 
 def _left_out(check: Callable[..., object], why: str | None) -> list[str]:

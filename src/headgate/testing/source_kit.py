@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from headgate.connectors.base import SourceContext
+from headgate.connectors.base import AnyReader, CheckpointMarker, InducedReader, Polled, SourceContext
 from headgate.connectors.hooks import AskAgain, CoordinatorHook, HookContext, HookedSource
-from headgate.connectors.induced import AnyReader, CheckpointMarker, InducedReader, Polled
 from headgate.errors import UsageError
 from headgate.model.ids import Generation
-from headgate.model.life import NO_GENERATION
-from headgate.testing.source_crashes import check_crashes
-from headgate.testing.source_lives import (
+from headgate.model.pipeline_identity import NO_GENERATION
+from headgate.testing.source_runner import (
     AnySource,
     SourceCheckpoint,
-    SourceLife,
+    SourceGeneration,
+    check_crashes,
     check_same,
     is_time_for_checkpoint,
 )
@@ -96,7 +95,7 @@ def _polls_max(polls: int, parallelism: int) -> int:
 
 
 def _is_listening(source: AnySource) -> bool:
-    life = SourceLife(source, NO_GENERATION, 1, SourceCheckpoint())
+    life = SourceGeneration(source, NO_GENERATION, 1, SourceCheckpoint())
     life.close()
     return life.is_listening
 
@@ -115,7 +114,7 @@ def _run(
     have ended, and would come to no end if it had to begin anew behind each of them (KT5).
     """
     begin = SourceCheckpoint()
-    life = SourceLife(source, NO_GENERATION, parallelism, begin)
+    life = SourceGeneration(source, NO_GENERATION, parallelism, begin)
     for poll in range(polls_max):
         if life.is_finished:
             return life.rows, poll
@@ -129,7 +128,7 @@ def _run(
                 continue
             life.close()
             begin = done
-            life = SourceLife(source, NO_GENERATION, parallelism, begin)
+            life = SourceGeneration(source, NO_GENERATION, parallelism, begin)
     raise AssertionError(f"the source had not ended after {polls_max} polls")
 
 

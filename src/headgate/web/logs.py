@@ -20,7 +20,7 @@ LEFT_OUT = "(lines left out: they come faster than they can be shown)\n"
 _NAME = re.compile(r"worker-[0-9]{1,6}|spark")
 
 
-class LogShelf:
+class LogDirectory:
     """The logs of one pipeline. Empty until its run has said where they are."""
 
     def __init__(self) -> None:

@@ -13,19 +13,17 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate.connectors import ledger_sink
 from headgate.connectors.base import SinkContext
-from headgate.connectors.custom import ledger
-from headgate.connectors.custom.output import LedgerOutput
-from headgate.connectors.custom.pieces import PieceBuffer
+from headgate.connectors.ledger_sink import LedgerOutput, PieceBuffer
 from headgate.errors import CorruptionError, OutputDenied
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, Manifest, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
-from headgate.runtime.checkpoints import uploads
+from headgate.runtime.checkpoints import snapshot_writer
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.checkpoints.targets import Destination
-from headgate.runtime.checkpoints.uploads import FrozenSubtask, SnapshotWriter
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SnapshotWriter, SubtaskSnapshot
 from headgate.runtime.driver.sink_commits import SinkCommits
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
@@ -72,7 +70,7 @@ class Worker:
         self.writer = sink.open(SinkContext("p", "out", 0, 1, Generation(1), SCHEMA))
         self.events: list[SnapshotWritten | SnapshotFailed] = []
         self.errors: list[BaseException] = []
-        to = Destination(self.storage, "p", Generation(1), 1 << 20)
+        to = SnapshotDestination(self.storage, "p", Generation(1), 1 << 20)
         self.pool = ThreadPoolExecutor(1)
         self.uploads = SnapshotWriter(
             SubtaskId(VertexId("v"), 0), to, self.pool, lambda event, _: self.events.append(event), self.errors.append
@@ -84,7 +82,7 @@ class Worker:
     def checkpoint(self, number: int) -> tuple[Committable, ...] | None:
         """Return what was prepared, None when the checkpoint was declined."""
         sealed = self.writer.seal(CheckpointId(number))
-        self.uploads.start(FrozenSubtask(CheckpointId(number), {}, {}, [("out", sealed)]))
+        self.uploads.start(SubtaskSnapshot(CheckpointId(number), {}, {}, [("out", sealed)]))
         self.pool.submit(lambda: None).result(120)
         self.pool.submit(lambda: None).result(120)
         assert self.errors == []
@@ -107,8 +105,8 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
 
 
 def worker_of(patch: pytest.MonkeyPatch) -> Worker:
-    patch.setattr(uploads, "RETRY_PAUSES_S", (0.0,))
-    patch.setattr(ledger, "INLINE_BYTES_MAX", 0)
+    patch.setattr(snapshot_writer, "RETRY_PAUSES_S", (0.0,))
+    patch.setattr(ledger_sink, "INLINE_BYTES_MAX", 0)
     return Worker(Table())
 
 
@@ -186,7 +184,7 @@ def test_a_checkpoint_that_is_cancelled_between_two_pieces_leaves_them_to_the_ne
         worker.write(number)
     worker.uploads.cancel(CheckpointId(1))
     sealed = worker.writer.seal(CheckpointId(1))
-    worker.uploads.start(FrozenSubtask(CheckpointId(1), {}, {}, [("out", sealed)]))
+    worker.uploads.start(SubtaskSnapshot(CheckpointId(1), {}, {}, [("out", sealed)]))
     prepared = worker.checkpoint(2)
     assert prepared is not None
     assert [(c.checkpoint, len(c.pieces)) for c in prepared] == [(1, 3)]

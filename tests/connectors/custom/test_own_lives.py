@@ -13,11 +13,11 @@ from examples.sqlite_sink import SqliteLedgerSink, SqliteSink, connect
 from tests.connectors.custom.test_own_sinks import committer, permit, prepared, rows_in, target_at
 
 import headgate as hg
-from headgate.codec.life import encode_life
-from headgate.connectors.owned_sinks import OwnedSink
+from headgate.codec.json_files import encode_life
+from headgate.connectors.base import OwnedSink
 from headgate.model.ids import Generation
-from headgate.model.life import Life, OtherSink, Owner
-from headgate.testing.sinks.owners import check_owner, check_start_over
+from headgate.model.pipeline_identity import Life, OtherSink, Owner
+from headgate.testing.sinks.ownership import check_owner, check_start_over
 
 Kind = Callable[[str], Any]
 

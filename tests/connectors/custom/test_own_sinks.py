@@ -15,12 +15,12 @@ from examples.sqlite_sink import SqliteLedgerSink, SqliteSink, connect
 import headgate as hg
 from examples import sqlite_sink
 from headgate.connectors.base import SinkContext
-from headgate.connectors.custom.fence import OutputName
+from headgate.connectors.fenced_sink import OutputName
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.testing.sink_kit import check_sink
-from headgate.testing.sinks.target import SCHEMA, Target
+from headgate.testing.sinks.fake_pipeline import SCHEMA, Target
 
 Kind = Callable[[str], Any]
 

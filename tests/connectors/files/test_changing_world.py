@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from tests.connectors.files.test_rotation import Following, append, assert_each_once, rotate, source_of
 
-from headgate.connectors.files.position import FilePosition, OlderFile
-from headgate.connectors.files.series import OlderFiles, seen_at
-from headgate.connectors.files.system import LOCAL, FileSystem, LocalFiles
+from headgate.connectors.files.filesystem import LOCAL, FileSystem, LocalFiles
+from headgate.connectors.files.line_file import FilePosition, OlderFile
+from headgate.connectors.files.rotation import OlderFiles, seen_at
 from headgate.errors import CorruptionError, StorageError, UsageError
 
 REPLACED = "it was replaced between two looks; lines that were appended to it last may not have been read"

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors.files.decode import JsonDecoder
-from headgate.connectors.files.lines import Lines
+from headgate.connectors.files.line_file import Lines
 
 
 def lines_of(values: list[bytes]) -> Lines:

@@ -14,19 +14,18 @@ import pytest
 from tests.connectors.files.test_file_sink import context, faulty_committer, numbers_in, permit, prepared
 from tests.mutants.harness import around
 
-from headgate.connectors.files import commit as file_commit
-from headgate.connectors.files import ledger as file_ledger
-from headgate.connectors.files.commit import FileCommitter, committed_files
-from headgate.connectors.files.layout import SinkIdentity
-from headgate.connectors.files.ledger import Ledger
-from headgate.connectors.files.sink import FileSink
-from headgate.connectors.files.starting_over import PublishedFiles
+from headgate.connectors.files import file_committer as file_commit
+from headgate.connectors.files import publish_log as file_ledger
+from headgate.connectors.files.file_committer import FileCommitter, committed_files
+from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.files.ownership import PublishedFiles
+from headgate.connectors.files.publish_log import Ledger, SinkIdentity
 from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.life import Life
 from headgate.model.manifest import Committable
-from headgate.storage.backends import open_storage
+from headgate.model.pipeline_identity import Life
 from headgate.storage.faulty import Fault, FaultKind
+from headgate.storage.urls import open_storage
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "filesink_0_1"
 

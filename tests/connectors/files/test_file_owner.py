@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.storage.looked import Looked
 
-from headgate.connectors.files.layout import SinkIdentity
-from headgate.connectors.files.owner import FileOwner, owners_in
-from headgate.connectors.files.sink import FileSink
+from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.files.ownership import FileOwner, owners_in
+from headgate.connectors.files.publish_log import SinkIdentity
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import Generation
-from headgate.model.life import Life, OtherSink, Owner
+from headgate.model.pipeline_identity import Life, OtherSink, Owner
 from headgate.storage.base import AlreadyExists, Bytes
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage

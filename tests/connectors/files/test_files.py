@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from pyspark import cloudpickle
 from tests.connectors.source_reading import context, read_all, read_over_subtasks
 
-from headgate.connectors.files import lines as lines_module
-from headgate.connectors.files.lines import LineFile
-from headgate.connectors.files.listing import owner_of_file
-from headgate.connectors.files.position import FilePosition
-from headgate.connectors.files.sink import FileSink
-from headgate.connectors.files.source import FileReader, JsonLines, TextFiles
+from headgate.connectors.files import line_file as lines_module
+from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.files.line_file import FilePosition, LineFile
+from headgate.connectors.files.line_source import FileReader, JsonLines, TextFiles
+from headgate.connectors.files.selection import owner_of_file
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.testing.source_kit import check_source
 

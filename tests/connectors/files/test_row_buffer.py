@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from headgate.codec.snapshot import encode_sections
-from headgate.connectors.files.buffer import HeldRecords, RowBuffer, held_in
+from headgate.connectors.files.file_writer import HeldRecords, RowBuffer, held_in
 from headgate.errors import CorruptionError, StorageError
 from headgate.operators.base import RestoredState
-from headgate.state.ipc import encode_batches
+from headgate.state.snapshot import encode_batches
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

@@ -7,7 +7,7 @@ product's own: the command line, the keeper, the standby, the driver, the worker
 import importlib.util
 import sys
 
-SESSION, JVM = "headgate.spark.session", "headgate.spark.jvm_process"
+SESSION, JVM = "headgate.spark.session", "headgate.spark.jvm"
 
 
 class Finder:

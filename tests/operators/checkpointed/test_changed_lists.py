@@ -11,9 +11,9 @@ from tests.operators.checkpointed.test_lists import restored, snapshot_of
 
 import headgate as hg
 from headgate.errors import UsageError
-from headgate.model.evolution import StateRules
-from headgate.operators.checkpointed.exploring import lists_rules, lists_text
-from headgate.operators.checkpointed.lists import OperatorLists
+from headgate.model.schema_evolution import StateRules
+from headgate.operators.checkpoint_listeners import lists_rules, lists_text
+from headgate.operators.operator_state import OperatorLists
 
 FORMER = [snapshot_of([1, 2], 0, 2), snapshot_of([3], 1, 2)]
 RENAMED = hg.Evolution(renamed_from="kept")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import headgate as hg
 from headgate.codec.snapshot import decode_sections
-from headgate.codec.state_rows import stored_rows
+from headgate.codec.snapshot_rows import stored_rows
 from headgate.errors import CorruptionError, UsageError
 from headgate.operators.base import RestoredState
-from headgate.operators.checkpointed.lists import FrozenLists, OperatorLists
+from headgate.operators.operator_state import FrozenLists, OperatorLists
 
 
 def bytes_of(frozen: FrozenLists | None) -> memoryview:
@@ -161,7 +161,7 @@ def test_a_released_state_is_not_written_again() -> None:  # U6
 
 
 def test_every_subtask_has_a_copy_of_a_function_that_listens() -> None:  # HL2
-    from headgate.operators.checkpointed.exploring import own_copy_of
+    from headgate.operators.checkpoint_listeners import own_copy_of
 
     class Listening(hg.CheckpointListener):
         pass

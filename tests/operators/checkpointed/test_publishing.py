@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import headgate as hg
 from headgate.operators.base import RestoredState
-from headgate.operators.checkpointed.functions import RestoreContext, SnapshotContext
-from headgate.operators.checkpointed.lists import OperatorLists
+from headgate.operators.checkpoint_listeners import RestoreContext, SnapshotContext
+from headgate.operators.operator_state import OperatorLists
 
 
 class Publisher(hg.PublishOnCheckpoint):

@@ -29,9 +29,9 @@ from headgate.errors import UsageError
 from headgate.model.graph import BROADCAST_INPUT
 from headgate.operators import catalog
 from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
-from headgate.operators.ordering import OrderingSpec
-from headgate.operators.user_function import UserFunctionError
-from headgate.protocol.checkpoints.evolution import judged
+from headgate.operators.process.broadcast_process import OrderingSpec
+from headgate.operators.user_functions import UserFunctionError
+from headgate.protocol.checkpoints.compatibility import judged
 
 FORMS = [Limits, BatchLimits]
 ALL = [(Limits, ("key",)), (BatchLimits, ("key",)), (Unkeyed, ()), (UnkeyedBatches, ())]

@@ -13,12 +13,16 @@ from tests.operators.harness import Harness, encoded
 
 from headgate.errors import UsageError
 from headgate.operators.base import RestoredState
-from headgate.operators.partition import partition
-from headgate.operators.process.batch_reducing import BatchStateHandle
-from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction, BatchProcessSpec, batch_process_spec
-from headgate.operators.process.by_row import row_process_spec
-from headgate.operators.process.functions import ProcessContext, ProcessFunction, StateHandle
-from headgate.operators.user_function import UserFunctionError
+from headgate.operators.keys import partition
+from headgate.operators.process.batch_aggregation import BatchStateHandle
+from headgate.operators.process.batch_process import (
+    BatchContext,
+    BatchProcessFunction,
+    BatchProcessSpec,
+    batch_process_spec,
+)
+from headgate.operators.process.row_process import ProcessContext, ProcessFunction, StateHandle, row_process_spec
+from headgate.operators.user_functions import UserFunctionError
 
 SCHEMA = pa.schema([("key", pa.int64()), ("op", pa.large_string()), ("n", pa.int64())])
 SEEN = pa.schema([("key", pa.int64()), ("state", pa.large_string())])

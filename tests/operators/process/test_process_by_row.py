@@ -11,10 +11,15 @@ from hypothesis import strategies as st
 from tests.operators.harness import Harness, encoded
 
 from headgate.errors import BadRecord, CorruptionError, UsageError
-from headgate.operators.partition import partition
-from headgate.operators.process.by_row import ProcessSpec, row_process_spec
-from headgate.operators.process.functions import ProcessContext, ProcessFunction, StateHandle
-from headgate.operators.user_function import UserFunctionError
+from headgate.operators.keys import partition
+from headgate.operators.process.row_process import (
+    ProcessContext,
+    ProcessFunction,
+    ProcessSpec,
+    StateHandle,
+    row_process_spec,
+)
+from headgate.operators.user_functions import UserFunctionError
 
 SCHEMA = pa.schema([("key", pa.large_string()), ("n", pa.int64())])
 SEEN = pa.schema([("key", pa.large_string()), ("state", pa.large_string())])

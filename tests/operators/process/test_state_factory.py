@@ -16,14 +16,13 @@ import headgate as hg
 import headgate.operators
 from headgate.operators.base import OperatorContext, OperatorSpec
 from headgate.operators.catalog import process_spec
-from headgate.operators.reduce import ReduceSpec
-from headgate.operators.windows.choice import window_operators
-from headgate.operators.windows.plan import ROWS_COLUMN, WINDOW_COLUMN, TumblingAggregate
-from headgate.state.aggregate_table import Accumulator
+from headgate.operators.row_functions import ReduceSpec
+from headgate.operators.tumbling_windows import window_operators
+from headgate.operators.window_plan import ROWS_COLUMN, WINDOW_COLUMN, TumblingAggregate
 from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.memory.factory import MemoryStates
-from headgate.state.window_rows import MergedRows
+from headgate.state.window_aggregates import Accumulator, MergedRows
 
 SCHEMA = pa.schema([("key", pa.int64())])
 OPERATORS = Path(headgate.operators.__file__).parent

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pytest
 from tests.operators.harness import Harness
 
-from headgate.model.evolution import NO_OPERATOR_RULES
-from headgate.model.state_identity import StateIdentity
+from headgate.model.schema_evolution import NO_OPERATOR_RULES
+from headgate.model.state_schema import StateIdentity
 from headgate.operators import catalog
-from headgate.operators.windows.choice import WindowOperators, window_operators
-from headgate.operators.windows.plan import TumblingAggregate
-from headgate.protocol.checkpoints.evolution import Judged, judged
+from headgate.operators.tumbling_windows import WindowOperators, window_operators
+from headgate.operators.window_plan import TumblingAggregate
+from headgate.protocol.checkpoints.compatibility import Judged, judged
 
 SUMS = (pl.col("n").sum().alias("sum"), pl.col("n").min().alias("min"), pl.col("n").mean().alias("mean"))
 MEDIAN = (pl.col("n").median().alias("median"),)

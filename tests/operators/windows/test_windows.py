@@ -18,10 +18,10 @@ from tests.state.backends import IN_FILES, NAMES, Chosen, choose
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
 from headgate.operators.catalog import state_text
-from headgate.operators.partition import partition
+from headgate.operators.keys import partition
 from headgate.operators.timestamps import WithTimestampsSpec
-from headgate.operators.windows.choice import WindowOperators, window_operators
-from headgate.operators.windows.plan import TumblingAggregate
+from headgate.operators.tumbling_windows import WindowOperators, window_operators
+from headgate.operators.window_plan import TumblingAggregate
 
 SIZE_MS = 1_000
 SCHEMA = pa.schema(

@@ -6,9 +6,11 @@ import pytest
 from tests.protocol.making import ch, cp
 
 from headgate.errors import ProtocolViolation
-from headgate.model.options import CheckpointKind, CheckpointOptions
-from headgate.protocol.checkpoints.aborted import AbortedIds
-from headgate.protocol.checkpoints.align import (
+from headgate.model.checkpoint_options import CheckpointKind, CheckpointOptions
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.machine import STORY_MAX, Ignored, told
+from headgate.protocol.subtasks.alignment import (
+    AbortedIds,
     AbortReceived,
     Aligner,
     BarrierReceived,
@@ -23,8 +25,6 @@ from headgate.protocol.checkpoints.align import (
     TakeSnapshot,
     UnblockChannels,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.machine import STORY_MAX, Ignored, told
 
 
 def barrier(channel: int, checkpoint: int) -> BarrierReceived:

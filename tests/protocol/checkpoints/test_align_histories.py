@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol.making import ch, cp
 
-from headgate.protocol.checkpoints.align import (
+from headgate.protocol.subtasks.alignment import (
     AbortReceived,
     Aligner,
     BarrierReceived,

@@ -27,9 +27,10 @@ from tests.protocol.checkpoints.coordinating import (
 from tests.protocol.making import committable, cp, gen, sub
 
 from headgate.errors import ProtocolViolation
+from headgate.model.checkpoint_options import Alignment, CheckpointOptions, Guarantee
 from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
-from headgate.model.options import Alignment, CheckpointOptions, Guarantee
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator import (
     ArmTimer,
     CancelTimer,
@@ -55,7 +56,6 @@ from headgate.protocol.checkpoints.coordinator import (
     StopRequested,
     TriggerSources,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
 
 NOT_NOW = Ignored("no checkpoint can begin now")

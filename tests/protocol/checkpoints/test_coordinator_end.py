@@ -26,6 +26,7 @@ from tests.protocol.making import committable, cp, gen
 
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import Commit, CommitPermit
 from headgate.protocol.checkpoints.coordinator import (
     ArmTimer,
@@ -51,7 +52,6 @@ from headgate.protocol.checkpoints.coordinator import (
     StopRequested,
     TimerFired,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
 
 RETRY = TimerFired(CommitRetryTimer())

@@ -19,9 +19,10 @@ from tests.protocol.checkpoints.coordinating import (
 )
 from tests.protocol.making import cp
 
+from headgate.model.checkpoint_options import CheckpointOptions, Guarantee
 from headgate.model.config import CheckpointConfig
 from headgate.model.manifest import HookState
-from headgate.model.options import CheckpointOptions, Guarantee
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator import (
     AnnounceCheckpoint,
     AnswerRequest,
@@ -44,7 +45,6 @@ from headgate.protocol.checkpoints.coordinator import (
     TriggerSources,
     WriteManifest,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
 
 X, Y = "x", "y"
 

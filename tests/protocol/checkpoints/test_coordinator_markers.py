@@ -12,6 +12,7 @@ from tests.protocol.making import cp, gen, sub
 
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import SubtaskId
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator import (
     AnswerRequest,
     ArmTimer,
@@ -33,8 +34,7 @@ from headgate.protocol.checkpoints.coordinator import (
     TimerFired,
     WriteManifest,
 )
-from headgate.protocol.checkpoints.markers import TIMEOUTS_MAX
-from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.checkpoints.pending import TIMEOUTS_MAX
 
 TAPE, OTHER_TAPE, ORDINARY, JOINED = sub("tape"), sub("other-tape"), sub("ordinary"), sub("joined")
 BEHIND = {source.vertex: frozenset({JOINED.vertex}) for source in (TAPE, OTHER_TAPE, ORDINARY)}

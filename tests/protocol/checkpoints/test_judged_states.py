@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.protocol.checkpoints.test_recovery import manifest
 
-from headgate.model.evolution import OperatorRules, StateRules
-from headgate.protocol.checkpoints.evolution import judged
+from headgate.model.schema_evolution import OperatorRules, StateRules
+from headgate.protocol.checkpoints.compatibility import judged
 from headgate.protocol.checkpoints.recovery import incompatibility
 
 STRUCT = "struct<name: large_string, n: int32>"

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.errors import NameOperator
 from headgate.model.lineage import Lineage, Location, NodeKind, Relocation
-from headgate.protocol.checkpoints.matching import Matching
-from headgate.remedies import NameOperator
+from headgate.protocol.checkpoints.compatibility import Matching
 
 
 def place(name: str, real: str = "") -> Location:

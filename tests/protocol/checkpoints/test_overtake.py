@@ -8,9 +8,11 @@ import pytest
 from tests.protocol.making import ch, cp
 
 from headgate.errors import ProtocolViolation
-from headgate.model.options import ORDINARY, Alignment, CheckpointOptions
-from headgate.protocol.checkpoints.aborted import AbortedIds
-from headgate.protocol.checkpoints.align import (
+from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks.alignment import (
+    AbortedIds,
     AbortReceived,
     BarrierReceived,
     BlockChannel,
@@ -22,7 +24,7 @@ from headgate.protocol.checkpoints.align import (
     TakeSnapshot,
     UnblockChannels,
 )
-from headgate.protocol.checkpoints.overtake import (
+from headgate.protocol.subtasks.unaligned import (
     AlignmentTimedOut,
     AllRecorded,
     ArmAlignmentTimer,
@@ -35,8 +37,6 @@ from headgate.protocol.checkpoints.overtake import (
     Phase,
     RecordChannels,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.machine import Ignored
 
 TIMED = CheckpointOptions(alignment=Alignment.TIMED)
 OVER = CheckpointOptions(alignment=Alignment.OVERTAKING)

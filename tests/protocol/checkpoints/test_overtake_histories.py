@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from tests.protocol.checkpoints.test_overtake import TIMED
 from tests.protocol.making import ch, cp
 
-from headgate.model.options import ORDINARY, Alignment, CheckpointOptions
-from headgate.protocol.checkpoints.align import (
+from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
+from headgate.protocol.subtasks.alignment import (
     AbortReceived,
     BarrierReceived,
     BlockChannel,
@@ -27,7 +27,7 @@ from headgate.protocol.checkpoints.align import (
     TakeSnapshot,
     UnblockChannels,
 )
-from headgate.protocol.checkpoints.overtake import (
+from headgate.protocol.subtasks.unaligned import (
     AlignmentTimedOut,
     AllRecorded,
     ArmAlignmentTimer,

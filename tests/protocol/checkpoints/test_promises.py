@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.protocol.making import cp, gen, inline_part, sub
 
 from headgate.model.manifest import Committable, Left, Manifest, SnapshotPart, SubtaskEntry
-from headgate.protocol.checkpoints.promises import among, giving_up, is_in_line, leaving, settled, without
+from headgate.protocol.checkpoints.commit import among, giving_up, is_in_line, leaving, settled, without
 
 
 def output(checkpoint: int, sink: str = "out") -> Committable:

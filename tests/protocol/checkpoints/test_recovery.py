@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol.making import cp, gen, inline_part, sub
 
+from headgate.errors import LeaveBehind, NameOperator, RestoreFiles
 from headgate.model.config import DamagedCheckpoint
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Claim, HookState, LogEntry, Manifest, SubtaskEntry
@@ -32,7 +33,6 @@ from headgate.protocol.checkpoints.recovery import (
     next_claim,
     retained,
 )
-from headgate.remedies import LeaveBehind, NameOperator, RestoreFiles
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
 
 COUNT = StateDescriptor("timers)", StateKind.VALUE, pa.int64())

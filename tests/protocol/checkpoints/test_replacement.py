@@ -7,8 +7,7 @@ from tests.protocol.checkpoints.test_recovery import TORN, claim, log, manifest
 from tests.protocol.making import gen
 
 from headgate.model.manifest import LogEntry
-from headgate.protocol.checkpoints.recovery import Damage, lost_entry
-from headgate.protocol.checkpoints.replacement import newest_of, replaced_by
+from headgate.protocol.checkpoints.recovery import Damage, lost_entry, newest_of, replaced_by
 
 OWN = {1: claim(1), 2: manifest(1), 3: manifest(2)}
 """What a driver of generation 1, "host:1", has written: whatever is at 4 or behind it may be another one's."""

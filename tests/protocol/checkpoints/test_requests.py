@@ -20,6 +20,7 @@ from tests.protocol.checkpoints.coordinating import (
 )
 from tests.protocol.making import cp
 
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator import (
     AnswerRequest,
     CheckpointRequested,
@@ -29,7 +30,6 @@ from headgate.protocol.checkpoints.coordinator import (
     ReserveId,
     StopRequested,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
 
 
 def answers(machine: Coordinator, *events: Event) -> list[AnswerRequest]:

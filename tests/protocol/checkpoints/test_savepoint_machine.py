@@ -11,7 +11,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from tests.protocol.checkpoints.test_coordinator_machine import CoordinatorMachine
 from tests.protocol.making import cp
 
-from headgate.model.savepoint import Copied
+from headgate.model.manifest import Copied
 from headgate.protocol.checkpoints.coordinator import (
     Acknowledged,
     AnnounceCheckpoint,

@@ -9,8 +9,7 @@ from hypothesis import example, given
 
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import SnapshotPart
-from headgate.protocol.checkpoints.retention import FileRetention, StoredFile
-from headgate.protocol.checkpoints.sharing import SharedFiles
+from headgate.protocol.checkpoints.retention import FileRetention, SharedFiles, StoredFile
 
 Steps = list[tuple[str, int]]
 

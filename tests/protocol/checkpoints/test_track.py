@@ -6,9 +6,11 @@ import pytest
 from tests.protocol.making import ch, cp
 
 from headgate.errors import ProtocolViolation
-from headgate.model.options import Alignment, CheckpointOptions
-from headgate.protocol.checkpoints.aborted import AbortedIds
-from headgate.protocol.checkpoints.align import (
+from headgate.model.checkpoint_options import Alignment, CheckpointOptions
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks.alignment import (
+    AbortedIds,
     AbortReceived,
     Aligner,
     BarrierReceived,
@@ -21,9 +23,7 @@ from headgate.protocol.checkpoints.align import (
     Event,
     TakeSnapshot,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.checkpoints.track import Tracker
-from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks.weaker_guarantees import Tracker
 
 TRACKED = CheckpointOptions(alignment=Alignment.TRACKED)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.protocol.checkpoints.test_track import TRACKED
 from tests.protocol.making import ch, cp
 
-from headgate.protocol.checkpoints.align import (
+from headgate.protocol.subtasks.alignment import (
     AbortReceived,
     BarrierReceived,
     BlockChannel,
@@ -20,7 +20,7 @@ from headgate.protocol.checkpoints.align import (
     TakeSnapshot,
     UnblockChannels,
 )
-from headgate.protocol.checkpoints.track import Tracker
+from headgate.protocol.subtasks.weaker_guarantees import Tracker
 
 
 class Model:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from headgate.model.ids import CheckpointId
 from headgate.model.plan import PlanEdge
-from headgate.protocol.loops.part import NO_ROUNDS, RoundProgress
-from headgate.protocol.loops.rounds import Probe
+from headgate.protocol.loops.prober import Probe
 from headgate.protocol.subtasks import subtask as machine
+from headgate.protocol.subtasks.loop_participant import NO_ROUNDS, RoundProgress
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from tests.protocol.making import inline_part
 
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.plan import Plan
-from headgate.protocol.loops import rounds
-from headgate.protocol.loops.rounds import LoopProber, Probe
+from headgate.protocol.loops import prober
+from headgate.protocol.loops.prober import LoopProber, Probe
 from headgate.protocol.subtasks import subtask as machine
 
 
@@ -278,9 +278,9 @@ class World:
             case machine.AdvanceToEnd():
                 self._fire(name, subtask)
             case machine.ReportEntranceEnded():
-                self._probe(rounds.EntranceEnded(name, effect.started_round, effect.highest_round))
+                self._probe(prober.EntranceEnded(name, effect.started_round, effect.highest_round))
             case machine.ReportProbe():
-                self._probe(rounds.ProbeReturned(name, effect.number, effect.count, effect.highest_round))
+                self._probe(prober.ProbeReturned(name, effect.number, effect.count, effect.highest_round))
 
     def _broadcast(self, subtask: LiveSubtask, element: Element) -> None:
         for _, channels in subtask.outputs:
@@ -336,19 +336,19 @@ class World:
             for subtask in self.subtasks.values():
                 subtask.control.append(machine.CompleteReceived(checkpoint))
 
-    def _probe(self, event: rounds.ProberEvent) -> None:
+    def _probe(self, event: prober.ProberEvent) -> None:
         for effect in self.prober.handle(event):
             match effect:
-                case rounds.StartProbe():
+                case prober.StartProbe():
                     self.started_after_empty += not self.records_in_nest()
                     for head in self._heads:
                         if head.vertex == self.outer_head:
                             self.subtasks[head].control.append(machine.ProbeOrdered(effect.probe))
-                case rounds.RoundFinished():
+                case prober.RoundFinished():
                     alive = [r.round_ for r in self.records_in_nest()]
                     assert all(round_ > effect.round_ for round_ in alive), "its round is not over"
                     self.finished_rounds.append(effect.round_)
-                case rounds.EndLoop():
+                case prober.EndLoop():
                     assert not self.records_in_nest(), "a record is in the loop that ends"
                     self.has_ended = True
                     for head in self._heads:

@@ -6,9 +6,10 @@ import pytest
 from tests.protocol.making import ch, cp
 
 from headgate.errors import ProtocolViolation
-from headgate.protocol.checkpoints.align import BlockChannel, Decline, UnblockChannels
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.loops.head import (
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks.alignment import BlockChannel, Decline, UnblockChannels
+from headgate.protocol.subtasks.loop_head import (
     DropLog,
     Event,
     FeedbackReceived,
@@ -22,7 +23,6 @@ from headgate.protocol.loops.head import (
     SentinelReceived,
     SnapshotTaken,
 )
-from headgate.protocol.machine import Ignored
 
 NOT_WAITED_FOR = [Ignored("a sentinel that no log waits for")]
 NOTHING_HERE = [Ignored("no log of it is open here")]

@@ -6,11 +6,13 @@ import pytest
 from tests.protocol.making import ch
 
 from headgate.errors import ProtocolViolation
-from headgate.protocol.loops.part import (
+from headgate.protocol.loops.prober import CloseRound, PassProbe, Probe, ProbeReceived
+from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks.loop_participant import (
     AdvanceToEnd,
     Event,
     FeedbackForwarded,
-    LoopPart,
+    LoopParticipant,
     LoopPlace,
     OutsideEnded,
     ProbeOrdered,
@@ -18,8 +20,6 @@ from headgate.protocol.loops.part import (
     ReportProbe,
     RoundProgress,
 )
-from headgate.protocol.loops.rounds import CloseRound, PassProbe, Probe, ProbeReceived
-from headgate.protocol.machine import Ignored
 
 REGULAR, BACK, OTHER_BACK = ch(0), ch(1), ch(2)
 OUTER = LoopPlace(outside=frozenset({REGULAR}), feedback=frozenset({BACK, OTHER_BACK}))
@@ -37,8 +37,8 @@ def back(number: int, channel: int = BACK) -> Event:
     return ProbeReceived(ch(channel), Probe(number))
 
 
-def part(place: LoopPlace, *events: Event, restored: RoundProgress | None = None) -> LoopPart:
-    made = LoopPart(place) if restored is None else LoopPart(place, restored)
+def part(place: LoopPlace, *events: Event, restored: RoundProgress | None = None) -> LoopParticipant:
+    made = LoopParticipant(place) if restored is None else LoopParticipant(place, restored)
     for event in events:
         made.handle(event)
     return made

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.model.value_types import ListOf, Plain, StructOf, ValueType
-from headgate.protocol.store.columns import (
+from headgate.model.state_schema import ListOf, Plain, StructOf, ValueType
+from headgate.protocol.store.schema_update import (
     Columns,
     Incompatible,
     Unchanged,

@@ -8,8 +8,7 @@ import pytest
 from tests.protocol.store.grouping import STREAM, Log, after, answered, at, new_group
 
 from headgate.protocol.store import layouts
-from headgate.protocol.store.group_claims import Claim, Claimant, Replaced
-from headgate.protocol.store.group_progress import whole_cut
+from headgate.protocol.store.group_ownership import Claim, Claimant, Replaced
 from headgate.protocol.store.reader_group import (
     OPEN_CHECKPOINTS_MAX,
     CheckpointAsked,
@@ -23,6 +22,7 @@ from headgate.protocol.store.reader_group import (
     Silent,
     Stale,
 )
+from headgate.protocol.store.reading_order import whole_cut
 
 CLAIM = Claim("p/source", "life", "file:///checkpoints", 1)
 US = Claimant("p/source", "life", 1)

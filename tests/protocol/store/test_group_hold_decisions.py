@@ -7,7 +7,6 @@ from tests.protocol.store.grouping import STREAM, Log, after, at, new_group
 
 from headgate.protocol.store import group_holds, layouts
 from headgate.protocol.store.group_holds import HoldMoved
-from headgate.protocol.store.group_progress import View
 from headgate.protocol.store.reader_group import (
     CheckpointAsked,
     CheckpointForgotten,
@@ -17,6 +16,7 @@ from headgate.protocol.store.reader_group import (
     Joined,
     ResetAsked,
 )
+from headgate.protocol.store.reading_order import View
 from headgate.protocol.store.truncation import Extent
 
 JOINED = Joined("a", "a", 1_000)

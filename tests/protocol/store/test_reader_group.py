@@ -6,8 +6,6 @@ import pytest
 from tests.protocol.store.grouping import STREAM, Log, after, answered, at, new_group
 
 from headgate.protocol.store import layouts
-from headgate.protocol.store.group_progress import whole_cut
-from headgate.protocol.store.group_watch import Watch
 from headgate.protocol.store.reader_group import (
     OPEN_CHECKPOINTS_MAX,
     CheckpointAsked,
@@ -23,7 +21,9 @@ from headgate.protocol.store.reader_group import (
     ResetAsked,
     Silent,
     Stale,
+    Watch,
 )
+from headgate.protocol.store.reading_order import whole_cut
 
 A, B = Joined("a", "a1", 1_000), Joined("b", "b1", 1_000)
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.protocol.store import shared_transactions as machine
-from headgate.protocol.store.shared_transactions import (
+from headgate.protocol.store import transactions as machine
+from headgate.protocol.store.transactions import (
     Abort,
-    Answer,
     Apply,
     BeginShared,
     Commit,
@@ -21,20 +20,23 @@ from headgate.protocol.store.shared_transactions import (
     Ping,
     Prepare,
     RefuseEnded,
+    RefuseFenced,
     RefuseGap,
     RefuseReplaced,
-    Request,
+    RefuseUnknown,
+    SharedAnswer,
     SharedRecord,
+    SharedRequest,
+    Status,
     Suspect,
     Write,
-    decide,
+    decide_shared,
     look,
 )
-from headgate.protocol.store.transactions import RefuseFenced, RefuseUnknown, Status
 
 LEASE_MS = 1_000
 OPEN, PREPARED, COMMITTED, ABORTED = Status.OPEN, Status.PREPARED, Status.COMMITTED, Status.ABORTED
-REQUESTS: tuple[Request, ...] = (BeginShared(), Join("b"), Write("a", 4, 5), Ping(), Prepare(), Commit(), Abort())
+REQUESTS: tuple[SharedRequest, ...] = (BeginShared(), Join("b"), Write("a", 4, 5), Ping(), Prepare(), Commit(), Abort())
 
 
 def record(status: Status, participant: Participant | None = None, **more: object) -> SharedRecord:
@@ -56,16 +58,16 @@ TABLE: dict[Status | None, tuple[object, ...]] = {
 @pytest.mark.parametrize("status", TABLE)
 @pytest.mark.parametrize("number", range(len(REQUESTS)))
 def test_every_verb_in_every_status(status: Status | None, number: int) -> None:  # TX2, TX10, TX11
-    answer = decide(REQUESTS[number], None if status is None else record(status), 1, 1)
+    answer = decide_shared(REQUESTS[number], None if status is None else record(status), 1, 1)
     expected = TABLE[status][number]
     assert isinstance(answer, RefuseEnded) if expected == ENDED else answer == expected
 
 
 @pytest.mark.parametrize("status", [None, *Status])
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_an_older_epoch_is_refused_whatever_is_recorded(status: Status | None, request_: Request) -> None:  # TX13
+def test_an_older_epoch_is_refused_whatever_is_recorded(status: Status | None, request_: SharedRequest) -> None:  # TX13
     found = None if status is None else record(status)
-    assert decide(request_, found, 1, 2) == RefuseFenced(2)
+    assert decide_shared(request_, found, 1, 2) == RefuseFenced(2)
 
 
 @pytest.mark.parametrize(
@@ -82,25 +84,27 @@ def test_an_older_epoch_is_refused_whatever_is_recorded(status: Status | None, r
         (COMMITTED, Write("b", 1, 3), RefuseReplaced()),
     ],
 )
-def test_writes_are_recorded_once_and_by_one_life(status: Status, write: Write, expected: Answer) -> None:  # TX3, TX4
-    assert decide(write, record(status), 1, 1) == expected
+def test_writes_are_recorded_once_and_by_one_life(
+    status: Status, write: Write, expected: SharedAnswer
+) -> None:  # TX3, TX4
+    assert decide_shared(write, record(status), 1, 1) == expected
 
 
 def test_a_participant_that_nobody_knows_writes_nothing() -> None:  # TX4
-    assert decide(Write("a", 1, 1), SharedRecord(OPEN, LEASE_MS, 10_000), 1, 1) == RefuseReplaced()
+    assert decide_shared(Write("a", 1, 1), SharedRecord(OPEN, LEASE_MS, 10_000), 1, 1) == RefuseReplaced()
 
 
 def test_what_was_written_before_an_abort_is_no_success() -> None:  # TX10
-    assert isinstance(decide(Write("a", 2, 3), record(ABORTED), 1, 1), RefuseEnded)
+    assert isinstance(decide_shared(Write("a", 2, 3), record(ABORTED), 1, 1), RefuseEnded)
 
 
 def test_who_comes_late_hears_why() -> None:  # TX10
-    expired = decide(Ping(), record(ABORTED, is_expired=True), 1, 1)
+    expired = decide_shared(Ping(), record(ABORTED, is_expired=True), 1, 1)
     assert expired == RefuseEnded(
         "was aborted, because no process wrote to it or pinged it for longer than its lease of 1,000 ms, so its events "
         "are gone; begin another one"
     )
-    assert decide(Ping(), record(ABORTED), 1, 1) == RefuseEnded("was aborted, so its events are gone")
+    assert decide_shared(Ping(), record(ABORTED), 1, 1) == RefuseEnded("was aborted, so its events are gone")
 
 
 def looks(due_ms: int, dates: list[int]) -> list[str]:

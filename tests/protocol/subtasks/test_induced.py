@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.protocol.making import ch, cp
 
 from headgate.errors import ProtocolViolation
-from headgate.model.options import ORDINARY, Alignment, CheckpointOptions
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.subtasks.induced import Cut, DeclineCut, InducedCut, ReadOn
+from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.subtasks.externally_induced import Cut, DeclineCut, InducedCut, ReadOn
 from headgate.protocol.subtasks.subtask import (
     AbortReceived,
     CheckpointAnnounced,

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.protocol.making import ch, committable, cp, file_part, inline_part
 
 from headgate.errors import ProtocolViolation
+from headgate.model.checkpoint_options import Alignment, CheckpointOptions
 from headgate.model.manifest import Committable
-from headgate.model.options import Alignment, CheckpointOptions
-from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.machine import Ignored
 from headgate.protocol.subtasks.subtask import (
     AbortReceived,

@@ -6,9 +6,9 @@ import pytest
 from tests.protocol.making import ch, cp, file_part
 
 from headgate.errors import ProtocolViolation
-from headgate.model.options import Alignment, CheckpointOptions
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.loops.rounds import Probe
+from headgate.model.checkpoint_options import Alignment, CheckpointOptions
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.loops.prober import Probe
 from headgate.protocol.machine import Ignored
 from headgate.protocol.subtasks.subtask import (
     AbortReceived,

@@ -7,10 +7,10 @@ from tests.protocol.checkpoints.test_overtake import OVER, TIMED, arrived, read,
 from tests.protocol.making import ch, committable, cp, file_part, inline_part
 
 from headgate.errors import ProtocolViolation
-from headgate.model.options import ORDINARY, Alignment, CheckpointOptions
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.loops.part import LoopPlace
+from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks.loop_participant import LoopPlace
 from headgate.protocol.subtasks.subtask import (
     AbortReceived,
     Acknowledge,

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from headgate.errors import ProtocolViolation
 from headgate.model.config import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
-from headgate.model.exits import Exit
+from headgate.model.failure import ExitCode
 from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored
-from headgate.protocol.supervision.events import Begin
-from headgate.protocol.supervision.keeper import (
+from headgate.protocol.supervision.driver_supervisor import (
     ArmDelay,
     ChildClaimed,
     ChildEnded,
@@ -22,15 +21,16 @@ from headgate.protocol.supervision.keeper import (
     Command,
     CommandReceived,
     DelayOver,
+    DriverSupervisor,
     Effect,
     Event,
     ExitWith,
-    Keeper,
     Phase,
     ReportRestart,
     StartChild,
     Tell,
 )
+from headgate.protocol.supervision.supervisor_events import Begin
 
 LEFT = (
     "the driver was asked to stop and ended before it had said that it was done, so its last checkpoint may be "
@@ -44,15 +44,15 @@ def ended(status: int | None, at_ms: int = 0, problem: str = "") -> ChildEnded:
     return ChildEnded(status, at_ms, 0.5, problem)
 
 
-def running(strategy: RestartStrategy | None = None, *events: Event, is_standby: bool = False) -> Keeper:
-    keeper = Keeper(strategy or FixedDelay(delay_ms=70), is_standby=is_standby)
+def running(strategy: RestartStrategy | None = None, *events: Event, is_standby: bool = False) -> DriverSupervisor:
+    keeper = DriverSupervisor(strategy or FixedDelay(delay_ms=70), is_standby=is_standby)
     assert keeper.handle(Begin()) == [StartChild(None)]
     for event in events:
         keeper.handle(event)
     return keeper
 
 
-@pytest.mark.parametrize("status", [KILLED, -6, -15, Exit.FAILED, 137, 5])
+@pytest.mark.parametrize("status", [KILLED, -6, -15, ExitCode.FAILED, 137, 5])
 def test_a_driver_that_died_is_started_again_after_the_delay_of_the_strategy(status: int) -> None:  # KR2
     keeper = running()
     assert keeper.handle(ended(status)) == [ReportRestart(ended(status), 70, 1), ArmDelay(70)]
@@ -60,21 +60,21 @@ def test_a_driver_that_died_is_started_again_after_the_delay_of_the_strategy(sta
     assert keeper.handle(ended(status)) == [ReportRestart(ended(status), 70, 2), ArmDelay(70)]
 
 
-@pytest.mark.parametrize("code", [Exit.DONE, Exit.USAGE, Exit.FOR_GOOD, Exit.REPLACED])
-def test_an_end_that_starting_again_does_not_cure_ends_the_keeper(code: Exit) -> None:  # KR3
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.USAGE, ExitCode.FOR_GOOD, ExitCode.REPLACED])
+def test_an_end_that_starting_again_does_not_cure_ends_the_keeper(code: ExitCode) -> None:  # KR3
     keeper = running()
     assert keeper.handle(ended(code)) == [ExitWith(code)]
     assert keeper.phase is Phase.ENDED
 
 
 def test_a_standby_that_was_replaced_stands_by_again() -> None:  # KR3, SB12
-    replaced = ended(Exit.REPLACED)
+    replaced = ended(ExitCode.REPLACED)
     assert running(is_standby=True).handle(replaced) == [ReportRestart(replaced, 70, 1), ArmDelay(70)]
-    assert running(is_standby=True).handle(ended(Exit.DONE)) == [ExitWith(Exit.DONE)]
-    assert running(is_standby=True).handle(ended(Exit.FOR_GOOD)) == [ExitWith(Exit.FOR_GOOD)]
+    assert running(is_standby=True).handle(ended(ExitCode.DONE)) == [ExitWith(ExitCode.DONE)]
+    assert running(is_standby=True).handle(ended(ExitCode.FOR_GOOD)) == [ExitWith(ExitCode.FOR_GOOD)]
 
 
-@pytest.mark.parametrize(("status", "code"), [(KILLED, 137), (Exit.FAILED, 1), (None, 1)])
+@pytest.mark.parametrize(("status", "code"), [(KILLED, 137), (ExitCode.FAILED, 1), (None, 1)])
 def test_a_strategy_that_gives_up_ends_the_keeper_with_the_last_code(status: int | None, code: int) -> None:  # KR5
     assert running(NoRestart()).handle(ended(status)) == [ExitWith(code, "the restart strategy is 'none'")]
     keeper = running(FixedDelay(attempts=1, delay_ms=5), ended(KILLED), DelayOver())
@@ -97,10 +97,10 @@ def test_after_a_stop_nothing_is_started_again(command: Command, status: int, co
     keeper = running(None, ChildListens())
     assert keeper.handle(CommandReceived(command)) == [Tell(command)]
     assert keeper.handle(CommandReceived(command)) == [Tell(command)], "the second one is passed on, too"
-    assert keeper.handle(ended(status)) == [ExitWith(code, "" if status == Exit.DONE else LEFT)]
+    assert keeper.handle(ended(status)) == [ExitWith(code, "" if status == ExitCode.DONE else LEFT)]
 
 
-@pytest.mark.parametrize(("status", "code"), [(KILLED, 137), (Exit.FAILED, 1), (None, 1), (-15, 143)])
+@pytest.mark.parametrize(("status", "code"), [(KILLED, 137), (ExitCode.FAILED, 1), (None, 1), (-15, 143)])
 def test_a_driver_that_was_asked_to_stop_itself_is_not_started_again(status: int | None, code: int) -> None:  # KR13
     keeper = running(None, ChildListens())
     told = [Ignored("kept in case the child dies")]
@@ -109,9 +109,11 @@ def test_a_driver_that_was_asked_to_stop_itself_is_not_started_again(status: int
     assert keeper.handle(ended(status)) == [ExitWith(code, LEFT)]
 
 
-@pytest.mark.parametrize("code", [Exit.DONE, Exit.USAGE, Exit.FOR_GOOD, Exit.REPLACED])
+@pytest.mark.parametrize("code", [ExitCode.DONE, ExitCode.USAGE, ExitCode.FOR_GOOD, ExitCode.REPLACED])
 @pytest.mark.parametrize("is_standby", [False, True])
-def test_what_a_driver_said_itself_about_its_stop_is_the_last_word(code: Exit, is_standby: bool) -> None:  # KR3, KR13
+def test_what_a_driver_said_itself_about_its_stop_is_the_last_word(
+    code: ExitCode, is_standby: bool
+) -> None:  # KR3, KR13
     keeper = running(None, ChildHeard(Course.STOPPING), is_standby=is_standby)
     assert keeper.handle(ended(code)) == [ExitWith(code)]
 
@@ -161,7 +163,7 @@ def test_a_stop_between_two_drivers_ends_at_once(command: Command) -> None:  # K
     keeper = running(None, ended(KILLED))
     (effect,) = keeper.handle(CommandReceived(command))
     assert effect == ExitWith(
-        Exit.DONE, "stopped between two drivers; the same command continues from the last completed checkpoint"
+        ExitCode.DONE, "stopped between two drivers; the same command continues from the last completed checkpoint"
     )
     assert keeper.handle(DelayOver()) == [Ignored("no restart is due")]
 
@@ -193,7 +195,7 @@ STRATEGIES = st.sampled_from([NoRestart(), FixedDelay(2, 50), FixedDelay(None, 0
 @given(STRATEGIES, st.booleans(), st.data())
 def test_there_is_never_more_than_one_child(strategy: RestartStrategy, is_standby: bool, data: st.DataObject) -> None:
     """KR1–KR8 in any history: one child at a time, none after a stop or an end, delays waited out."""
-    keeper = Keeper(strategy, is_standby=is_standby)
+    keeper = DriverSupervisor(strategy, is_standby=is_standby)
     now, is_alive, is_delayed, is_stopped, over = 0, False, False, False, None
     effects: list[Effect] = keeper.handle(Begin())
     for _ in range(40):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.protocol.making import gen
 
-from headgate.model.life import Life, Owner
+from headgate.model.pipeline_identity import Life, Owner
 from headgate.protocol.checkpoints.recovery import ObservedLog, next_claim
-from headgate.protocol.supervision.lives import Objection, floor, may_empty, may_own, objection
+from headgate.protocol.supervision.ownership import Objection, floor, may_empty, may_own, objection
 
 
 def life(name: str, after: int = 0) -> Life:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
-from headgate.protocol.supervision.restart import Decision, RestartAfter, RestartPolicy, StayDown
+from headgate.protocol.supervision.restart_policy import Decision, RestartAfter, RestartPolicy, StayDown
 
 
 def decisions(strategy: RestartStrategy, *times_ms: int, jitter: float = 0.5) -> list[Decision]:

@@ -8,9 +8,8 @@ from headgate.errors import ProtocolViolation
 from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored
-from headgate.protocol.supervision.events import Begin
-from headgate.protocol.supervision.pulse import BEAT_MS, Pulse
 from headgate.protocol.supervision.standby import (
+    BEAT_MS,
     Effect,
     LookAtAll,
     LookAtBeat,
@@ -21,12 +20,14 @@ from headgate.protocol.supervision.standby import (
     Pause,
     PauseOver,
     Phase,
+    Pulse,
     Say,
     Standby,
     StandDown,
     TakeOver,
     TakeoverLost,
 )
+from headgate.protocol.supervision.supervisor_events import Begin
 
 FOURTH = Generation(4)
 LOOK_MS, REST_MS, SILENCE_MS = Standby.LOOK_MS, Standby.REST_MS, Standby.SILENCE_MS

@@ -10,7 +10,8 @@ from headgate.model.config import FixedDelay, NoRestart, RestartStrategy
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
 from headgate.protocol.machine import Ignored
-from headgate.protocol.supervision.events import (
+from headgate.protocol.supervision.supervisor import Phase, Supervisor
+from headgate.protocol.supervision.supervisor_events import (
     AlreadyFinished,
     ArmTimer,
     AttemptId,
@@ -45,8 +46,7 @@ from headgate.protocol.supervision.events import (
     WorkerReady,
     WorkerRegistered,
 )
-from headgate.protocol.supervision.spark_job import SparkJob
-from headgate.protocol.supervision.supervisor import Phase, Supervisor
+from headgate.protocol.supervision.workers import SparkJob
 
 REGISTER_MS, JOB_END_MS = SparkJob.REGISTER_TIMEOUT_MS, SparkJob.END_TIMEOUT_MS
 LOST, USER, DETERMINISTIC = FailureKind.LOST, FailureKind.USER_CODE, FailureKind.DETERMINISTIC

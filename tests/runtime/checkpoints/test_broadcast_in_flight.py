@@ -14,10 +14,10 @@ from headgate.model.graph import BROADCAST_INPUT
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.plan import Plan
-from headgate.runtime.checkpoints import restoring
-from headgate.runtime.checkpoints.in_flight import FrozenInFlight, restored_records, ways_of
-from headgate.runtime.checkpoints.restoring import read_restored, restored_by
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
+from headgate.runtime.checkpoints import restore
+from headgate.runtime.checkpoints.channel_state import ChannelState, named_channels, restored_records
+from headgate.runtime.checkpoints.restore import parts_for_worker, read_restored
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
 from headgate.runtime.worker.deployment import edge_schemas
 from headgate.storage.memory import MemoryStorage
 
@@ -42,10 +42,10 @@ def recorded(parallelism: int, storage: MemoryStorage) -> Manifest:
     definition = definition_of(parallelism)
     entries = []
     for subtask in definition.plan.subtasks():
-        to = Destination(storage, "p", Generation(1), 0, None)
+        to = SnapshotDestination(storage, "p", Generation(1), 0, None)
         target = SubtaskTarget(to, subtask, CheckpointId(1))
         if subtask.vertex == APPLY:
-            ways = ways_of(definition.plan, subtask, edge_schemas(definition))
+            ways = named_channels(definition.plan, subtask, edge_schemas(definition))
             found: dict[ChannelIndex, list[pa.RecordBatch]] = {}
             for way in ways:
                 if way.channel.upstream.index == 0:
@@ -54,17 +54,17 @@ def recorded(parallelism: int, storage: MemoryStorage) -> Manifest:
                         range(subtask.index + 1, 10) if is_rule else range(10 * subtask.index, 10 * subtask.index + 3)
                     )
                     found[way.channel.channel] = [batch(is_rule, number) for number in numbers]
-            target.put_state("apply", FrozenInFlight(ways, found), IN_FLIGHT_PREFIX)
+            target.put_state("apply", ChannelState(ways, found), IN_FLIGHT_PREFIX)
         entries.append(SubtaskEntry(subtask, target.finish()))
     return Manifest(CheckpointId(1), Generation(1), parallelism, 128, tuple(entries))
 
 
 def replayed(manifest: Manifest, storage: MemoryStorage, plan: Plan, definition: Any, index: int) -> list[list[int]]:
     """Return what a subtask replays, in its order: rules as [0, number], events as [1, number]."""
-    messages = restored_by(manifest, plan, WorkerIndex(index))
+    messages = parts_for_worker(manifest, plan, WorkerIndex(index))
     snapshots = read_restored(storage, "p", WorkerIndex(index), plan, messages)
     subtask = SubtaskId(APPLY, index)
-    ways = ways_of(plan, subtask, edge_schemas(definition))
+    ways = named_channels(plan, subtask, edge_schemas(definition))
     inputs = {way.channel.channel: way.channel.edge.input for way in ways}
     found = restored_records(snapshots.in_flight(plan.vertex(APPLY)), ways, plan, subtask)
     return [
@@ -94,4 +94,4 @@ def test_unions_and_the_first_copy_of_broadcast_state_go_to_everybody() -> None:
     sections = {f"{BROADCAST_PREFIX}a": (True, False), "union/a": (True, True), "lists/a": (False, False)}
     for section, expected in sections.items():
         part = SnapshotPart(0, 0, inline=b"", section=section)
-        assert tuple(restoring.is_for_everybody(part, writer) for writer in (0, 1)) == expected
+        assert tuple(restore.is_for_all_workers(part, writer) for writer in (0, 1)) == expected

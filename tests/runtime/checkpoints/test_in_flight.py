@@ -15,20 +15,26 @@ from hypothesis import strategies as st
 import headgate as hg
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.errors import CorruptionError
-from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Partitioner
-from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, WorkerIndex
-from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, WorkerIndex, key_groups_of_subtask
 from headgate.model.manifest import KeyGroups, Manifest, SubtaskEntry
-from headgate.operators import types
-from headgate.operators.partition import partition
-from headgate.runtime.checkpoints import in_flight
-from headgate.runtime.checkpoints.in_flight import FrozenInFlight, Way, edge_names, misfit, restored_records, ways_of
-from headgate.runtime.checkpoints.restoring import read_restored, restored_by
-from headgate.runtime.checkpoints.snapshots import verify_part
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
+from headgate.model.plan import PipelineDefinition
+from headgate.operators import schemas
+from headgate.operators.keys import partition
+from headgate.runtime.checkpoints import channel_state
+from headgate.runtime.checkpoints.channel_state import (
+    ChannelState,
+    NamedChannel,
+    channel_state_misfit,
+    edge_names,
+    named_channels,
+    restored_records,
+)
+from headgate.runtime.checkpoints.restore import parts_for_worker, read_restored
+from headgate.runtime.checkpoints.snapshot_files import verify_part
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
 from headgate.runtime.worker.deployment import edge_schemas
-from headgate.state.frozen import OwnedKeys
+from headgate.state.snapshot import OwnedKeys
 from headgate.storage.memory import MemoryStorage
 
 SCHEMA = pa.schema([("k", pa.int64()), ("id", pa.int64())])
@@ -49,8 +55,8 @@ def definition_of(parallelism: int, *, others: bool = False, by: str = "k") -> P
     return pipeline.definition()
 
 
-def ways(definition: PipelineDefinition, subtask: SubtaskId) -> list[Way]:
-    return ways_of(definition.plan, subtask, edge_schemas(definition))
+def ways(definition: PipelineDefinition, subtask: SubtaskId) -> list[NamedChannel]:
+    return named_channels(definition.plan, subtask, edge_schemas(definition))
 
 
 def keys_of(index: int, parallelism: int) -> OwnedKeys:
@@ -73,16 +79,18 @@ class Former:
             self.recorded[subtask] = found
             target = self.target(subtask, parallelism)
             if mine:
-                frozen = FrozenInFlight(mine, found)
+                frozen = ChannelState(mine, found)
                 target.put_state(str(subtask.vertex), frozen, IN_FLIGHT_PREFIX)
             entries.append(SubtaskEntry(subtask, target.finish()))
         self.manifest = Manifest(CheckpointId(1), Generation(1), parallelism, MAX, tuple(entries))
 
     def target(self, subtask: SubtaskId, parallelism: int, inline: int = 0) -> SubtaskTarget:
         keys = keys_of(subtask.index, parallelism)
-        return SubtaskTarget(Destination(self.storage, "p", Generation(1), inline, keys), subtask, CheckpointId(1))
+        return SubtaskTarget(
+            SnapshotDestination(self.storage, "p", Generation(1), inline, keys), subtask, CheckpointId(1)
+        )
 
-    def _records(self, way: Way, subtask: SubtaskId, parallelism: int, count: int) -> list[pa.RecordBatch]:
+    def _records(self, way: NamedChannel, subtask: SubtaskId, parallelism: int, count: int) -> list[pa.RecordBatch]:
         """Return batches that may be on this channel: of a shuffle by key only those of the receiver."""
         found = []
         for _ in range(2):
@@ -104,7 +112,7 @@ class Former:
     def replayed(self, vertex: str, index: int, parallelism: int) -> list[tuple[ChannelIndex, pa.RecordBatch]]:
         definition = definition_of(parallelism)
         found = definition.plan.vertex(next(v.id for v in definition.plan.vertices if v.id == vertex))
-        messages = restored_by(self.manifest, definition.plan, WorkerIndex(index))
+        messages = parts_for_worker(self.manifest, definition.plan, WorkerIndex(index))
         snapshots = read_restored(self.storage, "p", WorkerIndex(index), definition.plan, messages)
         subtask = SubtaskId(found.id, index)
         mine = ways(definition, subtask)
@@ -186,14 +194,14 @@ def test_a_worker_is_sent_only_the_key_groups_that_it_may_own() -> None:  # UA17
     for worker in range(2):
         sent = [
             part.key_groups
-            for restored in restored_by(former.manifest, plan, WorkerIndex(worker))
+            for restored in parts_for_worker(former.manifest, plan, WorkerIndex(worker))
             for part in restored.parts
             if part.section == f"{IN_FLIGHT_PREFIX}sum"
         ]
         assert [groups.first for groups in sent if groups is not None] == [worker * 64, worker * 64 + 32]
 
 
-def recorded(*sizes: int) -> tuple[FrozenInFlight, dict[ChannelIndex, list[pa.RecordBatch]], SubtaskId]:
+def recorded(*sizes: int) -> tuple[ChannelState, dict[ChannelIndex, list[pa.RecordBatch]], SubtaskId]:
     """Batches of so many rows, in turn on the channels of a reduce."""
     definition = definition_of(3)
     subtask = SubtaskId(next(v.id for v in definition.plan.vertices if v.id == "sum"), 1)
@@ -201,7 +209,7 @@ def recorded(*sizes: int) -> tuple[FrozenInFlight, dict[ChannelIndex, list[pa.Re
     for at, size in enumerate(sizes):
         batch = pa.record_batch([[at] * size, list(range(size))], schema=SCHEMA)
         by_channel.setdefault(ChannelIndex(at % 3), []).append(batch)
-    return FrozenInFlight(ways(definition, subtask), by_channel), by_channel, subtask
+    return ChannelState(ways(definition, subtask), by_channel), by_channel, subtask
 
 
 @settings(max_examples=40)
@@ -209,12 +217,16 @@ def recorded(*sizes: int) -> tuple[FrozenInFlight, dict[ChannelIndex, list[pa.Re
 def test_recorded_records_are_written_in_bounded_parts_and_counted(sizes: list[int]) -> None:  # UA17, U7
     limit = 50 * 16
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(in_flight, "PART_BYTES", limit)
+        patch.setattr(channel_state, "PART_BYTES", limit)
         frozen, _, subtask = recorded(*sizes)
-        target = SubtaskTarget(Destination(MemoryStorage(), "p", Generation(1), 1 << 20), subtask, CheckpointId(1))
+        target = SubtaskTarget(
+            SnapshotDestination(MemoryStorage(), "p", Generation(1), 1 << 20), subtask, CheckpointId(1)
+        )
         target.put_state("sum", frozen, IN_FLIGHT_PREFIX)
         first, second = target.finish(), None
-        target = SubtaskTarget(Destination(MemoryStorage(), "p", Generation(1), 1 << 20), subtask, CheckpointId(1))
+        target = SubtaskTarget(
+            SnapshotDestination(MemoryStorage(), "p", Generation(1), 1 << 20), subtask, CheckpointId(1)
+        )
         target.put_state("sum", frozen, IN_FLIGHT_PREFIX)
         second = target.finish()
     assert first == second, "it can be written again (SF12)"
@@ -239,17 +251,17 @@ def test_a_part_with_other_rows_is_refused() -> None:  # UA17, R30
 def test_a_pipeline_without_the_edge_or_with_another_schema_is_refused() -> None:  # UA16
     former = Former(2)
     for parallelism in (1, 2, 3):
-        assert misfit(former.manifest, definition_of(parallelism)) is None
-    problem = misfit(former.manifest, definition_of(2, others=True))
+        assert channel_state_misfit(former.manifest, definition_of(parallelism)) is None
+    problem = channel_state_misfit(former.manifest, definition_of(2, others=True))
     assert problem is not None
     assert "holds records on their way from" in problem
     assert "stop it" in problem
     assert "\n" not in problem
-    keyed = misfit(former.manifest, definition_of(2, by="id"))
+    keyed = channel_state_misfit(former.manifest, definition_of(2, by="id"))
     assert keyed is not None
     assert "to 'sum', and in this pipeline there is no such way" in keyed
     nothing = Manifest(CheckpointId(1), Generation(1), 2, MAX, ())
-    assert misfit(nothing, definition_of(2, others=True)) is None
+    assert channel_state_misfit(nothing, definition_of(2, others=True)) is None
 
 
 def test_local_times_in_flight_arrive_as_moments(monkeypatch: pytest.MonkeyPatch) -> None:  # EV12
@@ -264,26 +276,26 @@ def test_local_times_in_flight_arrive_as_moments(monkeypatch: pytest.MonkeyPatch
 
     definition = made()
     with monkeypatch.context() as patch:
-        patch.setattr(types, "MOMENT", types.LOCAL_TIME)
+        patch.setattr(schemas, "MOMENT", schemas.LOCAL_TIME)
         former = made()
     for old, new in ((former, definition), (definition, former)):
         subtask = SubtaskId(old.plan.edges[0].target, 0)
         mine, storage = ways(old, subtask), MemoryStorage()
         batch = pa.record_batch([[5]], schema=mine[0].schema)
-        target = SubtaskTarget(Destination(storage, "p", Generation(1), 1 << 20), subtask, CheckpointId(1))
-        target.put_state("out", FrozenInFlight(mine, {mine[0].channel.channel: [batch]}), IN_FLIGHT_PREFIX)
+        target = SubtaskTarget(SnapshotDestination(storage, "p", Generation(1), 1 << 20), subtask, CheckpointId(1))
+        target.put_state("out", ChannelState(mine, {mine[0].channel.channel: [batch]}), IN_FLIGHT_PREFIX)
         manifest = Manifest(CheckpointId(1), Generation(1), 1, MAX, (SubtaskEntry(subtask, target.finish()),))
         if old is definition:
-            assert "holds records on their way" in str(misfit(manifest, new))
+            assert "holds records on their way" in str(channel_state_misfit(manifest, new))
             continue
-        assert misfit(manifest, new) is None
-        messages = restored_by(manifest, new.plan, WorkerIndex(0))
+        assert channel_state_misfit(manifest, new) is None
+        messages = parts_for_worker(manifest, new.plan, WorkerIndex(0))
         parts = read_restored(storage, "p", WorkerIndex(0), new.plan, messages).in_flight(
             new.plan.vertex(subtask.vertex)
         )
         ((_, found),) = restored_records(parts, ways(new, subtask), new.plan, subtask)
         assert (found.schema, found.column(0).view(pa.int64()).to_pylist()) == (ways(new, subtask)[0].schema, [5])
-        assert found.schema.field("at").type == types.MOMENT
+        assert found.schema.field("at").type == schemas.MOMENT
 
 
 def test_edges_between_the_same_ends_are_kept_apart() -> None:  # UA16
@@ -296,11 +308,11 @@ def test_edges_between_the_same_ends_are_kept_apart() -> None:  # UA16
     subtask = SubtaskId(definition.plan.edges[0].target, 1)
     mine = ways(definition, subtask)
     batches = {way.channel.channel: [pa.record_batch([[1], [way.channel.channel]], schema=SCHEMA)] for way in mine}
-    target = SubtaskTarget(Destination(MemoryStorage(), "p", Generation(1), 1 << 20), subtask, CheckpointId(1))
-    target.put_state("twice", FrozenInFlight(mine, batches), IN_FLIGHT_PREFIX)
+    target = SubtaskTarget(SnapshotDestination(MemoryStorage(), "p", Generation(1), 1 << 20), subtask, CheckpointId(1))
+    target.put_state("twice", ChannelState(mine, batches), IN_FLIGHT_PREFIX)
     manifest = Manifest(CheckpointId(1), Generation(1), 2, MAX, (SubtaskEntry(subtask, target.finish()),))
-    assert misfit(manifest, definition) is None
-    messages = restored_by(manifest, definition.plan, WorkerIndex(1))
+    assert channel_state_misfit(manifest, definition) is None
+    messages = parts_for_worker(manifest, definition.plan, WorkerIndex(1))
     found = read_restored(MemoryStorage(), "p", WorkerIndex(1), definition.plan, messages)
     vertex = definition.plan.vertex(subtask.vertex)
     replayed = list(restored_records(found.in_flight(vertex), mine, definition.plan, subtask))

@@ -9,19 +9,18 @@ from typing import Any
 import pytest
 from tests.runtime.checkpoints.frozen_cases import by_row, joined, made
 
-from headgate.codec.snapshot import Buffer, decode_sections
-from headgate.codec.snapshot_path import output_path, snapshot_path, stored_file
+from headgate.codec.snapshot import Buffer, decode_sections, output_path, snapshot_path, stored_file
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import BUNDLE, Committable, KeyGroups, Manifest, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import Damage, gaps
 from headgate.protocol.checkpoints.retention import StoredFile
-from headgate.runtime.checkpoints import snapshots, targets
+from headgate.runtime.checkpoints import snapshot_files, snapshot_writer
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.checkpoints.snapshots import read_part, verify_part
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget, write_output
+from headgate.runtime.checkpoints.snapshot_files import read_part, verify_part
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget, write_output
 from headgate.state.descriptors import StateKind
-from headgate.state.frozen import FrozenState, SnapshotTarget
+from headgate.state.snapshot import FrozenState, SnapshotTarget
 from headgate.storage.base import Bytes
 from headgate.storage.memory import MemoryStorage
 
@@ -44,11 +43,11 @@ class Reading(MemoryStorage):
 
 
 def target_of(storage: MemoryStorage, inline_bytes_max: int = 0) -> SubtaskTarget:
-    return SubtaskTarget(Destination(storage, "p", Generation(2), inline_bytes_max), SUBTASK, CheckpointId(7))
+    return SubtaskTarget(SnapshotDestination(storage, "p", Generation(2), inline_bytes_max), SUBTASK, CheckpointId(7))
 
 
 def test_small_parts_stay_inline_and_the_others_share_a_file(monkeypatch: pytest.MonkeyPatch) -> None:  # SF1
-    monkeypatch.setattr(targets, "FILE_BYTES_MAX", 60)
+    monkeypatch.setattr(snapshot_writer, "FILE_BYTES_MAX", 60)
     storage = Reading()
     target = target_of(storage, inline_bytes_max=25)
     contents = [bytes([65 + number]) * size for number, size in enumerate((10, 40, 15, 30, 20))]
@@ -116,7 +115,7 @@ def by_row_state() -> FrozenState:
 
 
 def test_a_part_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:  # SF10
-    monkeypatch.setattr(snapshots, "READ_BYTES_MAX", 7)
+    monkeypatch.setattr(snapshot_files, "READ_BYTES_MAX", 7)
     storage = Reading()
     target = target_of(storage)
     target.put("state/a", [b"before"])
@@ -152,7 +151,7 @@ def test_discarding_keeps_what_a_manifest_shares() -> None:  # SF7
     log.claim("test", 0)
 
     def complete(number: int, *shared: SnapshotPart) -> SnapshotPart:
-        target = SubtaskTarget(Destination(storage, "p", Generation(1), 0), SUBTASK, CheckpointId(number))
+        target = SubtaskTarget(SnapshotDestination(storage, "p", Generation(1), 0), SUBTASK, CheckpointId(number))
         own = target.put(BUNDLE, [b"of %d" % number])
         for part in shared:
             target.share(part)
@@ -181,7 +180,7 @@ def test_large_output_is_a_file_until_it_is_committed() -> None:  # SF9
     storage = MemoryStorage("output")
     log = CheckpointLog(storage, "p")
     log.claim("test", 0)
-    to = Destination(storage, "p", Generation(1), 100)
+    to = SnapshotDestination(storage, "p", Generation(1), 100)
 
     def complete(number: int, *carried: Committable) -> None:
         log.reserve(CheckpointId(number))

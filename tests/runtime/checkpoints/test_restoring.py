@@ -14,17 +14,17 @@ from tests.runtime.checkpoints.writing import write_snapshot
 import headgate as hg
 from headgate.codec.snapshot import LISTS_PREFIX, encode_sections
 from headgate.errors import CorruptionError, UsageError
+from headgate.model.checkpoint_options import Guarantee
 from headgate.model.failure import FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
-from headgate.model.options import Guarantee
 from headgate.model.plan import Plan
 from headgate.operators.base import RestoredState
-from headgate.operators.checkpointed.lists import OperatorLists
-from headgate.protocol.loops.part import RoundProgress
-from headgate.runtime.checkpoints.restoring import NotRestorable, RestoredSnapshots, read_restored, restored_by
-from headgate.runtime.checkpoints.snapshots import read_part
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
+from headgate.operators.operator_state import OperatorLists
+from headgate.protocol.subtasks.loop_participant import RoundProgress
+from headgate.runtime.checkpoints.restore import NotRestorable, RestoredSnapshots, parts_for_worker, read_restored
+from headgate.runtime.checkpoints.snapshot_files import read_part
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
 from headgate.runtime.worker.worker import failure_of
 from headgate.storage.memory import MemoryStorage
 
@@ -63,7 +63,7 @@ class Former:
 
     def restored(self, worker: int, parallelism: int) -> RestoredSnapshots:
         plan = plan_of(parallelism)
-        messages = restored_by(self.manifest, plan, WorkerIndex(worker))
+        messages = parts_for_worker(self.manifest, plan, WorkerIndex(worker))
         return read_restored(self.storage, "p", WorkerIndex(worker), plan, messages)
 
 
@@ -80,7 +80,7 @@ def restored_of(
     plan = plan_of(parallelism)
     vertex = next(v for v in plan.vertices if not v.is_source)
     manifest = Manifest(CheckpointId(1), Generation(1), 1, 128, (SubtaskEntry(SubtaskId(vertex.id, 0), parts),))
-    messages = restored_by(manifest, plan, WorkerIndex(worker))
+    messages = parts_for_worker(manifest, plan, WorkerIndex(worker))
     return read_restored(storage, "p", WorkerIndex(worker), plan, messages).states("sum", vertex)
 
 
@@ -89,7 +89,9 @@ def restored_of(
 )
 def test_a_worker_is_sent_only_the_key_groups_that_it_owns(after: int, seen: list[str]) -> None:  # SF11
     storage = MemoryStorage()
-    target = SubtaskTarget(Destination(storage, "p", Generation(1), 0), SubtaskId(VertexId("sum"), 0), CheckpointId(1))
+    target = SubtaskTarget(
+        SnapshotDestination(storage, "p", Generation(1), 0), SubtaskId(VertexId("sum"), 0), CheckpointId(1)
+    )
     for quarter in range(4):
         target.put("state/sum", [b"%d" % quarter], key_groups=KeyGroups(quarter * 32, 32))
     parts = target.finish()
@@ -99,7 +101,7 @@ def test_a_worker_is_sent_only_the_key_groups_that_it_owns(after: int, seen: lis
 
 def test_a_first_start_restores_nothing() -> None:  # C37
     plan = plan_of(2)
-    assert restored_by(None, plan, WorkerIndex(0)) == []
+    assert parts_for_worker(None, plan, WorkerIndex(0)) == []
     restored = read_restored(MemoryStorage(), "p", WorkerIndex(0), plan, [])
     assert restored.positions("in") is None
     assert all(restored.states("sum", v) == [] and not restored.is_finished(v) for v in plan.vertices)
@@ -108,7 +110,7 @@ def test_a_first_start_restores_nothing() -> None:  # C37
 def test_at_the_same_parallelism_a_worker_gets_what_its_own_subtasks_wrote() -> None:  # R15
     former = Former(3)
     assert [sums(former, worker, 3) for worker in range(3)] == [[(i, 3, f"sum of {i}".encode())] for i in range(3)]
-    sent = restored_by(former.manifest, plan_of(3), WorkerIndex(1))
+    sent = parts_for_worker(former.manifest, plan_of(3), WorkerIndex(1))
     assert {(r.subtask.vertex, r.subtask.index) for r in sent if r.subtask.vertex != "in"} == {("sum", 1)}
 
 
@@ -207,7 +209,7 @@ def test_a_vertex_with_an_operator_that_the_snapshot_does_not_know_has_not_finis
     former = Former(2, {0: True, 1: True})
     plan = edited(after)
     for worker in range(after):
-        messages = restored_by(former.manifest, plan, WorkerIndex(worker))
+        messages = parts_for_worker(former.manifest, plan, WorkerIndex(worker))
         restored = read_restored(former.storage, "p", WorkerIndex(worker), plan, messages)
         assert [vertex.is_source for vertex in plan.vertices] == [True, False]
         assert not any(restored.is_finished(vertex) for vertex in plan.vertices)
@@ -267,7 +269,7 @@ def test_lists_are_parts_of_their_own_with_rows_that_are_counted() -> None:  # H
     assert frozen is not None
     storage = MemoryStorage()
     target = SubtaskTarget(
-        Destination(storage, "p", Generation(1), 1 << 20), SubtaskId(VertexId("sum"), 0), CheckpointId(1)
+        SnapshotDestination(storage, "p", Generation(1), 1 << 20), SubtaskId(VertexId("sum"), 0), CheckpointId(1)
     )
     target.put_state("sum", frozen, LISTS_PREFIX)
     (part,) = target.finish()

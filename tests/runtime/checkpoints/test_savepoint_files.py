@@ -8,20 +8,18 @@ from pathlib import Path
 import pytest
 from tests.runtime.checkpoints.writing import write_snapshot
 
-from headgate.codec.savepoint import decode_savepoint, encode_savepoint
+from headgate.codec.json_files import decode_savepoint, encode_savepoint
 from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.checkpoint_options import Guarantee
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Manifest, SubtaskEntry
-from headgate.model.options import Guarantee
-from headgate.model.places import Place
-from headgate.model.savepoint import Savepoint
+from headgate.model.manifest import Manifest, Place, Savepoint, SubtaskEntry
 from headgate.runtime.checkpoints import savepoints
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory, savepoints_below
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
-from headgate.storage.backends import open_storage
 from headgate.storage.base import NotFound, Storage
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage, forget_memory_storage
+from headgate.storage.urls import open_storage
 
 A, B = "00112233aabbccdd", "ddccbbaa33221100"
 

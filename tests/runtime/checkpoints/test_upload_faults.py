@@ -17,15 +17,13 @@ from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
-from headgate.runtime.checkpoints import uploads
+from headgate.runtime.checkpoints import snapshot_writer
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.checkpoints.snapshots import read_part
-from headgate.runtime.checkpoints.targets import Destination
-from headgate.runtime.checkpoints.uploads import FrozenSubtask, SnapshotWriter
-from headgate.state.choice import portable_rows
-from headgate.state.files import StoredFiles
-from headgate.state.frozen import FrozenState, OwnedKeys
-from headgate.state.rocksdb import increments
+from headgate.runtime.checkpoints.snapshot_files import read_part
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SnapshotWriter, SubtaskSnapshot
+from headgate.state.rocksdb import database_snapshot
+from headgate.state.snapshot import FrozenState, OwnedKeys, StoredFiles
+from headgate.state.worker_backends import portable_rows
 from headgate.storage.base import Bytes
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
@@ -36,7 +34,7 @@ SUBTASK = SubtaskId(VertexId("v"), 0)
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(uploads, "RETRY_PAUSES_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(snapshot_writer, "RETRY_PAUSES_S", (0.0, 0.0, 0.0))
     with small():
         yield
 
@@ -84,11 +82,11 @@ class Writing:
         self.events: list[SnapshotWritten | SnapshotFailed] = []
         self.errors: list[BaseException] = []
         self._pool = ThreadPoolExecutor(1)
-        to = Destination(self.storage, "p", Generation(1), 0, keys)
+        to = SnapshotDestination(self.storage, "p", Generation(1), 0, keys)
         self.writer = SnapshotWriter(SUBTASK, to, self._pool, lambda e, _: self.events.append(e), self.errors.append)
 
     def start(self, checkpoint: int, state: FrozenState, sealed: Sequence[Any] = ()) -> None:
-        self.writer.start(FrozenSubtask(CheckpointId(checkpoint), {"node": state}, {"flag": b"x"}, sealed))
+        self.writer.start(SubtaskSnapshot(CheckpointId(checkpoint), {"node": state}, {"flag": b"x"}, sealed))
 
     def wait(self) -> None:
         """Wait until everything that was started is written."""
@@ -151,7 +149,7 @@ FILES = [f"rocksdb-{name}" for name in ("by-row-list", "by-batch-map", "reduce")
 
 def check_files_written(name: str, faults: Sequence[Fault], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """Write the files of ``name`` under ``faults``, behind a checkpoint that has some of them."""
-    monkeypatch.setattr(increments, "SIZE_BYTES_MIN", 0)
+    monkeypatch.setattr(database_snapshot, "SIZE_BYTES_MIN", 0)
     groups = KeyGroups(0, 128)
     live, writing = made(name), Writing(OwnedKeys(groups, groups.count))
     writing.start(1, live.freeze())

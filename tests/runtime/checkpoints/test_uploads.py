@@ -10,9 +10,8 @@ import pytest
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
-from headgate.runtime.checkpoints import uploads
-from headgate.runtime.checkpoints.targets import Destination
-from headgate.runtime.checkpoints.uploads import FrozenSubtask, SnapshotWriter
+from headgate.runtime.checkpoints import snapshot_writer
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SnapshotWriter, SubtaskSnapshot
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
@@ -42,7 +41,7 @@ class Uploads:
         self.texts: list[str] = []
         self.errors: list[BaseException] = []
         self._pool = ThreadPoolExecutor(1)
-        to = Destination(self.storage, "p", Generation(2), 0)
+        to = SnapshotDestination(self.storage, "p", Generation(2), 0)
         self.writer = SnapshotWriter(SubtaskId(VertexId("v"), 1), to, self._pool, self._report, self.errors.append)
 
     def _report(self, event: SnapshotWritten | SnapshotFailed, text: str) -> None:
@@ -51,7 +50,7 @@ class Uploads:
 
     def start(self, checkpoint: int, sealed: Sealed | None = None) -> None:
         transactions = [] if sealed is None else [("out", sealed)]
-        self.writer.start(FrozenSubtask(CheckpointId(checkpoint), {}, {"flag": b"x"}, transactions))
+        self.writer.start(SubtaskSnapshot(CheckpointId(checkpoint), {}, {"flag": b"x"}, transactions))
 
     def finish(self) -> list[tuple[int, list[int] | None]]:
         """Return ``(checkpoint, checkpoints of its committables; None for a failure)``."""
@@ -64,7 +63,7 @@ class Uploads:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Uploads:
-    monkeypatch.setattr(uploads, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(snapshot_writer, "RETRY_PAUSES_S", (0.0, 0.0))
     return Uploads()
 
 
@@ -133,12 +132,12 @@ def test_output_that_the_target_refuses_is_never_left_to_the_next_snapshot(
     made.start(1, Sealed(b"1", said))
     assert made.finish() == []
     (error,) = made.errors
-    assert isinstance(error, uploads.PrepareRefused)
+    assert isinstance(error, snapshot_writer.PrepareRefused)
     assert str(error).startswith(f"sink 'out' cannot prepare the output of checkpoint 1: {said}; starting again cannot")
 
 
 def test_closing_gives_up_waiting_for_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "RETRY_PAUSES_S", (1_000.0,))
+    monkeypatch.setattr(snapshot_writer, "RETRY_PAUSES_S", (1_000.0,))
     made = Uploads()
     sealed = Sealed(b"x", StorageError("prepare", "x", "busy"))
     made.start(1, sealed)

@@ -16,16 +16,15 @@ import headgate as hg
 from headgate import fault_points
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.config import DamagedCheckpoint, StartConfig
-from headgate.model.definition import HookSpec, PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
-from headgate.model.manifest import Committable, HookState, Manifest, SubtaskEntry
-from headgate.model.savepoint import Savepoint
+from headgate.model.manifest import Committable, HookState, Manifest, Savepoint, SubtaskEntry
+from headgate.model.plan import HookSpec, PipelineDefinition
 from headgate.protocol.checkpoints.recovery import candidates
-from headgate.runtime.checkpoints import named as named_places
+from headgate.runtime.checkpoints import savepoints as named_places
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
-from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
 from headgate.runtime.driver.hook_calls import HookCalls
+from headgate.runtime.driver.restart import Finished, NewGeneration, begin_generation
 from headgate.storage.local import LocalStorage
 
 CALLS: list[tuple[str, list[int]]] = []

@@ -6,13 +6,13 @@ from concurrent.futures import Future
 
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import CheckpointOutcome, RunResult
-from headgate.runtime.driver.answers import ENDED, Answers
+from headgate.runtime.driver.supervisor_host import ENDED, PendingRequests
 
 OUTCOME = CheckpointOutcome(CheckpointId(3))
 
 
 def test_the_first_answer_counts() -> None:
-    asked, answer = Answers(Future()).new()
+    asked, answer = PendingRequests(Future()).new()
     answer(OUTCOME)
     answer(ENDED)
     assert asked.result(0) == OUTCOME
@@ -20,7 +20,7 @@ def test_the_first_answer_counts() -> None:
 
 def test_the_end_of_the_run_answers_whoever_waits() -> None:
     end: Future[RunResult] = Future()
-    answers = Answers(end)
+    answers = PendingRequests(end)
     first, answer = answers.new()
     second, _ = answers.new()
     answer(OUTCOME)
@@ -32,7 +32,7 @@ def test_the_end_of_the_run_answers_whoever_waits() -> None:
 
 def test_nothing_is_kept_of_whoever_is_answered() -> None:
     end: Future[RunResult] = Future()
-    answers = Answers(end)
+    answers = PendingRequests(end)
     callbacks = len(end._done_callbacks)  # type: ignore[attr-defined]
     for _ in range(100):
         _, answer = answers.new()

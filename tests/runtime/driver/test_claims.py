@@ -13,19 +13,19 @@ from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
 from headgate.codec.log_entry import decode_log_entry
+from headgate.environment import cancellable
 from headgate.errors import OutputDenied, StorageError, UsageError
 from headgate.model.config import DamagedCheckpoint
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, Manifest, SubtaskEntry
+from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints.recovery import ObservedLog, candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import claims
-from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
-from headgate.runtime.process import PROCESS
+from headgate.runtime.driver import restart
+from headgate.runtime.driver.restart import Finished, NewGeneration, begin_generation
+from headgate.runtime.surroundings import PROCESS
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
-from headgate.threads import until
 
 CALLS: list[tuple[str, list[int]]] = []
 
@@ -99,7 +99,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(restart, "RETRY_PAUSES_S", (0.0, 0.0))
     return Place(tmp_path)
 
 
@@ -358,7 +358,7 @@ def test_what_is_called_off_is_not_tried_again() -> None:  # G16
         raise StorageError("reach", "it", "it is away")
 
     with pytest.raises(StorageError, match="it is away"):
-        until(off, lambda: claims.retrying(call, PROCESS))()
+        cancellable(off, lambda: restart.retry_transient(call, PROCESS))()
     assert tries == [1]
 
 

@@ -11,11 +11,11 @@ from tests.runtime.driver.test_claims import CALLS, Place
 
 import headgate as hg
 from headgate.errors import StorageError, UsageError
-from headgate.model.definition import HookSpec
 from headgate.model.manifest import HookState, Manifest
-from headgate.runtime.driver import claims
-from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
+from headgate.model.plan import HookSpec
+from headgate.runtime.driver import restart
 from headgate.runtime.driver.hook_calls import HookCalls
+from headgate.runtime.driver.restart import Finished, NewGeneration, begin_generation
 
 
 class Recorded(hg.CoordinatorHook):
@@ -65,7 +65,7 @@ def hook() -> Recorded:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: Recorded) -> Iterator[HookedPlace]:
-    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(restart, "RETRY_PAUSES_S", (0.0, 0.0))
     made = HookedPlace(tmp_path, hook)
     yield made
     made.calls.close()

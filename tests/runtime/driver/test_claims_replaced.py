@@ -11,14 +11,14 @@ from tests.runtime.checkpoints.writing import write_snapshot
 
 import headgate as hg
 from headgate.errors import FencedError
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest, SubtaskEntry
+from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints import coordinator as machine
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import claims
-from headgate.runtime.driver.claims import NewGeneration, begin_generation
-from headgate.runtime.driver.coordination import Coordination, Pools
+from headgate.runtime.driver import restart
+from headgate.runtime.driver.coordinator_host import CoordinatorHost, Pools
+from headgate.runtime.driver.restart import NewGeneration, begin_generation
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
@@ -59,7 +59,7 @@ class Place:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(restart, "RETRY_PAUSES_S", (0.0, 0.0))
 
 
 @pytest.mark.parametrize("times", [1, 2, 6])
@@ -152,7 +152,7 @@ def test_an_unexpected_error_while_a_manifest_is_written_leaves_its_outcome_open
     around = Around()
     all_parts, at_once = cast(Any, around), cast(Any, AtOnce())
     pools = Pools(at_once, at_once, at_once)
-    coordination = Coordination(place.definition, begun, log, all_parts, all_parts, all_parts, pools, all_parts)
+    coordination = CoordinatorHost(place.definition, begun, log, all_parts, all_parts, all_parts, pools, all_parts)
     real = log.append
 
     def break_behind(*args: Any) -> None:

@@ -22,7 +22,7 @@ from headgate.model.manifest import SnapshotPart, SubtaskEntry
 from headgate.model.progress import Observer, Progress, SilentObserver
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, FinishReported
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import replacement_watch
+from headgate.runtime.driver import takeover
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.control import ControlClient, Loss
 
@@ -269,8 +269,8 @@ def test_a_driver_that_was_replaced_waits_for_no_storage_that_hangs(  # C38
         return None
 
     monkeypatch.setattr(CheckpointLog, "newer_generation", newer)
-    monkeypatch.setattr(replacement_watch, "PERIOD_MS", 50)
-    monkeypatch.setattr(replacement_watch, "HANGS_MS", 50)
+    monkeypatch.setattr(takeover, "PERIOD_MS", 50)
+    monkeypatch.setattr(takeover, "HANGS_MS", 50)
     played = Played(tmp_path)
     try:
         (worker, _), ended = played.deployed()

@@ -11,7 +11,7 @@ from headgate.model.ids import NodeName
 from headgate.model.metrics import CLOCK_S, EDGE, NODE, Sample, Samples
 from headgate.model.plan import Plan
 from headgate.model.progress import EdgeProgress
-from headgate.runtime.driver.edge_book import EdgeBook
+from headgate.runtime.driver.progress import EdgeTotals
 
 PLAN = definition(Path("/nowhere")).plan
 AT = next(edge.index for edge in PLAN.edges if edge.from_node == NodeName("key-by"))
@@ -22,12 +22,12 @@ def report(clock_s: float, **measured: float) -> Samples:
     return Samples([Sample(CLOCK_S, (), clock_s), Sample("records", ((NODE, "key-by"),), 1_000_000), *samples])
 
 
-def found(book: EdgeBook) -> EdgeProgress:
+def found(book: EdgeTotals) -> EdgeProgress:
     return book.edges()[AT]
 
 
 def test_edges_are_added_up_over_their_subtasks() -> None:  # OM14
-    book = EdgeBook(PLAN)
+    book = EdgeTotals(PLAN)
     book.begin()
     assert book.edges() == (), "nobody has reported"
     for worker, busy_ms, held_ms, fill in ((0, 900, 50, 0.25), (1, 100, 800, 0.75)):
@@ -41,7 +41,7 @@ def test_edges_are_added_up_over_their_subtasks() -> None:  # OM14
 
 
 def test_a_restart_begins_with_nothing() -> None:  # OM14
-    book = EdgeBook(PLAN)
+    book = EdgeTotals(PLAN)
     book.begin()
     book.add(0, report(1.0, records=100, queued_bytes=5))
     book.begin()
@@ -51,7 +51,7 @@ def test_a_restart_begins_with_nothing() -> None:  # OM14
 
 
 def test_a_plan_without_edges_has_none() -> None:
-    book = EdgeBook(Plan((), (), 1, 1))
+    book = EdgeTotals(Plan((), (), 1, 1))
     book.begin()
     book.add(0, report(1.0, records=1))
     assert book.edges() == ()

@@ -21,8 +21,8 @@ from headgate.model.manifest import Committable, LogEntry, Manifest, SubtaskEntr
 from headgate.protocol.checkpoints.commit import CommitPermit, forgettable
 from headgate.protocol.checkpoints.recovery import Damage
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import claims
-from headgate.runtime.driver.claims import NewGeneration, begin_generation
+from headgate.runtime.driver import restart
+from headgate.runtime.driver.restart import NewGeneration, begin_generation
 from headgate.storage.memory import MemoryStorage
 from headgate.store.store import Store
 
@@ -74,7 +74,7 @@ class Place:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(restart, "RETRY_PAUSES_S", (0.0, 0.0))
 
 
 @pytest.mark.parametrize("retained", [1, 3])

@@ -13,23 +13,22 @@ import pytest
 from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
-from headgate.codec.heartbeat import beat_path, decode_beat, encode_beat, end_path, generation_of, mark_of
+from headgate.codec.json_files import beat_path, decode_beat, encode_beat, end_path, generation_of, mark_of
 from headgate.errors import FencedError, HeadgateError, PipelineFailed, StorageError, UsageError
 from headgate.model.failure import Failure
 from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.progress import RunResult, SilentObserver
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import heart as hearts
+from headgate.runtime.driver import liveness as hearts
 from headgate.runtime.driver.driver import Driver
-from headgate.runtime.driver.heart import Heart, last_word
-from headgate.runtime.driver.lookout import Lookout
-from headgate.runtime.driver.succession import Succession, succeeding
-from headgate.runtime.process import Process
-from headgate.storage.backends import open_storage
+from headgate.runtime.driver.liveness import HeartbeatReader, HeartbeatWriter, end_beat
+from headgate.runtime.driver.takeover import Takeover, taking_over
+from headgate.runtime.surroundings import Process
 from headgate.storage.base import NotFound, Storage
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
+from headgate.storage.urls import open_storage
 
 WAIT_S = 120.0
 FIRST, SECOND = Generation(1), Generation(2)
@@ -67,7 +66,7 @@ def end_in(storage: Storage, generation: Generation) -> Beat | None:
         return None
 
 
-def drained(heart: Heart) -> None:
+def drained(heart: HeartbeatWriter) -> None:
     """Wait until everything that was given to the heart's thread is done."""
     done = threading.Event()
     heart._pool.submit(done.set)
@@ -93,7 +92,7 @@ def test_a_beat_of_another_version_is_a_sign_of_life() -> None:  # SB5
     storage = MemoryStorage()
     CheckpointLog(storage, "p").claim("somebody", 0)
     newer = encode_beat(Beat(FIRST, "o", 1)).replace(b"headgate-heartbeat 1", b"headgate-heartbeat 2")
-    lookout = Lookout(storage, "p", "")
+    lookout = HeartbeatReader(storage, "p", "")
     marks = []
     for data in (newer, newer + b"more"):
         storage.put(beat_path("p", FIRST), [data])
@@ -113,7 +112,7 @@ def test_one_beat_is_written_at_a_time() -> None:  # SB1
             super().put(path, parts)
 
     around, storage = Clock(), Slow()
-    heart = Heart(storage, "p", "me", around)
+    heart = HeartbeatWriter(storage, "p", "me", around)
     heart.beat(FIRST, Course.RUNNING)
     assert begun.wait(WAIT_S)
     for around.now_ms in (3_000, 6_000):
@@ -134,7 +133,7 @@ def test_the_first_beat_of_a_generation_removes_older_ones() -> None:  # SB4
         storage.put(end_path("p", generation), [encode_beat(Beat(Generation(generation), "o", 1))])
     storage.put("p/heartbeats/note", [b"not ours"])
     around = Clock()
-    heart = Heart(storage, "p", "me", around)
+    heart = HeartbeatWriter(storage, "p", "me", around)
     for around.now_ms in (0, 2_000, 4_000):
         heart.beat(Generation(4), Course.RUNNING)
         drained(heart)
@@ -146,7 +145,7 @@ def test_the_first_beat_of_a_generation_removes_older_ones() -> None:  # SB4
 def test_a_driver_that_cannot_write_its_beats_goes_on() -> None:  # SB2
     storage = FaultyStorage(MemoryStorage(), [Fault(FaultKind.IO_ERROR, "put", "heartbeats", times=2)])
     around = Clock()
-    heart = Heart(storage, "p", "me", around)
+    heart = HeartbeatWriter(storage, "p", "me", around)
     for around.now_ms in (0, 2_000, 4_000):
         heart.beat(FIRST, Course.RUNNING)
         drained(heart)
@@ -168,7 +167,7 @@ def test_a_driver_that_cannot_write_its_beats_goes_on() -> None:  # SB2
 )
 def test_the_end_of_a_run_is_recorded(result: RunResult | HeadgateError, course: Course) -> None:  # SB3
     storage = MemoryStorage()
-    heart = Heart(storage, "p", "me", Clock())
+    heart = HeartbeatWriter(storage, "p", "me", Clock())
     heart.beat(SECOND, Course.RUNNING)
     assert heart.stop(SECOND, ended(result)) == ""
     word = end_in(storage, SECOND)
@@ -194,49 +193,51 @@ def test_the_end_of_a_run_that_failed_says_what_its_user_wanted(
 ) -> None:  # SB14
     storage = MemoryStorage()
     CheckpointLog(storage, "p").claim("me", 0)
-    assert Heart(storage, "p", "me", Clock()).stop(FIRST, ended(error), wanted) == ""
+    assert HeartbeatWriter(storage, "p", "me", Clock()).stop(FIRST, ended(error), wanted) == ""
     word = end_in(storage, FIRST)
     assert word is not None
     assert (word.course, word.was_draining, word.reason) == (course, was_draining, str(error))
-    found = Lookout(storage, "p", "").all()
+    found = HeartbeatReader(storage, "p", "").all()
     assert (found.course, found.was_draining) == (course, was_draining)
-    assert last_word(FIRST, "me", ended(FencedError("p", 1, 2)), wanted) is None
+    assert end_beat(FIRST, "me", ended(FencedError("p", 1, 2)), wanted) is None
 
 
 def test_runs_that_end_before_their_first_beat_leave_nothing_but_the_last_end() -> None:  # SB4
     storage = MemoryStorage()
     for generation in range(1, 30):  # a finished pipeline that is started again and again
-        Heart(storage, "p", "me", Clock()).stop(Generation(generation), ended(RunResult(True)))
+        HeartbeatWriter(storage, "p", "me", Clock()).stop(Generation(generation), ended(RunResult(True)))
     assert storage.list("p") == [beat_path("p", 29), end_path("p", 29)]
 
 
 def test_the_reason_of_a_failure_is_bounded() -> None:  # SB4
-    word = last_word(FIRST, "me", ended(PipelineFailed("x" * 100_000)))
+    word = end_beat(FIRST, "me", ended(PipelineFailed("x" * 100_000)))
     assert word is not None
     assert len(encode_beat(word)) < 1_000
 
 
 def test_a_driver_that_was_replaced_records_no_end() -> None:  # SB3
     storage = MemoryStorage()
-    assert Heart(storage, "p", "me", Clock()).stop(FIRST, ended(FencedError("p", 1, 2))) == ""
-    assert Heart(storage, "p", "me", Clock()).stop(Generation(0), ended(RunResult(True))) == "", "it claimed nothing"
+    assert HeartbeatWriter(storage, "p", "me", Clock()).stop(FIRST, ended(FencedError("p", 1, 2))) == ""
+    assert HeartbeatWriter(storage, "p", "me", Clock()).stop(Generation(0), ended(RunResult(True))) == "", (
+        "it claimed nothing"
+    )
     assert storage.list("p") == []
 
 
 def test_a_late_beat_does_not_undo_the_end() -> None:  # SB3
     storage = MemoryStorage()
     CheckpointLog(storage, "p").claim("me", 0)
-    heart = Heart(storage, "p", "me", Clock())
+    heart = HeartbeatWriter(storage, "p", "me", Clock())
     heart.beat(FIRST, Course.RUNNING)
     heart.stop(FIRST, ended(RunResult(False)))
     storage.put(beat_path("p", FIRST), [encode_beat(Beat(FIRST, "me", 1))])  # one that had timed out lands (X10)
-    assert Lookout(storage, "p", "").all().course is Course.STOPPED
+    assert HeartbeatReader(storage, "p", "").all().course is Course.STOPPED
 
 
 @pytest.mark.parametrize("times", [3, 99])
 def test_an_end_that_cannot_be_written_is_tried_again_and_then_told(times: int) -> None:  # SB3
     storage = FaultyStorage(MemoryStorage(), [Fault(FaultKind.TIMEOUT, "put", "-ended", times=times)])
-    problem = Heart(storage, "p", "me", Clock()).stop(FIRST, ended(RunResult(False)))
+    problem = HeartbeatWriter(storage, "p", "me", Clock()).stop(FIRST, ended(RunResult(False)))
     if times == 3:
         assert problem == ""
         assert end_in(storage, FIRST) is not None
@@ -258,10 +259,10 @@ class Idle:
             self.ended.pop()(None)
 
 
-def driver_at(root: Path, given: Succession | None = None) -> Driver:
+def driver_at(root: Path, given: Takeover | None = None) -> Driver:
     pipeline = pipeline_at(root, interval=None)
     pipeline.source(hg.FromRows([{"id": 1}])).sink(hg.Discard(), name="out")
-    with succeeding(given or Succession()):
+    with taking_over(given or Takeover()):
         return Driver(definition_of(pipeline), Idle(), SilentObserver(), "tests", beats=True)
 
 
@@ -300,7 +301,7 @@ def test_a_driver_that_fails_over_a_wish_has_told_it_to_its_keeper_and_to_standb
     tmp_path: Path, ask: Callable[[Driver], None], told: Course, course: Course, was_draining: bool
 ) -> None:  # KR13, SB14
     wishes: list[Course] = []
-    driver = driver_at(tmp_path, Succession("supervisor 1", tell_wish=wishes.append))
+    driver = driver_at(tmp_path, Takeover("supervisor 1", tell_wish=wishes.append))
     driver.start()
     wait_for(lambda: driver.supervision.machine.generation)
     ask(driver)
@@ -316,7 +317,7 @@ def test_a_driver_that_fails_over_a_wish_has_told_it_to_its_keeper_and_to_standb
 
 def test_a_wish_that_is_refused_is_not_told(tmp_path: Path) -> None:  # KR13
     wishes: list[Course] = []
-    driver = driver_at(tmp_path, Succession("supervisor 1", tell_wish=wishes.append))
+    driver = driver_at(tmp_path, Takeover("supervisor 1", tell_wish=wishes.append))
     driver.start()
     (tmp_path / "file").touch()
     with pytest.raises(UsageError):
@@ -329,9 +330,9 @@ def test_a_wish_that_is_refused_is_not_told(tmp_path: Path) -> None:  # KR13
 
 def test_a_driver_started_again_does_not_claim_behind_another_one(tmp_path: Path) -> None:  # KR10
     told: list[Generation] = []
-    kept = Succession("supervisor 1", None, told.append)
+    kept = Takeover("supervisor 1", None, told.append)
 
-    def run(given: Succession) -> str:
+    def run(given: Takeover) -> str:
         driver = driver_at(tmp_path, given)
         driver.start()
         wait_for(lambda: driver.supervision.machine.generation or driver.result.done())
@@ -342,16 +343,16 @@ def test_a_driver_started_again_does_not_claim_behind_another_one(tmp_path: Path
     assert run(kept) == "NoneType"
     assert run(kept) == "NoneType", "one that died before it could tell what it had claimed changes nothing"
     assert told == [1, 2]
-    assert run(Succession("supervisor 1", FIRST)) == "NoneType", "generation 2 was claimed under the same name"
-    assert run(Succession("somebody else")) == "NoneType"
-    assert run(Succession("supervisor 1", Generation(3))) == "FencedError"
-    assert run(Succession("supervisor 1", Generation(4))) == "NoneType", "whoever knows of it may follow it"
+    assert run(Takeover("supervisor 1", FIRST)) == "NoneType", "generation 2 was claimed under the same name"
+    assert run(Takeover("somebody else")) == "NoneType"
+    assert run(Takeover("supervisor 1", Generation(3))) == "FencedError"
+    assert run(Takeover("supervisor 1", Generation(4))) == "NoneType", "whoever knows of it may follow it"
 
 
 def test_of_two_heirs_of_one_generation_one_claims(tmp_path: Path) -> None:  # SB9
     log = CheckpointLog(open_storage(str(tmp_path / "checkpoints")), "p")
     log.claim("gone", 0)
-    driver = driver_at(tmp_path, Succession("", FIRST, lock_nonce=None))
+    driver = driver_at(tmp_path, Takeover("", FIRST, lock_nonce=None))
     log.claim("the other heir", 0, FIRST)
     driver.start()
     wait_for(lambda: driver.supervision.machine.generation or driver.result.done())

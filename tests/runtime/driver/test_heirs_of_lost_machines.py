@@ -13,9 +13,8 @@ from headgate import testing
 from headgate.errors import PipelineFailed
 from headgate.model.failure import Failure
 from headgate.model.progress import PipelineHandle
-from headgate.protocol.supervision.events import RegisterTimer, TimerFired
-from headgate.testing.in_process import InProcessHandle
-from headgate.testing.worker_threads import ThreadLauncher
+from headgate.protocol.supervision.supervisor_events import RegisterTimer, TimerFired
+from headgate.testing.in_process import InProcessHandle, ThreadLauncher
 
 WAIT_S = 60.0
 

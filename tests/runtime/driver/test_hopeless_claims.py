@@ -10,14 +10,22 @@ import pytest
 from tests.runtime.driver.test_owning import begin
 
 import headgate as hg
-from headgate.errors import CorruptionError, FencedError, OutputDenied, StorageError, UsageError, with_remedy
+from headgate.errors import (
+    BringOutputBack,
+    CorruptionError,
+    FencedError,
+    LeaveBehind,
+    OutputDenied,
+    StorageError,
+    UsageError,
+    with_remedy,
+)
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Owner
-from headgate.remedies import BringOutputBack, LeaveBehind
+from headgate.model.pipeline_identity import Life, Owner
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import claims, supervision
-from headgate.runtime.driver.ending import error_of
+from headgate.runtime.driver import restart, supervisor_host
+from headgate.runtime.driver.driver import error_of
 
 
 class Broken(hg.FileSink):
@@ -68,7 +76,7 @@ def test_what_a_repetition_does_not_cure_at_a_target_stops_the_pipeline(
 ) -> None:  # K5
     sink = Broken(str(tmp_path / "out"))
     sink.fails, sink.error = where, error
-    failure = supervision.claim_failure(failed(tmp_path / "home", sink))
+    failure = supervisor_host.claim_failure(failed(tmp_path / "home", sink))
     assert failure.kind is FailureKind.DETERMINISTIC
     assert "'out'" in failure.reason
     assert failure.reason.endswith(f"{error}; starting again cannot help before that is mended")
@@ -84,7 +92,7 @@ def test_a_life_that_cannot_be_read_stops_the_pipeline(
         raise error
 
     monkeypatch.setattr(CheckpointLog, "life", fails)
-    failure = supervision.claim_failure(failed(tmp_path / "home", hg.Discard()))
+    failure = supervisor_host.claim_failure(failed(tmp_path / "home", hg.Discard()))
     assert failure.kind is FailureKind.DETERMINISTIC
     assert f"pipeline 'p' cannot tell which life of it {tmp_path}/home/p holds: " in failure.reason
 
@@ -93,10 +101,10 @@ def test_a_life_that_cannot_be_read_stops_the_pipeline(
 def test_what_may_pass_at_a_target_is_worth_another_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:  # F11
-    monkeypatch.setattr(claims, "RETRY_PAUSES_S", ())
+    monkeypatch.setattr(restart, "RETRY_PAUSES_S", ())
     sink = Broken(str(tmp_path / "out"))
     sink.fails, sink.error = where, AWAY
-    assert supervision.claim_failure(failed(tmp_path / "home", sink)).kind is FailureKind.LOST
+    assert supervisor_host.claim_failure(failed(tmp_path / "home", sink)).kind is FailureKind.LOST
 
 
 FAILURES = {
@@ -109,12 +117,12 @@ FAILURES = {
 
 def test_how_a_claim_failed_says_what_may_be_done() -> None:  # K5, F11
     for kind, errors in FAILURES.items():
-        assert [supervision.claim_failure(error).kind for error in errors] == [kind] * len(errors)
+        assert [supervisor_host.claim_failure(error).kind for error in errors] == [kind] * len(errors)
 
 
 def test_a_run_that_failed_says_what_its_claim_said_the_user_can_do() -> None:
     refused = with_remedy(UsageError("no"), LeaveBehind("sum"))
-    assert error_of(supervision.claim_failure(refused)).remedy == LeaveBehind("sum")
-    assert error_of(supervision.claim_failure(OutputDenied("out", 3, "unknown"))).remedy == BringOutputBack()
+    assert error_of(supervisor_host.claim_failure(refused)).remedy == LeaveBehind("sum")
+    assert error_of(supervisor_host.claim_failure(OutputDenied("out", 3, "unknown"))).remedy == BringOutputBack()
     assert error_of(Failure(FailureKind.DENIED, "unknown")).remedy == BringOutputBack(), "while it ran"
-    assert error_of(supervision.claim_failure(ValueError("a bug"))).remedy is None
+    assert error_of(supervisor_host.claim_failure(ValueError("a bug"))).remedy is None

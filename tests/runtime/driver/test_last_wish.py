@@ -8,24 +8,21 @@ from pathlib import Path
 import pytest
 from tests.runtime.driver.test_heart import driver_at, wait_for
 
-from headgate.codec.heartbeat import beat_path, encode_beat, end_path
-from headgate.codec.lock_holder import Ending, LockHolder
+from headgate.codec.json_files import Ending, LockHolder, beat_path, encode_beat, end_path
 from headgate.errors import StorageError
 from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import Generation
 from headgate.protocol.supervision.standby import Observed
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.heart import Heart
-from headgate.runtime.driver.last_wish import tell_standbys
-from headgate.runtime.driver.lookout import Lookout
+from headgate.runtime.driver.liveness import HeartbeatReader, HeartbeatWriter, record_stop_of_dead_driver
 from headgate.runtime.driver.pipeline_lock import read_holder
-from headgate.runtime.driver.stopping import RunningPipeline
-from headgate.runtime.driver.succession import Succession
-from headgate.runtime.process import PROCESS
-from headgate.storage.backends import open_storage
+from headgate.runtime.driver.remote_control import RunningPipeline
+from headgate.runtime.driver.takeover import Takeover
+from headgate.runtime.surroundings import PROCESS
 from headgate.storage.base import Storage
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
+from headgate.storage.urls import open_storage
 
 FIRST, SECOND = Generation(1), Generation(2)
 NAME = "a driver"
@@ -42,7 +39,7 @@ def said(storage: Storage, course: Course, generation: Generation = FIRST, name:
 
 
 def seen(storage: Storage) -> Observed:
-    return Lookout(storage, "p", "").all()
+    return HeartbeatReader(storage, "p", "").all()
 
 
 @pytest.mark.parametrize("drain", [False, True])
@@ -50,7 +47,7 @@ def test_what_was_asked_of_a_driver_that_died_is_told_to_standbys(drain: bool) -
     storage = claimed(MemoryStorage())
     said(storage, Course.RUNNING)
     for _ in range(2):  # it is asked twice
-        tell_standbys(storage, "p", DEAD, drain=drain)
+        record_stop_of_dead_driver(storage, "p", DEAD, drain=drain)
         found = seen(storage)
         assert (found.course, found.was_draining) == (Course.FAILED if drain else Course.STOPPED, drain)
 
@@ -59,16 +56,16 @@ def test_a_run_that_failed_before_it_heard_the_wish_counts_as_stopped() -> None:
     storage = claimed(MemoryStorage())
     said(storage, Course.FAILED)
     storage.put(end_path("p", FIRST), [encode_beat(Beat(FIRST, NAME, 0, Course.FAILED, reason="the JVM has ended"))])
-    tell_standbys(storage, "p", DEAD, drain=False)
+    record_stop_of_dead_driver(storage, "p", DEAD, drain=False)
     assert (seen(storage).course, seen(storage).reason) == (Course.STOPPED, "the JVM has ended")
 
 
 def test_a_stop_of_a_driver_that_died_while_it_drained_counts() -> None:  # SB15
     storage = claimed(MemoryStorage())
     said(storage, Course.DRAINING)
-    tell_standbys(storage, "p", DEAD, drain=True)
+    record_stop_of_dead_driver(storage, "p", DEAD, drain=True)
     assert seen(storage).course is Course.DRAINING, "standbys know that already"
-    tell_standbys(storage, "p", DEAD, drain=False)
+    record_stop_of_dead_driver(storage, "p", DEAD, drain=False)
     assert seen(storage).course is Course.STOPPED
 
 
@@ -78,7 +75,7 @@ def test_a_stop_of_a_driver_that_died_while_it_drained_counts() -> None:  # SB15
 def test_what_a_run_said_itself_about_its_end_stays(course: Course) -> None:  # SB15
     storage = claimed(MemoryStorage())
     said(storage, course)
-    tell_standbys(storage, "p", DEAD, drain=True)
+    record_stop_of_dead_driver(storage, "p", DEAD, drain=True)
     assert seen(storage).course is course
 
 
@@ -86,19 +83,19 @@ def test_what_a_run_said_itself_about_its_end_stays(course: Course) -> None:  # 
 def test_a_wish_for_a_former_run_is_no_wish_for_a_later_one(name: str) -> None:  # SB15
     storage = claimed(claimed(MemoryStorage()), name)
     said(storage, Course.RUNNING, SECOND, name)
-    tell_standbys(storage, "p", DEAD, drain=False)
+    record_stop_of_dead_driver(storage, "p", DEAD, drain=False)
     assert (seen(storage).generation, seen(storage).course) == (SECOND, Course.RUNNING)
 
 
 def test_a_lock_that_does_not_say_who_claims_is_of_nobody() -> None:  # SB15
     storage = claimed(MemoryStorage(), "")
     said(storage, Course.RUNNING, name="")
-    tell_standbys(storage, "p", replace(DEAD, claimant=""), drain=False)
+    record_stop_of_dead_driver(storage, "p", replace(DEAD, claimant=""), drain=False)
     assert seen(storage).course is Course.RUNNING
 
 
-@pytest.mark.parametrize("given", [Succession(), Succession("the driver of a keeper", keeper=7)], ids=["alone", "kept"])
-def test_a_lock_says_under_which_name_its_driver_claims(tmp_path: Path, given: Succession) -> None:  # SB15
+@pytest.mark.parametrize("given", [Takeover(), Takeover("the driver of a keeper", keeper=7)], ids=["alone", "kept"])
+def test_a_lock_says_under_which_name_its_driver_claims(tmp_path: Path, given: Takeover) -> None:  # SB15
     driver = driver_at(tmp_path, given)
     holder = read_holder(str(tmp_path / "checkpoints"), "p")
     driver.start()
@@ -112,17 +109,17 @@ def test_a_lock_says_under_which_name_its_driver_claims(tmp_path: Path, given: S
 
 def test_a_run_without_heartbeats_is_left_alone() -> None:  # SB11, SB15
     storage = claimed(MemoryStorage())
-    tell_standbys(storage, "p", DEAD, drain=False)
+    record_stop_of_dead_driver(storage, "p", DEAD, drain=False)
     assert storage.list("p/heartbeats") == []
 
 
 def test_a_wish_is_over_when_the_pipeline_is_started_on_purpose() -> None:  # SB15
     storage = claimed(MemoryStorage())
     said(storage, Course.RUNNING)
-    tell_standbys(storage, "p", DEAD, drain=False)
+    record_stop_of_dead_driver(storage, "p", DEAD, drain=False)
     claimed(storage, "a later driver")
     assert seen(storage).course is Course.RUNNING
-    heart = Heart(storage, "p", "a later driver", PROCESS)
+    heart = HeartbeatWriter(storage, "p", "a later driver", PROCESS)
     heart.beat(SECOND, Course.RUNNING)
     heart._pool.shutdown(wait=True)
     assert storage.list("p/heartbeats") == [beat_path("p", SECOND)]
@@ -140,4 +137,4 @@ def test_whoever_asked_records_it_and_an_outage_is_no_matter(tmp_path: Path) -> 
     assert storage.list("p/heartbeats") == [beat_path("p", FIRST), end_path("p", FIRST)]
     gone = FaultyStorage(claimed(MemoryStorage()), [Fault(FaultKind.TIMEOUT, "list", "", times=9)])
     with pytest.raises(StorageError):
-        tell_standbys(gone, "p", DEAD, drain=False)
+        record_stop_of_dead_driver(gone, "p", DEAD, drain=False)

@@ -11,8 +11,8 @@ from tests.runtime.driver.test_looping import definition
 from headgate.codec import messages
 from headgate.model.ids import CheckpointId, Generation, WorkerIndex
 from headgate.model.manifest import Manifest
-from headgate.runtime.driver.claims import NewGeneration
-from headgate.runtime.driver.live_generation import LiveGeneration
+from headgate.runtime.driver.restart import NewGeneration
+from headgate.runtime.driver.supervisor_host import LiveGeneration
 
 
 def deployed(restored: Manifest | None) -> messages.Deploy:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.codec.heartbeat import beat_path, encode_beat, end_path
+from headgate.codec.json_files import beat_path, encode_beat, end_path
 from headgate.errors import StorageError
 from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
 from headgate.protocol.supervision.standby import Observed
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.lookout import Lookout
+from headgate.runtime.driver.liveness import HeartbeatReader
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
@@ -29,11 +29,11 @@ def say(storage: FaultyStorage, generation: Generation, course: Course = Course.
 
 
 def test_nobody_has_run_yet(storage: FaultyStorage) -> None:  # SB11
-    assert Lookout(storage, "p", "").all() == Observed(Generation(0), "0", knows_beats=False)
+    assert HeartbeatReader(storage, "p", "").all() == Observed(Generation(0), "0", knows_beats=False)
 
 
 def test_of_an_older_release_the_log_is_the_sign_of_life(storage: FaultyStorage) -> None:  # SB5, SB11
-    lookout = Lookout(storage, "p", "")
+    lookout = HeartbeatReader(storage, "p", "")
     log = CheckpointLog(storage, "p")
     log.claim("old one", 0)
     assert lookout.all() == Observed(FIRST, "1", owner="old one", knows_beats=False)
@@ -42,7 +42,7 @@ def test_of_an_older_release_the_log_is_the_sign_of_life(storage: FaultyStorage)
 
 
 def test_the_newest_generation_counts(storage: FaultyStorage) -> None:  # SB8
-    lookout = Lookout(storage, "p", "heir")
+    lookout = HeartbeatReader(storage, "p", "heir")
     CheckpointLog(storage, "p").claim("one", 0)
     say(storage, FIRST)
     found = lookout.all()
@@ -60,14 +60,14 @@ def test_the_name_of_a_pruned_claim_is_in_the_beat(storage: FaultyStorage) -> No
     log.append(Manifest(CheckpointId(1), FIRST, 1, 1, ()))
     say(storage, FIRST)
     storage.delete("p/log/0000000001")
-    assert Lookout(storage, "p", "o").all().is_ours
-    assert not Lookout(storage, "p", "x").all().is_ours
+    assert HeartbeatReader(storage, "p", "o").all().is_ours
+    assert not HeartbeatReader(storage, "p", "x").all().is_ours
 
 
 def test_a_claim_without_a_name_is_nobodys_own(storage: FaultyStorage) -> None:
     CheckpointLog(storage, "p").claim("", 0)
     say(storage, FIRST)
-    assert not Lookout(storage, "p", "").all().is_ours
+    assert not HeartbeatReader(storage, "p", "").all().is_ours
 
 
 @pytest.mark.parametrize("course", [Course.STOPPED, Course.FAILED, Course.FINISHED])
@@ -75,13 +75,13 @@ def test_the_end_counts_more_than_the_beat(storage: FaultyStorage, course: Cours
     CheckpointLog(storage, "p").claim("one", 0)
     say(storage, FIRST, Course.STOPPING)
     say(storage, FIRST, course, end=True)
-    lookout = Lookout(storage, "p", "")
+    lookout = HeartbeatReader(storage, "p", "")
     assert (lookout.all().course, lookout.all().reason) == (course, "why")
     assert lookout.beat(FIRST).course is Course.STOPPING
 
 
 def test_a_beat_that_is_not_there_has_no_mark(storage: FaultyStorage) -> None:
-    assert Lookout(storage, "p", "").beat(FIRST) == Observed(FIRST)
+    assert HeartbeatReader(storage, "p", "").beat(FIRST) == Observed(FIRST)
 
 
 @pytest.mark.parametrize("path", ["p/log", "p/heartbeats"])
@@ -91,7 +91,7 @@ def test_storage_that_does_not_answer_is_no_silence(storage: FaultyStorage, path
     say(storage, FIRST)
     storage.inject(Fault(FaultKind.TIMEOUT, operation, path, times=9))
     with pytest.raises(StorageError):
-        Lookout(storage, "p", "").all()
+        HeartbeatReader(storage, "p", "").all()
 
 
 def test_a_log_of_which_nothing_can_be_read_says_nothing(storage: FaultyStorage) -> None:  # SB7
@@ -99,14 +99,14 @@ def test_a_log_of_which_nothing_can_be_read_says_nothing(storage: FaultyStorage)
     say(storage, FIRST)
     storage.put("p/log/0000000001", [b"damaged"])
     with pytest.raises(StorageError):
-        Lookout(storage, "p", "").all()
+        HeartbeatReader(storage, "p", "").all()
 
 
 def test_a_look_changes_nothing(storage: FaultyStorage) -> None:
     CheckpointLog(storage, "p").claim("one", 0)
     say(storage, FIRST)
     storage.calls.clear()
-    lookout = Lookout(storage, "p", "")
+    lookout = HeartbeatReader(storage, "p", "")
     lookout.all()
     lookout.beat(FIRST)
     assert {operation for operation, _ in storage.calls} <= {"get", "list"}

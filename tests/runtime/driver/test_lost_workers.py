@@ -12,7 +12,7 @@ import headgate as hg
 from headgate.codec import messages
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
-from headgate.protocol.supervision import events
+from headgate.protocol.supervision import supervisor_events
 from headgate.runtime.driver import workers as module
 from headgate.runtime.driver.workers import Workers
 from headgate.runtime.wire.control import Loss
@@ -33,7 +33,7 @@ class Told:
     def __init__(self) -> None:
         p = hg.Pipeline("p", parallelism=2)
         p.source(hg.FromRows([{"n": 1}])).sink(hg.Discard())
-        self.events: list[events.Event] = []
+        self.events: list[supervisor_events.Event] = []
         self.notes: list[str] = []
         timers: Any = SimpleNamespace(post=lambda call: call())
         self.workers = Workers(p.definition(), "f", timers, self.events.append, lambda *_: None, self.notes.append)
@@ -52,7 +52,7 @@ class Told:
         self.workers._on_lost(connection, Loss("its connection was closed"))
 
     def reasons(self) -> list[str]:
-        return [event.reason for event in self.events if isinstance(event, events.WorkerLost)]
+        return [event.reason for event in self.events if isinstance(event, supervisor_events.WorkerLost)]
 
 
 @pytest.fixture

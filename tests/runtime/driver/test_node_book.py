@@ -12,9 +12,9 @@ from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, Ve
 from headgate.model.manifest import Manifest, SnapshotPart, SubtaskEntry, Totals
 from headgate.model.metrics import CLOCK_S, NODE, Sample, Samples
 from headgate.model.progress import NodeProgress
-from headgate.operators.fusing import runs_with
-from headgate.runtime.driver.coordination import added
-from headgate.runtime.driver.node_book import END_MS, NodeBook
+from headgate.operators.expressions import runs_with
+from headgate.runtime.driver.coordinator_host import sum_totals
+from headgate.runtime.driver.progress import END_MS, OperatorTotals
 
 
 def report(clock_s: float, **nodes: dict[str, Any]) -> Samples:
@@ -29,13 +29,13 @@ def manifest(totals: Totals, *parts: SnapshotPart) -> Manifest:
     return Manifest(CheckpointId(1), Generation(1), 1, 128, (entry,), totals=totals)
 
 
-def only(book: NodeBook) -> NodeProgress:
+def only(book: OperatorTotals) -> NodeProgress:
     (node,) = book.nodes()
     return node
 
 
 def test_a_generation_counts_on_from_what_its_checkpoint_had_counted() -> None:  # OM1
-    book = NodeBook(HandClock().wall_ms)
+    book = OperatorTotals(HandClock().wall_ms)
     book.begin({"map": {"records_in": 100, "late": 7}})
     assert (only(book).records_in, only(book).late_records) == (100, 7)
     book.add(0, report(1.0, map={"records_in": 10, "records_out": 5, "late": 1}))
@@ -46,7 +46,7 @@ def test_a_generation_counts_on_from_what_its_checkpoint_had_counted() -> None: 
 
 
 def test_a_restart_takes_totals_back_and_not_the_work() -> None:  # OM1, OM3
-    book = NodeBook(HandClock().wall_ms)
+    book = OperatorTotals(HandClock().wall_ms)
     book.begin({})
     book.add(0, report(1.0, map={"records_in": 90, "busy_ms": 400, "queued_bytes": 8, "watermark_ms": 5}))
     book.begin({"map": {"records_in": 60}})
@@ -61,7 +61,7 @@ def test_a_restart_takes_totals_back_and_not_the_work() -> None:  # OM1, OM3
 
 
 def test_totals_are_no_less_than_those_of_the_newest_checkpoint() -> None:  # OM1
-    book = NodeBook(HandClock().wall_ms)
+    book = OperatorTotals(HandClock().wall_ms)
     book.begin({})
     book.add(0, report(1.0, map={"records_in": 10}))
     book.completed(manifest({"map": {"records_in": 25}}))
@@ -71,7 +71,7 @@ def test_totals_are_no_less_than_those_of_the_newest_checkpoint() -> None:  # OM
 
 
 def test_shares_are_those_of_the_busiest_subtask_between_its_last_two_reports() -> None:  # OM2
-    book = NodeBook(HandClock().wall_ms)
+    book = OperatorTotals(HandClock().wall_ms)
     book.begin({})
     for worker, busy_ms, held_back_ms in ((0, 900, 50), (1, 100, 800)):
         start = {"busy_ms": 10_000, "held_back_ms": 10_000, "idle_ms": 10_000}
@@ -85,7 +85,7 @@ def test_shares_are_those_of_the_busiest_subtask_between_its_last_two_reports() 
 
 
 def test_queues_watermark_and_lag_of_an_operator() -> None:
-    book = NodeBook(HandClock(date_ms=10_000).wall_ms)
+    book = OperatorTotals(HandClock(date_ms=10_000).wall_ms)
     book.begin({})
     book.add(0, report(1.0, map={"watermark_ms": 9_000, "queued_batches": 2, "queued_bytes": 100}))
     book.add(1, report(1.0, map={"watermark_ms": 8_500, "queued_batches": 1, "queued_bytes": 10}))
@@ -102,7 +102,7 @@ def test_queues_watermark_and_lag_of_an_operator() -> None:
 
 def test_rates_are_those_between_reports_however_they_meet_the_snapshots() -> None:
     """Four workers of 250 records a second each, which report when they can: it is 1,000 at every moment."""
-    book = NodeBook(HandClock().wall_ms)
+    book = OperatorTotals(HandClock().wall_ms)
     book.begin({})
     seen = []
     for tick in range(40):
@@ -117,7 +117,7 @@ def test_rates_are_those_between_reports_however_they_meet_the_snapshots() -> No
 
 
 def test_rates_follow_a_change_within_their_window() -> None:
-    book = NodeBook(HandClock().wall_ms)
+    book = OperatorTotals(HandClock().wall_ms)
     book.begin({})
     for half in range(20):
         book.add(0, report(half / 2, map={"records_in": min(half, 10) * 50}))
@@ -127,7 +127,7 @@ def test_rates_follow_a_change_within_their_window() -> None:
 
 
 def test_the_size_of_the_state_is_that_of_the_last_checkpoint() -> None:
-    book = NodeBook(HandClock().wall_ms)
+    book = OperatorTotals(HandClock().wall_ms)
     book.begin({"map": {"records_in": 1}})
     parts = (
         SnapshotPart(100, 1, section="state/map", rows={"map": {"total": 4, "last": 3}}),
@@ -141,7 +141,7 @@ def test_the_size_of_the_state_is_that_of_the_last_checkpoint() -> None:
 
 
 def test_sums_leave_out_what_was_never_counted() -> None:
-    assert added({"b": {"x": 1}}, {"b": {"x": 2, "y": 0}, "a": {"z": 0}, "c": {"x": 5}}) == {
+    assert sum_totals({"b": {"x": 1}}, {"b": {"x": 2, "y": 0}, "a": {"z": 0}, "c": {"x": 5}}) == {
         "b": {"x": 3},
         "c": {"x": 5},
     }
@@ -151,7 +151,7 @@ def test_operators_of_one_pass_name_the_one_that_has_their_time() -> None:  # OM
     pipeline = hg.Pipeline("p")
     kept = pipeline.source(hg.FromRows([{"n": 1}])).filter(pl.col("n") > 0, name="kept").select("n", name="chosen")
     kept.with_columns(name="more", m=pl.col("n") + 1).map(lambda row: row, name="other").sink(hg.Discard(), name="end")
-    book = NodeBook(HandClock().wall_ms, runs_with(pipeline.definition(1).plan))
+    book = OperatorTotals(HandClock().wall_ms, runs_with(pipeline.definition(1).plan))
     book.begin({})
     book.add(
         0,

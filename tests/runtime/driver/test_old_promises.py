@@ -17,21 +17,20 @@ import headgate as hg
 from headgate import fault_points
 from headgate.codec.snapshot import FINISHED_PREFIX
 from headgate.connectors.base import SinkContext
-from headgate.connectors.files.commit import read_committed
-from headgate.connectors.streams.transactions import StreamCommitter
-from headgate.errors import CorruptionError, OutputDenied, StorageError, UsageError
+from headgate.connectors.files.file_committer import read_committed
+from headgate.connectors.streams.stream_sink import StreamCommitter
+from headgate.errors import CorruptionError, NameAnotherPlace, OutputDenied, StorageError, UsageError
 from headgate.model.config import DamagedCheckpoint, DeniedOutput, StartConfig
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Committable, Manifest, SubtaskEntry
+from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.checkpoints.recovery import candidates
-from headgate.remedies import NameAnotherPlace
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
-from headgate.runtime.driver import claims
-from headgate.runtime.driver.claims import NewGeneration, begin_generation
-from headgate.runtime.stored_state.places import find
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
+from headgate.runtime.driver import restart
+from headgate.runtime.driver.restart import NewGeneration, begin_generation
+from headgate.runtime.state_reader.lookup import find_checkpoint
 from headgate.storage.local import LocalStorage
 from headgate.store.store import Store
 
@@ -148,7 +147,7 @@ class Home:
 
     def _manifest(self, begun: NewGeneration, output: Sequence[Committable]) -> Manifest:
         here, by, plan = begun.first_checkpoint, begun.generation, self.definition.plan
-        targets = [SubtaskTarget(Destination(self.storage, "p", by, 0), s, here) for s in plan.subtasks()]
+        targets = [SubtaskTarget(SnapshotDestination(self.storage, "p", by, 0), s, here) for s in plan.subtasks()]
         for target in targets:
             target.put_bundle({f"{FINISHED_PREFIX}in": b"\x00"})
         entries = [SubtaskEntry(s, t.finish()) for s, t in zip(plan.subtasks(), targets, strict=True)]
@@ -168,7 +167,7 @@ class Home:
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(restart, "RETRY_PAUSES_S", (0.0, 0.0))
 
 
 def edited(home: Home, number: int, root: Path) -> Path:
@@ -248,9 +247,9 @@ def test_an_old_checkpoint_of_a_log_that_went_on_promises_no_more_when_it_is_cha
     for _ in range(3):
         home.run(retained=3)
     place = edited(home, 2, tmp_path)
-    assert find(str(place)).manifest.committables == ()
+    assert find_checkpoint(str(place)).manifest.committables == ()
     hg.edit_savepoint(home.chk(3), tmp_path / "newest").write()
-    assert [c.checkpoint for c in find(str(tmp_path / "newest")).manifest.committables] == [3]
+    assert [c.checkpoint for c in find_checkpoint(str(tmp_path / "newest")).manifest.committables] == [3]
     hg.edit_savepoint(tmp_path / "newest", tmp_path / "twice").write()
     home.run()
     home.run()

@@ -14,15 +14,15 @@ from tests.connectors.custom.test_own_lives import ClaimsOnly, ForgetsLives
 from tests.storage.looked import Looked
 
 import headgate as hg
-from headgate.connectors.files import sink as file_sink
-from headgate.connectors.recorded import targets_of
+from headgate.connectors.files import file_sink
+from headgate.connectors.sink_registry import targets_of
 from headgate.errors import StorageError, UsageError
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Owner
+from headgate.model.pipeline_identity import Life, Owner
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.claims import NewGeneration, begin_generation
-from headgate.runtime.driver.lives import SinkOwners
-from headgate.storage.backends import open_storage
+from headgate.runtime.driver.ownership import SinkOwnership
+from headgate.runtime.driver.restart import NewGeneration, begin_generation
+from headgate.storage.urls import open_storage
 
 STRANGER = Life("stranger", "/stranger", "far", 0)
 KINDS = (hg.FileSink, SqliteSink, SqliteLedgerSink)
@@ -188,7 +188,7 @@ def test_a_directory_of_many_sinks_is_asked_once(tmp_path: Path, monkeypatch: py
     sinks["one"], sinks["a-new-one"] = sinks["out-0"], new
     source.sink(sinks["one"], name="one")
     storages["one"].seen.clear()
-    found = SinkOwners(pipeline.definition(), STRANGER, "/home", "far").ask()
+    found = SinkOwnership(pipeline.definition(), STRANGER, "/home", "far").ask()
     assert len(storages["one"].seen) == 2 + 7, "two listings, and each life once"
     assert found == {name: sink.owner("p", name) for name, sink in sinks.items()}
 

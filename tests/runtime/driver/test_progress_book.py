@@ -18,8 +18,7 @@ from headgate.model.metrics import (
     Samples,
 )
 from headgate.model.progress import LoopProgress, PendingCheckpoint, PipelineState, SubtaskAlignment
-from headgate.runtime.driver.alignment_book import ALIGNED_CHECKPOINTS_MAX, AlignmentBook
-from headgate.runtime.driver.progress_book import ProgressBook
+from headgate.runtime.driver.progress import ALIGNED_CHECKPOINTS_MAX, AlignmentHistory, RunProgress
 from headgate.runtime.wire.exchange import ExchangeMetrics
 from headgate.runtime.worker.metrics import ALIGNMENTS_MAX, WorkerMetrics
 
@@ -40,7 +39,7 @@ def report(generation: int, rows: int, busy: float = 0.5, watermark: int | None 
 
 
 def test_totals_are_summed_over_workers_and_the_watermark_is_the_least() -> None:
-    book = ProgressBook("bad-records", HandClock().monotonic_ns)
+    book = RunProgress("bad-records", HandClock().monotonic_ns)
     book.begin(Generation(1))
     book.add(0, report(1, 10, 0.2, watermark=50, late=1))
     book.add(1, report(1, 30, 0.9, watermark=40, late=2))
@@ -57,7 +56,7 @@ def test_totals_are_summed_over_workers_and_the_watermark_is_the_least() -> None
 
 
 def test_reports_of_another_generation_do_not_count_and_a_new_one_begins_at_zero() -> None:
-    book = ProgressBook("bad-records", HandClock().monotonic_ns)
+    book = RunProgress("bad-records", HandClock().monotonic_ns)
     book.begin(Generation(2))
     book.add(0, report(1, 10))
     assert book.reports() == {}
@@ -67,7 +66,7 @@ def test_reports_of_another_generation_do_not_count_and_a_new_one_begins_at_zero
 
 
 def test_loops_are_summed_over_their_heads_but_for_times_and_rounds() -> None:
-    book = ProgressBook("bad-records", HandClock().monotonic_ns)
+    book = RunProgress("bad-records", HandClock().monotonic_ns)
     book.begin(Generation(1))
     loop, other = NodeName("ranks"), NodeName("other")
     book.add(0, MetricsReport(1, loops=[LoopProgress(loop, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1), LoopProgress(other, 1)]))
@@ -89,7 +88,7 @@ def test_alignments_are_reported_once_and_bounded() -> None:
 
 
 def test_alignments_are_kept_by_checkpoint_and_subtask_and_bounded() -> None:  # PG15
-    book = AlignmentBook()
+    book = AlignmentHistory()
     for number in range(1, ALIGNED_CHECKPOINTS_MAX + 3):
         for worker in (10, 2):
             book.add(worker, [AlignmentMetrics("w", number, 5, 6)])
@@ -116,7 +115,7 @@ def test_the_busy_fraction_is_what_was_not_slept_by_the_clock_of_the_surrounding
 
 def test_times_go_by_the_clock_of_the_surroundings() -> None:
     clock = HandClock(passed_ms=5_000)
-    book = ProgressBook("bad-records", clock.monotonic_ns)
+    book = RunProgress("bad-records", clock.monotonic_ns)
     book.begin(Generation(1))
     book.add(0, report(1, 10))
     clock.advance(2_000)
@@ -124,7 +123,7 @@ def test_times_go_by_the_clock_of_the_surroundings() -> None:
 
 
 def test_a_watermark_that_is_no_time_is_none() -> None:
-    book = ProgressBook("bad-records", HandClock().monotonic_ns)
+    book = RunProgress("bad-records", HandClock().monotonic_ns)
     book.begin(Generation(1))
     book.add(0, MetricsReport(Generation(1), [Sample(WATERMARK_MS, (("node", "map"),), (1 << 63) - 1)], [], []))
     assert book.snapshot(PipelineState.RUNNING, Generation(1), 0, None).watermark_ms is None

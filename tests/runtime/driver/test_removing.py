@@ -10,32 +10,31 @@ import pytest
 from tests.runtime.driver.test_claims import CALLS, Place
 from tests.runtime.driver.test_unsound_checkpoints import found_in
 
-from headgate.codec.heartbeat import beat_path
+from headgate.codec.json_files import beat_path
+from headgate.environment import ThreadEnded
 from headgate.errors import CorruptionError, FencedError, OutputDenied, StorageError, UsageError
 from headgate.model.config import DamagedCheckpoint
 from headgate.model.heartbeat import Course
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Claim, Manifest
-from headgate.model.places import Place as Elsewhere
-from headgate.model.places import RestoredFrom
+from headgate.model.manifest import Claim, Manifest, RestoredFrom
+from headgate.model.manifest import Place as Elsewhere
 from headgate.protocol.checkpoints.recovery import candidates, life_of
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
-from headgate.runtime.driver import claims
-from headgate.runtime.driver.claims import NewGeneration, begin_generation
-from headgate.runtime.driver.lookout import Lookout
-from headgate.runtime.driver.removing import remove_checkpoints
-from headgate.runtime.driver.succession import Succession
-from headgate.runtime.process import PROCESS
+from headgate.runtime.driver import restart
+from headgate.runtime.driver.cleanup import remove_checkpoints
+from headgate.runtime.driver.liveness import HeartbeatReader
+from headgate.runtime.driver.restart import NewGeneration, begin_generation
+from headgate.runtime.driver.takeover import Takeover
+from headgate.runtime.surroundings import PROCESS
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
-from headgate.threads import ThreadEnded
 
 PREVIOUS = DamagedCheckpoint.PREVIOUS
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(restart, "RETRY_PAUSES_S", (0.0, 0.0))
     return with_checkpoints(Place(tmp_path))
 
 
@@ -49,7 +48,7 @@ def with_checkpoints(place: Place) -> Place:
 
 
 def remove(place: Place, owner: str = "test") -> bool:
-    return remove_checkpoints(place.definition, place.log, Succession(owner), place.notes.append, PROCESS)
+    return remove_checkpoints(place.definition, place.log, Takeover(owner), place.notes.append, PROCESS)
 
 
 def restored(place: Place) -> int | None:
@@ -152,7 +151,7 @@ def lives_on_after_a_kill(root: Path, at: int, *, is_behind: bool) -> tuple[bool
 def test_a_removal_that_dies_anywhere_leaves_all_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_behind: bool
 ) -> None:  # C72
-    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(restart, "RETRY_PAUSES_S", (0.0, 0.0))
     found: list[str] = []
     for at in range(1, 200):
         is_over, what = lives_on_after_a_kill(tmp_path, at, is_behind=is_behind)
@@ -200,7 +199,7 @@ def test_what_nobody_can_tell_is_told_as_a_doubt(place: Place) -> None:  # C72
     place.storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent", "/log/", first=2, times=100))
     doubts: list[str] = []
     notes = place.notes.append
-    assert not remove_checkpoints(place.definition, place.log, Succession("test"), notes, PROCESS, doubt=doubts.append)
+    assert not remove_checkpoints(place.definition, place.log, Takeover("test"), notes, PROCESS, doubt=doubts.append)
     (doubt,) = doubts
     assert doubt.startswith("it is not known whether the checkpoints at memory:/p are given up")
     assert doubt not in place.notes
@@ -211,7 +210,7 @@ def test_nothing_of_a_driver_that_took_over_is_removed(place: Place) -> None:  #
     heir = CheckpointLog(place.storage, "p")
     begin_generation(place.definition, heir, "heir", place.notes.append)
     CALLS.clear()
-    assert not remove_checkpoints(place.definition, mine, Succession("test"), place.notes.append, PROCESS)
+    assert not remove_checkpoints(place.definition, mine, Takeover("test"), place.notes.append, PROCESS)
     assert CALLS == [], "the sinks are the heir's"
     assert len(candidates(heir.observe())) == 2
 
@@ -219,15 +218,15 @@ def test_nothing_of_a_driver_that_took_over_is_removed(place: Place) -> None:  #
 def test_a_driver_that_takes_over_behind_the_commits_keeps_everything(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # C73, X9
-    recovered = claims.recovered_sinks
+    recovered = restart.recover_sinks
 
     def and_meanwhile(*arguments: Any) -> Any:
-        monkeypatch.setattr(claims, "recovered_sinks", recovered)
+        monkeypatch.setattr(restart, "recover_sinks", recovered)
         commits = recovered(*arguments)
         begin_generation(place.definition, CheckpointLog(place.storage, "p"), "heir", place.notes.append)
         return commits
 
-    monkeypatch.setattr(claims, "recovered_sinks", and_meanwhile)
+    monkeypatch.setattr(restart, "recover_sinks", and_meanwhile)
     assert not remove(place)
     assert "generation 3" in place.notes[-1], "it says who took over"
     assert len(candidates(place.log.observe())) == 2
@@ -238,7 +237,7 @@ def test_a_run_that_never_claimed_removes_nothing(place: Place) -> None:  # C70
     """Its claim was refused when it was cancelled: what is there belongs to whoever runs the pipeline, or to nobody."""
     running = place.log
     log = CheckpointLog(place.storage, "p")
-    assert not remove_checkpoints(place.definition, log, Succession("late"), place.notes.append, PROCESS)
+    assert not remove_checkpoints(place.definition, log, Takeover("late"), place.notes.append, PROCESS)
     assert place.notes == ["the checkpoints are kept: this run never got as far as to claim them"]
     assert CALLS == []
     assert running.newer_generation() is None, "whoever runs it is not replaced"
@@ -352,14 +351,14 @@ def test_a_start_that_saw_the_former_life_does_not_begin_with_it(
 ) -> None:  # LV7
     """Between its look at the sinks and its claim the pipeline is cancelled: it would produce everything again."""
     late = CheckpointLog(place.storage, "p")
-    check = claims.SinkOwners.check
+    check = restart.SinkOwnership.check
 
     def and_meanwhile(*arguments: Any) -> None:
         check(*arguments)
-        monkeypatch.setattr(claims.SinkOwners, "check", check)
+        monkeypatch.setattr(restart.SinkOwnership, "check", check)
         assert remove(place)
 
-    monkeypatch.setattr(claims.SinkOwners, "check", and_meanwhile)
+    monkeypatch.setattr(restart.SinkOwnership, "check", and_meanwhile)
     with pytest.raises(StorageError, match="its checkpoints were removed a moment ago; start it again"):
         begin_generation(place.definition, late, "late", place.notes.append)
 
@@ -378,11 +377,11 @@ def test_a_keeper_hears_of_the_claim_of_a_removal(place: Place) -> None:  # C74,
     claimed: list[Generation] = []
     log = CheckpointLog(place.storage, "p")
     begin_generation(place.definition, CheckpointLog(place.storage, "p"), "another", place.notes.append)
-    succession = Succession("keeper", Generation(1), claimed.append)
+    succession = Takeover("keeper", Generation(1), claimed.append)
     assert not remove_checkpoints(place.definition, log, succession, place.notes.append, PROCESS)
     assert "generation 2" in place.notes[-1], "somebody else claimed behind what it follows"
     assert claimed == []
-    succession = Succession("keeper", Generation(2), claimed.append)
+    succession = Takeover("keeper", Generation(2), claimed.append)
     assert remove_checkpoints(place.definition, log, succession, place.notes.append, PROCESS)
     assert claimed == [3]
 
@@ -392,9 +391,9 @@ def test_a_standby_takes_a_removal_for_the_wish_of_the_user(place: Place, beats:
     if beats:
         place.storage.put(beat_path("p", Generation(2)), [b"a sign of life"])
     remove(place)
-    assert Lookout(place.storage, "p", "").all().course is Course.STOPPED
+    assert HeartbeatReader(place.storage, "p", "").all().course is Course.STOPPED
     begin_generation(place.definition, CheckpointLog(place.storage, "p"), "another", place.notes.append)
-    assert Lookout(place.storage, "p", "").all().course is not Course.STOPPED
+    assert HeartbeatReader(place.storage, "p", "").all().course is not Course.STOPPED
 
 
 def test_a_pipeline_that_has_finished_keeps_saying_so(place: Place) -> None:  # C73, R13
@@ -414,7 +413,7 @@ def test_damage_is_left_to_the_user(place: Place) -> None:  # C73, R51
 def test_damage_that_only_workers_found_is_left_to_the_user(place: Place) -> None:  # C73, R57
     newest = place.complete(3, 1)
     definition = replace(place.definition, config=replace(place.definition.config, on_damaged=PREVIOUS))
-    succession, note = Succession("test"), place.notes.append
+    succession, note = Takeover("test"), place.notes.append
     assert not remove_checkpoints(definition, place.log, succession, note, PROCESS, found_in(newest))
     assert place.notes[-1].startswith("the checkpoints are kept: ")
     assert "block checksum mismatch" in place.notes[-1]

@@ -7,7 +7,7 @@ from typing import Any
 
 from headgate.errors import StorageError
 from headgate.model.ids import Generation
-from headgate.runtime.driver.replacement_watch import HANGS_MS, LOOKS_MAX, ReplacementWatch
+from headgate.runtime.driver.takeover import HANGS_MS, LOOKS_MAX, ReplacementWatch
 
 
 class Looked:

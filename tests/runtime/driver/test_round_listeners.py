@@ -11,9 +11,9 @@ from tests.runtime.driver.test_claims_replaced import Around, AtOnce, Place
 
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import SubtaskEntry
-from headgate.operators.checkpointed.functions import CheckpointListener
+from headgate.operators.checkpoint_listeners import CheckpointListener
 from headgate.protocol.checkpoints import coordinator as machine
-from headgate.runtime.driver.coordination import Coordination, Pools
+from headgate.runtime.driver.coordinator_host import CoordinatorHost, Pools
 
 
 class Ending(Around):
@@ -65,7 +65,7 @@ def stopped(root: Path, rounds: Rounds) -> Ending:
     log, begun = place.begin("first")
     parts, at_once = cast(Any, around), cast(Any, AtOnce())
     pools = Pools(at_once, at_once, at_once)
-    coordination = Coordination(place.definition, begun, log, parts, parts, parts, pools, parts, rounds=rounds)
+    coordination = CoordinatorHost(place.definition, begun, log, parts, parts, parts, pools, parts, rounds=rounds)
     coordination.start(1)
     coordination.handle(machine.StopRequested())
     one = CheckpointId(1)

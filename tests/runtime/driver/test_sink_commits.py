@@ -11,13 +11,13 @@ import pytest
 
 import headgate as hg
 from headgate.connectors.base import SinkContext
-from headgate.connectors.files.commit import read_committed
-from headgate.connectors.files.layout import SinkIdentity, decode_files
+from headgate.connectors.files.file_committer import read_committed
+from headgate.connectors.files.publish_log import SinkIdentity, decode_files
 from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputDenied, StorageError, UsageError, gone
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
-from headgate.runtime.checkpoints.losses import Losses
+from headgate.runtime.checkpoints.sink_registry import LostOutput
 from headgate.runtime.driver.sink_commits import SinkCommits
 from headgate.storage.memory import MemoryStorage
 from headgate.store.store import Store
@@ -287,12 +287,12 @@ def test_a_loss_that_cannot_be_recorded_is_not_passed_over(tmp_path: Path) -> No
 
 def test_a_loss_is_recorded_once_and_told_each_time() -> None:  # K26
     storage, notes = MemoryStorage(), []
-    losses = Losses(storage, "p")
+    losses = LostOutput(storage, "p")
     for _ in range(2):
         losses.losing(lambda: 17, notes.append)(output(4), "it expired")
     losses.losing(lambda: 18, notes.append)(output(5, subtask=2), "it expired")
     assert losses.count == 2
-    heir = Losses(storage, "p")
+    heir = LostOutput(storage, "p")
     heir.look()
     assert heir.count == 2
     first = storage.list("p/lost/")[0]
@@ -308,11 +308,11 @@ def test_a_loss_is_recorded_once_and_told_each_time() -> None:  # K26
 
 def test_only_records_of_losses_are_counted() -> None:  # K26
     storage = MemoryStorage()
-    Losses(storage, "p").losing(lambda: 17, lambda _: None)(output(4), "it expired")
+    LostOutput(storage, "p").losing(lambda: 17, lambda _: None)(output(4), "it expired")
     first = storage.list("p/lost/")[0]
     for other in ("notes.txt", ".DS_Store", f"{first.rpartition('/')[2]}~", "copy/of.json"):
         storage.put(f"p/lost/{other}", [b""])
-    heir = Losses(storage, "p")
+    heir = LostOutput(storage, "p")
     heir.look()
     assert heir.count == 1
 

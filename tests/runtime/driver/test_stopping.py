@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from headgate.codec.lock_holder import Ending, encode_holder
+from headgate.codec.json_files import Ending, encode_holder
 from headgate.errors import UsageError
 from headgate.runtime.driver.pipeline_lock import PipelineLock, read_holder, taking_signals
-from headgate.runtime.driver.stopping import DRAIN, STOP, RunningPipeline, running_pipelines
+from headgate.runtime.driver.remote_control import DRAIN, STOP, RunningPipeline, running_pipelines
 
 HOLDER = """
 import signal, sys
-from headgate.codec.lock_holder import Ending
+from headgate.codec.json_files import Ending
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 wanted = {signal.SIGTERM, signal.SIGUSR1}
 signal.pthread_sigmask(signal.SIG_BLOCK, wanted)

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.connectors.files import sink as file_sink
+from headgate.connectors.files import file_sink
 from headgate.errors import StorageError
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import claims
-from headgate.runtime.driver.claims import NewGeneration, begin_generation
-from headgate.storage.backends import open_storage
+from headgate.runtime.driver import restart
+from headgate.runtime.driver.restart import NewGeneration, begin_generation
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
+from headgate.storage.urls import open_storage
 from headgate.store.store import Store
 
 FOR_EVER = 10_000
@@ -25,7 +25,7 @@ FOR_EVER = 10_000
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(restart, "RETRY_PAUSES_S", (0.0, 0.0))
 
 
 class Place:

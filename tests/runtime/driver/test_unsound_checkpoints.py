@@ -15,21 +15,21 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints.recovery import candidates
-from headgate.protocol.checkpoints.unsound import UnsoundCheckpoints
-from headgate.protocol.supervision.restart import RestartAfter, Restarts
+from headgate.protocol.checkpoints.restore_selection import UnsoundCheckpoints
+from headgate.protocol.supervision.restart_policy import RestartAfter, Restarts
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import claims
-from headgate.runtime.driver.claims import begin_generation
+from headgate.runtime.driver import restart
+from headgate.runtime.driver.restart import begin_generation
 from headgate.runtime.worker.chain import NodeError
 from headgate.runtime.worker.worker import failure_of
-from headgate.state.files import LocalDamage, UnsoundFiles
+from headgate.state.snapshot import LocalDamage, UnsoundFiles
 
 SAID = "p/{} is damaged at byte 0: expected files that RocksDB can read, found Corruption: block checksum mismatch"
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(restart, "RETRY_PAUSES_S", (0.0, 0.0))
     return Place(tmp_path)
 
 

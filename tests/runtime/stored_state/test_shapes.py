@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
-from headgate.model.state_identity import StateIdentity
-from headgate.operators.reduce import ReduceSpec
-from headgate.operators.windows.choice import window_operators
-from headgate.operators.windows.plan import TumblingAggregate
-from headgate.runtime.stored_state.shapes import Kind, Shape, shape_of
+from headgate.model.state_schema import StateIdentity
+from headgate.operators.row_functions import ReduceSpec
+from headgate.operators.tumbling_windows import window_operators
+from headgate.operators.window_plan import TumblingAggregate
+from headgate.runtime.state_reader.schema import Kind, Shape, shape_of
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of, state_identity
 from headgate.state.timers import TimeKind, timer_section
 

@@ -18,22 +18,20 @@ from tests.runtime.checkpoints.frozen_cases import ARROW, CASES, Recorded, by_ro
 from tests.runtime.stored_state.written import MAX, Part, Written, output, state, tree
 
 import headgate as hg
+from headgate.codec.json_files import encode_savepoint
 from headgate.codec.loop_log import decode_log
-from headgate.codec.savepoint import encode_savepoint
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX, decode_sections
-from headgate.connectors.files.layout import StagedFile, encode_files
+from headgate.connectors.files.publish_log import StagedFile, encode_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId
-from headgate.model.manifest import Manifest, SnapshotPart
-from headgate.model.places import Place
-from headgate.model.savepoint import Savepoint
-from headgate.operators.reduce import ReduceSpec
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget, write_output
-from headgate.state import keyed
+from headgate.model.manifest import Manifest, Place, Savepoint, SnapshotPart
+from headgate.operators.row_functions import ReduceSpec
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget, write_output
+from headgate.state import snapshot
 from headgate.state.descriptors import StateKind
 from headgate.state.key_hash import hash_columns, key_groups
-from headgate.storage.backends import open_storage
 from headgate.storage.local import LocalStorage
+from headgate.storage.urls import open_storage
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 KEYED = "keyed state(keys key: int64; value s: int64)"
@@ -94,8 +92,8 @@ def by_value(root: Path, *, parts: int = 8, numbers: int = 400) -> Written:
     rows = [{"key": i, "n": 7 * i + 1, "ts": 0} for i in range(numbers)]
     live.run.send(pa.RecordBatch.from_pylist(rows, pa.schema([(c, pa.int64()) for c in ("key", "n", "ts")])))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keyed, "RANGE_BYTES_MIN", 1)
-        patch.setattr(keyed, "RANGES_MAX", parts)
+        patch.setattr(snapshot, "RANGE_BYTES_MIN", 1)
+        patch.setattr(snapshot, "RANGES_MAX", parts)
         written = Written(root)
         written.complete(1, {"node": live.spec.state_text()}, [state(live.freeze())])
     return written
@@ -150,7 +148,7 @@ def test_only_the_parts_that_can_hold_a_key_are_read(tmp_path: Path, reads: Read
 def test_large_parts_are_listed_by_their_headers(
     tmp_path: Path, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # RS4
-    monkeypatch.setattr("headgate.runtime.stored_state.pieces.WHOLE_BYTES", 30)
+    monkeypatch.setattr("headgate.runtime.state_reader.lookup.WHOLE_BYTES", 30)
     written = by_value(tmp_path)
     sizes = {part.offset: part.size_bytes for part in written.complete_parts()}
     (row,) = hg.state_catalog(written.path).rows(named=True)
@@ -172,7 +170,7 @@ def files_of(written: Written) -> list[Path]:
 def test_what_is_read_is_verified_and_the_rest_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # RS8
-    monkeypatch.setattr("headgate.runtime.stored_state.pieces.WHOLE_BYTES", 30)
+    monkeypatch.setattr("headgate.runtime.state_reader.lookup.WHOLE_BYTES", 30)
     written = by_value(tmp_path)
     (file,) = files_of(written)
     parts = [part for part in written.complete_parts() if part.section]
@@ -362,7 +360,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:  # RS10
 def test_prepared_output_says_what_it_is(tmp_path: Path) -> None:  # RS10
     written = Written(tmp_path)
     files = encode_files([StagedFile("part-1.jsonl", 3, 40, "ab")])
-    to = Destination(open_storage(str(tmp_path)), "p", written.log.generation, 0)
+    to = SnapshotDestination(open_storage(str(tmp_path)), "p", written.log.generation, 0)
     owner = by_row(StateKind.VALUE)
     subtask = written.complete(1, {}, [state(owner.freeze())]).entries[0].subtask
     stored = write_output(to, subtask, CheckpointId(2), 1, files)
@@ -542,7 +540,7 @@ def test_a_checkpoint_that_was_restored_by_name_is_read_where_its_files_are(tmp_
 @pytest.mark.parametrize("data", [b"SQLite format 3\x00", ARROW + b"\x00", b"HGSNAP\r\n", b""])
 def test_what_only_a_backend_understands_is_bytes(tmp_path: Path, data: bytes) -> None:  # RS10
     written = Written(tmp_path)
-    to = Destination(open_storage(str(tmp_path)), "p", written.log.generation, 0)
+    to = SnapshotDestination(open_storage(str(tmp_path)), "p", written.log.generation, 0)
     manifest = written.complete(1, {"node": KEYED}, [Part()])
     target = SubtaskTarget(to, manifest.entries[0].subtask, CheckpointId(2))
     target.put("state/node", [data], None, None, "000012.sst")

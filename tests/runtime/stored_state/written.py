@@ -9,14 +9,13 @@ from pathlib import Path
 import msgspec
 
 from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX, STATE_PREFIX
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, key_groups_of_subtask
 from headgate.model.manifest import Committable, KeyGroups, Manifest, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
-from headgate.state.frozen import FrozenState, OwnedKeys
-from headgate.storage.backends import open_storage
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
+from headgate.state.snapshot import FrozenState, OwnedKeys
+from headgate.storage.urls import open_storage
 
 MAX = 128
 
@@ -62,7 +61,7 @@ class Written:
     def _entry(self, checkpoint: int, subtask: SubtaskId, part: Part, parallelism: int) -> SubtaskEntry:
         owned = key_groups_of_subtask(subtask.index, MAX, parallelism)
         keys = OwnedKeys(KeyGroups(owned.start, len(owned)), MAX)
-        to = Destination(open_storage(str(self.root)), "p", self.log.generation, self._inline_bytes_max, keys)
+        to = SnapshotDestination(open_storage(str(self.root)), "p", self.log.generation, self._inline_bytes_max, keys)
         target = SubtaskTarget(to, subtask, CheckpointId(checkpoint))
         node = str(subtask.vertex)
         plain = {f"{FINISHED_PREFIX}{node}": b"\x00"}

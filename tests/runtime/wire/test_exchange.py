@@ -30,11 +30,10 @@ from headgate.errors import FencedError, HeadgateError
 from headgate.model.graph import Edge, Graph, Node, Partitioner, Role
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.plan import Plan, make_plan
-from headgate.runtime.wire import peer as peer_module
+from headgate.runtime.wire import exchange as peer_module
 from headgate.runtime.wire.channels import ChannelKey, InputChannel, OutputChannel
 from headgate.runtime.wire.connection import Connection, ConnectionLost, connect
-from headgate.runtime.wire.exchange import Exchange
-from headgate.runtime.wire.peer import ExchangeCallbacks
+from headgate.runtime.wire.exchange import Exchange, ExchangeCallbacks
 
 SECRET = b"s" * 32
 SCHEMA = pa.schema([("value", pa.int64())])

@@ -6,8 +6,8 @@ import pytest
 from tests.runtime.worker.test_subtask_runner import Reader, batch
 
 from headgate.model.ids import CheckpointId
-from headgate.runtime.worker import ahead_reader
-from headgate.runtime.worker.ahead_reader import AheadReader
+from headgate.runtime.worker import source_runner
+from headgate.runtime.worker.source_runner import AheadReader
 
 
 def cp(number: int) -> CheckpointId:
@@ -62,12 +62,12 @@ def test_the_positions_of_a_savepoint_are_in_front_of_what_is_held() -> None:
 
 # GM36
 def test_a_reader_that_holds_enough_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead_reader, "HELD_BYTES_MAX", batch(1).nbytes)
+    monkeypatch.setattr(source_runner, "HELD_BYTES_MAX", batch(1).nbytes)
     reader = AheadReader(Reader([batch(1), batch(2)]))
     reader.poll()
     reader.poll()
     assert reader.positions() == {"s": b"1"}
-    assert reader.wakeup_ms() == ahead_reader.WAIT_MS
+    assert reader.wakeup_ms() == source_runner.WAIT_MS
     reader.cut(cp(1), is_last=False)
     reader.completed(cp(1))
     assert reader.wakeup_ms() == 0
@@ -80,7 +80,7 @@ def test_a_source_ends_when_everything_it_holds_is_handed_over() -> None:
     reader = AheadReader(Reader([batch(1)]))
     reader.poll()
     assert not reader.is_finished()
-    assert reader.wakeup_ms() == ahead_reader.WAIT_MS, "a checkpoint is waited for, not polled for"
+    assert reader.wakeup_ms() == source_runner.WAIT_MS, "a checkpoint is waited for, not polled for"
     assert reader.splits() == ("s",)
     reader.cut(cp(1), is_last=False)
     reader.completed(cp(1))

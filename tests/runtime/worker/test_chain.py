@@ -17,8 +17,7 @@ from headgate.model.ids import NodeName, VertexId
 from headgate.model.plan import Vertex
 from headgate.operators import bad_records
 from headgate.operators.base import Operator, OperatorContext
-from headgate.operators.expressions import filter_spec, fuse, with_columns_spec
-from headgate.operators.fusing import fused_groups
+from headgate.operators.expressions import filter_spec, fuse, fused_groups, with_columns_spec
 from headgate.runtime.worker.chain import Chain, NodeError
 
 

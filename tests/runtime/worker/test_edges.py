@@ -14,7 +14,7 @@ from headgate.model.ids import ChannelIndex, Generation, WorkerIndex
 from headgate.model.metrics import Samples
 from headgate.runtime.wire.channels import ChannelKey, InputChannel
 from headgate.runtime.wire.exchange import ExchangeMetrics
-from headgate.runtime.worker.input_meter import InputMeter
+from headgate.runtime.worker.busy_time import InputMeter
 from headgate.runtime.worker.metrics import WorkerMetrics
 
 MS = 1_000_000

@@ -12,9 +12,9 @@ import pytest
 import headgate as hg
 from headgate.errors import CorruptionError, StorageError
 from headgate.runtime.worker.chain import NodeError
-from headgate.runtime.worker.worker import spares_disk
-from headgate.state.files import LocalDamage
-from headgate.state.rocksdb.room import Room
+from headgate.runtime.worker.worker import keeps_local_files
+from headgate.state.rocksdb.local_databases import LocalDatabases
+from headgate.state.snapshot import LocalDamage
 from headgate.testing import Collect, run
 
 
@@ -41,13 +41,13 @@ class FailsOnce(hg.ProcessFunction):
 def test_a_worker_that_fails_leaves_its_files_and_one_that_ends_well_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed, close = [], Room.close
+    closed, close = [], LocalDatabases.close
 
-    def noted(room: Room, *, is_left: bool = False) -> None:
+    def noted(room: LocalDatabases, *, is_left: bool = False) -> None:
         closed.append(is_left)
         close(room, is_left=is_left)
 
-    monkeypatch.setattr(Room, "close", noted)
+    monkeypatch.setattr(LocalDatabases, "close", noted)
     p = hg.Pipeline("p", state=hg.RocksDB(memory="32MB", dir=str(tmp_path / "local")))
     sink = Collect(tmp_path / "out")
     p.source(hg.FromRows([{"key": 1}] * 4)).key_by("key").process(FailsOnce(tmp_path / "done")).sink(sink)
@@ -70,4 +70,4 @@ def test_a_worker_that_fails_leaves_its_files_and_one_that_ends_well_does_not(
     ],
 )
 def test_a_worker_leaves_nothing_on_a_disk_that_failed(error: Exception, spares: bool) -> None:
-    assert spares_disk(error) == spares
+    assert keeps_local_files(error) == spares

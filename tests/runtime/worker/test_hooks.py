@@ -10,15 +10,15 @@ from tests.runtime.worker.test_subtask_runner import Made, Reader, Sink, batch
 
 import headgate as hg
 from headgate.codec.snapshot import LISTS_PREFIX, decode_sections
-from headgate.codec.state_rows import stored_rows
+from headgate.codec.snapshot_rows import stored_rows
 from headgate.errors import StorageError, UsageError
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId
 from headgate.operators.base import RestoredState
-from headgate.operators.user_function import HookError
+from headgate.operators.user_functions import HookError
 from headgate.protocol.subtasks import subtask as machine
 from headgate.runtime.worker.chain import Chain, NodeError
-from headgate.runtime.worker.hooks import Hooks
+from headgate.runtime.worker.listeners import SubtaskListeners
 from headgate.runtime.worker.worker import failure_of
 
 HEARD: list[tuple[str, str, int]] = []
@@ -65,7 +65,7 @@ class WithObjects(Made):
         super().__init__(reader=reader or Reader([batch(1)]), sink=Sink(), **options)
         for link in self.runner.chain.links:
             link.operator.user_object = objects.get(str(link.node.name))
-        self.runner._hooks = self.runner._freezing._hooks = self.hooks = Hooks(self.runner.chain)
+        self.runner._hooks = self.runner._freezing._hooks = self.hooks = SubtaskListeners(self.runner.chain)
         self.hooks.restore(lambda node: [], is_restored=False)
 
     def tell(self, *events: Any) -> None:
@@ -156,7 +156,7 @@ def test_a_restore_that_raises_is_named() -> None:  # HL6
     made = WithObjects({"holding": function})
     function.is_broken = True
     with pytest.raises(NodeError) as raised:
-        Hooks(made.runner.chain).restore(lambda node: [], is_restored=True)
+        SubtaskListeners(made.runner.chain).restore(lambda node: [], is_restored=True)
     assert isinstance(raised.value.error, HookError)
     assert failure_of(raised.value).kind is FailureKind.LOST
     assert failure_of(raised.value).reason == "restore() of operator 'holding' failed"
@@ -188,7 +188,7 @@ def test_a_function_restores_its_lists() -> None:
     made.tell(trigger(1))
     made.upload()
     data = made.reports[-1][2][f"{LISTS_PREFIX}holding"]
-    hooks, states = Hooks(made.runner.chain), {"holding": [RestoredState(0, 1, memoryview(data))]}
+    hooks, states = SubtaskListeners(made.runner.chain), {"holding": [RestoredState(0, 1, memoryview(data))]}
     hooks.restore(lambda node: states.get(node, []), is_restored=True)
     function = made.objects["holding"]
     assert function.kept.get() == [1]
@@ -199,7 +199,7 @@ def test_operator_state_of_one_that_keeps_none_any_more_is_refused() -> None:  #
     made = WithObjects({"a": Heard("reader")})
     states: dict[str, Sequence[RestoredState]] = {"a": [RestoredState(0, 1, memoryview(b""))]}
     with pytest.raises(UsageError, match="holds operator state of 'a', which keeps none any more"):
-        Hooks(made.runner.chain).restore(lambda node: states.get(node, []), is_restored=True)
+        SubtaskListeners(made.runner.chain).restore(lambda node: states.get(node, []), is_restored=True)
 
 
 def test_a_writer_that_holds_records_back_cannot_keep_lists_too() -> None:
@@ -214,11 +214,11 @@ def test_a_writer_that_holds_records_back_cannot_keep_lists_too() -> None:
         WithObjects({"out": Both()})
 
 
-def opened_by(made: WithObjects, **makers: Any) -> Hooks:
+def opened_by(made: WithObjects, **makers: Any) -> SubtaskListeners:
     """Find who listens once more; ``makers`` are sources and sinks that made what is there."""
     for link in made.runner.chain.links:
         link.operator.opened_by = makers.get(str(link.node.name))
-    return Hooks(made.runner.chain)
+    return SubtaskListeners(made.runner.chain)
 
 
 def test_a_source_is_told_before_its_reader_and_a_sink_before_its_writer() -> None:  # HL18, HL4
@@ -264,7 +264,7 @@ def test_a_reader_or_writer_with_a_method_that_nobody_would_call_is_refused(node
 
 def test_a_chain_without_user_objects_has_no_hooks() -> None:
     made = Made(reader=Reader([batch(1)]))
-    hooks = Hooks(made.runner.chain)
+    hooks = SubtaskListeners(made.runner.chain)
     assert isinstance(made.runner.chain, Chain)
     assert not hooks.is_listening
     assert hooks.snapshot(CheckpointId(1)) == {}

@@ -12,14 +12,13 @@ from tests.runtime.worker.test_subtask_runner import Made, batch
 
 from headgate.codec.frames import Barrier, Cancel, EndOfData, Watermark
 from headgate.codec.snapshot import POSITIONS_PREFIX
-from headgate.connectors.base import SourceBatch
-from headgate.connectors.induced import CheckpointMarker
+from headgate.connectors.base import CheckpointMarker, SourceBatch
 from headgate.errors import UsageError
+from headgate.model.checkpoint_options import ORDINARY, CheckpointOptions, Guarantee
 from headgate.model.ids import CheckpointId
-from headgate.model.options import ORDINARY, CheckpointOptions, Guarantee
-from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.subtasks import subtask as machine
-from headgate.runtime.worker import ahead_reader, subtask_runner
+from headgate.runtime.worker import source_runner, subtask_runner
 
 LAST = CheckpointOptions(is_last=True)
 
@@ -183,7 +182,7 @@ def test_at_most_once_a_marker_counts_when_it_is_read(monkeypatch: pytest.Monkey
 
 
 def test_a_source_that_holds_enough_is_cut_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:  # EI30
-    monkeypatch.setattr(ahead_reader, "HELD_BYTES_MAX", 1)
+    monkeypatch.setattr(source_runner, "HELD_BYTES_MAX", 1)
     made = made_at_most_once(Marked(a=[1, 2, -5]), monkeypatch)
     steps(made)
     made.runner.announce(CheckpointId(5), ORDINARY)

@@ -18,28 +18,25 @@ from headgate.codec.snapshot import Buffer, encode_sections
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
-from headgate.model.manifest import SubtaskEntry
+from headgate.model.manifest import Copied, SubtaskEntry
 from headgate.model.plan import Vertex
-from headgate.model.savepoint import Copied
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, RestoredState
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.loops.part import LoopPlace
-from headgate.protocol.loops.rounds import Probe
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.loops.prober import Probe
 from headgate.protocol.subtasks import subtask as machine
+from headgate.protocol.subtasks.loop_participant import LoopPlace
 from headgate.protocol.subtasks.subtask import SnapshotWritten
-from headgate.runtime.checkpoints.targets import Destination
-from headgate.runtime.checkpoints.uploads import SnapshotWriter
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SnapshotWriter
 from headgate.runtime.wire.channels import ChannelKey, InputChannel
 from headgate.runtime.wire.feedback import FeedbackChannel
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.deployment import SinkHead
-from headgate.runtime.worker.loop_head_runner import LoopHeadRunner, LoopState
-from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
+from headgate.runtime.worker.loop_head import LoopHeadRunner, LoopLog, LoopState, log_owner, replay_logs
 from headgate.runtime.worker.subtask_parts import SubtaskParts
 from headgate.runtime.worker.subtask_runner import ELEMENTS_PER_TURN_MAX
-from headgate.state.frozen import FrozenState
+from headgate.state.snapshot import FrozenState
 from headgate.storage.memory import MemoryStorage
 
 SUBTASK = SubtaskId(VertexId("loop"), 0)
@@ -175,7 +172,7 @@ class Made:
         return OperatorContext("p", node, 0, 1, 128, clock_ms=lambda: 0, diverts=False, flush_ms=5)
 
     def _writer(self) -> SnapshotWriter:
-        to = Destination(MemoryStorage(), "p", Generation(1), 1 << 20)
+        to = SnapshotDestination(MemoryStorage(), "p", Generation(1), 1 << 20)
         written, errors = self._writes.append, self._writes.append
         return SnapshotWriter(SUBTASK, to, self._pool, lambda event, text: written((event, text)), errors)
 
@@ -230,7 +227,7 @@ class Made:
         """Return the ids in the log of an acknowledged checkpoint."""
         sections = next(r[2] for r in self.reports if r[:2] == ("acknowledged", checkpoint))
         state = RestoredState(0, 1, sections["state/loop"])
-        return [i for found in replay_of([state], PLAIN, OWNER, "loop") for i in found.column("id").to_pylist()]
+        return [i for found in replay_logs([state], PLAIN, OWNER, "loop") for i in found.column("id").to_pylist()]
 
 
 # -- replay -----------------------------------------------------------------------------------------------------------
@@ -394,7 +391,7 @@ def test_what_waits_is_logged_in_its_next_round_without_those_that_had_their_las
     made.step()
     assert made.writes() == [FIVE]
     sections = next(r[2] for r in made.reports if r[:2] == ("acknowledged", FIVE))
-    (found,) = replay_of([RestoredState(0, 1, sections["state/loop"])], WITH_ROUND, OWNER, "loop")
+    (found,) = replay_logs([RestoredState(0, 1, sections["state/loop"])], WITH_ROUND, OWNER, "loop")
     assert found.to_pylist() == [{"id": 1, "round": 1}]
 
 

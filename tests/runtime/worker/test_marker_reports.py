@@ -9,8 +9,8 @@ from tests.runtime.worker.test_induced_runner import Marked, made_of
 from tests.runtime.worker.test_subtask_runner import Made, Reader, batch
 
 from headgate.connectors.base import SourceBatch
+from headgate.model.checkpoint_options import ORDINARY, Guarantee
 from headgate.model.ids import CheckpointId
-from headgate.model.options import ORDINARY, Guarantee
 from headgate.protocol.subtasks import subtask as machine
 
 PERIOD_MS = 100

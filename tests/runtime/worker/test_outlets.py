@@ -14,8 +14,8 @@ from headgate.model.graph import MAIN, Partitioner
 from headgate.model.ids import CheckpointId, NodeName, VertexId, WorkerIndex
 from headgate.model.plan import Plan, PlanEdge
 from headgate.runtime.wire.channels import ChannelKey, OutputChannel
-from headgate.runtime.worker import outlets
-from headgate.runtime.worker.outlets import EdgeOutlet
+from headgate.runtime.worker import chain
+from headgate.runtime.worker.chain import EdgeOutlet
 
 CREDIT = 1 << 20
 
@@ -109,7 +109,7 @@ def test_everything_but_records_goes_to_every_channel_behind_the_records(partiti
 
 
 def test_a_batch_beyond_the_limit_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlets, "BATCH_BYTES_MAX", 160)
+    monkeypatch.setattr(chain, "BATCH_BYTES_MAX", 160)
     sent = Sent(Partitioner.FORWARD, 1)
     sent.outlet.send(batch(list(range(100))))
     sizes = [e.batch.num_rows for e in sent.elements[0] if isinstance(e, BatchElement)]
@@ -125,7 +125,7 @@ def test_one_channel_without_credit_holds_the_whole_edge_back() -> None:
 
 
 def test_an_edge_counts_each_record_once_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:  # OM14
-    monkeypatch.setattr(outlets, "BATCH_BYTES_MAX", 160)
+    monkeypatch.setattr(chain, "BATCH_BYTES_MAX", 160)
     sent = Sent(Partitioner.HASH, 3)
     sent.outlet.send(batch(list(range(100))))
     assert sent.outlet.records == 100

@@ -10,17 +10,16 @@ from tests.runtime.worker.test_subtask_runner import Made, Reader, Sink, batch
 
 from headgate.codec.frames import Barrier, Cancel, EndOfData, Idle, Watermark, batch_element
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, decode_sections
+from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
 from headgate.model.graph import MAIN, Partitioner
 from headgate.model.ids import ChannelIndex, CheckpointId, NodeName, SubtaskId, VertexId
 from headgate.model.manifest import SnapshotDelays
-from headgate.model.options import ORDINARY, Alignment, CheckpointOptions
 from headgate.model.plan import InputChannel, PlanEdge
-from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.subtasks import subtask as machine
-from headgate.runtime.checkpoints.in_flight import EdgeName, Way
-from headgate.runtime.worker.in_flight import InFlight
-from headgate.runtime.worker.overtaking import Overtaking
-from headgate.state.ipc import decode_batches
+from headgate.runtime.checkpoints.channel_state import EdgeName, NamedChannel
+from headgate.runtime.worker.unaligned import ChannelRecorder, UnalignedOptions
+from headgate.state.snapshot import decode_batches
 
 SCHEMA = batch(1).schema
 TIMED = CheckpointOptions(alignment=Alignment.TIMED)
@@ -45,13 +44,13 @@ class Timed(Made):
         edge = PlanEdge(0, VertexId("u"), NodeName("u"), MAIN, VertexId("v"), Partitioner.REBALANCE, ())
         name = EdgeName("u", MAIN, "v", "main", "rebalance", (), 0)
         channels = [InputChannel(ChannelIndex(i), edge, SubtaskId(VertexId("u"), i)) for i in range(inputs)]
-        ways = [Way(channel, name, SCHEMA) for channel in channels]
+        ways = [NamedChannel(channel, name, SCHEMA) for channel in channels]
         replays = iter([(ChannelIndex(channel), restored) for channel, restored in replay])
         super().__init__(
             inputs=inputs,
             on_arrival=self._arrived,
-            in_flight=InFlight(ways, replays if replay else None),
-            overtaking=Overtaking(timeout_ms, lambda: self.now_ms, lambda: self.is_interrupted),
+            in_flight=ChannelRecorder(ways, replays if replay else None),
+            overtaking=UnalignedOptions(timeout_ms, lambda: self.now_ms, lambda: self.is_interrupted),
             **options,
         )
 

@@ -10,8 +10,8 @@ from headgate.model.ids import NodeName, VertexId
 from headgate.model.plan import Vertex
 from headgate.operators import bad_records
 from headgate.operators.base import Operator, OperatorContext
+from headgate.runtime.worker.busy_time import HeldBack, NodeTotals, Stopwatch
 from headgate.runtime.worker.chain import Chain
-from headgate.runtime.worker.stopwatch import HeldBack, NodeTotals, Stopwatch
 
 BATCH = pa.RecordBatch.from_pydict({"n": [1, 2]})
 

@@ -17,19 +17,17 @@ from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Wat
 from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX
 from headgate.connectors.base import SourceBatch
 from headgate.errors import UsageError
+from headgate.model.checkpoint_options import CheckpointKind, CheckpointOptions
 from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
-from headgate.model.manifest import SubtaskEntry
-from headgate.model.options import CheckpointKind, CheckpointOptions
+from headgate.model.manifest import Copied, SubtaskEntry
 from headgate.model.plan import Vertex
-from headgate.model.savepoint import Copied
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext
-from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
-from headgate.protocol.loops.rounds import Probe
+from headgate.protocol.loops.prober import Probe
 from headgate.protocol.subtasks import subtask as machine
+from headgate.protocol.subtasks.loop_participant import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.watermarks import ChannelOrigin, Origin
-from headgate.runtime.checkpoints.targets import Destination
-from headgate.runtime.checkpoints.uploads import SnapshotWriter
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SnapshotWriter
 from headgate.runtime.wire.channels import ChannelKey, InputChannel
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.deployment import SinkHead
@@ -204,7 +202,7 @@ class Made:
         self.storage = MemoryStorage()
         self._pool = ThreadPoolExecutor(1)
         self._written: list[Any] = []
-        to = Destination(self.storage, "p", Generation(1), 1 << 20)
+        to = SnapshotDestination(self.storage, "p", Generation(1), 1 << 20)
         self.runner = SubtaskRunner(
             SubtaskParts(
                 SUBTASK,

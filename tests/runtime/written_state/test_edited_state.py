@@ -30,15 +30,15 @@ from tests.runtime.written_state.test_written_state import (
 )
 
 import headgate as hg
-from headgate.clock import SYSTEM_CLOCK
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, decode_sections
+from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import NodeName
 from headgate.model.manifest import Manifest, SnapshotPart
 from headgate.operators.base import RestoredState
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
-from headgate.runtime.checkpoints.targets import write_output
-from headgate.runtime.stored_state.places import find
+from headgate.runtime.checkpoints.snapshot_writer import write_output
+from headgate.runtime.state_reader.lookup import find_checkpoint
 from headgate.storage.local import LocalStorage
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -208,7 +208,7 @@ def test_timers_are_written_and_changed(tmp_path: Path) -> None:  # WS5
 
 def restored(place: Path, program: hg.Pipeline) -> Harness:
     """Return the operator ``all`` in one subtask, with what the savepoint has of it."""
-    found = find(str(place))
+    found = find_checkpoint(str(place))
     parts = [part for entry in found.manifest.entries for part in entry.parts if part.section == "state/all"]
     states = [RestoredState(i, len(parts), found.read(found.storage(), part)) for i, part in enumerate(parts)]
     return Harness(cast(Any, program.definition().graph.node(NodeName("all")).spec), states)
@@ -273,14 +273,14 @@ UNWRITABLE = ("with-timestamps", "loop-log", "held-by-a-file-sink", "in-flight",
 
 def bytes_in(place: Path) -> list[bytes]:
     """Return the bytes of every part."""
-    found = find(str(place))
+    found = find_checkpoint(str(place))
     parts = [part for entry in found.manifest.entries for part in entry.parts]
     return [bytes(found.read(found.storage(), part)) for part in parts]
 
 
 def stored_in(place: Path) -> dict[tuple[str, str], Any]:
     """Return what every section of every state has, as it is stored."""
-    found = find(str(place))
+    found = find_checkpoint(str(place))
     parts = [part for entry in found.manifest.entries for part in entry.parts if part.section]
     read = {part.section: decode_sections(found.read(found.storage(), part), "test") for part in parts}
     return {(section, name): rows_of(data) for section, inner in read.items() for name, data in inner.items()}
@@ -320,7 +320,7 @@ def test_what_nobody_names_stays_whatever_it_is(tmp_path: Path, name: str) -> No
     written.complete(1, {"node": text_of(live)}, [state(live.freeze(), prefix=prefix)])
     hg.edit_savepoint(written.path, tmp_path / "new").write()
     assert bytes_in(tmp_path / "new") == bytes_in(written.path)
-    one, two = find(str(written.path)).manifest, find(str(tmp_path / "new")).manifest
+    one, two = find_checkpoint(str(written.path)).manifest, find_checkpoint(str(tmp_path / "new")).manifest
     described = [[(p.section, p.rows, p.key_groups, p.name) for e in m.entries for p in e.parts] for m in (one, two)]
     assert described[0] == described[1]
 
@@ -369,7 +369,7 @@ def test_output_that_a_checkpoint_promised_stays_promised(tmp_path: Path) -> Non
     promised = [output(b"small"), replace(output(b""), sink="large", stored=stored), replace(output(b"x"), sink="gone")]
     written.complete(1, {"node": "", "gone": ""}, [Part({}, {"a": b"1"}, promised)])
     hg.edit_savepoint(written.path, tmp_path / "new").drop("gone").write()
-    found = find(str(tmp_path / "new"))
+    found = find_checkpoint(str(tmp_path / "new"))
     outputs = {c.sink: c for c in found.manifest.committables}
     assert (set(outputs), outputs["out"].payload) == ({"out", "large"}, b"small")
     assert outputs["large"].stored is not None
@@ -379,9 +379,9 @@ def test_output_that_a_checkpoint_promised_stays_promised(tmp_path: Path) -> Non
 
 def _stored(written: Written, storage: LocalStorage, payload: bytes) -> SnapshotPart:
     from headgate.model.ids import CheckpointId, SubtaskId, VertexId
-    from headgate.runtime.checkpoints.targets import Destination
+    from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination
 
-    to = Destination(storage, "p", written.log.generation, 0)
+    to = SnapshotDestination(storage, "p", written.log.generation, 0)
     return write_output(to, SubtaskId(VertexId("node"), 0), CheckpointId(1), 1, payload)
 
 

@@ -14,7 +14,7 @@ import pytest
 import headgate as hg
 from headgate.errors import UsageError
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
-from headgate.state import keyed
+from headgate.state import snapshot
 
 KEYS = list(range(200))
 ROWS = {
@@ -125,7 +125,7 @@ def test_keys_are_where_the_product_looks_for_them(tmp_path: Path) -> None:  # W
 
 
 def test_large_state_is_cut_by_key_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # WS6
-    monkeypatch.setattr(keyed, "RANGE_BYTES_MIN", 256)
+    monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 256)
     full(tmp_path, tmp_path / "new")
     manifest = SavepointDirectory(str(tmp_path / "new")).read().manifest
     ranges = [p.key_groups for e in manifest.entries for p in e.parts if p.section == "state/all"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from tests.sim.machine.test_machine_disk import Room
 
-from headgate.connectors.custom.fence import Fence
+from headgate.connectors.fenced_sink import Fence
 from headgate.errors import FencedError, UsageError
 from headgate.sim.machine import database as machine
 from headgate.sim.machine.database import Database, Gone, Unreachable

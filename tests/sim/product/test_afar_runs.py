@@ -6,7 +6,7 @@ import pytest
 
 from headgate.sim.streams.afar import KINDS, AfarRun, ServedRun, drawn
 from headgate.store import store as stores
-from headgate.store.served import client
+from headgate.store.client import requests
 
 SMOKE = range(12)
 
@@ -14,12 +14,12 @@ SMOKE = range(12)
 @pytest.mark.early
 def test_stores_afar_pass_every_smoke_seed() -> None:  # SM93, SM94
     """The seeds reach what they are for, too."""
-    usual = client.PATIENCE_S
+    usual = requests.PATIENCE_S
     runs = [drawn(seed, is_traced=True) for seed in SMOKE]
     found = [(seed, str(violation)) for seed, run in zip(SMOKE, runs, strict=True) if (violation := run.run())]
     assert found == []
     assert "sim" not in stores.OPENERS
-    assert usual == client.PATIENCE_S
+    assert usual == requests.PATIENCE_S
     assert {type(run) for run in runs} == set(KINDS)
     served = [run.served for run in runs if isinstance(run, ServedRun)]
     assert {what for one in served for what in one.done} == {"link", "crash", "pause", "end", "lost", "late"}

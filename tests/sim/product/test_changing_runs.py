@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate.model.options import Guarantee
+from headgate.model.checkpoint_options import Guarantee
 from headgate.sim.kinds.changing_back import GoingBackRun
 from headgate.sim.kinds.changing_code import SINK, ChangingCodeRun, EditedJudge
 from headgate.sim.kinds.changing_modes import ChangingModeRun, EpochsJudge

@@ -6,8 +6,8 @@ from collections import Counter
 
 from tests.sim.product.digests import digests_of
 
-from headgate.connectors.custom import ledger
-from headgate.runtime.checkpoints import uploads
+from headgate.connectors import ledger_sink
+from headgate.runtime.checkpoints import snapshot_writer
 from headgate.sim.kinds.custom import CustomRun, Kind
 
 SMOKE = (6, 8, 13, 35, 36)
@@ -17,7 +17,7 @@ LIMITED = (10, 13)
 def test_users_sinks_have_every_record_once() -> None:  # SM80
     kinds: Counter[Kind] = Counter()
     aborted = refused = forgotten = went_back = 0
-    usual = uploads.PAYLOAD_BYTES_MAX
+    usual = snapshot_writer.PAYLOAD_BYTES_MAX
     for seed in SMOKE:
         run = CustomRun(seed)
         assert (seed, run.run()) == (seed, None)
@@ -33,11 +33,11 @@ def test_users_sinks_have_every_record_once() -> None:  # SM80
     assert refused > 0, "somebody was replaced, and came late"
     assert forgotten > 0, "a ledger stays small"
     assert went_back > 0, "a start went back behind what was committed, and made it again"
-    assert usual == uploads.PAYLOAD_BYTES_MAX
+    assert usual == snapshot_writer.PAYLOAD_BYTES_MAX
 
 
 def test_ledgers_go_in_pieces_and_databases_forget_what_is_prepared() -> None:  # SM80
-    usual = ledger.INLINE_BYTES_MAX
+    usual = ledger_sink.INLINE_BYTES_MAX
     in_pieces = expired = 0
     for seed in LIMITED:
         run = CustomRun(seed)
@@ -46,7 +46,7 @@ def test_ledgers_go_in_pieces_and_databases_forget_what_is_prepared() -> None:  
         expired += run.expired_count
     assert in_pieces > 0
     assert expired > 0, "what was promised was gone, and somebody brought it back"
-    assert usual == ledger.INLINE_BYTES_MAX
+    assert usual == ledger_sink.INLINE_BYTES_MAX
 
 
 def test_a_seed_of_users_sinks_has_one_digest() -> None:  # SM80

@@ -8,8 +8,8 @@ from typing import Any
 from tests.mutants.harness import around
 from tests.sim.product.digests import digests_of
 
-from headgate.connectors.files import lines, rotation
-from headgate.connectors.files.lines import FileMovedError, LineFile
+from headgate.connectors.files import line_file, rotation
+from headgate.connectors.files.line_file import FileMovedError, LineFile
 from headgate.sim.kinds.followed import FollowedRun
 from headgate.sim.kinds.logs import Form
 
@@ -26,14 +26,14 @@ def test_followed_files_are_read_once_whoever_renames_them() -> None:  # SM81
         refusals.append(found)
         return found
 
-    usual = lines.BLOCK_BYTES, lines.HEAD_BYTES, rotation.HEAD_BYTES
+    usual = line_file.BLOCK_BYTES, line_file.HEAD_BYTES, rotation.HEAD_BYTES
     with around(LineFile, "_moved", moved):
         for seed in SMOKE:
             run = FollowedRun(seed)
             assert (seed, run.run()) == (seed, None)
             done.update(run.logs.done)
             forms[run.settings.form] += 1
-    assert usual == (lines.BLOCK_BYTES, lines.HEAD_BYTES, rotation.HEAD_BYTES)
+    assert usual == (line_file.BLOCK_BYTES, line_file.HEAD_BYTES, rotation.HEAD_BYTES)
     assert set(forms) == set(Form)
     assert done.keys() == {"rotated", "removed", "copied", "truncated", "renamed to another series"}
     assert done["rotated"] > 10

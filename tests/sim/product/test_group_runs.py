@@ -8,7 +8,6 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from headgate.protocol.store.group_progress import Progress
 from headgate.protocol.store.reader_group import (
     Checkpoint,
     CheckpointAsked,
@@ -19,6 +18,7 @@ from headgate.protocol.store.reader_group import (
     Passed,
     Silent,
 )
+from headgate.protocol.store.reading_order import Progress
 from headgate.sim.streams.group_judge import Cuts, GroupJudge
 from headgate.sim.streams.groups import GroupRun
 from headgate.store import store as stores

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate.model.options import Guarantee
+from headgate.model.checkpoint_options import Guarantee
 from headgate.sim.kinds.modes import RULES, Judge, draw_mode
 from headgate.sim.product.run import Run
 

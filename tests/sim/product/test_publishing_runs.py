@@ -43,7 +43,7 @@ def outside() -> Outside:
 
 
 def test_copies_of_a_function_publish_to_one_world(outside: Outside) -> None:
-    from headgate.operators.user_function import copied
+    from headgate.operators.user_functions import copied
 
     function = Publisher(outside, "publish0")
     found = copied("publish0", function)

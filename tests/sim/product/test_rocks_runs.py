@@ -17,7 +17,7 @@ from headgate.sim.kinds.rocks import (
     RocksTimedRun,
 )
 from headgate.sim.product.run import result_of
-from headgate.state.rocksdb import increments
+from headgate.state.rocksdb import database_snapshot
 from headgate.state.rocksdb.database import Database
 
 SMOKE = (3, 6, 9)
@@ -46,11 +46,11 @@ def test_timers_and_ttl_are_in_rocksdb_too() -> None:  # SM48
 
 
 def test_checkpoints_share_files_of_small_databases() -> None:  # SM48
-    usual = increments.SIZE_BYTES_MIN
+    usual = database_snapshot.SIZE_BYTES_MIN
     runs = {seed: RocksFilesRun(seed) for seed in (6, 10)}
     assert {seed: run.run() for seed, run in runs.items()} == dict.fromkeys(runs)
     assert all(run.history.shared_count for run in runs.values())
-    assert usual == increments.SIZE_BYTES_MIN > 1
+    assert usual == database_snapshot.SIZE_BYTES_MIN > 1
     again = result_of(RocksFilesRun(6), 6, is_traced=False)
     assert again.digest == runs[6].world.digest
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.mutants.harness import around
 
-from headgate.operators.process.timed import TimedOperator
+from headgate.operators.process.timers import TimedOperator
 from headgate.sim.kinds.expiring import ExpiringRun, Judge, run_seed
 
 SMOKE = (0, 1, 2, 3, 4)

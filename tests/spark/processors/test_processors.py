@@ -28,10 +28,10 @@ import headgate as hg
 from headgate.errors import BadRecord, UsageError
 from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.catalog import state_rules, state_text
-from headgate.operators.process.by_key import KeyFunctionSpec
-from headgate.operators.user_function import UserFunctionError
-from headgate.protocol.checkpoints.evolution import judged
-from headgate.spark.processors.definition import processor_spec
+from headgate.operators.process.key_process import KeyFunctionSpec
+from headgate.operators.user_functions import UserFunctionError
+from headgate.protocol.checkpoints.compatibility import judged
+from headgate.spark.stateful_processor.operator import processor_spec
 
 VISITS = pa.schema(
     [

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.state.memory import counted_timers
-from headgate.state.memory.counted_timers import CountedTimers, counted
-from headgate.state.memory.timer_changes import Changes, latest
+from headgate.state.memory import timers
+from headgate.state.memory.timers import Changes, CountedTimers, count_timers, latest_changes
 
 Timer = tuple[int, int]
 TIMERS = st.tuples(st.integers(-2, 3), st.integers(0, 15))
@@ -37,8 +36,8 @@ def test_any_history_of_counted_timers_is_that_of_a_set(
 ) -> None:
     there = set(base)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counted_timers, "_LITTLE", 2)
-        found = counted(latest([changes_of([(timer, True) for timer in base])]))
+        patch.setattr(timers, "_MERGE_SHARE", 2)
+        found = count_timers(latest_changes([changes_of([(timer, True) for timer in base])]))
         for since in history:
             before, was = found, timers_of(found)
             found = found.after([changes_of(done) for done in since])

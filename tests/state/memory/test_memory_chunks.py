@@ -37,14 +37,14 @@ from headgate.codec.snapshot import FILES_PREFIX, STATE_PREFIX, decode_sections,
 from headgate.errors import CorruptionError
 from headgate.model.ids import WorkerIndex
 from headgate.model.manifest import CHUNKS_VERSION, Manifest
-from headgate.protocol.checkpoints.sharing import SharedFiles
-from headgate.runtime.checkpoints.restoring import restored_by
-from headgate.state import keyed
+from headgate.protocol.checkpoints.retention import SharedFiles
+from headgate.runtime.checkpoints.restore import parts_for_worker
+from headgate.state import snapshot
 from headgate.state.descriptors import StateDescriptor, StateKind
 from headgate.state.evolution import Evolution
-from headgate.state.files import UnsoundFiles
-from headgate.state.memory import changes, chunk_log, chunks
-from headgate.storage.backends import open_storage
+from headgate.state.memory import change_tracking, incremental_snapshot
+from headgate.state.snapshot import UnsoundFiles
+from headgate.storage.urls import open_storage
 
 FORMS = [Rows, Columns]
 
@@ -261,7 +261,7 @@ def test_a_write_that_is_repeated_writes_the_same(form: str) -> None:
 # MC4
 @pytest.mark.parametrize("form", ["row", "column"])
 def test_chunks_are_few_and_hardly_more_than_what_there_is(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_log, "CHUNKS_MAX", 8)
+    monkeypatch.setattr(incremental_snapshot, "CHUNKS_MAX", 8)
     story, first = begun(form)
     chance, counts, most = random.Random(7), [], 0.0
     for version in range(1, 60):
@@ -294,7 +294,7 @@ def test_state_that_shrinks_gives_its_chunks_up(form: str) -> None:
 
 # MC4
 def test_what_follows_the_first_chunk_is_written_together_when_it_is_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_log, "CHUNKS_MAX", 3)
+    monkeypatch.setattr(incremental_snapshot, "CHUNKS_MAX", 3)
     story, first = begun("column")
     for version in range(1, 4):
         story.change(range(version, version + 20), version)
@@ -333,7 +333,7 @@ def test_keys_that_are_numbered_anew_are_all_written(monkeypatch: pytest.MonkeyP
 # MC2
 @pytest.mark.parametrize("form", ["row", "record"])
 def test_no_more_changed_keys_are_remembered_than_half_of_all(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "KEYS_FREE", 10)
+    monkeypatch.setattr(change_tracking, "KEYS_FREE", 10)
     story, _ = begun(form)
     made = story.backend
     (cells,) = [made._cells] if form == "record" else made._cells.values()
@@ -355,7 +355,7 @@ def test_no_more_changed_keys_are_remembered_than_half_of_all(form: str, monkeyp
 def test_chunks_are_restored_at_any_parallelism_in_any_backend(
     form: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyed, "RANGE_BYTES_MIN", 100_000)
+    monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 100_000)
     story, _ = begun(form)
     story.change(range(500, 900), 1)
     if form != "record":
@@ -370,11 +370,11 @@ def test_chunks_are_restored_at_any_parallelism_in_any_backend(
 
 # MC6 SF11
 def test_a_worker_is_sent_only_the_chunks_that_can_hold_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "RANGE_BYTES_MIN", 100_000)
+    monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 100_000)
     story, first = begun("column")
     sizes = []
     for worker in range(4):
-        (sent,) = restored_by(first, plan_of(4), WorkerIndex(worker))
+        (sent,) = parts_for_worker(first, plan_of(4), WorkerIndex(worker))
         sizes.append(sum(part.size_bytes for part in sent.parts))
     assert max(sizes) < 0.6 * first.size_bytes
     assert story.contents(first, 4) == story.use.wanted(story.model)
@@ -494,9 +494,11 @@ def test_chunks_of_an_unknown_version_are_refused() -> None:
     found = encode_sections({"chunks": [b'{"version": 3}']})
     data = memoryview(b"".join(bytes(memoryview(one)) for one in found))
     with pytest.raises(CorruptionError, match=r"chunks of state, version 2.*version 3"):
-        chunks.decode_description(data, "here")
+        incremental_snapshot.decode_description(data, "here")
     with pytest.raises(CorruptionError, match="what the chunks of a state are"):
-        chunks.decode_description(memoryview(b"".join(bytes(memoryview(o)) for o in encode_sections({}))), "here")
+        incremental_snapshot.decode_description(
+            memoryview(b"".join(bytes(memoryview(o)) for o in encode_sections({}))), "here"
+        )
 
 
 # MC8
@@ -514,7 +516,7 @@ def test_a_manifest_with_chunks_is_of_a_version_of_its_own() -> None:
 def test_windows_write_what_changed_and_which_have_gone(
     use: type[Windows], parallelism: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyed, "RANGE_BYTES_MIN", 100_000)
+    monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 100_000)
     story = Story(use())
     for window in (1, 2, 3):
         story.change(window, range(KEYS), window)
@@ -555,7 +557,7 @@ def test_a_window_that_begins_again_within_a_chunk_in_several_files_is_there(
     for window in (1, 2):
         story.change(window, range(KEYS), window)
     story.checkpoint()
-    monkeypatch.setattr(keyed, "RANGE_BYTES_MIN", 10_000)
+    monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 10_000)
     story.change(1, None)
     story.change(1, range(KEYS // 2), 3)
     manifest = story.checkpoint()

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.codec.snapshot import decode_sections
-from headgate.state import columns, slot_array
+from headgate.state import vectors
 from headgate.state.backend import Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
-from headgate.state.memory import by_column as memory_columns
-from headgate.state.memory import lists as memory_lists
-from headgate.state.memory import maps as memory_maps
-from headgate.state.memory.by_column import MemoryColumnBackend
+from headgate.state.memory import column_backend as memory_columns
+from headgate.state.memory import column_states as memory_lists
+from headgate.state.memory import column_states as memory_maps
+from headgate.state.memory.column_backend import MemoryColumnBackend
 
 KEYS = KeyColumns(("id", "name"), (pa.int64(), pa.large_string()))
 PAIR = pa.struct([("x", pa.int64()), ("y", pa.large_string())])
@@ -126,8 +126,8 @@ def test_stores_with_small_thresholds_do_what_plain_objects_do(
     steps: list[tuple[str, list[Key], int]], spare: int
 ) -> None:  # ST5 ST7 ST12 ST13
     with pytest.MonkeyPatch.context() as patched:  # growing, moving, rebuilding and renumbering happen all the time
-        patched.setattr(slot_array, "_SLOTS_MIN", 1)
-        patched.setattr(columns, "_HEAP_FREE", spare)
+        patched.setattr(vectors, "_SLOTS_MIN", 1)
+        patched.setattr(vectors, "_HEAP_FREE", spare)
         patched.setattr(memory_lists, "_POOL_FREE", spare)
         patched.setattr(memory_maps, "_DEAD_FREE", spare)
         patched.setattr(memory_columns, "_RENUMBER_MIN", spare)

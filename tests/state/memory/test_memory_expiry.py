@@ -10,17 +10,16 @@ import pyarrow as pa
 import pytest
 
 from headgate.codec.snapshot import decode_sections
-from headgate.state import columns, expiring_rows
+from headgate.state import ttl_rows, vectors
 from headgate.state.backend import Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
-from headgate.state.memory import by_column as memory_columns
-from headgate.state.memory import expiring_cells, expiry
-from headgate.state.memory import lists as memory_lists
-from headgate.state.memory import maps as memory_maps
-from headgate.state.memory.by_column import MemoryColumnBackend
-from headgate.state.memory.expiring import ExpiringLists, ExpiringMaps
-from headgate.state.memory.expiring_cells import ExpiringCells
-from headgate.state.memory.rows import MemoryRowBackend
+from headgate.state.memory import column_backend as memory_columns
+from headgate.state.memory import column_states as memory_lists
+from headgate.state.memory import column_states as memory_maps
+from headgate.state.memory import ttl
+from headgate.state.memory.column_backend import MemoryColumnBackend
+from headgate.state.memory.row_backend import MemoryRowBackend
+from headgate.state.memory.ttl import ExpiringCells, ExpiringLists, ExpiringMaps
 from headgate.state.ttl import TTL
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
@@ -35,12 +34,12 @@ ALL = (VALUE, LIST, MAP)
 
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make what is looked at in a turn, and what may be left, so small that little state is more."""
-    monkeypatch.setattr(expiry, "SWEEP_ROWS", 16)
-    monkeypatch.setattr(expiring_cells, "SWEEP_KEYS", 16)
+    monkeypatch.setattr(ttl, "SWEEP_ROWS", 16)
+    monkeypatch.setattr(ttl, "SWEEP_KEYS", 16)
     monkeypatch.setattr(memory_columns, "_RENUMBER_MIN", 64)
     monkeypatch.setattr(memory_lists, "_POOL_FREE", 16)
     monkeypatch.setattr(memory_maps, "_DEAD_FREE", 16)
-    monkeypatch.setattr(columns, "_HEAP_FREE", 16)
+    monkeypatch.setattr(vectors, "_HEAP_FREE", 16)
 
 
 @pytest.fixture
@@ -183,13 +182,13 @@ def test_a_list_that_loses_at_the_beginning_what_it_gains_at_the_end_is_seldom_m
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # TL8, ST12
     moved: list[int] = []
-    move = columns.FixedVector.move
+    move = vectors.FixedVector.move
 
     def counted(self: Any, old: Any, new: Any, count: int) -> None:
         moved.append(len(old))
         move(self, old, new, count)
 
-    monkeypatch.setattr(columns.FixedVector, "move", counted)
+    monkeypatch.setattr(vectors.FixedVector, "move", counted)
     descriptor = StateDescriptor("list", StateKind.LIST, pa.int64(), ttl=TTL(f"{size}ms"))
     backend = MemoryColumnBackend(KEYS, (descriptor,))
     lists, slots = backend.lists(descriptor), backend.slots([pa.array([1])])
@@ -273,7 +272,7 @@ def test_a_map_by_row_forgets_the_entries_that_expire_first_where_it_is() -> Non
     cells = MemoryRowBackend(KEYS, (MAP,)).cells(MAP)
     cells.put(1, {n: ("v", n) for n in range(1, 1_000)})
     held = cells.get(1)
-    assert expiring_rows.live_entries(cells, 1, 3) is held
+    assert ttl_rows.live_entries(cells, 1, 3) is held
     assert (next(iter(held)), len(held)) == (4, 996)
-    assert expiring_rows.live_entries(cells, 1, 999) is None
+    assert ttl_rows.live_entries(cells, 1, 999) is None
     assert cells.get(1) is None

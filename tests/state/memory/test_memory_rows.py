@@ -13,8 +13,8 @@ from headgate.codec.snapshot import decode_sections
 from headgate.errors import CorruptionError
 from headgate.state.backend import Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
-from headgate.state.frozen import FrozenState
-from headgate.state.memory.rows import MemoryRowBackend
+from headgate.state.memory.row_backend import MemoryRowBackend
+from headgate.state.snapshot import FrozenState
 
 ONE = KeyColumns(("id",), (pa.int64(),))
 TWO = KeyColumns(("id", "name"), (pa.int64(), pa.large_string()))

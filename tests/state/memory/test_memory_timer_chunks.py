@@ -13,12 +13,13 @@ from tests.state.memory.chunk_stories import EVENT, VALUE, Many, Story, Timers, 
 
 import headgate as hg
 from headgate.codec.snapshot import STATE_PREFIX
-from headgate.protocol.checkpoints.sharing import SharedFiles
-from headgate.state import keyed
+from headgate.protocol.checkpoints.retention import SharedFiles
+from headgate.state import snapshot
 from headgate.state.descriptors import StateDescriptor, StateKind
-from headgate.state.memory import changes, timer_changes
+from headgate.state.memory import change_tracking
+from headgate.state.memory import timers as timers_module
 from headgate.state.timers import TimeKind
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 MANY = 18_000
 
@@ -174,7 +175,7 @@ def test_a_savepoint_has_timers_as_rows(form: str) -> None:
 def test_what_is_not_known_of_timers_is_no_reason_to_write_all_values_anew(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(changes, "KEYS_FREE", 50)
+    monkeypatch.setattr(change_tracking, "KEYS_FREE", 50)
     story = Story(Timers(form))
     story.change("put", range(10_000))
     story.change("register", [(key, 50) for key in range(30)])
@@ -201,7 +202,7 @@ def test_what_is_not_known_of_timers_is_no_reason_to_write_all_values_anew(
 # MC11
 def test_what_is_not_known_of_one_state_is_no_reason_to_write_another_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """One state has few keys, which come and go; the other one many, which stay."""
-    monkeypatch.setattr(changes, "KEYS_FREE", 50)
+    monkeypatch.setattr(change_tracking, "KEYS_FREE", 50)
     busy = StateDescriptor("busy", StateKind.VALUE, pa.int64())
     story = Story(Many("row"))
     story.backend = story.use.make(story.worker, [VALUE, busy])
@@ -240,7 +241,7 @@ def test_where_nothing_is_known_of_any_state_chunks_begin_anew(form: str) -> Non
 # MC9
 @each_form
 def test_no_more_is_remembered_of_timers_than_half_of_all(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "KEYS_FREE", 10)
+    monkeypatch.setattr(change_tracking, "KEYS_FREE", 10)
     story, _ = begun(form)
     timers = story.backend.timers.event_time
 
@@ -275,13 +276,13 @@ def test_little_is_done_for_each_batch_that_changes_timers(monkeypatch: pytest.M
 def test_a_checkpoint_brings_into_order_what_changed_since_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what has changed since somebody had all timers in order."""
     story, _ = begun("column")
-    in_order, looked_at = timer_changes._last_of_each, []
+    in_order, looked_at = timers_module._last_of_each, []
 
     def counting(times: Any, slots: Any) -> Any:
         looked_at[-1] += len(times)
         return in_order(times, slots)
 
-    monkeypatch.setattr(timer_changes, "_last_of_each", counting)
+    monkeypatch.setattr(timers_module, "_last_of_each", counting)
     for at in range(8):
         story.change("register", [(key, at) for key in range(100)])
         looked_at.append(0)
@@ -309,7 +310,7 @@ def test_timers_of_keys_that_are_numbered_anew_are_all_written(monkeypatch: pyte
 
 # MC9 SF11
 def test_timers_in_chunks_are_cut_by_key_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyed, "RANGE_BYTES_MIN", 50_000)
+    monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 50_000)
     story, first = begun("column")
     assert len(chunks_of(first)) > 3
     story.change("take", 150)

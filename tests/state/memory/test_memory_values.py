@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.state.memory.values import MemoryValues
+from headgate.state.memory.column_states import MemoryValues
 
 SLOTS = 5
 ROWS = st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(-3, 3)), max_size=10)

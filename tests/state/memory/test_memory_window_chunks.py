@@ -11,8 +11,8 @@ from tests.state.rocksdb.increments import restored_states
 from headgate.codec.snapshot import decode_sections
 from headgate.model.manifest import Manifest
 from headgate.state.backend import META
-from headgate.state.choice import WorkerStates
-from headgate.state.rocksdb import increments, room
+from headgate.state.rocksdb import database_snapshot, local_databases
+from headgate.state.worker_backends import WorkerStates
 
 each_use = pytest.mark.parametrize("use", [Windows, KeptWindows])
 
@@ -37,7 +37,9 @@ def begun(use: type[Windows], worker: WorkerStates | None = None) -> tuple[Story
 def test_windows_that_go_on_with_chunks_write_what_changed(
     use: type[Windows], backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room.LocalDatabase, "cache_bytes", 64 << 20)  # however many databases the worker has by now
+    monkeypatch.setattr(
+        local_databases.LocalDatabase, "cache_bytes", 64 << 20
+    )  # however many databases the worker has by now
     with states(backend) as worker:
         story, first = begun(use, worker)
         for life in range(2):
@@ -73,12 +75,12 @@ def test_windows_without_room_for_what_is_restored_do_not_refer_to_it(
 ) -> None:
     """All that was restored fires out of the database; then what is in memory is nothing of what the chunks have."""
     with states("rocksdb") as worker:
-        monkeypatch.setattr(room.LocalDatabase, "cache_bytes", 64 << 20)
+        monkeypatch.setattr(local_databases.LocalDatabase, "cache_bytes", 64 << 20)
         story, first = begun(use, worker)
-        monkeypatch.setattr(room.LocalDatabase, "cache_bytes", 20_000)
+        monkeypatch.setattr(local_databases.LocalDatabase, "cache_bytes", 20_000)
         story.restart()
         assert story.backend._stored.count
-        monkeypatch.setattr(room.LocalDatabase, "cache_bytes", 64 << 20)
+        monkeypatch.setattr(local_databases.LocalDatabase, "cache_bytes", 64 << 20)
         for window in story.use.windows(story.model):
             story.change(window, None)
         for window in range(10, 16):
@@ -94,8 +96,8 @@ def test_windows_without_room_for_what_is_restored_do_not_refer_to_it(
 def test_stories_of_windows_that_have_room_now_and_then(
     use: type[Windows], files_min: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room.LocalDatabase, "cache_bytes", 1_500)
-    monkeypatch.setattr(increments, "SIZE_BYTES_MIN", files_min)
+    monkeypatch.setattr(local_databases.LocalDatabase, "cache_bytes", 1_500)
+    monkeypatch.setattr(database_snapshot, "SIZE_BYTES_MIN", files_min)
     continued = 0
     for seed in range(4):
         with states("rocksdb") as worker, small():

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.aggregate_table import Accumulator, FrozenTable, Kind
 from headgate.state.backend import WindowRows
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Words
 from headgate.state.memory.factory import MemoryStates
-from headgate.state.memory.windows import MemoryMergedRows
+from headgate.state.memory.window_backend import MemoryMergedRows
+from headgate.state.window_aggregates import Accumulator, FrozenTable, Kind
 
 SCHEMA = pa.schema([(name, pa.int64()) for name in ("key", "window", "rows", "sum", "max")])
 ADD_MAX = (Accumulator(Kind.ADD, "int64"), Accumulator(Kind.MAX, "int64"))

@@ -13,11 +13,12 @@ import pytest
 from tests.state.rocksdb.increments import Restored, Subtask, files_of, written_by
 
 from headgate.codec.snapshot import FILES_PREFIX
-from headgate.state.files import LocalDamage
-from headgate.state.rocksdb import blocks, increments, memory
-from headgate.state.rocksdb.blocks import check_blocks
+from headgate.state.rocksdb import database as database_module
+from headgate.state.rocksdb import database_snapshot, sst_checksums
 from headgate.state.rocksdb.database import Changes
-from headgate.state.rocksdb.rows import RocksRowBackend
+from headgate.state.rocksdb.row_backend import RocksRowBackend
+from headgate.state.rocksdb.sst_checksums import check_blocks
+from headgate.state.snapshot import LocalDamage
 
 KEYS = 4_000
 GOLDEN = Path(__file__).parents[2] / "golden" / "rocksdb_6"
@@ -82,7 +83,7 @@ def test_blocks_that_changed_places_are_damage(subtask: Subtask) -> None:
     """Each of them has its checksum."""
     path = file_of(subtask)
     data = path.read_bytes()
-    handles, _ = blocks._File(memoryview(data)).blocks()
+    handles, _ = sst_checksums._File(memoryview(data)).blocks()
     by_size: dict[int, int] = {}
     for at, length in handles:
         if length in by_size:
@@ -100,13 +101,13 @@ def test_blocks_that_changed_places_are_damage(subtask: Subtask) -> None:
 # RB25 RB23
 def test_filters_and_indexes_are_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So whoever looks a row up reads a part of the filter, not all of it; and all parts are checked."""
-    monkeypatch.setattr(memory, "METADATA_BYTES", 512)
+    monkeypatch.setattr(database_module, "METADATA_BYTES", 512)
     subtask = Subtask(tmp_path / "local")
     subtask.claim()
     path = file_of(subtask)
     subtask.worker.close()
     data = path.read_bytes()
-    file = blocks._File(memoryview(data))
+    file = sst_checksums._File(memoryview(data))
     rows, others = file.blocks()
     assert len(rows) > 30
     assert len(others) > 10
@@ -175,7 +176,7 @@ def test_only_what_is_new_is_looked_at(subtask: Subtask, monkeypatch: pytest.Mon
     def check(data: Any, path: Path) -> None:
         looked.append(path.name)
 
-    monkeypatch.setattr(increments, "check_blocks", check)
+    monkeypatch.setattr(database_snapshot, "check_blocks", check)
     subtask.put(range(KEYS))
     first = subtask.checkpoint(1)
     assert sorted(looked) == sorted(part.name for part in files_of(first.entries[0].parts))
@@ -191,9 +192,9 @@ def test_files_of_another_release_are_known_by_their_checksums(
 ) -> None:
     """They may have another format: a checkpoint has them, so they were sound."""
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "FORMAT_VERSION", 5)
-        patch.setattr(increments, "OPTIONS", "none")  # they had these
-        patch.setattr(increments, "check_blocks", lambda data, path: None)
+        patch.setattr(database_module, "FORMAT_VERSION", 5)
+        patch.setattr(database_snapshot, "OPTIONS", "none")  # they had these
+        patch.setattr(database_snapshot, "check_blocks", lambda data, path: None)
         former = Subtask(tmp_path / "former", subtask.storage)
         former.claim()
         former.put(range(KEYS))

@@ -15,18 +15,17 @@ from tests.state.backends import GROUPS, rows_in, sections_of
 
 from headgate.errors import StorageError
 from headgate.model.config import RocksState
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, key_groups_of_subtask
 from headgate.model.manifest import KeyGroups
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
-from headgate.state.choice import WorkerStates, worker_states
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
-from headgate.state.frozen import OwnedKeys
-from headgate.state.rocksdb import by_column, rows
-from headgate.state.rocksdb.by_column import RocksColumnBackend
+from headgate.state.rocksdb import column_backend, row_backend
+from headgate.state.rocksdb.column_backend import RocksColumnBackend
 from headgate.state.rocksdb.database import Changes, Database
-from headgate.state.rocksdb.rows import RocksRowBackend
+from headgate.state.rocksdb.row_backend import RocksRowBackend
+from headgate.state.snapshot import OwnedKeys
 from headgate.state.timers import TimeKind
+from headgate.state.worker_backends import WorkerStates, worker_states
 from headgate.storage.memory import MemoryStorage
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
@@ -91,8 +90,8 @@ def in_rows(worker: WorkerStates) -> RocksRowBackend:
 
 
 def without_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_column, "SLOT_BYTES", 1 << 40)
-    monkeypatch.setattr(rows, "CACHE_ROW_BYTES", 1 << 40)
+    monkeypatch.setattr(column_backend, "SLOT_BYTES", 1 << 40)
+    monkeypatch.setattr(row_backend, "CACHE_ROW_BYTES", 1 << 40)
 
 
 def forget(backend: RocksRowBackend) -> None:
@@ -129,7 +128,7 @@ def test_what_is_much_is_written_back_between_batches(
     worker: WorkerStates, seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So the pause of a checkpoint is bounded."""
-    for module in (by_column, rows):
+    for module in (column_backend, row_backend):
         monkeypatch.setattr(module, "CHANGES_MAX", 99)
     backend, by_row = columns(worker), in_rows(worker)
     for count, written in ((1, 1), (99, 0), (100, 100)):
@@ -234,8 +233,8 @@ def test_keys_that_were_used_last_stay(worker: WorkerStates, monkeypatch: pytest
         backend.prepare()
         numbers = pa.array(range(start, start + 100))
         backend.values(VALUE).put(backend.slots([numbers]), numbers)
-    monkeypatch.setattr(by_column, "SLOT_BYTES", (6 << 20) // 100 - 100)
-    monkeypatch.setattr(by_column, "_COPIES", 0)
+    monkeypatch.setattr(column_backend, "SLOT_BYTES", (6 << 20) // 100 - 100)
+    monkeypatch.setattr(column_backend, "_COPIES", 0)
     backend.prepare()
     assert sorted(backend.key_columns(np.arange(100))[0].to_pylist()) == list(range(200, 300))
     assert len(backend._index) == 100
@@ -244,14 +243,14 @@ def test_keys_that_were_used_last_stay(worker: WorkerStates, monkeypatch: pytest
 def test_keys_that_were_used_last_stay_after_any_number_of_batches(
     worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(by_column, "TURNS_MAX", 4)
+    monkeypatch.setattr(column_backend, "TURNS_MAX", 4)
     backend = columns(worker)
     for turn in range(40):
         backend.prepare()
         numbers = pa.array(range(10 * (turn % 4), 10 * (turn % 4) + 10))
         backend.values(VALUE).put(backend.slots([numbers]), numbers)
         assert backend._used.read(40)[:40].max() <= 4
-    monkeypatch.setattr(by_column, "SLOT_BYTES", (8 << 20) // 20)
+    monkeypatch.setattr(column_backend, "SLOT_BYTES", (8 << 20) // 20)
     backend._give_up()
     assert sorted(backend.key_columns(np.arange(len(backend._index)))[0].to_pylist())[-10:] == list(range(30, 40))
 
@@ -385,7 +384,9 @@ def test_a_row_that_is_lost_on_its_way_is_missed_before_the_checkpoint_counts(
         patch.setattr(Changes, "put", lossy)
         frozen = backend.freeze()
     owned = key_groups_of_subtask(0, GROUPS, 1)
-    to = Destination(MemoryStorage(), "p", Generation(1), 0, OwnedKeys(KeyGroups(owned.start, len(owned)), GROUPS))
+    to = SnapshotDestination(
+        MemoryStorage(), "p", Generation(1), 0, OwnedKeys(KeyGroups(owned.start, len(owned)), GROUPS)
+    )
     target = SubtaskTarget(to, SubtaskId(VertexId("v"), 0), CheckpointId(1))
     with pytest.raises(AssertionError, match="must have 5 rows of state 'value', but has 4 rows"):
         target.put_state("node", frozen)

@@ -12,7 +12,7 @@ from tests.spark.processors.stateful_processors import Sessions
 
 import headgate as hg
 from headgate.model.config import MemoryState, RocksState, size_bytes
-from headgate.state import choice
+from headgate.state import worker_backends
 from headgate.state.memory.factory import MemoryStates
 from headgate.state.rocksdb.factory import RocksStates
 
@@ -30,19 +30,19 @@ def test_a_pipeline_says_where_its_state_is() -> None:
 
 
 def test_a_worker_has_the_state_that_the_pipeline_says() -> None:
-    assert isinstance(choice.worker_states(MemoryState(), None).of("node", 0, 128), MemoryStates)
-    rocks = choice.worker_states(RocksState(16 << 20), None)
+    assert isinstance(worker_backends.worker_states(MemoryState(), None).of("node", 0, 128), MemoryStates)
+    rocks = worker_backends.worker_states(RocksState(16 << 20), None)
     assert isinstance(rocks.of("node", 0, 128), RocksStates)
     rocks.close()
 
 
 def test_a_library_that_is_missing_is_named_in_the_driver_and_on_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    monkeypatch.setattr(worker_backends, "find_spec", lambda name: None)
     told = r"headgate.RocksDB needs the package rocksdict, .*: pip install 'headgate\[rocksdb\]'"
     with pytest.raises(hg.UsageError, match=told):
         hg.Pipeline("p", state=hg.RocksDB())
     with pytest.raises(hg.UsageError, match=told):
-        choice.worker_states(RocksState(16 << 20), None)
+        worker_backends.worker_states(RocksState(16 << 20), None)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_an_operator_may_say_where_its_own_state_is() -> None:
     large, windows = RocksState(32 << 20), RocksState(512 << 20)
     said = {"large": large, "small": MemoryState(), "last": large, "windows": windows, "processed": MemoryState()}
     assert dict(config.operator_states) == said
-    worker = choice.worker_states(RocksState(16 << 20), None, config.operator_states)
+    worker = worker_backends.worker_states(RocksState(16 << 20), None, config.operator_states)
     found = {node: worker.of(node, 0, 128) for node in ("large", "small", "last", "windows", "as-the-others")}
     kinds = {node: type(states) for node, states in found.items()}
     assert kinds == {**dict.fromkeys(found, RocksStates), "small": MemoryStates}

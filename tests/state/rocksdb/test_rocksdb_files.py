@@ -23,15 +23,15 @@ from headgate.errors import CorruptionError, StorageError
 from headgate.model.config import RocksState
 from headgate.model.manifest import KeyGroups
 from headgate.state.backend import RowBackend
-from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
+from headgate.state.rocksdb import database as database_module
 from headgate.state.rocksdb import database as rocks_database
-from headgate.state.rocksdb import frozen as rocks_frozen
-from headgate.state.rocksdb import memory, reopening
-from headgate.state.rocksdb.database import Changes, Database, Rows
-from headgate.state.rocksdb.memory import SharedMemory, Use
-from headgate.state.rocksdb.reopening import PortableRows
-from headgate.storage import own_directory
+from headgate.state.rocksdb import database_restore
+from headgate.state.rocksdb import database_snapshot as rocks_frozen
+from headgate.state.rocksdb.database import Changes, Database, Rows, SharedMemory, Use
+from headgate.state.rocksdb.database_restore import PortableRows
+from headgate.state.worker_backends import WorkerStates, worker_states
+from headgate.storage import local_directories
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
 VALUE = StateDescriptor("value", StateKind.VALUE, pa.large_string())
@@ -78,7 +78,7 @@ def test_only_this_user_may_look_into_the_directory_and_two_workers_have_two(
 # RB3
 def test_what_a_killed_worker_left_is_removed_by_the_next_one(worker: WorkerStates, tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from headgate.state.rocksdb.room import Room; "
+        "import os, signal, sys; from headgate.state.rocksdb.local_databases import Room; "
         "Room(16 << 20, sys.argv[1]).new_database('left'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
@@ -135,7 +135,7 @@ def test_a_directory_that_another_user_has_made_takes_no_state(
         monkeypatch.setattr(os, "lstat", of_another)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: another)
-    monkeypatch.setattr(reopening, "describe", lambda stored: None)
+    monkeypatch.setattr(database_restore, "read_description", lambda stored: None)
     states = worker_states(RocksState(16 << 20, str(tmp_path)), None)
     stored: Any = SimpleNamespace(size_bytes=1)
     unread = PortableRows(stored, theirs, KeyGroups(0, GROUPS))
@@ -157,7 +157,7 @@ def test_the_directory_of_all_may_go_while_somebody_looks_for_what_is_abandoned(
         return os.scandir(self)  # as pathlib does once it has seen that there is a directory
 
     monkeypatch.setattr(Path, "glob", glob)
-    own = own_directory.OwnDirectory(tmp_path / "all")
+    own = local_directories.ProcessDirectory(tmp_path / "all")
     assert looked == [tmp_path / "all"]
     assert own.path.is_dir()
     own.remove()
@@ -289,7 +289,7 @@ def test_a_closed_database_is_told_and_closing_never_fails(worker: WorkerStates,
 
 # RB5
 def test_many_databases_of_a_process_leave_it_files_to_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = ([memory.open_files(count, limit) for count in range(1, 17)] for limit in (1_024, 100_000))
+    few, many = ([database_module.open_files(count, limit) for count in range(1, 17)] for limit in (1_024, 100_000))
     assert few[0] == 128
     assert sum(few) < 640, "the others are for everybody else"
     assert set(many) == {128}
@@ -299,7 +299,7 @@ def test_many_databases_of_a_process_leave_it_files_to_open(monkeypatch: pytest.
         asked.append(databases_count)
         return 64
 
-    monkeypatch.setattr(memory, "open_files", open_files)
+    monkeypatch.setattr(database_module, "open_files", open_files)
     shared = SharedMemory(16 << 20)
     for _ in range(3):
         shared.joined(Use.SEARCHED)
@@ -387,7 +387,7 @@ import numpy as np
 import pyarrow as pa
 from headgate.errors import CorruptionError
 from headgate.model.config import RocksState
-from headgate.state.choice import worker_states
+from headgate.state.worker_backends import worker_states
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 
 root = Path(sys.argv[1])

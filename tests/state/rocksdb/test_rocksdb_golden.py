@@ -18,7 +18,7 @@ import headgate as hg
 from headgate.codec.log_entry import decode_log_entry
 from headgate.model.manifest import FILES_VERSION, PACKED_FILES_VERSION, TIMED_FILES_VERSION, Manifest
 from headgate.state.timers import TimeKind
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 later = pytest.mark.parametrize(("later", "parallelism"), [(IN_FILES, 1), (IN_FILES, 3), ("memory", 1), ("memory", 2)])

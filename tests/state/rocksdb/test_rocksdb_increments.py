@@ -30,16 +30,15 @@ from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import FILES_VERSION, SnapshotPart
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
-from headgate.state.files import LocalDamage
-from headgate.state.rocksdb import increments as rocks_increments
-from headgate.state.rocksdb import memory as rocks_memory
-from headgate.state.rocksdb import reopening
-from headgate.state.rocksdb.database import Changes, Database
-from headgate.state.rocksdb.described import decode_description
-from headgate.state.rocksdb.frozen import FrozenDatabase
-from headgate.state.rocksdb.memory import SharedMemory, Use
+from headgate.state.rocksdb import database as rocks_memory
+from headgate.state.rocksdb import database_restore
+from headgate.state.rocksdb import database_snapshot as rocks_increments
+from headgate.state.rocksdb.database import Changes, Database, SharedMemory, Use
+from headgate.state.rocksdb.database_snapshot import FrozenDatabase
+from headgate.state.rocksdb.file_manifest import decode_description
 from headgate.state.rocksdb.tables import Table
-from headgate.storage.backends import open_storage
+from headgate.state.snapshot import LocalDamage
+from headgate.storage.urls import open_storage
 
 KEYS = 4_000
 
@@ -78,7 +77,7 @@ def test_a_checkpoint_writes_only_the_files_that_no_earlier_one_has(subtask: Sub
 def test_what_describes_a_database_does_not_grow_with_its_age(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rocks_memory, "NOTES_BYTES_MAX", 2_000)
+    monkeypatch.setattr(rocks_memory, "MANIFEST_BYTES_MAX", 2_000)
     young = Subtask(tmp_path / "young", subtask.storage)
     young.claim()
     young.put(range(KEYS))
@@ -266,7 +265,7 @@ def test_what_goes_on_with_files_shares_them(subtask: Subtask, tmp_path: Path) -
 def test_files_are_restored_at_any_parallelism_in_any_backend(
     subtask: Subtask, tmp_path: Path, name: str, parallelism: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reopening, "PART_BYTES", 100_000)
+    monkeypatch.setattr(database_restore, "PART_BYTES", 100_000)
     subtask.put(range(KEYS))
     subtask.checkpoint(1)
     subtask.put(range(500, 900), version=1)
@@ -527,7 +526,7 @@ def test_a_full_disk_while_restoring_is_one_sentence(
         raise OSError(28, os.strerror(28))
 
     with monkeypatch.context() as patch:
-        patch.setattr(reopening, "_write", full)
+        patch.setattr(database_restore, "_write", full)
         with pytest.raises(StorageError, match=r"cannot write .*restored.*no space is left on this disk; free some"):
             Restored(subtask.storage, manifest, tmp_path / "other")
     restored = Restored(subtask.storage, manifest, tmp_path / "another")
@@ -563,7 +562,7 @@ def test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint(subtask: Su
 
 # RS16
 def test_states_in_files_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reopening, "PART_BYTES", 500_000)
+    monkeypatch.setattr(database_restore, "PART_BYTES", 500_000)
     root = tmp_path / "checkpoints"
     root.mkdir()
     subtask = Subtask(tmp_path / "local", open_storage(str(root)))
@@ -589,7 +588,7 @@ def test_states_in_files_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_checkpoint_in_files_can_be_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str | None
 ) -> None:  # WS3, WS8, RB22
-    monkeypatch.setattr(reopening, "PART_BYTES", 500_000)
+    monkeypatch.setattr(database_restore, "PART_BYTES", 500_000)
     root = tmp_path / "checkpoints"
     root.mkdir()
     subtask = Subtask(tmp_path / "local", open_storage(str(root)))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.key_hash import hash_columns, key_groups
-from headgate.state.rocksdb.layout import (
+from headgate.state.rocksdb.row_encoding import (
     decode_columns,
     disk_order,
     encode_columns,
@@ -23,9 +23,11 @@ from headgate.state.rocksdb.layout import (
     places,
     places_of,
     runs,
+    timed,
+    timed_codec,
+    value_codec,
 )
 from headgate.state.rocksdb.tables import tables_of
-from headgate.state.rocksdb.values import timed, timed_codec, value_codec
 
 WORDS = st.integers(-(2**63), 2**63 - 1)
 

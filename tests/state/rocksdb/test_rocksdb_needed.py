@@ -19,18 +19,15 @@ from tests.state.rocksdb.increments import GROUPS, IN_MEMORY, Restored, Subtask,
 import headgate as hg
 from headgate.errors import CorruptionError
 from headgate.model.manifest import KeyGroups, Manifest
-from headgate.runtime.checkpoints.snapshots import read_part
-from headgate.state.files import is_description
-from headgate.state.frozen import OwnedKeys
+from headgate.runtime.checkpoints.snapshot_files import read_part
 from headgate.state.key_hash import hash_columns, key_groups
-from headgate.state.rocksdb import reopening
-from headgate.state.rocksdb.database import Database, FileRange
-from headgate.state.rocksdb.described import Description, decode_description
-from headgate.state.rocksdb.memory import SharedMemory
-from headgate.state.rocksdb.needed import needed
-from headgate.state.rocksdb.notes import _pieces, _varint, with_removed
-from headgate.storage.backends import open_storage
+from headgate.state.rocksdb import database_restore
+from headgate.state.rocksdb.database import Database, FileRange, SharedMemory
+from headgate.state.rocksdb.database_restore import _pieces, _varint, files_of_key_groups, remove_from_manifest
+from headgate.state.rocksdb.file_manifest import Description, decode_description
+from headgate.state.snapshot import OwnedKeys, is_description
 from headgate.storage.memory import MemoryStorage
+from headgate.storage.urls import open_storage
 
 KEYS = 6_000
 
@@ -147,8 +144,10 @@ def test_who_looks_at_keys_fetches_only_files_with_their_key_groups(
     tmp_path: Path, small_files: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: list[str] = []
-    original = reopening._write
-    monkeypatch.setattr(reopening, "_write", lambda path, data: (fetched.append(path.name), original(path, data)))
+    original = database_restore._write
+    monkeypatch.setattr(
+        database_restore, "_write", lambda path, data: (fetched.append(path.name), original(path, data))
+    )
     subtask = Subtask(tmp_path / "local", open_storage(str(tmp_path / "checkpoints")))
     subtask.claim()
     manifest = merged(subtask)
@@ -167,7 +166,7 @@ def test_files_without_ranges_are_all_fetched(subtask: Subtask) -> None:
     """Earlier releases did not write down where the files are."""
     description = replace(told(subtask, merged(subtask)), ranges=())
     again = decode_description(memoryview(b"".join(map(bytes, description.encode()))), "it")
-    assert needed(again, KeyGroups(0, 1)) == again
+    assert files_of_key_groups(again, KeyGroups(0, 1)) == again
     assert again.is_whole
 
 
@@ -238,7 +237,7 @@ def test_rocksdb_reads_what_was_noted_wherever_it_is_in_the_manifest(tmp_path: P
     removed = sorted(names)[1::2]
     data = manifest.read_bytes()
     files = [(names[name], int(Path(name).stem)) for name in removed]
-    manifest.write_bytes(with_removed(_filled(data, notes_bytes), files))
+    manifest.write_bytes(remove_from_manifest(_filled(data, notes_bytes), files))
     for name in removed:
         (tmp_path / "db" / name.lstrip("/")).unlink()
     with closing(
@@ -284,7 +283,7 @@ def test_what_is_needed_is_what_overlaps(wanted: tuple[int, int]) -> None:
     ranges = [FileRange(1, *place) for place in places]
     small = {"MANIFEST-000004": b"notes"}
     description = Description([], OwnedKeys(KeyGroups(0, 128), 128), names, ranges, small)
-    found = needed(description, KeyGroups(first, end - first))
+    found = files_of_key_groups(description, KeyGroups(first, end - first))
     has_some = [bool({*range(first, end)} & {*range(start, last + 1)}) for start, last in places]
     assert list(found.names) == list(compress(names, has_some))
     assert found.is_whole == all(has_some)

@@ -13,13 +13,12 @@ import pytest
 import rocksdict
 
 from headgate.model.manifest import KeyGroups
-from headgate.state.frozen import OwnedKeys
-from headgate.state.rocksdb import memory
-from headgate.state.rocksdb.database import Changes, Database, opened
-from headgate.state.rocksdb.described import Description
-from headgate.state.rocksdb.layout import group_start
-from headgate.state.rocksdb.memory import SharedMemory
-from headgate.state.rocksdb.needed import check_files, needed
+from headgate.state.rocksdb import database
+from headgate.state.rocksdb.database import Changes, Database, SharedMemory, open_read_only
+from headgate.state.rocksdb.database_restore import check_files, files_of_key_groups
+from headgate.state.rocksdb.file_manifest import Description
+from headgate.state.rocksdb.row_encoding import group_start
+from headgate.state.snapshot import OwnedKeys
 
 CHECKPOINTS = 6
 _BESIDE = (".sst", ".log", "LOG", "LOCK", "IDENTITY")
@@ -28,7 +27,7 @@ _BESIDE = (".sst", ".log", "LOG", "LOCK", "IDENTITY")
 @pytest.fixture
 def tiny_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have RocksDB merge files of a few KiB on several levels, and begin its MANIFEST anew now and then (RB26)."""
-    monkeypatch.setattr(memory, "NOTES_BYTES_MAX", 2_000)
+    monkeypatch.setattr(database, "MANIFEST_BYTES_MAX", 2_000)
     original = SharedMemory.options
 
     def options(*arguments: object, **settings: object) -> rocksdict.Options:
@@ -112,11 +111,11 @@ def test_any_history_that_is_read_in_part_is_what_all_files_say(
         manifests |= {name for name in description.small if name.startswith("MANIFEST-")}
         levels |= {found.level for found in description.ranges}
         for wanted in history.wanted():
-            part = needed(description, wanted)
+            part = files_of_key_groups(description, wanted)
             left_out += len(description.names) - len(part.names)
             start, end = group_start(wanted.first), group_start(wanted.first + wanted.count)
             put_there(tmp_path / "part", checkpoint, part)
-            with closing(opened(tmp_path / "part", SharedMemory(32 << 20))) as rows:
+            with closing(open_read_only(tmp_path / "part", SharedMemory(32 << 20))) as rows:
                 check_files(rows, part, "it")
                 found = {row: value for some in rows.scan(start, end) for row, value in zip(*some, strict=True)}
             assert found == {row: value for row, value in history.rows.items() if start <= row < end}

@@ -23,12 +23,11 @@ from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import FILES_VERSION, PACKED_FILES_VERSION, Manifest, SubtaskEntry
 from headgate.state.backend import Ownership
-from headgate.state.choice import WorkerStates
-from headgate.state.columns import to_numpy
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
 from headgate.state.evolution import Evolution
-from headgate.state.rocksdb.packed import PackedTable
-from headgate.state.rocksdb.tables import Table, tables_of
+from headgate.state.rocksdb.tables import PackedTable, Table, tables_of
+from headgate.state.vectors import to_numpy
+from headgate.state.worker_backends import WorkerStates
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
 COUNT = StateDescriptor("count", StateKind.VALUE, pa.int64())

@@ -23,19 +23,18 @@ import headgate as hg
 from headgate.codec.log_entry import decode_log_entry, encode_log_entry
 from headgate.codec.snapshot import STATE_PREFIX
 from headgate.errors import CorruptionError
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, key_groups_of_subtask
 from headgate.model.manifest import FILES_VERSION, TIMED_FILES_VERSION, Manifest, SubtaskEntry
-from headgate.protocol.checkpoints.sharing import SharedFiles
-from headgate.state.choice import WorkerStates
+from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
 from headgate.state.key_hash import hash_columns, key_groups
-from headgate.state.rocksdb import increments, reopening
+from headgate.state.rocksdb import database_restore, database_snapshot
 from headgate.state.rocksdb import timers as rocks_timers
 from headgate.state.rocksdb.database import Database
-from headgate.state.rocksdb.expiring import ExpiringTables
+from headgate.state.rocksdb.ttl import ExpiringTables
 from headgate.state.timers import TimeKind
-from headgate.storage.backends import open_storage
+from headgate.state.worker_backends import WorkerStates
+from headgate.storage.urls import open_storage
 
 GROUPS = 16
 COUNTS = (1, 2, 3, 5, 8)
@@ -493,7 +492,7 @@ def test_timers_windows_and_expiries_in_files_can_be_looked_at(
 ) -> None:  # RS15, RS16, TL9
     from headgate.runtime.checkpoints.log import CheckpointLog
 
-    monkeypatch.setattr(reopening, "PART_BYTES", 2_000)
+    monkeypatch.setattr(database_restore, "PART_BYTES", 2_000)
     root = tmp_path / "checkpoints"
     root.mkdir()
     storage = open_storage(str(root))
@@ -536,5 +535,5 @@ def test_little_with_timers_is_written_as_rows(monkeypatch: pytest.MonkeyPatch) 
         function = Function("rows", worker)
         function.put(PLAIN, range(9))
         function.register(timers_of(range(9)))
-        assert increments.SIZE_BYTES_MIN > 1
+        assert database_snapshot.SIZE_BYTES_MIN > 1
         assert Moved(function.backend.freeze(), groups=GROUPS).files == []

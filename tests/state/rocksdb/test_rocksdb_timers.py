@@ -19,17 +19,17 @@ from tests.state.test_timer_stores import KEYS, Columns, Rows, Timer, arrays, ha
 
 import headgate as hg
 from headgate.operators.catalog import process_spec
-from headgate.operators.process import by_batch
+from headgate.operators.process import batch_process
 from headgate.state.backend import Ownership
-from headgate.state.choice import WorkerStates
-from headgate.state.memory.column_timers import MemoryColumnTimers
-from headgate.state.rocksdb import by_column, layout
+from headgate.state.memory.timers import MemoryColumnTimers
+from headgate.state.rocksdb import column_backend, row_encoding
 from headgate.state.rocksdb import timers as rocks_timers
-from headgate.state.rocksdb.by_column import RocksColumnBackend
+from headgate.state.rocksdb.column_backend import RocksColumnBackend
 from headgate.state.rocksdb.database import Changes, Database
-from headgate.state.rocksdb.rows import RocksRowBackend
-from headgate.state.rocksdb.stored_timers import EVER, StoredTimers
-from headgate.state.timers import TimeKind, stay_first
+from headgate.state.rocksdb.row_backend import RocksRowBackend
+from headgate.state.rocksdb.stored_timers import END_OF_TIME, StoredTimers
+from headgate.state.timers import TimeKind, first_timers
+from headgate.state.worker_backends import WorkerStates
 
 EVENT = TimeKind.EVENT_TIME
 SECTION = "headgate.timers.event_time"
@@ -94,7 +94,7 @@ def in_order(found: list[Timer]) -> list[Timer]:
 def test_only_the_next_timers_are_in_memory(make: Any, worker: WorkerStates) -> None:
     store = make(worker)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(by_column, "SLOT_BYTES", 1 << 40)
+        patch.setattr(column_backend, "SLOT_BYTES", 1 << 40)
         register(store, timers(1_000))
     assert len(held(store).front) <= 40
     assert held(store).stored.count >= 960
@@ -193,12 +193,12 @@ def test_timers_of_one_place_are_not_parted() -> None:
     """Keys of one hash: were one of them before the horizon, and another behind it, nobody would find either."""
     times_ms, hashes = np.array([5, 7, 7, 7, 7, 9]), np.array([1, 2, 2, 2, 3, 1], np.uint64)
     for count, kept in ((0, 1), (1, 1), (2, 1), (3, 1), (4, 4), (5, 5), (6, 6)):
-        stays = stay_first(times_ms, hashes, count)
+        stays = first_timers(times_ms, hashes, count)
         assert stays.tolist() == [True] * kept + [False] * (6 - kept)
-    assert stay_first(times_ms[1:4], hashes[1:4], 1).tolist() == [True] * 3, "nothing tells which"
+    assert first_timers(times_ms[1:4], hashes[1:4], 1).tolist() == [True] * 3, "nothing tells which"
     with states("rocksdb") as worker, pytest.MonkeyPatch.context() as patch:
         make_small(patch)
-        patch.setattr(layout, "hash_columns", lambda batch, names: np.full(batch.num_rows, 3, np.uint64))
+        patch.setattr(row_encoding, "hash_columns", lambda batch, names: np.full(batch.num_rows, 3, np.uint64))
         place = worker._room.new_database("node")  # type: ignore[attr-defined]
         stored = StoredTimers(place.database, EVENT, KEYS, FEW_GROUPS)
         found = [((f"k{n}", n), 7 + n // 6) for n in range(12)]
@@ -206,7 +206,7 @@ def test_timers_of_one_place_are_not_parted() -> None:
         assert stored.take_first(4)[0][1].tolist() == [7] * 6, "all six of them"
         assert stored.count == 6
         (columns, times), cut = stored.take_first(100)
-        assert (times.tolist(), cut, len(columns)) == ([8] * 6, EVER, 2)
+        assert (times.tolist(), cut, len(columns)) == ([8] * 6, END_OF_TIME, 2)
 
 
 @each
@@ -224,7 +224,7 @@ def test_what_the_keys_of_timers_have_is_read_together(
 
     monkeypatch.setattr(Database, "get", counted)
     if make is Columns:
-        monkeypatch.setattr(by_column, "SLOT_BYTES", 1 << 40)
+        monkeypatch.setattr(column_backend, "SLOT_BYTES", 1 << 40)
         store.between_batches()
     assert len(store.take(EVENT, 7, 16)) == 16
     assert read == [16]
@@ -250,11 +250,11 @@ class Counts(hg.BatchProcessFunction):
 def test_what_one_watermark_fires_is_not_all_in_the_cache(
     worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # RB4, RB11
-    monkeypatch.setattr(by_batch, "TIMERS_PER_CALL", 20)
+    monkeypatch.setattr(batch_process, "TIMERS_PER_CALL", 20)
     schema = pa.schema([("id", pa.int64())])
     run = Harness(process_spec("node", ("id",), Counts(), schema), worker=worker)
     backend = run.operator._backend  # type: ignore[attr-defined]
-    monkeypatch.setattr(by_column, "SLOT_BYTES", backend._place.cache_bytes // 100)
+    monkeypatch.setattr(column_backend, "SLOT_BYTES", backend._place.cache_bytes // 100)
     for start in range(0, 2_000, 50):
         run.send(pa.record_batch([pa.array(range(start, start + 50))], schema))
     held: list[int] = []
@@ -282,8 +282,8 @@ class Again(Counts):
 def test_what_waits_is_of_the_same_keys_while_others_fire(
     worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # TM4
-    monkeypatch.setattr(by_batch, "TIMERS_PER_CALL", 20)
-    monkeypatch.setattr(by_column, "SLOT_BYTES", 1 << 40)
+    monkeypatch.setattr(batch_process, "TIMERS_PER_CALL", 20)
+    monkeypatch.setattr(column_backend, "SLOT_BYTES", 1 << 40)
     schema = pa.schema([("id", pa.int64())])
     run = Harness(process_spec("node", ("id",), Again(), schema), worker=worker)
     for start in range(0, 300, 50):
@@ -326,7 +326,7 @@ def test_a_snapshot_has_the_timers_in_memory_and_those_that_are_stored(make: Any
 def test_parts_of_a_snapshot_have_each_timer_once(
     make: Any, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from headgate.state.rocksdb import frozen as frozen_files
+    from headgate.state.rocksdb import database_snapshot as frozen_files
 
     monkeypatch.setattr(frozen_files, "RANGE_BYTES_MIN", 1)
     store = make(worker)

@@ -14,15 +14,16 @@ import pytest
 from tests.state.backends import GROUPS, OWNER, rows_in, sections_of, states
 
 import headgate as hg
-from headgate.state.choice import WorkerStates
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
-from headgate.state.frozen import FrozenState
-from headgate.state.rocksdb import by_column, expiring
-from headgate.state.rocksdb.by_column import RocksColumnBackend
+from headgate.state.rocksdb import column_backend
+from headgate.state.rocksdb import ttl as ttl_module
+from headgate.state.rocksdb.column_backend import RocksColumnBackend
 from headgate.state.rocksdb.database import Changes, Database
-from headgate.state.rocksdb.layout import runs
-from headgate.state.rocksdb.rows import RocksRowBackend
+from headgate.state.rocksdb.row_backend import RocksRowBackend
+from headgate.state.rocksdb.row_encoding import runs
+from headgate.state.snapshot import FrozenState
 from headgate.state.ttl import EXPIRES_COLUMN
+from headgate.state.worker_backends import WorkerStates
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
 HOUR_MS = 3_600_000
@@ -72,7 +73,7 @@ class Columns:
         """Have everything in the database, and nothing in the cache."""
         self.backend.write_back()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(by_column, "SLOT_BYTES", 1 << 40)
+            patch.setattr(column_backend, "SLOT_BYTES", 1 << 40)
             self.backend._give_up()
 
 
@@ -121,7 +122,7 @@ def rows_of(database: Database) -> dict[int, int]:
 def test_what_has_expired_goes_from_the_database_while_only_another_key_is_used(
     view: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # RB10, TL8
-    monkeypatch.setattr(expiring, "SWEEP_ROWS", 100)
+    monkeypatch.setattr(ttl_module, "SWEEP_ROWS", 100)
     store = made(view, worker)
     store.fill(0, 300)
     store.forget()
@@ -138,7 +139,7 @@ def test_what_has_expired_goes_from_the_database_while_only_another_key_is_used(
 def test_a_turn_looks_at_a_bounded_number_of_rows_and_more_if_more_was_written(
     view: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # RB10, TL8
-    monkeypatch.setattr(expiring, "SWEEP_ROWS", 100)
+    monkeypatch.setattr(ttl_module, "SWEEP_ROWS", 100)
     store = made(view, worker)
     store.turn()
     store.fill(0, 300)

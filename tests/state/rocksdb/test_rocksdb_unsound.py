@@ -17,12 +17,12 @@ from headgate.codec.snapshot import FILES_PREFIX, decode_sections, encode_sectio
 from headgate.model.config import MemoryState, RocksState
 from headgate.model.ids import WorkerIndex
 from headgate.model.manifest import Manifest
-from headgate.runtime.checkpoints.snapshots import read_part
+from headgate.runtime.checkpoints.snapshot_files import read_part
 from headgate.runtime.worker import deployment
-from headgate.state.choice import local_directory
-from headgate.state.files import LocalDamage, UnsoundFiles, is_description
-from headgate.state.rocksdb import database, increments, reopening
+from headgate.state.rocksdb import database, database_restore, database_snapshot
 from headgate.state.rocksdb.database import Rows
+from headgate.state.snapshot import LocalDamage, UnsoundFiles, is_description
+from headgate.state.worker_backends import local_directory
 
 KEYS = 4_000
 
@@ -43,11 +43,13 @@ def spoiled(data: bytes) -> bytes:
 def unsound(subtask: Subtask) -> Manifest:
     """Take a checkpoint with a file that was spoiled before its checksum was taken."""
     subtask.put(range(KEYS))
-    original = increments._read
+    original = database_snapshot._read
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(increments, "check_blocks", lambda data, path: None)
+        patch.setattr(database_snapshot, "check_blocks", lambda data, path: None)
         patch.setattr(
-            increments, "_read", lambda path: spoiled(original(path)) if path.suffix == ".sst" else original(path)
+            database_snapshot,
+            "_read",
+            lambda path: spoiled(original(path)) if path.suffix == ".sst" else original(path),
         )
         manifest = subtask.checkpoint(1)
     assert subtask.log.files.verify(manifest) == []
@@ -107,7 +109,7 @@ def test_what_is_near_and_goes_bad_is_fetched_before_anything_is_judged(
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
     subtask.kill()
-    original = reopening._is_linked
+    original = database_restore._is_linked
     linked: list[str] = []
 
     def goes_bad(path: Path, to: Path, part: Any) -> bool:
@@ -119,7 +121,7 @@ def test_what_is_near_and_goes_bad_is_fetched_before_anything_is_judged(
         to.write_bytes(spoiled(data))
         return True
 
-    monkeypatch.setattr(reopening, "_is_linked", goes_bad)
+    monkeypatch.setattr(database_restore, "_is_linked", goes_bad)
     restored = Restored(subtask.storage, manifest, subtask.root)
     assert linked
     assert restored.continued
@@ -137,13 +139,13 @@ def torn(data: bytes) -> bytes:
 
 @contextmanager
 def a_disk_that_spoils(file: str, spoiled: Callable[[bytes], bytes] = spoiled) -> Iterator[None]:
-    original = reopening._write
+    original = database_restore._write
 
     def write(path: Path, data: Any) -> None:
         original(path, spoiled(bytes(data)) if file in path.name else data)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reopening, "_write", write)
+        patch.setattr(database_restore, "_write", write)
         yield
 
 
@@ -209,7 +211,7 @@ def bad_once(patch: pytest.MonkeyPatch, owner: Any, name: str, at: int = 1) -> l
     ("owner", "name", "parallelism"),
     [
         *((database, "opened", parallelism) for parallelism in (1, 2)),
-        *((reopening, "check_rows", parallelism) for parallelism in (1, 2)),
+        *((database_restore, "check_rows", parallelism) for parallelism in (1, 2)),
         *((Rows, "scan_rows", parallelism) for parallelism in (1, 2)),
         (Rows, "scan", 2),  # who goes on with files reads no values
     ],
@@ -221,7 +223,7 @@ def test_one_bad_read_says_nothing_of_the_checkpoint(
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
     if (parallelism, name) == (2, "opened"):
-        owner = reopening
+        owner = database_restore
     calls = bad_once(monkeypatch, owner, name)
     restored = Restored(subtask.storage, manifest, tmp_path / "other", parallelism=parallelism)
     assert len(calls) > 1
@@ -237,8 +239,8 @@ def test_one_bad_read_of_a_later_part_says_nothing_of_the_checkpoint(
 ) -> None:
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
-    monkeypatch.setattr(reopening, "PART_BYTES", 1 << 18)
-    calls = bad_once(monkeypatch, reopening, "encode_rows", at=3)
+    monkeypatch.setattr(database_restore, "PART_BYTES", 1 << 18)
+    calls = bad_once(monkeypatch, database_restore, "encode_rows", at=3)
     restored = Restored(subtask.storage, manifest, tmp_path / "other", parallelism=2)
     assert len(calls) > 3
     assert 0 < len(restored.found) < KEYS

@@ -17,13 +17,13 @@ from tests.state.memory.test_memory_windows import ADD_MAX, KEYS, ROWS, partials
 
 from headgate.errors import CorruptionError
 from headgate.state.backend import META, StateFactory, WindowRows
-from headgate.state.choice import WorkerStates
 from headgate.state.descriptors import KeyColumns, Section
-from headgate.state.rocksdb import frozen as frozen_files
-from headgate.state.rocksdb import windows as rocks_windows
+from headgate.state.rocksdb import database_snapshot as frozen_files
+from headgate.state.rocksdb import window_backend as rocks_windows
 from headgate.state.rocksdb.database import Changes, Database
-from headgate.state.rocksdb.room import LocalDatabase
-from headgate.state.window_rows import partial_batch
+from headgate.state.rocksdb.local_databases import LocalDatabase
+from headgate.state.window_aggregates import partial_batch
+from headgate.state.worker_backends import WorkerStates
 
 Row = tuple[int | None, ...]
 kinds = pytest.mark.parametrize("kind", ["kept", "merged"])

@@ -16,18 +16,18 @@ from tests.store.storing import KEYED
 
 from headgate.codec.chunk import PartEntry
 from headgate.errors import StorageError
-from headgate.model.life import Life
+from headgate.model.pipeline_identity import Life
 from headgate.protocol.store.autoscaling import ScalingPolicy, Unit
 from headgate.protocol.store.layouts import KEY_SPACE, Plan
 from headgate.protocol.store.reader_group import CheckpointAsked, Joined, Left, Passed
-from headgate.protocol.store.shared_transactions import Commit
+from headgate.protocol.store.transactions import Commit
 from headgate.protocol.store.truncation import Hold
 from headgate.store.catalogue import sql, tables
-from headgate.store.catalogue.access import Database
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.memory import memory_catalogue
-from headgate.store.catalogue.values import AppendFound, ChunkRecord, GroupStart, Numbers, Reading, Shared
-from headgate.store.retention import RetentionPolicy
+from headgate.store.catalogue.records import AppendFound, ChunkRecord, GroupStart, Numbers, Reading, Shared
+from headgate.store.catalogue.sql import memory_catalogue
+from headgate.store.catalogue.sqlite import Database
+from headgate.store.policies import RetentionPolicy
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 

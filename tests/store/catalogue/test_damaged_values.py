@@ -12,8 +12,7 @@ from tests.store.catalogue.test_catalogue_verbs import READS, WRITES, fill
 from headgate.errors import CorruptionError, HeadgateError, ProtocolViolation
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.catalogue.tables import metadata
-from headgate.store.served.values import decode, encode
-from headgate.store.served.verbs import CATALOGUE_SIGNATURES
+from headgate.store.client.messages import CATALOGUE_SIGNATURES, decode, encode
 from headgate.store.streams import StreamDefinition, StreamInfo
 
 CASES_OF_VERBS = int(os.environ.get("HEADGATE_TEST_CASES", "80"))

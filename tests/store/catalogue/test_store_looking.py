@@ -18,12 +18,12 @@ import pytest
 from tests.store.catalogue.test_store_migration import GOLDEN, OWNER, tables_of, version_of
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
-from headgate.connectors.offers import HoldContext
+from headgate.connectors.base import HoldContext
 from headgate.connectors.streams import StreamSink, StreamSource
 from headgate.errors import StorageError, UsageError
 from headgate.model.ids import Generation
-from headgate.store.catalogue import looking
-from headgate.store.catalogue.looking import Look
+from headgate.store.catalogue import opening
+from headgate.store.catalogue.opening import CatalogueFile
 from headgate.store.store import Store
 
 NOBODY = 65_534
@@ -179,7 +179,7 @@ def test_a_copy_is_of_one_moment_although_somebody_comes_and_goes(
     old: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # CT8
     """A writer that was not there when the copy was begun, and is gone when it is ready."""
-    copy, left = looking._copy, [1]
+    copy, left = opening._copy, [1]
 
     def disturbed(file: sqlite3.Connection) -> sqlite3.Connection:
         copied = copy(file)
@@ -189,8 +189,8 @@ def test_a_copy_is_of_one_moment_although_somebody_comes_and_goes(
                 writer.execute("INSERT INTO meta VALUES (?, '')", (f"disturbed {left[0]}",))
         return copied
 
-    monkeypatch.setattr(looking, "_copy", disturbed)
-    with contextlib.closing(Look(old / "catalogue.sqlite")) as look:
+    monkeypatch.setattr(opening, "_copy", disturbed)
+    with contextlib.closing(CatalogueFile(old / "catalogue.sqlite")) as look:
         copied = look.copy()
         keys = {key for (key,) in copied.execute("SELECT key FROM meta")}
         copied.close()
@@ -199,7 +199,7 @@ def test_a_copy_is_of_one_moment_although_somebody_comes_and_goes(
 
 def test_who_never_gets_a_copy_of_one_moment_says_so(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     number = iter(range(1_000_000))
-    monkeypatch.setattr(Look, "_state", lambda self: next(number))
+    monkeypatch.setattr(CatalogueFile, "_state", lambda self: next(number))
     with pytest.raises(StorageError, match="changed whenever it was read") as caught:
         Store.open(old)
     assert caught.value.is_transient

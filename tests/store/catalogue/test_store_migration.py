@@ -14,15 +14,15 @@ import pyarrow as pa
 import pytest
 from tests.store.storing import STREAM, drain, drained, keyed
 
-from headgate.clock import SYSTEM_CLOCK
+from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Owner
+from headgate.model.pipeline_identity import Life, Owner
 from headgate.protocol.store.layouts import first_layout
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import versions
-from headgate.store.catalogue.values import GroupStart
-from headgate.store.retention import Retention
+from headgate.store.catalogue.records import GroupStart
+from headgate.store.policies import Retention
 from headgate.store.routing import hash_column
 from headgate.store.store import Store
 

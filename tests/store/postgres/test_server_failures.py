@@ -17,10 +17,10 @@ from tests.store.postgres.conftest import schema_for
 from tests.store.postgres.test_server_opening import opened, set_version
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
-from headgate.cli import main as cli
+from headgate.cli import app as cli
 from headgate.errors import StorageError, UsageError
-from headgate.model.exits import Exit
-from headgate.store.catalogue.postgres import database as databases
+from headgate.model.failure import ExitCode
+from headgate.store.catalogue import postgresql_database as databases
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
 from headgate.store.store import Store
 
@@ -100,7 +100,7 @@ def test_the_command_line_says_what_is_wrong_with_a_server_in_one_sentence(
     monkeypatch.setattr("sys.argv", ["headgate", "streams", "list", "--store", url])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert ended.value.code == Exit.USAGE
+    assert ended.value.code == ExitCode.USAGE
     (sentence,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("Error: "))
     assert 'role "nobody_here" does not exist' in sentence
 

@@ -14,9 +14,9 @@ from tests.servers.proxy import Wire
 from tests.store.storing import KEYED, STREAM, database_of, drained, in_a_child, keyed
 
 from headgate.errors import StorageError
-from headgate.store import shared
-from headgate.store.catalogue.postgres import database as databases
-from headgate.store.catalogue.postgres.database import PostgresDatabase
+from headgate.store import location
+from headgate.store.catalogue import postgresql_database as databases
+from headgate.store.catalogue.postgresql_database import PostgresDatabase
 from headgate.store.store import Store
 
 SOON_S = 60.0
@@ -48,7 +48,7 @@ def wire(postgres: PostgresServer) -> Iterator[Wire]:
 def through(store: Store, wire: Wire, postgres: PostgresServer) -> Iterator[Store]:
     """The same store, over a wire that can be cut."""
     url = store.root.replace(f":{postgres.port}/", f":{wire.port}/")
-    catalogue, storage, _ = shared.open_shared(url, None)
+    catalogue, storage, _ = location.open_shared(url, None)
     with Store(url, catalogue, storage) as opened:
         yield opened
 

@@ -17,7 +17,7 @@ from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
 from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Owner
+from headgate.model.pipeline_identity import Life, Owner
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import versions
 from headgate.store.catalogue.tables import CATALOGUE_VERSION

@@ -13,23 +13,22 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.processes import Port
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
-from headgate.clock import SystemClock
+from headgate.environment import SystemClock, cancellable
 from headgate.errors import StorageError, UsageError
-from headgate.model.life import Life
+from headgate.model.pipeline_identity import Life
 from headgate.storage.local import LocalStorage
-from headgate.store import shared
+from headgate.store import location
+from headgate.store.addresses import parse_postgres_url
+from headgate.store.catalogue import postgresql_database as databases
 from headgate.store.catalogue import versions
-from headgate.store.catalogue.postgres import database as databases
-from headgate.store.catalogue.postgres.address import parse_address
-from headgate.store.catalogue.postgres.verbs import PostgresCatalogue
+from headgate.store.catalogue.postgresql import PostgresCatalogue
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
-from headgate.store.open_transaction import owner_directory
 from headgate.store.store import Store
-from headgate.threads import until
+from headgate.store.transactions import owner_directory
 
 
 def opened(url: str, chunks: Path | None = None) -> Store:
-    catalogue, storage, clock = shared.open_shared(parse_address(url).url, chunks)
+    catalogue, storage, clock = location.open_shared(parse_postgres_url(url).url, chunks)
     return Store(url, catalogue, storage, clock=clock)
 
 
@@ -191,12 +190,12 @@ def test_what_is_called_off_waits_for_no_database(monkeypatch: pytest.MonkeyPatc
     off = threading.Event()
     off.set()
     with closing(Port()) as nobodys:
-        address = parse_address(f"postgresql://u@127.0.0.1:{nobodys.number}/db")
+        address = parse_postgres_url(f"postgresql://u@127.0.0.1:{nobodys.number}/db")
         database = databases.PostgresDatabase(address)
         database.patience_s = databases.PATIENCE_S
         catalogue = PostgresCatalogue(database, address.url)
         with pytest.raises(StorageError, match="refused"):
-            until(off, lambda: catalogue.list_streams(""))()
+            cancellable(off, lambda: catalogue.list_streams(""))()
 
 
 def test_chunks_that_cannot_be_reached_are_named(url: str, tmp_path: Path) -> None:  # DB10
@@ -220,11 +219,11 @@ def test_a_commit_waits_for_the_disk_although_the_database_says_not_to(
 
 def test_a_machine_without_the_client_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:  # DB10
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    for name in [name for name in sys.modules if name.startswith("headgate.store.catalogue.postgres.")]:
+    for name in [name for name in sys.modules if name.startswith("headgate.store.catalogue.postgresql.")]:
         if not name.endswith("address"):
             monkeypatch.delitem(sys.modules, name)
     with pytest.raises(UsageError, match=r"pip install 'headgate\[postgres\]'"):
-        shared.open_shared("postgresql://u@h/db", None)
+        location.open_shared("postgresql://u@h/db", None)
 
 
 def test_names_that_the_server_cannot_keep_are_refused(url: str, tmp_path: Path) -> None:  # DB10

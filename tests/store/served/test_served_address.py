@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.errors import UsageError
-from headgate.store.served.address import parse_address
+from headgate.store.addresses import parse_server_url
 from headgate.store.store import Store, store_root
 
 
@@ -26,7 +26,7 @@ from headgate.store.store import Store, store_root
 def test_a_served_store_has_one_spelling(given: str, named: str, is_tls: bool) -> None:  # SS1
     assert store_root(given) == named
     assert store_root(named) == named
-    assert parse_address(given).is_tls is parse_address(named).is_tls is is_tls
+    assert parse_server_url(given).is_tls is parse_server_url(named).is_tls is is_tls
 
 
 @pytest.mark.parametrize("url", ["headgate://me:secret@h:1", "https://secret@h", "headgate://:secret@h"])

@@ -17,13 +17,13 @@ from tests.store.storing import KEYED, STREAM, drained, keyed
 
 from headgate.errors import StorageError, UsageError
 from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.served import client as clients
-from headgate.store.served.client import Client
-from headgate.store.served.connection import Question, UnreachableError
-from headgate.store.served.values import checksum_of, decode, encode
-from headgate.store.serving import answers
-from headgate.store.serving import settling as settlings
-from headgate.store.serving.server import StoreServer
+from headgate.store.client import requests as clients
+from headgate.store.client.connection import Request, UnreachableError
+from headgate.store.client.messages import checksum_of, decode, encode
+from headgate.store.client.requests import Client
+from headgate.store.server import handlers
+from headgate.store.server import long_polls as settlings
+from headgate.store.server.server import StoreServer
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition
 
@@ -62,7 +62,7 @@ def test_an_error_whose_answer_was_lost_is_told(wire: Wire) -> None:  # SS9, SS1
 def test_what_is_still_under_way_is_waited_for(
     wire: Wire, server: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SS9
-    monkeypatch.setattr(answers, "SETTLE_S", 0.05)
+    monkeypatch.setattr(handlers, "SETTLE_S", 0.05)
     carrying = server._answers._carrying
     signature, append = carrying._verbs["catalogue", "append"]
     asked: list[float] = []
@@ -116,8 +116,8 @@ def test_a_question_that_was_given_up_changes_nothing_when_it_arrives(server: St
     )
     stream = late._http.sock
     stream.sendall(head.encode() + body[:10])
-    answer = settling.ask(Question("POST", "/settle", [encode("a")]))
-    assert decode(answer.data, clients.Settled).is_void
+    answer = settling.ask(Request("POST", "/settle", [encode("a")]))
+    assert decode(answer.data, clients.RequestOutcome).is_void
     stream.sendall(body[10:])
     assert stream.recv(1_000).startswith(b"HTTP/1.1 410 ")
     late.close()
@@ -164,7 +164,7 @@ def test_a_server_that_is_another_one_by_now_does_not_know(
     asks, is_another = threading.Event(), threading.Event()
     real = clients.Client._settled
 
-    def settled(self: Client, connection: Any, lost: Any) -> clients.Settled:
+    def settled(self: Client, connection: Any, lost: Any) -> clients.RequestOutcome:
         if not is_another.is_set():
             asks.set()
             assert is_another.wait(WAIT_S)
@@ -203,7 +203,7 @@ def test_what_can_be_repeated_is_when_another_server_does_not_know(
     asks, is_another = threading.Event(), threading.Event()
     real = clients.Client._settled
 
-    def settled(self: Client, connection: Any, lost: Any) -> clients.Settled:
+    def settled(self: Client, connection: Any, lost: Any) -> clients.RequestOutcome:
         if not is_another.is_set():
             asks.set()
             assert is_another.wait(WAIT_S)

@@ -8,66 +8,64 @@ import pytest
 from tests.store.served.serving import WAIT_S
 
 from headgate.errors import StorageError
+from headgate.store.client.requests import RequestOutcome
 from headgate.store.fsck import Problem
-from headgate.store.served.client import Settled
-from headgate.store.serving import settling as settlings
-from headgate.store.serving.checking import Checking
-from headgate.store.serving.news import News
-from headgate.store.serving.settling import Settling, VoidError
+from headgate.store.server import long_polls as settlings
+from headgate.store.server.long_polls import ChangeFeed, CheckJobs, Deduplication, VoidError
 
 
 def test_an_answer_is_kept_for_who_lost_it() -> None:  # SS9
-    settling = Settling()
+    settling = Deduplication()
     with settling.under_way("a") as outcome:
         outcome.status, outcome.data = 200, b"done"
-    assert settling.settle("a", 0) == Settled(is_over=True, status=200, data=b"done")
-    assert settling.settle("a", 0) == Settled(is_over=True, status=200, data=b"done")
+    assert settling.settle("a", 0) == RequestOutcome(is_over=True, status=200, data=b"done")
+    assert settling.settle("a", 0) == RequestOutcome(is_over=True, status=200, data=b"done")
     with pytest.raises(VoidError), settling.under_way("a"):
         raise AssertionError("a question that comes twice is carried out once")
 
 
 def test_a_question_that_comes_late_is_void() -> None:  # SS9
-    settling = Settling()
-    assert settling.settle("late", 0) == Settled(is_over=True, is_void=True)
+    settling = Deduplication()
+    assert settling.settle("late", 0) == RequestOutcome(is_over=True, is_void=True)
     with pytest.raises(VoidError), settling.under_way("late"):
         raise AssertionError("nobody waits for it any more")
-    assert settling.settle("late", 0) == Settled(is_over=True, is_void=True)
+    assert settling.settle("late", 0) == RequestOutcome(is_over=True, is_void=True)
 
 
 def test_who_asks_for_what_is_under_way_waits_for_it() -> None:  # SS9
-    settling = Settling()
-    found: list[Settled] = []
+    settling = Deduplication()
+    found: list[RequestOutcome] = []
     with settling.under_way("slow") as outcome:
-        assert settling.settle("slow", 0) == Settled(is_over=False)
+        assert settling.settle("slow", 0) == RequestOutcome(is_over=False)
         asking = threading.Thread(target=lambda: found.append(settling.settle("slow", WAIT_S)))
         asking.start()
         outcome.status, outcome.data = 200, b"at last"
     asking.join(WAIT_S)
-    assert found == [Settled(is_over=True, status=200, data=b"at last")]
+    assert found == [RequestOutcome(is_over=True, status=200, data=b"at last")]
 
 
 def test_a_question_that_failed_is_over() -> None:  # SS9
-    settling = Settling()
+    settling = Deduplication()
     with pytest.raises(OSError, match="gone"), settling.under_way("a"):
         raise OSError("gone")
-    assert settling.settle("a", 0) == Settled(is_over=True)
+    assert settling.settle("a", 0) == RequestOutcome(is_over=True)
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:  # SS9
     monkeypatch.setattr(settlings, "ANSWERS_MAX", 2)
     monkeypatch.setattr(settlings, "ANSWER_BYTES_MAX", 3)
-    settling = Settling()
+    settling = Deduplication()
     for name, data in (("a", b"abc"), ("b", b"abc"), ("large", b"abcd")):
         with settling.under_way(name) as outcome:
             outcome.status, outcome.data = 200, data
-    assert settling.settle("large", 0) == Settled(is_over=True), "nobody knows what was answered"
+    assert settling.settle("large", 0) == RequestOutcome(is_over=True), "nobody knows what was answered"
     assert settling.settle("b", 0).data == b"abc"
     assert len(settling._answered) == 2
 
 
 def test_news_are_heard_by_who_waits() -> None:  # SS12
     number = [1]
-    news = News(lambda: number[0])
+    news = ChangeFeed(lambda: number[0])
     try:
         first = news.wait(-1, WAIT_S)
         heard: list[int] = []
@@ -84,7 +82,7 @@ def test_news_are_heard_by_who_waits() -> None:  # SS12
 
 def test_what_came_between_two_questions_for_news_is_heard() -> None:  # SS12
     number = [1]
-    news = News(lambda: number[0])
+    news = ChangeFeed(lambda: number[0])
     try:
         first = news.wait(-1, WAIT_S)
         number[0] = 2  # nobody waits now
@@ -103,7 +101,7 @@ def test_a_check_is_waited_for_and_another_one_is_begun_for_who_asks_anew() -> N
         assert may_end.wait(WAIT_S)
         return [Problem("here", "something")]
 
-    checking = Checking(check)
+    checking = CheckJobs(check)
     first = checking.ask(0, 0, verify_events=True)
     assert not first.is_over
     may_end.set()
@@ -118,4 +116,4 @@ def test_a_check_that_fails_says_so() -> None:  # SS16
         raise StorageError("read", "catalogue", "disk I/O error")
 
     with pytest.raises(StorageError, match="disk I/O error"):
-        Checking(check).ask(0, WAIT_S, verify_events=True)
+        CheckJobs(check).ask(0, WAIT_S, verify_events=True)

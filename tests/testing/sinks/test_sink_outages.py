@@ -15,11 +15,11 @@ import tests.connectors.test_stream_kit as streams
 from tests.testing.staged import LIMIT_MS, StagedLedger, StagedSink, at, number_of
 
 import headgate as hg
-from headgate import clock
-from headgate.connectors.offers import transaction_timeout_ms
+from headgate import environment
+from headgate.connectors.base import transaction_timeout_ms
 from headgate.errors import StorageError
 from headgate.testing import Target, check_sink
-from headgate.testing.sinks.outages import Moment, check_outage, check_outages
+from headgate.testing.sinks.lost_output import Moment, check_outage, check_outages
 
 
 class GoesOn(StagedSink):
@@ -147,7 +147,7 @@ def test_our_own_sinks_lose_nothing_in_a_year(system: str, tmp_path: Path, monke
     # CS9, S12
     numbers = itertools.count()
     shifted = Shifted()
-    monkeypatch.setattr(clock, "time", shifted)
+    monkeypatch.setattr(environment, "time", shifted)
 
     def fresh() -> Target:
         place = tmp_path / str(next(numbers))

@@ -9,9 +9,9 @@ import pytest
 from tests.testing.staged import ForgettingSink, StagedLedger, StagedSink, at
 
 import headgate as hg
-from headgate.connectors.custom.output import LedgerOutput
+from headgate.connectors.ledger_sink import LedgerOutput
 from headgate.testing import check_sink
-from headgate.testing.sinks.removal import check_remove_output
+from headgate.testing.sinks.ownership import check_remove_output
 
 
 class RemovingLedger(StagedLedger):

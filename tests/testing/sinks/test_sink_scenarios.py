@@ -14,27 +14,31 @@ import pytest
 from tests.testing.staged import ForgettingSink, Place, StagedLedger, StagedSink, at, number_of
 
 import headgate as hg
-from headgate.connectors.custom.fence import OutputName
-from headgate.connectors.custom.output import LedgerOutput
-from headgate.connectors.files.sink import FileSink
-from headgate.connectors.files.writer import FileWriter
-from headgate.storage.backends import OPENERS
+from headgate.connectors.fenced_sink import OutputName
+from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.files.file_writer import FileWriter
+from headgate.connectors.ledger_sink import LedgerOutput
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage, memory_storage
+from headgate.storage.urls import OPENERS
 from headgate.testing import Target
-from headgate.testing.sinks.closing import check_closed
-from headgate.testing.sinks.histories import (
+from headgate.testing.sinks.call_failures import check_interruptions
+from headgate.testing.sinks.fake_pipeline import HasFailed
+from headgate.testing.sinks.scenarios import (
+    KillPoint,
+    check_closed,
+    check_commit_in_flight,
     check_end_of_input,
+    check_first_epoch,
     check_forgetting,
+    check_kill,
     check_late_commits,
     check_many_pending,
+    check_neighbours,
     check_rescaling,
     check_rewound,
+    check_stale_generation,
 )
-from headgate.testing.sinks.interruptions import check_interruptions
-from headgate.testing.sinks.kills import KillPoint, check_first_epoch, check_kill
-from headgate.testing.sinks.rivals import check_commit_in_flight, check_neighbours, check_stale_generation
-from headgate.testing.sinks.target import HasFailed
 
 
 class ComparesWithTheNewest(StagedSink):

@@ -18,9 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from headgate.codec.exact_values import MisfitError, shortened_text
-from headgate.connectors.files.lines import Lines
+from headgate.connectors.files.line_file import Lines
 from headgate.errors import UsageError
-from headgate.operators.types import canonical_schema, schema_text, to_canonical
+from headgate.operators.schemas import canonical_schema, schema_text, to_canonical
 
 Starts: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]

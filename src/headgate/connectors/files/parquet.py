@@ -16,15 +16,14 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import xxhash
 
-from headgate.codec.zones import joined_zones
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
-from headgate.connectors.breaking_reader import BreakingReader
-from headgate.connectors.files.listing import Paths, numbered, select_files
+from headgate.codec.arrow import joined_zones
+from headgate.connectors.base import BreakingReader, SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.files.selection import Paths, numbered_files, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.lineage import Location
-from headgate.model.state_identity import Form
-from headgate.operators.types import canonical_schema, carried, refuse_twice, schema_text, with_durations
-from headgate.storage.backends import refuse_secrets
+from headgate.model.state_schema import Form
+from headgate.operators.schemas import canonical_schema, carried, refuse_twice, schema_text, with_durations
+from headgate.storage.urls import refuse_secrets
 
 BATCH_ROWS = 65_536
 
@@ -295,7 +294,7 @@ class ParquetReader(BreakingReader):
     ) -> None:
         self._schema, self._batch_rows = schema, batch_rows
         known = {path: ParquetPosition.decode(path, found) for path, found in (context.positions or {}).items()}
-        numbers = numbered(files, {path: position.number for path, position in known.items()})
+        numbers = numbered_files(files, {path: position.number for path, position in known.items()})
         self._files = [
             _File(path, replace(known.get(path, ParquetPosition()), number=number), filesystem)
             for path, number in sorted(numbers.items())

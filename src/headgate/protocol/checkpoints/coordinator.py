@@ -14,8 +14,9 @@ from typing import assert_never
 from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import Commit, CommitQueue
-from headgate.protocol.checkpoints.completion import Completion, failure_in
+from headgate.protocol.checkpoints.completion import Completion, Wanted, failure_in
 from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
     AnnounceCheckpoint,
@@ -68,8 +69,6 @@ from headgate.protocol.checkpoints.coordinator_events import (
     WriteManifest,
     WriteSavepoint,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.checkpoints.triggering import Wanted
 from headgate.protocol.machine import Ignored, Machine
 
 

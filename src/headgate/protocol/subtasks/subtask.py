@@ -1,22 +1,26 @@
 """One subtask's part in checkpoints and in the end of input (rules T1–T10 of docs/spec/subtask.md).
 
-Composes the ``Aligner`` (or what takes its place) with the snapshot's asynchronous part, the precommitted output of its
-sinks, the final checkpoint and, inside loops, the ``LoopHead`` and the ``LoopPart``. Counterparts: the ``Coordinator``
-and the subtasks of the neighbouring vertices. It never touches records: the interpreter runs operators and hands over
-opaque state handles.
+Composes the ``Aligner`` (or what takes its place) with the asynchronous part of the snapshot, the precommitted output
+of its sink, and its part in loops. Counterparts: the ``Coordinator``, and the interpreter in ``runtime.worker``,
+which reports the events and runs the effects in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import assert_never
+from dataclasses import dataclass, replace
+from typing import TypeAlias, assert_never
 
+from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
 from headgate.model.ids import ChannelIndex, CheckpointId
-from headgate.model.manifest import Committable
-from headgate.model.options import Alignment, CheckpointOptions
-from headgate.protocol.checkpoints import overtake
-from headgate.protocol.checkpoints.align import (
+from headgate.model.manifest import Committable, Copied, SnapshotPart
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.commit import Precommit
+from headgate.protocol.loops.prober import CloseRound, PassProbe, ProbeReceived
+from headgate.protocol.machine import Ignored, Machine
+from headgate.protocol.subtasks import alignment, loop_head, unaligned
+from headgate.protocol.subtasks import loop_participant as loop_part
+from headgate.protocol.subtasks.alignment import (
     AbortReceived,
     Aligner,
     BarrierReceived,
@@ -28,8 +32,29 @@ from headgate.protocol.checkpoints.align import (
     TakeSnapshot,
     UnblockChannels,
 )
-from headgate.protocol.checkpoints.commit import Precommit
-from headgate.protocol.checkpoints.overtake import (
+from headgate.protocol.subtasks.externally_induced import Cut, DeclineCut, InducedCut, ReadOn
+from headgate.protocol.subtasks.externally_induced import Effect as InducedEffect
+from headgate.protocol.subtasks.loop_head import (
+    DropLog,
+    FeedbackReceived,
+    ForwardFeedback,
+    LogFeedback,
+    LoopHead,
+    OpenLog,
+    SealLog,
+)
+from headgate.protocol.subtasks.loop_participant import (
+    NO_ROUNDS,
+    AdvanceToEnd,
+    FeedbackForwarded,
+    LoopParticipant,
+    LoopPlace,
+    ProbeOrdered,
+    ReportEntranceEnded,
+    ReportProbe,
+    RoundProgress,
+)
+from headgate.protocol.subtasks.unaligned import (
     AlignmentTimedOut,
     AllRecorded,
     ArmAlignmentTimer,
@@ -39,55 +64,173 @@ from headgate.protocol.checkpoints.overtake import (
     Overtaker,
     RecordChannels,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.checkpoints.track import Tracker
-from headgate.protocol.loops import head as loop_head
-from headgate.protocol.loops import part as loop_part
-from headgate.protocol.loops.head import (
-    DropLog,
-    FeedbackReceived,
-    ForwardFeedback,
-    LogFeedback,
-    LoopHead,
-    OpenLog,
-    SealLog,
+from headgate.protocol.subtasks.weaker_guarantees import Tracker
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerReceived:
+    """EVENT (source subtasks): the coordinator asks for ``checkpoint``; the barrier goes out at this position."""
+
+    checkpoint: CheckpointId
+    options: CheckpointOptions = ORDINARY
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAnnounced:
+    """EVENT (sources that set their own barrier): ``checkpoint`` has begun."""
+
+    checkpoint: CheckpointId
+    options: CheckpointOptions = ORDINARY
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerMet:
+    """EVENT (sources that set their own barrier): in ``split`` the reader is behind the marker of ``checkpoint``."""
+
+    split: str
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsSeen:
+    """EVENT (sources that set their own barrier): these splits have not ended.
+
+    ``is_read``: the reader reads those on that do not stand still.
+    """
+
+    splits: tuple[str, ...]
+    is_read: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EndReceived:
+    """EVENT: the end of data reached the head of input ``channel``. Barriers may still follow on it (T6, L28)."""
+
+    channel: ChannelIndex
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEnded:
+    """EVENT (source subtasks): the reader has delivered all its bounded input."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputResumed:
+    """EVENT: there is more input than when the restored snapshot was taken, which says that all had ended.
+
+    A source: its reader has something to read. Others: records have come; this is reported before they are processed.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWritten:
+    """EVENT: the asynchronous part of ``checkpoint`` is durable.
+
+    ``committables``: prepared by this write, in checkpoint order; it includes what an earlier, failed or cancelled
+    write left unprepared.
+    """
+
+    checkpoint: CheckpointId
+    parts: tuple[SnapshotPart, ...]
+    committables: tuple[Committable, ...] = ()
+    copied: Copied | None = None
+    """What was written to the savepoint that the checkpoint carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    """EVENT: the asynchronous part of ``checkpoint`` failed for good."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEnded:
+    """EVENT (loop heads): the driver found the nest of loops empty: end of data follows (L29)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteReceived:
+    """EVENT: the coordinator completed ``checkpoint``."""
+
+    checkpoint: CheckpointId
+
+
+Event: TypeAlias = (
+    TriggerReceived
+    | CheckpointAnnounced
+    | MarkerMet
+    | SplitsSeen
+    | BarrierReceived
+    | CancelReceived
+    | BarrierArrived
+    | CancelArrived
+    | AlignmentTimedOut
+    | EndReceived
+    | SourceEnded
+    | InputResumed
+    | SnapshotWritten
+    | SnapshotFailed
+    | AbortReceived
+    | CompleteReceived
+    | FeedbackReceived
+    | FeedbackForwarded
+    | ProbeReceived
+    | ProbeOrdered
+    | LoopEnded
 )
-from headgate.protocol.loops.part import (
-    NO_ROUNDS,
-    AdvanceToEnd,
-    FeedbackForwarded,
-    LoopPart,
-    LoopPlace,
-    ProbeOrdered,
-    ReportEntranceEnded,
-    ReportProbe,
-    RoundProgress,
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """EFFECT: tell the coordinator that this subtask's part of ``checkpoint`` is durable."""
+
+    checkpoint: CheckpointId
+    parts: tuple[SnapshotPart, ...]
+    committables: tuple[Committable, ...]
+    copied: Copied | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelWrite:
+    """EFFECT: stop the asynchronous part of ``checkpoint`` if it still runs; its sealed output stays sealed (T4)."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class FinishOperators:
+    """EFFECT: pass the last watermark through the chain, then ``finish`` every operator, in chain order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeOperators:
+    """EFFECT: tell every operator that input goes on after the end that its restored state knows of."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmitEnd:
+    """EFFECT: send the end of data on every output channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFinished:
+    """EFFECT: tell the coordinator that this subtask has processed all input."""
+
+
+Effect: TypeAlias = (
+    alignment.Effect
+    | unaligned.Effect
+    | loop_head.Effect
+    | loop_part.Effect
+    | ReadOn
+    | Acknowledge
+    | CancelWrite
+    | FinishOperators
+    | ResumeOperators
+    | EmitEnd
+    | ReportFinished
 )
-from headgate.protocol.loops.rounds import CloseRound, PassProbe, ProbeReceived
-from headgate.protocol.machine import Ignored, Machine
-from headgate.protocol.subtasks.events import (
-    Acknowledge,
-    CancelWrite,
-    CheckpointAnnounced,
-    CompleteReceived,
-    Effect,
-    EmitEnd,
-    EndReceived,
-    Event,
-    FinishOperators,
-    InputResumed,
-    LoopEnded,
-    MarkerMet,
-    ReportFinished,
-    ResumeOperators,
-    SnapshotFailed,
-    SnapshotWritten,
-    SourceEnded,
-    SplitsSeen,
-    TriggerReceived,
-)
-from headgate.protocol.subtasks.induced import Cut, DeclineCut, InducedCut, ReadOn
-from headgate.protocol.subtasks.induced import Effect as InducedEffect
 
 
 class Subtask(Machine):
@@ -135,7 +278,7 @@ class Subtask(Machine):
         feedback = frozenset[ChannelIndex]() if place is None else place.feedback
         self._feedback = feedback
         self._head = LoopHead(sorted(feedback)) if feedback else None
-        self._part = None if place is None else LoopPart(place, rounds)
+        self._part = None if place is None else LoopParticipant(place, rounds)
         self._outside = frozenset[ChannelIndex]() if place is None else place.outside
         self._has_loop_ended = False
 
@@ -274,7 +417,7 @@ class Subtask(Machine):
         """The checkpoint whose snapshot was taken and is not whole yet, because barriers overtook (UA8)."""
         return self._aligner.recording if isinstance(self._aligner, Overtaker) else None
 
-    def _aligned(self, event: overtake.Event) -> list[Effect]:
+    def _aligned(self, event: unaligned.Event) -> list[Effect]:
         """Pass ``event`` to the aligner, note the snapshots it orders, and let the loop head know."""
         if isinstance(event, BarrierReceived | BarrierArrived) and not self._is_expected(event.options.alignment):
             raise self._violation(
@@ -296,7 +439,7 @@ class Subtask(Machine):
                     effects += self._logged(loop_head.GivenUp(effect.checkpoint))
         return effects
 
-    def _ordered(self, event: overtake.Event) -> Sequence[overtake.Effect]:
+    def _ordered(self, event: unaligned.Event) -> Sequence[unaligned.Effect]:
         if isinstance(self._aligner, Overtaker):
             return self._aligner.handle(event)
         if isinstance(event, BarrierArrived | CancelArrived | AlignmentTimedOut):

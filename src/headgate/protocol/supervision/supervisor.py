@@ -1,24 +1,16 @@
-"""The life of a pipeline in one driver: generations, workers, failures, restarts (rules G1–G12 of
-docs/spec/supervision.md).
-
-One ``Supervisor`` per driver run. For every generation it needs two things before it deploys: the generation is
-claimed in the log and the sinks are recovered (so older lives are fenced), and all workers of *one* attempt of the
-Spark job have registered. A failure of any worker ends the generation: a barrier stage fails as a whole.
-Its parts: who is there (``roster``), the Spark job (``spark_job``), whom to believe (``blame``), whether to start again
-(``restart``) and what becomes of the checkpoints (``removal``). Counterparts: ``runtime.driver.supervision``
-(interprets), the ``Coordinator`` of each generation, the workers.
-"""
+"""What the supervisor waits for, and what may follow (drawn in docs/spec/supervision.md)."""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import assert_never
 
 from headgate.model.config import RestartStrategy
 from headgate.model.failure import Failure, FailureKind
-from headgate.model.ids import Generation
+from headgate.model.ids import Generation, WorkerIndex
 from headgate.protocol.machine import Ignored, Machine
-from headgate.protocol.supervision.blame import Blames, loss_of
-from headgate.protocol.supervision.events import (
+from headgate.protocol.supervision.restart_policy import Restarts, StayDown
+from headgate.protocol.supervision.supervisor_events import (
     AlreadyFinished,
     ArmTimer,
     Begin,
@@ -50,11 +42,119 @@ from headgate.protocol.supervision.events import (
     WorkerReady,
     WorkerRegistered,
 )
-from headgate.protocol.supervision.phases import LEGAL_PHASES, Phase
-from headgate.protocol.supervision.removal import Removal
-from headgate.protocol.supervision.restart import Restarts, StayDown
-from headgate.protocol.supervision.roster import Roster
-from headgate.protocol.supervision.spark_job import SparkJob
+from headgate.protocol.supervision.workers import Roster, SparkJob
+
+
+class Phase(Enum):
+    """What the supervisor waits for."""
+
+    CREATED = "Begin"
+    PREPARING = "the claim of the generation, and all workers of one attempt"
+    DEPLOYING = "every worker to be ready"
+    RUNNING = "the coordinator, or a failure"
+    BACKOFF = "the restart delay"
+    ENDING = "the Spark job to end"
+    REMOVING = "the checkpoints to be removed"
+    ENDED = "nothing"
+
+
+LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.CREATED: frozenset({Phase.PREPARING, Phase.ENDING}),
+    Phase.PREPARING: frozenset({Phase.DEPLOYING, Phase.BACKOFF, Phase.ENDING}),
+    Phase.DEPLOYING: frozenset({Phase.RUNNING, Phase.BACKOFF, Phase.ENDING}),
+    Phase.RUNNING: frozenset({Phase.BACKOFF, Phase.ENDING}),
+    Phase.BACKOFF: frozenset({Phase.PREPARING, Phase.BACKOFF, Phase.ENDING}),
+    Phase.ENDING: frozenset({Phase.REMOVING, Phase.ENDED}),
+    Phase.REMOVING: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+
+
+class Blames:
+    """What was heard of one generation since the first of its workers blamed a peer."""
+
+    def __init__(self) -> None:
+        self._reports: dict[WorkerIndex, WorkerFailed] = {}
+        self._losses: dict[WorkerIndex, Failure] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody's word is awaited."""
+        return bool(self._reports)
+
+    @property
+    def first(self) -> Failure:
+        """What was said first."""
+        return next(iter(self._reports.values())).failure
+
+    def report(self, event: WorkerFailed) -> Failure | None:
+        """``event.peer`` is blamed. Return the cause if nobody's word is awaited any more."""
+        assert event.peer is not None
+        self._reports.setdefault(event.worker, event)
+        return self._cause()
+
+    def lost(self, event: WorkerLost) -> Failure | None:
+        """A worker is gone, and will say no more than it has. Return the cause if nobody's word is awaited any more."""
+        self._losses.setdefault(event.worker, loss_of(event))
+        return self._cause()
+
+    def clear(self) -> None:
+        """The generation is over."""
+        self._reports.clear()
+        self._losses.clear()
+
+    def _cause(self) -> Failure | None:
+        """Who left without a word is the cause; if all have spoken, the connections between them are."""
+        blamed = [report.peer for report in self._reports.values() if report.peer not in self._reports]
+        if not all(peer in self._losses for peer in blamed):
+            return None
+        return next((self._losses[peer] for peer in blamed if peer is not None), self.first)
+
+
+def loss_of(event: WorkerLost) -> Failure:
+    """Return the failure that the loss of a worker is."""
+    return Failure(FailureKind.LOST, f"worker {event.worker} was lost: {event.reason}")
+
+
+class Removal:
+    """What the configuration, whoever cancels and the last failure say about it."""
+
+    def __init__(self, *, retain_on_cancel: bool, retain_on_failure: bool) -> None:
+        self._retain_on_cancel = retain_on_cancel
+        self._retain_on_failure = retain_on_failure
+        self._is_due = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether they are to be removed, and nobody has begun."""
+        return self._is_due
+
+    def cancelled(self, *, retain: bool) -> None:
+        """The run is cancelled; ``retain``: whoever cancels wants them kept."""
+        self._is_due = not (self._retain_on_cancel or retain)
+
+    def cancelled_again(self, *, retain: bool) -> None:
+        """The run is ending already: nothing is removed yet, so they may still be kept (C70)."""
+        self._is_due &= not retain
+
+    def failed(self, failure: Failure, *, has_run: bool) -> None:
+        """The run ends with ``failure``; ``has_run``: any generation ran."""
+        self._is_due |= self._is_after(failure, has_run=has_run)
+
+    def _is_after(self, failure: Failure, *, has_run: bool) -> bool:
+        """Whether nobody goes on from the checkpoints of a run that ended so (C70).
+
+        What starting again may help, a keeper, a standby or the same command starts again; what failed before anything
+        ran may be a mistake in the program that is new. A claim and a commit are what a removal begins with: if they
+        succeed then, starting again would have helped.
+        """
+        is_for_good = failure.kind in (FailureKind.USER_CODE, FailureKind.DETERMINISTIC)
+        return not self._retain_on_failure and has_run and is_for_good
+
+    def begin(self) -> bool:
+        """Return whether to remove them now; once."""
+        is_due, self._is_due = self._is_due, False
+        return is_due
 
 
 class Supervisor(Machine):

@@ -10,9 +10,8 @@ import queue
 from collections.abc import Callable
 from typing import Protocol
 
-from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Surroundings
-from headgate.threads import Queue
+from headgate.environment import Queue
+from headgate.runtime.surroundings import PROCESS, Surroundings
 
 STALE_MAX = 64
 """Timers that are not armed any more and wait for their time; beyond that they go at once."""

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from headgate.connectors.hooks import ASK_AGAIN, CoordinatorHook, HookContext
+from headgate.environment import Event, Queue, Thread, ThreadEnded, cancellable
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
-from headgate.model.definition import HookSpec
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
-from headgate.operators.checkpointed.functions import CheckpointListener
-from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Surroundings
-from headgate.threads import Event, Queue, Thread, ThreadEnded, until
+from headgate.model.plan import HookSpec
+from headgate.operators.checkpoint_listeners import CheckpointListener
+from headgate.runtime.surroundings import PROCESS, Surroundings
 
 HOOK_BYTES_MAX = 1 << 20
 """What a hook returns is in the manifest itself."""
@@ -49,7 +48,7 @@ class HookThread:
         """Have ``call``, which must not raise, run behind those before it."""
         self._calls.put(call)
         if self._thread is None:
-            self._thread = self._around.thread(until(self._off, self._loop), f"headgate-hook-{self.name}")
+            self._thread = self._around.thread(cancellable(self._off, self._loop), f"headgate-hook-{self.name}")
             self._thread.start()
 
     def run(self, what: str, call: Callable[[CoordinatorHook], None]) -> None:

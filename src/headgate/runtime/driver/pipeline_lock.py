@@ -18,14 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from headgate.codec.lock_holder import Ending, LockHolder, decode_holder, encode_holder
+from headgate.codec.json_files import Ending, LockHolder, decode_holder, encode_holder
 from headgate.errors import UsageError
-from headgate.model.security import Access
-from headgate.runtime.driver.succession import succession
-from headgate.storage.access import access_in, open_lock
-from headgate.storage.backends import local_directory
+from headgate.model.config import Access
+from headgate.runtime.driver.takeover import current_takeover
 from headgate.storage.local import make_directories
-from headgate.storage.paths import TEMP_PREFIX
+from headgate.storage.object_names import TEMP_PREFIX
+from headgate.storage.permissions import access_in, open_lock
+from headgate.storage.urls import local_directory
 
 LOCK_NAME = "lock"
 
@@ -97,7 +97,7 @@ class PipelineLock:
             takes_asks=signals,
             takes_savepoints=signals,
             takes_cancels=signals,
-            keeper=succession().keeper,
+            keeper=current_takeover().keeper,
             claimant=claimant,
         )
         lock = cls(file, claimant, taken)

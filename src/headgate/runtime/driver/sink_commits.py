@@ -1,46 +1,72 @@
-"""The committers of all sinks of a pipeline, for one generation (K1–K5; docs/spec/two-phase-commit.md).
+"""Commit of sinks: the committers of all sinks of a pipeline, for one generation (docs/spec/two-phase-commit.md).
 
-Counterpart: ``protocol.checkpoints.commit.CommitQueue`` decides what may be committed; this module calls the targets.
-Used from one thread of the driver at a time.
+``protocol.checkpoints.commit.CommitQueue`` decides what may be committed; this module calls the targets. Used from
+one thread of the driver at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeAlias, cast
 
 from headgate import fault_points
-from headgate.closing import close_all
-from headgate.connectors.base import Committer, Sink
-from headgate.connectors.offers import (
+from headgate.connectors.base import (
     AskedCommitter,
+    Committer,
     ForgettingCommitter,
     MakingSink,
     NamingCommitter,
     PiecewiseCommitter,
+    Sink,
     TidyingCommitter,
 )
+from headgate.environment import close_all
 from headgate.errors import (
     CorruptionError,
     FencedError,
     HeadgateError,
+    LeaveBehind,
     OutputDenied,
     StorageError,
     UsageError,
     gone,
     with_remedy,
 )
-from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, SnapshotPart
-from headgate.operators.checkpointed.functions import CheckpointListener
+from headgate.model.plan import PipelineDefinition
+from headgate.operators.checkpoint_listeners import CheckpointListener
 from headgate.protocol.checkpoints.commit import CommitPermit
-from headgate.remedies import LeaveBehind
-from headgate.runtime.driver.hopeless import stopping_for_good
 from headgate.storage.base import NotFound
+
+
+@contextmanager
+def refusing_permanent_errors(problem: str) -> Iterator[None]:
+    """Refuse to go on when something is damaged, or storage says that waiting does not help.
+
+    Args:
+        problem: what cannot be done then, as a clause.
+
+    Raises:
+        UsageError: starting again cannot help.
+    """
+    try:
+        yield
+    except StorageError as error:
+        if error.is_transient:
+            raise
+        raise _refusal(problem, error) from error
+    except CorruptionError as error:
+        raise _refusal(problem, error) from error
+
+
+def _refusal(problem: str, error: Exception) -> UsageError:
+    return UsageError(f"{problem}: {error}; starting again cannot help before that is mended")
+
 
 Lose: TypeAlias = Callable[[Committable, str], None]
 """Is told of output that is gone, and why."""
@@ -72,7 +98,7 @@ class SinkCommits:
         for node in definition.graph.nodes:
             if node.role is Role.SINK:
                 name, sink = str(node.name), cast(Sink, node.spec)
-                with stopping_for_good(f"sink '{name}' cannot be opened"):
+                with refusing_permanent_errors(f"sink '{name}' cannot be opened"):
                     self._committers[name] = sink.open_committer(definition.config.name, name, generation)
                     _refuse_listening(name, sink, self._committers[name])
         for committer in self._committers.values():
@@ -225,7 +251,7 @@ def make_targets(definition: PipelineDefinition) -> None:
     for node in definition.graph.nodes:
         if node.role is Role.SINK and isinstance(node.spec, MakingSink):
             try:
-                with stopping_for_good("its target cannot be made"):
+                with refusing_permanent_errors("its target cannot be made"):
                     node.spec.make_target(definition.schema(node.name))
             except UsageError as error:
                 raise UsageError(f"operator '{node.name}': {error.message}") from None

@@ -97,7 +97,7 @@ _Entry: TypeAlias = Element | _Run
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingFeedback:
     """What waits in front of sentinels, in order, still to be read: see ``FeedbackChannel.take_sentinels``.
 
     Attributes:
@@ -250,7 +250,7 @@ class FeedbackChannel:
         batches = [one for one in (element, *map(self._loaded, more)) if isinstance(one, BatchElement)]
         return BatchElement(pa.concat_batches([one.batch for one in batches]), sum(one.size_bytes for one in batches))
 
-    def take_sentinels(self, last: CheckpointId) -> Waiting | None:
+    def take_sentinels(self, last: CheckpointId) -> WaitingFeedback | None:
         """Take the sentinel of ``last``, and older ones, out of the queue; None if it does not wait there.
 
         What is in front of it stays to be read, and is returned: it circulated when the sentinel was sent (L41). None
@@ -286,7 +286,7 @@ class FeedbackChannel:
             for _ in sentinels:
                 self._sentinels.popleft()
             self._taken_total += len(sentinels)
-        return Waiting(tuple(sentinels), tuple(batches), self._file)
+        return WaitingFeedback(tuple(sentinels), tuple(batches), self._file)
 
     def block(self) -> None:
         """Set the channel aside (L6): ``poll`` returns None; puts go on."""

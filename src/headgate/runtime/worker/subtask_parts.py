@@ -9,24 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headgate.clock import SYSTEM_CLOCK
-from headgate.connectors.base import SinkWriter
-from headgate.connectors.induced import AnyReader
+from headgate.connectors.base import AnyReader, SinkWriter
+from headgate.environment import SYSTEM_CLOCK
+from headgate.model.checkpoint_options import Guarantee
 from headgate.model.graph import InputName
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
-from headgate.model.manifest import SubtaskEntry
-from headgate.model.options import Guarantee
-from headgate.model.savepoint import Copied
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
+from headgate.model.manifest import Copied, SubtaskEntry
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.subtasks import subtask as machine
-from headgate.runtime.checkpoints.uploads import SnapshotWriter
+from headgate.protocol.subtasks.loop_participant import NO_ROUNDS, LoopPlace, RoundProgress
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotWriter
 from headgate.runtime.wire.feedback import ReceivingChannel
-from headgate.runtime.worker.chain import Chain
-from headgate.runtime.worker.hooks import Hooks
-from headgate.runtime.worker.in_flight import InFlight
-from headgate.runtime.worker.outlets import EdgeOutlet
-from headgate.runtime.worker.overtaking import Overtaking
+from headgate.runtime.worker.chain import Chain, EdgeOutlet
+from headgate.runtime.worker.listeners import SubtaskListeners
+from headgate.runtime.worker.unaligned import ChannelRecorder, UnalignedOptions
 
 FIRST_CHECKPOINT = CheckpointId(1)
 """Of a pipeline; a later generation begins with a later one."""
@@ -35,7 +31,7 @@ READS_ON_MS = 150_000
 """For the timeout that checkpoints have by default."""
 
 
-class Reports(Protocol):
+class SubtaskReports(Protocol):
     """What a subtask tells the coordinator; interpreted by the worker."""
 
     def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry, copied: Copied | None = None) -> None:
@@ -88,17 +84,17 @@ class SubtaskParts:
     sinks: Mapping[str, SinkWriter]
     reader: AnyReader | None
     make_writer: Callable[[], SnapshotWriter]
-    reports: Reports
+    reports: SubtaskReports
     is_restored_finished: bool
     is_draining: bool = False
     place: LoopPlace | None = None
     rounds: RoundProgress = NO_ROUNDS
     input_names: Sequence[InputName] | None = None
     mode: Guarantee = Guarantee.EXACTLY_ONCE
-    hooks: Hooks | None = None
+    hooks: SubtaskListeners | None = None
     first_checkpoint: CheckpointId = FIRST_CHECKPOINT
-    in_flight: InFlight = field(default_factory=InFlight)
-    overtaking: Overtaking | None = None
+    in_flight: ChannelRecorder = field(default_factory=ChannelRecorder)
+    overtaking: UnalignedOptions | None = None
     late_inputs: frozenset[ChannelIndex] = frozenset()
     reads_on_ms: int = READS_ON_MS
     clock_ns: Callable[[], int] = SYSTEM_CLOCK.monotonic_ns

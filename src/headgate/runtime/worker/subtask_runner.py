@@ -1,27 +1,32 @@
-"""Runs one subtask: reads its inputs or its source, calls its chain, and carries out what its machine orders.
+"""Runs one subtask.
+
+Reads its inputs or its source, calls its chain, takes snapshots, carries out its machine's orders.
 
 Everything here happens in the mailbox thread. Decisions about checkpoints are the machine's; this module only maps
-elements to events and effects to calls (walks: ARCHITECTURE.md). Its parts: ``source_reading`` reads the source,
-``freezing`` takes snapshots, ``overtaking`` knows when barriers go over, ``in_flight`` what they go over.
+elements to events and effects to calls (walks: ARCHITECTURE.md). ``source_runner`` reads the source, ``unaligned``
+knows when barriers overtake and which records they overtook.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import assert_never
 
+import msgspec
 import pyarrow as pa
 
 from headgate import fault_points
-from headgate.closing import close_all
 from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark
+from headgate.codec.snapshot import FINISHED_PREFIX, IN_FLIGHT_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX, encode_positions
+from headgate.environment import close_all
 from headgate.errors import UsageError
+from headgate.model.checkpoint_options import Alignment, CheckpointOptions
 from headgate.model.graph import MAIN_INPUT
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import SubtaskEntry, Totals
-from headgate.model.options import Alignment, CheckpointOptions
-from headgate.protocol.loops.rounds import Probe, ProbeReceived
+from headgate.protocol.loops.prober import Probe, ProbeReceived
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.watermarks import (
     ChannelOrigin,
@@ -33,17 +38,101 @@ from headgate.protocol.watermarks import (
     WatermarkMerger,
     WatermarkReceived,
 )
-from headgate.runtime.checkpoints.uploads import FrozenSubtask
+from headgate.runtime.checkpoints.channel_state import ChannelState
+from headgate.runtime.checkpoints.snapshot_writer import SavepointPart, SubtaskSnapshot
 from headgate.runtime.wire.channels import InputChannel
-from headgate.runtime.worker.freezing import Freezing
-from headgate.runtime.worker.hooks import Hooks
-from headgate.runtime.worker.input_meter import InputMeter
-from headgate.runtime.worker.outlets import EdgeOutlet
-from headgate.runtime.worker.overtaking import Timing
-from headgate.runtime.worker.source_reading import SourceReading
-from headgate.runtime.worker.sources import Source
-from headgate.runtime.worker.stopwatch import HeldBack
+from headgate.runtime.worker.busy_time import HeldBack, InputMeter
+from headgate.runtime.worker.chain import EdgeOutlet
+from headgate.runtime.worker.listeners import SubtaskListeners
+from headgate.runtime.worker.source_runner import SourceRunner, SourceState
 from headgate.runtime.worker.subtask_parts import SubtaskParts
+from headgate.runtime.worker.unaligned import AlignmentTimer
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """Measured: waiting for barriers, and the synchronous part."""
+
+    align_us: int
+    freeze_us: int
+
+
+class SnapshotTaker:
+    """The snapshot of one subtask, from the first barrier until somebody writes it."""
+
+    def __init__(
+        self, parts: SubtaskParts, subtask: machine.Subtask, source: SourceState | None, hooks: SubtaskListeners
+    ) -> None:
+        self._hooks = hooks
+        self.sinks = dict(parts.sinks)
+        self._vertex = str(parts.subtask.vertex)
+        self._chain = parts.chain
+        self._machine = subtask
+        self._source = source
+        self._clock_ns = parts.clock_ns
+        self._align_started: dict[CheckpointId, int] = {}
+        self._frozen: SubtaskSnapshot | None = None
+
+    def note_barrier(self, checkpoint: CheckpointId) -> None:
+        """A barrier of ``checkpoint`` came, or was read."""
+        if checkpoint > max(self._align_started, default=CheckpointId(0)):  # an older one may be read later
+            self._align_started = {checkpoint: self._clock_ns()}
+
+    def take(self, checkpoint: CheckpointId, options: CheckpointOptions) -> Durations:
+        """The synchronous part: flush (U8), then seal what the sinks were given, and take references (ST5)."""
+        fault_points.reach("before-snapshot")
+        begun_ns = self._clock_ns()
+        self._chain.before_barrier()
+        flushed_ns = self._clock_ns()
+        plain = self._plain(checkpoint, options)
+        sealed = [(node, sink.seal(checkpoint)) for node, sink in self.sinks.items()]
+        lists = self._hooks.snapshot(checkpoint)  # HL11: it may still change what the chain freezes
+        savepoint = None if options.target is None else SavepointPart(options.target, self._copied(plain))
+        others = {**lists, **self._chain.freeze_broadcast(is_own=options.alignment.may_overtake)}
+        self._frozen = SubtaskSnapshot(checkpoint, self._chain.freeze(), plain, sealed, others, savepoint)
+        if options.is_last:
+            self._chain.set_stopping()
+        align_us = (begun_ns - self._align_started.pop(checkpoint, begun_ns)) // 1000
+        return Durations(align_us, (self._clock_ns() - flushed_ns) // 1000)
+
+    def _plain(self, checkpoint: CheckpointId, options: CheckpointOptions) -> dict[str, bytes]:
+        """Return the small sections."""
+        vertex = self._chain.vertex
+        flag = b"\x01" if self._machine.is_finished else b"\x00"
+        plain: dict[str, bytes] = {f"{FINISHED_PREFIX}{node.name}": flag for node in vertex.nodes}
+        if vertex.nest is not None:
+            plain[f"{ROUNDS_PREFIX}{vertex.head.name}"] = msgspec.msgpack.encode(self._machine.rounds)
+        if self._source is not None:
+            positions = self._source.positions(checkpoint, is_last=options.is_last)
+            plain[f"{POSITIONS_PREFIX}{vertex.head.name}"] = encode_positions(positions)
+        return plain
+
+    def _copied(self, plain: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """Return the small sections of a snapshot as a savepoint has them (SV9)."""
+        positions = None if self._source is None else self._source.unprocessed_from
+        if positions is None:
+            return plain
+        return {**plain, f"{POSITIONS_PREFIX}{self._chain.vertex.head.name}": encode_positions(positions)}
+
+    def thawed(self) -> SubtaskSnapshot:
+        """Return what was frozen, once."""
+        assert self._frozen is not None
+        frozen, self._frozen = self._frozen, None
+        return frozen
+
+    def thawed_with(self, recorded: ChannelState | None) -> SubtaskSnapshot:
+        """Return what was frozen, with the records in flight that belong to it."""
+        frozen = self.thawed()
+        if recorded is None:
+            return frozen
+        return replace(frozen, lists={**frozen.lists, (IN_FLIGHT_PREFIX, self._vertex): recorded})
+
+    def emptied(self) -> SubtaskSnapshot:
+        """Give the state up; return what is left: the sealed output, for the next snapshot (UA10)."""
+        frozen = self.thawed()
+        frozen.release()  # U6
+        return replace(frozen, states={}, lists={})
+
 
 ELEMENTS_PER_TURN_MAX = 16
 """Elements one subtask may process before the mailbox looks at the others: bounds a barrier's wait (C48)."""
@@ -59,7 +148,7 @@ class SubtaskRunner:
         self._input_names = [MAIN_INPUT] * len(self._inputs) if parts.input_names is None else list(parts.input_names)
         self.meter = InputMeter(self._inputs, parts.clock_ns)
         self._outlets = list(parts.outlets)
-        source = Source.of(parts.reader, parts.mode, is_over=parts.is_draining)
+        source = SourceState.of(parts.reader, parts.mode, is_over=parts.is_draining)
         self._writer = parts.make_writer()
         self._reports = parts.reports
         regular_count = len(self._inputs) - (0 if parts.place is None else len(parts.place.feedback))
@@ -74,15 +163,15 @@ class SubtaskRunner:
             late=parts.late_inputs,
         )
         self._in_flight = parts.in_flight
-        self._timing = Timing(parts.overtaking, has_late_inputs=bool(parts.late_inputs))
+        self._timing = AlignmentTimer(parts.overtaking, has_late_inputs=bool(parts.late_inputs))
         self._arriving = [channel for channel in self._inputs if isinstance(channel, InputChannel)]
         self._merger = WatermarkMerger(max(regular_count, 1))
         self._origins = [ChannelOrigin(ChannelIndex(index)) for index in range(regular_count)]
         self._nest = parts.chain.vertex.nest
         self._next_input = 0
         self._may_resume = parts.is_restored_finished
-        self._hooks = parts.hooks or Hooks(parts.chain)
-        self._freezing = Freezing(parts, self._machine, source, self._hooks)
+        self._hooks = parts.hooks or SubtaskListeners(parts.chain)
+        self._freezing = SnapshotTaker(parts, self._machine, source, self._hooks)
         self._reading = None if source is None else self._reading_of(source, parts)
         place, rounds = parts.place, parts.rounds
         has_rounds = max(rounds.started, rounds.closed) >= 0  # L39: they are about input that had ended
@@ -91,8 +180,8 @@ class SubtaskRunner:
         self.held_back = HeldBack(parts.clock_ns)
         self._counted: dict[CheckpointId, Totals] = {}
 
-    def _reading_of(self, source: Source, parts: SubtaskParts) -> SourceReading:
-        return SourceReading(source, parts, self._machine, self.handle, self._resume)
+    def _reading_of(self, source: SourceState, parts: SubtaskParts) -> SourceRunner:
+        return SourceRunner(source, parts, self._machine, self.handle, self._resume)
 
     # -- the mailbox's calls ------------------------------------------------------------------------------------
 
@@ -410,5 +499,5 @@ class SubtaskRunner:
         self._writer.cancel(checkpoint)
         self._begin_write(self._freezing.emptied())
 
-    def _begin_write(self, frozen: FrozenSubtask) -> None:
+    def _begin_write(self, frozen: SubtaskSnapshot) -> None:
         self._writer.start(frozen)

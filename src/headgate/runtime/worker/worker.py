@@ -16,39 +16,34 @@ from pathlib import Path
 import pyarrow as pa
 
 from headgate.codec import messages
+from headgate.environment import ThreadEnded
 from headgate.errors import BadRecord, FencedError, HeadgateError, StorageError, TruncatedError
-from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
-from headgate.model.manifest import SnapshotPart, SubtaskEntry
-from headgate.model.savepoint import Copied
-from headgate.operators.user_function import HookError, UserFunctionError, user_traceback
+from headgate.model.manifest import Copied, SnapshotPart, SubtaskEntry
+from headgate.model.plan import PipelineDefinition
+from headgate.operators.user_functions import HookError, UserFunctionError, user_traceback
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported, SourceReadsOn
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.loops import rounds
+from headgate.protocol.loops import prober
 from headgate.protocol.subtasks import subtask as machine
-from headgate.runtime.checkpoints.restoring import NotRestorable, owned_key_groups
-from headgate.runtime.checkpoints.targets import Destination
-from headgate.runtime.checkpoints.uploads import PrepareRefused, SnapshotWriter
-from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Surroundings
+from headgate.runtime.checkpoints.restore import NotRestorable, owned_key_groups
+from headgate.runtime.checkpoints.snapshot_writer import PrepareRefused, SnapshotDestination, SnapshotWriter
+from headgate.runtime.surroundings import PROCESS, Surroundings
 from headgate.runtime.wire.connection import ConnectionLost
 from headgate.runtime.wire.control import ControlClient
-from headgate.runtime.wire.exchange import Exchange
-from headgate.runtime.wire.peer import ExchangeCallbacks
+from headgate.runtime.wire.exchange import Exchange, ExchangeCallbacks
 from headgate.runtime.wire.spill import SpillBudget
+from headgate.runtime.worker.busy_time import Stopwatch
 from headgate.runtime.worker.chain import NodeError
 from headgate.runtime.worker.deployment import Deployment, edge_schemas
-from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
+from headgate.runtime.worker.loop_head import LoopHeadRunner
 from headgate.runtime.worker.metrics import WorkerMetrics
-from headgate.runtime.worker.stopwatch import Stopwatch
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
-from headgate.state.choice import WorkerStates, worker_states
-from headgate.state.files import LocalDamage, UnsoundFiles
-from headgate.state.frozen import OwnedKeys
-from headgate.storage.backends import open_storage
+from headgate.state.snapshot import LocalDamage, OwnedKeys, UnsoundFiles
+from headgate.state.worker_backends import WorkerStates, worker_states
+from headgate.storage.urls import open_storage
 from headgate.store.streams import OtherSchemaError
-from headgate.threads import ThreadEnded
 from headgate.tls import Tls
 
 EXIT_FENCED = 75
@@ -182,7 +177,7 @@ class Worker:
         except WorkerStopped:
             raise
         except BaseException as error:
-            self._is_state_left = spares_disk(error)
+            self._is_state_left = keeps_local_files(error)
             if not self._is_leaving:
                 control.send(self._last_words(error))
             raise WorkerStopped(str(error)) from None
@@ -267,7 +262,7 @@ class Worker:
         definition = self._task.definition
         storage = open_storage(definition.config.checkpoint_root)
         keys = OwnedKeys(owned_key_groups(definition.plan, self._task.worker), definition.plan.max_parallelism)
-        to = Destination(storage, definition.config.name, self._generation, deploy.inline_bytes_max, keys)
+        to = SnapshotDestination(storage, definition.config.name, self._generation, deploy.inline_bytes_max, keys)
         task = self._task
         restored = [] if deploy.place else [part for former in deploy.restored for part in former.parts]
         exchange.start(self._generation, deploy.addresses, deploy.credit_bytes)
@@ -292,7 +287,9 @@ class Worker:
         self._by_subtask = {runner.subtask: runner for runner in self._runners}
         self._is_listening = any(runner.is_listening for runner in self._runners)
 
-    def _snapshot_writer(self, subtask: SubtaskId, to: Destination, restored: Sequence[SnapshotPart]) -> SnapshotWriter:
+    def _snapshot_writer(
+        self, subtask: SubtaskId, to: SnapshotDestination, restored: Sequence[SnapshotPart]
+    ) -> SnapshotWriter:
         def report(event: machine.SnapshotWritten | machine.SnapshotFailed, text: str) -> None:
             self._mail.append((self._by_subtask[subtask], event, text))
             self._wake.set()
@@ -417,12 +414,12 @@ class Worker:
 
     def entrance_ended(self, subtask: SubtaskId, effect: machine.ReportEntranceEnded) -> None:
         """Report that nothing enters a nest of loops here any more."""
-        event = rounds.EntranceEnded(subtask, effect.started_round, effect.highest_round)
+        event = prober.EntranceEnded(subtask, effect.started_round, effect.highest_round)
         self._control.send(messages.EntranceEnded(self._generation, event))
 
     def probe_returned(self, subtask: SubtaskId, effect: machine.ReportProbe) -> None:
         """Report what came back with a probe."""
-        event = rounds.ProbeReturned(subtask, effect.number, effect.count, effect.highest_round)
+        event = prober.ProbeReturned(subtask, effect.number, effect.count, effect.highest_round)
         self._control.send(messages.ProbeReturned(self._generation, event))
 
     def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:
@@ -471,7 +468,7 @@ class Worker:
         exchange.close()
 
 
-def spares_disk(error: BaseException) -> bool:
+def keeps_local_files(error: BaseException) -> bool:
     """Return whether a worker that ends because of ``error`` may leave files of its state to the next one (RB21).
 
     Not if its disk is what failed: the next one is to find room there, and nothing that is damaged.

@@ -12,10 +12,9 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, PutCheckpointsBack
 from headgate.model.progress import RunResult
 from headgate.protocol.checkpoints.recovery import candidates, has_given_up
-from headgate.remedies import PutCheckpointsBack
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
@@ -24,7 +23,7 @@ from headgate.sim.product.strikes import Started
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import Values
 from headgate.sim.world import Violation
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.DRAIN, Fault.CANCEL, Fault.POWER_CUT)
 """Nobody goes back behind damage or drains here: what is visible is then a part of what a whole run makes."""

@@ -12,11 +12,10 @@ import random
 from dataclasses import replace
 
 from headgate.codec.log_entry import decode_log_entry
-from headgate.errors import CorruptionError, HeadgateError
+from headgate.errors import CorruptionError, GoBackBehind, HeadgateError, NameAnotherPlace
 from headgate.model.config import StartConfig
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
-from headgate.remedies import GoBackBehind, NameAnotherPlace
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.ends import Ends
 from headgate.sim.product.run import EVENTS_MAX, Run

@@ -17,10 +17,9 @@ import pyarrow as pa
 
 import headgate as hg
 from headgate.connectors.base import Sink
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, LeaveBehind, NameOperator
 from headgate.model.config import StartConfig
 from headgate.model.progress import Continuation
-from headgate.remedies import LeaveBehind, NameOperator
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.ends import Ends
 from headgate.sim.product.records import Row

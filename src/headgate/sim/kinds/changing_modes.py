@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from headgate.model.options import Guarantee
+from headgate.model.checkpoint_options import Guarantee
 from headgate.model.progress import Continuation, RunResult
 from headgate.sim.kinds.modes import LOOPS, RULES, Judge, Noted, Records
 from headgate.sim.machine.faults import Fault

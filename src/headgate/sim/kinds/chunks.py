@@ -17,15 +17,15 @@ from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.typed import TYPED
 from headgate.sim.product.workloads import WORKLOADS, Branches, Job
 from headgate.sim.world import Violation
-from headgate.state import keyed
-from headgate.state.memory import by_column, changes, chunk_log, chunked
+from headgate.state import snapshot
+from headgate.state.memory import change_tracking, column_backend, incremental_snapshot
 
 BOUNDS: tuple[tuple[object, str, int], ...] = (
-    (chunked, "SIZE_BYTES_MIN", 1),
-    (chunk_log, "CHUNKS_MAX", 4),
-    (changes, "KEYS_FREE", 8),
-    (keyed, "RANGE_BYTES_MIN", 256),
-    (by_column, "_RENUMBER_MIN", 16),
+    (incremental_snapshot, "SIZE_BYTES_MIN", 1),
+    (incremental_snapshot, "CHUNKS_MAX", 4),
+    (change_tracking, "KEYS_FREE", 8),
+    (snapshot, "RANGE_BYTES_MIN", 256),
+    (column_backend, "_RENUMBER_MIN", 16),
 )
 
 

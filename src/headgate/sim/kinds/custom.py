@@ -16,14 +16,13 @@ from dataclasses import fields, replace
 from enum import Enum
 
 import headgate as hg
+from headgate.connectors import ledger_sink
 from headgate.connectors.base import Sink
-from headgate.connectors.custom import ledger
-from headgate.connectors.custom.fence import Fence, OutputName, owner_of
-from headgate.errors import HeadgateError
+from headgate.connectors.fenced_sink import Fence, OutputName, owner_of
+from headgate.errors import BringOutputBack, HeadgateError
 from headgate.model.manifest import Committable, Manifest
-from headgate.protocol.supervision import restart
-from headgate.remedies import BringOutputBack
-from headgate.runtime.checkpoints import uploads
+from headgate.protocol.supervision import restart_policy
+from headgate.runtime.checkpoints import snapshot_writer
 from headgate.sim.kinds.own_connectors import FeedSource, PreparingSink, PublishingSink
 from headgate.sim.machine.database import LATE_MS, Database, Row, Unreachable
 from headgate.sim.machine.faults import Fault
@@ -184,16 +183,16 @@ class CustomRun(Run):
 
     def run(self) -> Violation | None:
         """See ``Run``."""
-        usual = uploads.PAYLOAD_BYTES_MAX, ledger.INLINE_BYTES_MAX, restart.TAKEOVER_MS
+        usual = snapshot_writer.PAYLOAD_BYTES_MAX, ledger_sink.INLINE_BYTES_MAX, restart_policy.TAKEOVER_MS
         try:
-            restart.TAKEOVER_MS = 0  # no standby is here
+            restart_policy.TAKEOVER_MS = 0  # no standby is here
             if self.settings.stores_output:
-                uploads.PAYLOAD_BYTES_MAX = STORED_BYTES
+                snapshot_writer.PAYLOAD_BYTES_MAX = STORED_BYTES
             if self.settings.piece_bytes is not None:
-                ledger.INLINE_BYTES_MAX = 0
+                ledger_sink.INLINE_BYTES_MAX = 0
             return super().run()
         finally:
-            uploads.PAYLOAD_BYTES_MAX, ledger.INLINE_BYTES_MAX, restart.TAKEOVER_MS = usual
+            snapshot_writer.PAYLOAD_BYTES_MAX, ledger_sink.INLINE_BYTES_MAX, restart_policy.TAKEOVER_MS = usual
 
     def start(self) -> None:
         """See ``Run``."""

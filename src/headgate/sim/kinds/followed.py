@@ -18,9 +18,9 @@ import polars as pl
 import headgate as hg
 from headgate.codec.snapshot import POSITIONS_PREFIX, decode_positions
 from headgate.connectors.encode import decode
-from headgate.connectors.files import lines, rotation
-from headgate.connectors.files.commit import committed_files
-from headgate.connectors.files.position import FilePosition
+from headgate.connectors.files import line_file, rotation
+from headgate.connectors.files.file_committer import committed_files
+from headgate.connectors.files.line_file import FilePosition
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.sim.kinds.logs import DIRECTORY, Form, Logs
@@ -33,7 +33,7 @@ from headgate.sim.product.source import SCHEMA
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import WORKLOADS, Branches, Splits, draw_splits
 from headgate.sim.world import Violation
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 SAFETY_MS = 5_000
 """Virtual time in which something may go wrong."""
@@ -51,8 +51,8 @@ WITHOUT = (Fault.DRAIN, Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.POWER_CUT)
 """Who removes what was read must be able to rely on it."""
 
 SMALL: tuple[tuple[ModuleType, str, int], ...] = (
-    (lines, "BLOCK_BYTES", 160),  # a few lines
-    (lines, "HEAD_BYTES", 96),
+    (line_file, "BLOCK_BYTES", 160),  # a few lines
+    (line_file, "HEAD_BYTES", 96),
     (rotation, "HEAD_BYTES", 96),
 )
 """Bounds that are small here, so that short files reach them."""

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 
 import headgate as hg
-from headgate.connectors.base import Source
-from headgate.connectors.induced import InducedSource
+from headgate.connectors.base import InducedSource, Source
 from headgate.model.manifest import Manifest
 from headgate.sim.kinds.tapes import HOOK, HOOK_TIMEOUT_MS, SPREAD_MS, Outside, TapeHook, TapeSource
 from headgate.sim.machine.faults import Fault

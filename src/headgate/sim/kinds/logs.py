@@ -15,7 +15,7 @@ from posixpath import basename
 
 import xxhash
 
-from headgate.connectors.files.position import FilePosition
+from headgate.connectors.files.line_file import FilePosition
 from headgate.sim.machine.files import BusyFiles, SimFile
 from headgate.sim.product.records import KEYS, Row
 from headgate.sim.world import World

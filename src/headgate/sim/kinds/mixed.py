@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from headgate.model.checkpoint_options import Guarantee
 from headgate.model.manifest import Manifest
-from headgate.model.options import Guarantee
 from headgate.sim.kinds.induced import InducedRun
 from headgate.sim.kinds.modes import draw_mode
 from headgate.sim.kinds.overtaking import OvertakingRun

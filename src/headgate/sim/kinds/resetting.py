@@ -12,13 +12,13 @@ import random
 from dataclasses import replace
 
 from headgate.codec.log_entry import decode_log_entry
-from headgate.connectors.files.layout import OWNERS
-from headgate.connectors.recorded import targets_of
+from headgate.connectors.files.publish_log import OWNERS
+from headgate.connectors.sink_registry import targets_of
 from headgate.errors import HeadgateError
-from headgate.model.definition import PipelineDefinition
 from headgate.model.manifest import Claim
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import RunResult
-from headgate.runtime.driver.starting_over import StartingOver
+from headgate.runtime.driver.reset import Reset
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.surroundings import SimSurroundings
 from headgate.sim.machine.tasks import SimProcess
@@ -116,7 +116,7 @@ class ResettingRun(Run):
         steps_count = len(self.history.steps)
         try:
             program = self._program() if has_program else None
-            with StartingOver.holding_the_lock(ROOT, NAME, program, self._surroundings(process)) as resetting:
+            with Reset.holding_the_lock(ROOT, NAME, program, self._surroundings(process)) as resetting:
                 resetting.finish()
                 plan = resetting.look()
                 if not plan.is_empty:
@@ -149,8 +149,8 @@ class ResettingRun(Run):
         """Finish a reset that was cut short, and have the first claim write down what the sinks write to (SO1, SO3)."""
         self._steps_at[self.tasks.current.process] = len(self.history.steps)
         definition = replace(definition, targets=targets_of(definition.graph))
-        if StartingOver.is_due(ROOT, NAME):
-            with StartingOver.holding_the_lock(ROOT, NAME, definition, around) as resetting:
+        if Reset.is_due(ROOT, NAME):
+            with Reset.holding_the_lock(ROOT, NAME, definition, around) as resetting:
                 self.finished_count += resetting.finish()
         return definition
 

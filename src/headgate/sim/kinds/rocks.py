@@ -18,8 +18,8 @@ from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.replacing import replaced
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.world import Violation
-from headgate.state.rocksdb import increments
-from headgate.state.rocksdb.memory import SharedMemory
+from headgate.state.rocksdb import database_snapshot
+from headgate.state.rocksdb.database import SharedMemory
 
 MEMORY_BYTES = 16 << 20
 
@@ -69,7 +69,7 @@ class RocksFilesRun(RocksRun):
             return made
 
         with (
-            replaced(increments, "SIZE_BYTES_MIN", 1),
+            replaced(database_snapshot, "SIZE_BYTES_MIN", 1),
             replaced(SharedMemory, "options", options),
             replaced(SharedMemory, "cache_bytes", property(lambda self: CACHE_BYTES)),
         ):

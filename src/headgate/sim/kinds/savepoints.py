@@ -20,16 +20,15 @@ from enum import Enum
 
 import polars as pl
 
-from headgate.codec.savepoint import decode_savepoint
+from headgate.codec.json_files import decode_savepoint
 from headgate.connectors.encode import decode
-from headgate.connectors.files.commit import committed_files
-from headgate.connectors.files.layout import OWNERS
-from headgate.connectors.files.sink import FileSink
+from headgate.connectors.files.file_committer import committed_files
+from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.files.publish_log import OWNERS
 from headgate.errors import HeadgateError
 from headgate.model.config import StartConfig
-from headgate.model.manifest import Manifest
+from headgate.model.manifest import Manifest, Savepoint
 from headgate.model.progress import CheckpointOutcome
-from headgate.model.savepoint import Savepoint
 from headgate.sim.machine.disk import Disk, Stored
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.tasks import SimProcess
@@ -40,7 +39,7 @@ from headgate.sim.product.strikes import Started
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import Splits, Values
 from headgate.sim.world import Violation
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 PLACES = "savepoint"
 """The disks of savepoints are called so, and numbered."""

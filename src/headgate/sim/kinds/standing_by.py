@@ -12,18 +12,18 @@ import queue
 import random
 from dataclasses import dataclass, field, replace
 
-from headgate.codec.heartbeat import end_path
+from headgate.codec.json_files import end_path
 from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, RestartStrategy
-from headgate.model.exits import Exit, exit_of
+from headgate.model.failure import ExitCode, exit_code_of
 from headgate.model.ids import Generation
 from headgate.model.progress import RunResult
-from headgate.protocol.supervision import keeper, standby
-from headgate.protocol.supervision.events import Begin
-from headgate.protocol.supervision.keeper import Command, Keeper
+from headgate.protocol.supervision import driver_supervisor, standby
+from headgate.protocol.supervision.driver_supervisor import Command, DriverSupervisor
 from headgate.protocol.supervision.standby import Standby
-from headgate.runtime.driver.lookout import Lookout
-from headgate.runtime.driver.succession import Succession, succeeding
+from headgate.protocol.supervision.supervisor_events import Begin
+from headgate.runtime.driver.liveness import HeartbeatReader
+from headgate.runtime.driver.takeover import Takeover, taking_over
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.primitives import SimQueue
 from headgate.sim.machine.tasks import SimProcess
@@ -32,7 +32,7 @@ from headgate.sim.product.settings import CHECKPOINTS, NAME, ROOT
 from headgate.sim.product.spark import SimSpark
 from headgate.sim.product.strikes import Started
 from headgate.sim.world import Violation
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.CANCEL)
 """Nobody has to read what an error says before the pipeline can go on."""
@@ -56,7 +56,7 @@ class Site:
     process: SimProcess
     strategy: RestartStrategy
     is_standby: bool
-    events: SimQueue[keeper.Event]
+    events: SimQueue[driver_supervisor.Event]
     child: Started | None = None
     is_waiting: bool = False
     """Its child stands by."""
@@ -140,7 +140,7 @@ class StandbyRun(Run):
             drain = [Command.DRAIN] if self.faults.has(Fault.DRAIN) else []
             command = self._chance.choice([*commands, *drain])
             self.world.tell("user", f"asks {asked.name} to {command.value}")
-            asked.events.put(keeper.CommandReceived(command))
+            asked.events.put(driver_supervisor.CommandReceived(command))
         self.world.at(self._chance.randint(100, 4_000), self._ask_a_keeper)
 
     def _heal(self) -> None:
@@ -185,26 +185,26 @@ class StandbyRun(Run):
 
     def _keep(self, site: Site) -> None:
         """As ``cli.keeping`` does."""
-        machine = Keeper(site.strategy, is_standby=site.is_standby)
+        machine = DriverSupervisor(site.strategy, is_standby=site.is_standby)
         due_ms: int | None = None
-        event: keeper.Event = Begin()
+        event: driver_supervisor.Event = Begin()
         while True:
             for effect in machine.handle(event):
                 match effect:
-                    case keeper.StartChild():
+                    case driver_supervisor.StartChild():
                         self._start_child(site, effect.after)
-                    case keeper.Tell():
+                    case driver_supervisor.Tell():
                         self._tell(site, effect.command)
-                    case keeper.ArmDelay():
+                    case driver_supervisor.ArmDelay():
                         due_ms = self.world.now_ms + effect.after_ms
-                    case keeper.ReportRestart():
+                    case driver_supervisor.ReportRestart():
                         self.restarts_count += 1
-                    case keeper.ExitWith():
+                    case driver_supervisor.ExitWith():
                         site.process.end(effect.code)
             try:
                 event = site.events.get(timeout=None if due_ms is None else max(due_ms - self.world.now_ms, 0) / 1_000)
             except queue.Empty:
-                due_ms, event = None, keeper.DelayOver()
+                due_ms, event = None, driver_supervisor.DelayOver()
 
     def _tell(self, site: Site, command: Command) -> None:
         """As a signal: a standby ends by it; a driver that does not take it yet dies of it (KR6)."""
@@ -229,7 +229,7 @@ class StandbyRun(Run):
         def gone(code: int) -> None:
             site.is_waiting = False
             if site.process.is_alive:
-                site.events.put(keeper.ChildEnded(code, self.world.now_ms, self._chance.random()))
+                site.events.put(driver_supervisor.ChildEnded(code, self.world.now_ms, self._chance.random()))
 
         process = SimProcess(self.tasks, f"d{len(self.started)}", gone)
         attempts = self.settings.attempts
@@ -263,11 +263,11 @@ class StandbyRun(Run):
             mine.append(generation)
             self._leaders[int(generation)] = started
             if site.process.is_alive:
-                site.events.put(keeper.ChildClaimed(generation))
+                site.events.put(driver_supervisor.ChildClaimed(generation))
 
         site.is_waiting = False
-        site.events.put(keeper.ChildListens())
-        with succeeding(Succession(site.claimant, after, tell_claim)):
+        site.events.put(driver_supervisor.ChildListens())
+        with taking_over(Takeover(site.claimant, after, tell_claim)):
             error = self._run_driver(started, beats=True, drains=drains)
         if error is None and not self.is_finished and mine and self._has_end_on_record(mine[-1]):
             self._stopped.add(int(mine[-1]))
@@ -278,7 +278,7 @@ class StandbyRun(Run):
 
     def _stand_by(self, site: Site, started: Started) -> BaseException | None:
         """As ``cli.standby`` does."""
-        lookout = Lookout(open_storage(ROOT), NAME, site.claimant)
+        lookout = HeartbeatReader(open_storage(ROOT), NAME, site.claimant)
         machine = Standby()
         event: standby.Event | None = Begin()
         while event is not None:
@@ -303,7 +303,7 @@ class StandbyRun(Run):
                         event = standby.TakeoverLost()
         return None
 
-    def _look_at(self, lookout: Lookout, generation: Generation | None) -> standby.Event:
+    def _look_at(self, lookout: HeartbeatReader, generation: Generation | None) -> standby.Event:
         began_ms = self.world.now_ms
         try:
             observed = lookout.all() if generation is None else lookout.beat(generation)
@@ -326,13 +326,13 @@ class StandbyRun(Run):
         return result.is_finished or result.is_drained
 
 
-def exit_code(error: BaseException | None) -> Exit:
+def exit_code(error: BaseException | None) -> ExitCode:
     """Return what the command that ``error`` ended, if any did, ends with; a bug ends the seed."""
     if error is None:
-        return Exit.DONE
+        return ExitCode.DONE
     if not isinstance(error, HeadgateError):
         raise error
-    return exit_of(error)
+    return exit_code_of(error)
 
 
 def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 import headgate as hg
-from headgate.connectors.base import SourceBatch, SourceContext
-from headgate.connectors.induced import CheckpointMarker, InducedReader
+from headgate.connectors.base import CheckpointMarker, InducedReader, SourceBatch, SourceContext
 from headgate.model.manifest import Manifest
 from headgate.sim.product.records import Row
 from headgate.sim.product.run import Run

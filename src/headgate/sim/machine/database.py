@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from headgate.connectors.custom.fence import Fence
+from headgate.connectors.fenced_sink import Fence
 from headgate.errors import FencedError, UsageError
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.tasks import SimProcess, Tasks

@@ -21,38 +21,37 @@ from headgate.sim.machine.sockets import HOST, Network, SimServer, SimSocket
 from headgate.sim.machine.store import SimCatalogue, SimStores
 from headgate.sim.machine.surroundings import SimSurroundings
 from headgate.sim.machine.tasks import SimProcess, Task
-from headgate.store import listening
+from headgate.store import server_signals
+from headgate.store.addresses import PORT
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.served import client, connection, hearing
-from headgate.store.served.address import PORT
-from headgate.store.served.greeting import Facts
-from headgate.store.served.opening import open_served
-from headgate.store.serving import answers, news
-from headgate.store.serving.answers import Answers
-from headgate.store.serving.connections import Connection
-from headgate.store.serving.counting import Counting
-from headgate.store.serving.desk import ServerDesk
+from headgate.store.client import connection, remote_store, requests
+from headgate.store.client.connection import ServerFacts
+from headgate.store.client.remote_store import open_remote_store
+from headgate.store.server import handlers, long_polls
+from headgate.store.server.connections import Connection
+from headgate.store.server.handlers import RequestHandlers, ServerMetrics
+from headgate.store.server.server import ServerState
 from headgate.store.store import Store
 
 URL = f"headgate://{HOST}:{PORT}"
 
 QUICKER: tuple[tuple[object, str, object], ...] = (
-    (client, "OPENING_PATIENCE_S", 0.4),
-    (client, "PAUSES_S", (0.01, 0.1)),
+    (requests, "OPENING_PATIENCE_S", 0.4),
+    (requests, "PAUSES_S", (0.01, 0.1)),
     (connection, "CONNECT_S", 0.3),
     (connection, "SILENCE_S", 1),
-    (answers, "SETTLE_S", 0.05),
-    (answers, "CHECK_S", 0.2),
-    (news, "LOOK_S", 0.05),
-    (listening, "PAUSES_S", (0.01, 0.2)),
-    (listening, "START_S", 0.2),
+    (handlers, "SETTLE_S", 0.05),
+    (handlers, "CHECK_S", 0.2),
+    (long_polls, "LOOK_S", 0.05),
+    (server_signals, "PAUSES_S", (0.01, 0.2)),
+    (server_signals, "START_S", 0.2),
 )
 """A run lasts seconds, so patience is shorter than usual."""
 
 PATIENCES_S = (0.5, 0.5, 25.0)
 """How long clients wait for an answer: some give up what is under way or only comes, others hear by news alone."""
 
-IDLE_TASKS = {hearing.THREAD, "headgate-fetch"}
+IDLE_TASKS = {remote_store.THREAD, "headgate-fetch"}
 """What is left of a process whose program has ended."""
 
 SWEEP_MS = 150
@@ -75,7 +74,7 @@ class ServedStores(SimStores):
         self._shared: dict[SimProcess, Store] = {}
         self._clients: dict[Task, SimSocket] = {}
         self._process: SimProcess | None = None
-        self._desk: ServerDesk | None = None
+        self._desk: ServerState | None = None
         self._starts_count = 0
         self._left = self._losses_left = BUDGET
         self._patience_s = self._rng.choice(PATIENCES_S)
@@ -87,9 +86,9 @@ class ServedStores(SimStores):
         """Have bounds be small for a while."""
         patience_s = self._patience_s
         of_patience = (
-            (client, "PATIENCE_S", 1.2 * patience_s),
+            (requests, "PATIENCE_S", 1.2 * patience_s),
             (connection, "ANSWER_S", patience_s),
-            (answers, "NEWS_S", 0.8 * patience_s),
+            (handlers, "NEWS_S", 0.8 * patience_s),
         )
         with ExitStack() as stack:
             for owner, name, value in (*QUICKER, *of_patience):
@@ -133,7 +132,7 @@ class ServedStores(SimStores):
         if found is None:
             around = SimSurroundings(process, self._network)
             around.wall_shift_ms = self.wall_shift_ms
-            served = open_served(URL, around)
+            served = open_remote_store(URL, around)
             found = self._shared[process] = Store(
                 f"sim://{name}",
                 served.catalogue,
@@ -157,10 +156,10 @@ class ServedStores(SimStores):
 
     def _serve(self, process: SimProcess) -> None:
         around, disk = SimSurroundings(process, self._network), self._disk("store")
-        counting = Counting(around)
-        facts = Facts(around.token(16).hex(), "the only one", URL)
+        counting = ServerMetrics(around)
+        facts = ServerFacts(around.token(16).hex(), "the only one", URL)
         catalogue = cast(Catalogue, SimCatalogue(disk, self.behind("store")))
-        replies = Answers(catalogue, SimStorage(disk), facts.instance, counting, around)
+        replies = RequestHandlers(catalogue, SimStorage(disk), facts.instance, counting, around)
         port = self._network.listen(process, PORT)
         desk = self._desk = _Desk(port, replies, facts, counting, around, self._perhaps_lose)
         with contextlib.suppress(OSError):
@@ -168,7 +167,7 @@ class ServedStores(SimStores):
                 stream, address = port.accept()
                 around.thread(self._attend, "connection", desk, stream, address).start()
 
-    def _attend(self, desk: ServerDesk, stream: SimSocket, address: tuple[str, int]) -> None:
+    def _attend(self, desk: ServerState, stream: SimSocket, address: tuple[str, int]) -> None:
         self._clients[self._tasks.current] = stream
         with contextlib.suppress(OSError):
             Connection(cast(Any, stream), address, cast(Any, desk))
@@ -214,7 +213,7 @@ class ServedStores(SimStores):
             desk = self._desk
             self._tasks.spawn(process, lambda: self._end(process, desk), "signal")
 
-    def _end(self, process: SimProcess, desk: ServerDesk) -> None:
+    def _end(self, process: SimProcess, desk: ServerState) -> None:
         """End it as SIGTERM does."""
         desk.end(self._rng.choice((0.0, 1.0)))
         process.end(0)
@@ -229,15 +228,15 @@ class ServedStores(SimStores):
         self._tasks.world.at(SWEEP_MS, self._sweep)
 
 
-class _Desk(ServerDesk):
+class _Desk(ServerState):
     """The desk of a simulated server, on this machine: everybody may ask."""
 
     def __init__(
         self,
         port: SimServer,
-        replies: Answers,
-        facts: Facts,
-        counting: Counting,
+        replies: RequestHandlers,
+        facts: ServerFacts,
+        counting: ServerMetrics,
         around: SimSurroundings,
         lose: Callable[..., None],
     ) -> None:
@@ -247,7 +246,7 @@ class _Desk(ServerDesk):
 
     def answer(self, path: str, name: str | None, data: bytes) -> tuple[int, bytes]:
         """See ``Desk``."""
-        if not path.startswith(answers.VERB):
+        if not path.startswith(handlers.VERB):
             return super().answer(path, name, data)
         self._lose(is_done=False)
         found = super().answer(path, name, data)

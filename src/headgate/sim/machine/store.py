@@ -15,7 +15,7 @@ from headgate.sim.machine.disk import Disk, SimStorage
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.surroundings import SimThreads
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.memory import memory_catalogue
+from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.store import Store
 
 STEP_MS = 3

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import greenlet
 
+from headgate.environment import ThreadEnded
 from headgate.sim.world import Violation, World
-from headgate.threads import ThreadEnded
 
 TURN_RATE = 0.1
 """How often a primitive that would not block lets others go first."""

@@ -14,8 +14,8 @@ from posixpath import basename
 from types import ModuleType
 
 import headgate as hg
-from headgate.connectors.files import ledger, lines
-from headgate.connectors.files.position import FilePosition
+from headgate.connectors.files import line_file, publish_log
+from headgate.connectors.files.line_file import FilePosition
 from headgate.sim.machine.faults import Faults
 from headgate.sim.machine.files import SimFiles
 from headgate.sim.machine.tasks import Tasks
@@ -28,9 +28,9 @@ FILES_RATE = 0.2
 """Of the seeds, so many read files."""
 
 SMALL: tuple[tuple[ModuleType, str, int], ...] = (
-    (lines, "BLOCK_BYTES", 160),  # a few records, so that faults meet a file half read
-    (ledger, "MERGE_AFTER", 3),
-    (ledger, "MANIFEST_FILES_MAX", 5),
+    (line_file, "BLOCK_BYTES", 160),  # a few records, so that faults meet a file half read
+    (publish_log, "MERGE_AFTER", 3),
+    (publish_log, "MANIFEST_FILES_MAX", 5),
 )
 """Bounds that seeds with files have instead of the usual ones, so that short runs reach them."""
 

@@ -9,10 +9,9 @@ import random
 from collections.abc import Callable, Mapping
 
 from headgate.codec.log_entry import decode_hint, decode_log_entry
-from headgate.connectors.files.layout import SinkIdentity
-from headgate.errors import CorruptionError
+from headgate.connectors.files.publish_log import SinkIdentity
+from headgate.errors import BringOutputBack, CorruptionError, PutCheckpointsBack, Remedy, RestoreFiles
 from headgate.model.manifest import Manifest
-from headgate.remedies import BringOutputBack, PutCheckpointsBack, Remedy, RestoreFiles
 from headgate.sim.machine.disk import Disk, Stored
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.product.history import History

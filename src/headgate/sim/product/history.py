@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headgate.codec.log_entry import decode_log_entry
-from headgate.codec.snapshot_path import stored_file
-from headgate.connectors.files.layout import COMMITTED, decode_files
+from headgate.codec.snapshot import stored_file
+from headgate.connectors.files.publish_log import COMMITTED, decode_files
 from headgate.errors import CorruptionError
 from headgate.model.manifest import Claim, Committable, Manifest
 from headgate.sim.world import Violation

@@ -11,8 +11,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from headgate.codec.log_entry import decode_log_entry
-from headgate.connectors.files.layout import CLAIMS, COMMITTED, OWNERS, PUBLISHING, STAGING, decode_files
-from headgate.connectors.files.ledger import MERGE_AFTER
+from headgate.connectors.files.publish_log import (
+    CLAIMS,
+    COMMITTED,
+    MERGE_AFTER,
+    OWNERS,
+    PUBLISHING,
+    STAGING,
+    decode_files,
+)
 from headgate.errors import CorruptionError
 from headgate.model.manifest import Claim, Manifest
 from headgate.runtime.wire.spill import SpillBudget

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headgate.connectors.files.commit import committed_files
+from headgate.connectors.files.file_committer import committed_files
 from headgate.errors import HeadgateError, PipelineFailed
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import Continuation, Progress, RunResult
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.spill import SpillBudget
@@ -37,7 +37,7 @@ from headgate.sim.product.typed import with_typed
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import Splits
 from headgate.sim.world import Violation, World
-from headgate.storage import backends
+from headgate.storage import urls
 
 EVENTS_MAX = 400_000
 """Of both phases; reaching it is a hang. Usual runs need a hundredth."""
@@ -145,7 +145,7 @@ class Run:
     def run(self) -> Violation | None:
         """Run both phases; return what was violated, if anything."""
         world = self.world
-        backends.OPENERS["sim"] = lambda name: SimStorage(self._disk(name.split("/")[0]))
+        urls.OPENERS["sim"] = lambda name: SimStorage(self._disk(name.split("/")[0]))
         self.files.begin()
         try:
             self.settings.update_files()
@@ -170,7 +170,7 @@ class Run:
         finally:
             self.tasks.take_down()
             self.files.end()
-            del backends.OPENERS["sim"]
+            del urls.OPENERS["sim"]
         return None
 
     def _check_disks(self) -> None:

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import headgate as hg
-from headgate.connectors.base import Sink, Source
-from headgate.connectors.induced import InducedSource
+from headgate.connectors.base import InducedSource, Sink, Source
 from headgate.model.config import Duration, MemoryState, StartConfig, StateConfig
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 from headgate.sim.product.files import FileInputs
 from headgate.sim.product.graphs import draw_graph
 from headgate.sim.product.publishing import Outside

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
+from headgate.model.plan import PipelineDefinition
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
 from headgate.sim.machine.faults import Fault, Faults

@@ -16,7 +16,7 @@ import polars as pl
 
 import headgate as hg
 from headgate.errors import UsageError
-from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.ids import key_groups_of_subtask
 from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
@@ -24,7 +24,7 @@ from headgate.sim.product.records import Row
 from headgate.sim.product.settings import NAME, ROOT
 from headgate.sim.product.workloads import Branches, Job, Values
 from headgate.sim.world import Violation
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 RATE = 0.3
 """Somebody reads the state of so many seeds."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
+from headgate.environment import Threads
 from headgate.errors import StorageError, UsageError
 from headgate.sim.machine.replacing import replaced
 from headgate.sim.machine.serving import ServedStores
@@ -25,17 +26,16 @@ from headgate.sim.streams.groups import GroupRun
 from headgate.sim.streams.places import EVENTS_MAX, PlacesRun
 from headgate.sim.world import Violation
 from headgate.storage.base import Storage
-from headgate.store import fetching, read_ahead
+from headgate.store import reader
 from headgate.store import store as stores
-from headgate.store.fetching import Fetch, Fetching
+from headgate.store.reader import Fetch, Prefetcher
 from headgate.store.store import Store
-from headgate.threads import Threads
 
 SMALL: tuple[tuple[object, str, int], ...] = (
-    (read_ahead, "RUN_BYTES", 2_000),
-    (read_ahead, "AHEAD_BYTES", 4_000),
-    (read_ahead, "RUNS_MAX", 3),
-    (fetching, "THREADS", 2),
+    (reader, "RUN_BYTES", 2_000),
+    (reader, "AHEAD_BYTES", 4_000),
+    (reader, "RUNS_MAX", 3),
+    (reader, "THREADS", 2),
 )
 """Bounds of reading ahead that these seeds have instead of the usual ones."""
 
@@ -52,7 +52,7 @@ class AfarRun(PlacesRun):
     def run(self) -> Violation | None:
         """See ``PlacesRun``."""
         self._disk.is_afar = True
-        self._fetching: dict[SimProcess, list[Fetching]] = {}
+        self._fetching: dict[SimProcess, list[Prefetcher]] = {}
         with ExitStack() as stack:
             for owner, name, value in SMALL:
                 stack.enter_context(replaced(owner, name, value))
@@ -68,7 +68,7 @@ class AfarRun(PlacesRun):
         if left:
             self.fail("S83", f"{process.name} has done its work and still keeps {left} bytes that were fetched ahead")
 
-    def _watched_fetching(self, threads: Threads) -> Fetching:
+    def _watched_fetching(self, threads: Threads) -> Prefetcher:
         made = WatchedFetching(threads, self)
         self._fetching.setdefault(self.tasks.current.process, []).append(made)
         return made
@@ -86,7 +86,7 @@ def _collecting_when_told() -> Iterator[None]:
             gc.enable()
 
 
-class WatchedFetching(Fetching):
+class WatchedFetching(Prefetcher):
     """Counts what is fetched."""
 
     def __init__(self, threads: Threads, run: AfarRun) -> None:

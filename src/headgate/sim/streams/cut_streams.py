@@ -17,7 +17,7 @@ from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.sim.product.settings import NAME, ROOT
 from headgate.sim.world import Violation
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 from headgate.store.streams import StreamInfo
 
 

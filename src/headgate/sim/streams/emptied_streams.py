@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 from headgate.connectors.streams import StreamSink, owner_of
 from headgate.errors import FencedError
-from headgate.model.definition import PipelineDefinition
-from headgate.model.life import Owner
-from headgate.runtime.driver.starting_over import StartingOver
+from headgate.model.pipeline_identity import Owner
+from headgate.model.plan import PipelineDefinition
+from headgate.runtime.driver.reset import Reset
 from headgate.runtime.surroundings import Surroundings
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.product.settings import NAME, ROOT
@@ -89,7 +89,7 @@ class EmptiedStreams:
 
     def _reset(self, process: SimProcess) -> None:
         """Do what the command does with the program of the pipeline."""
-        with StartingOver.holding_the_lock(ROOT, NAME, self._program(), self._around(process)) as resetting:
+        with Reset.holding_the_lock(ROOT, NAME, self._program(), self._around(process)) as resetting:
             resetting.finish()
             plan = resetting.look()
             if not plan.is_empty:

@@ -20,10 +20,9 @@ from headgate.sim.streams.group_readers import KEYS, SCHEMA, STORE, Place, Write
 from headgate.sim.streams.places import EVENTS_MAX, PlacesRun
 from headgate.sim.streams.scaled_streams import Scaler
 from headgate.sim.world import Violation
-from headgate.store.cuts import StreamCut
-from headgate.store.following import FOR_EVER, StreamEvents, StreamFollower
+from headgate.store.follower import WAIT_FOREVER, StreamEvents, StreamFollower
 from headgate.store.store import Store
-from headgate.store.streams import StreamDefinition
+from headgate.store.streams import StreamCut, StreamDefinition
 
 STREAM = "talk"
 ASKS_RATE = 0.5
@@ -66,7 +65,7 @@ class Follower(Place):
         self._start = rng.choice(("earliest", "earliest", "latest"))
         self._is_bounded = rng.random() < 0.2
         self._rows_max = rng.choice((1, 3, 20, 1_000))
-        self._waits = rng.choice(("0ms", "40ms", "2s", FOR_EVER))
+        self._waits = rng.choice(("0ms", "40ms", "2s", WAIT_FOREVER))
         self._returned: StreamEvents | None = None
         """What was given back and has to come again."""
         # what the program keeps, whoever dies:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from headgate.protocol.store.group_claims import Claim
+from headgate.protocol.store.group_ownership import Claim
 from headgate.protocol.store.reader_group import (
     CheckpointAsked,
     CheckpointForgotten,
@@ -23,7 +23,7 @@ from headgate.protocol.store.reader_group import (
 )
 from headgate.sim.world import Violation
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.values import GroupFound, GroupStart
+from headgate.store.catalogue.records import GroupFound, GroupStart
 from headgate.store.group_reader import GroupEvents
 
 Row: TypeAlias = tuple[int, int]

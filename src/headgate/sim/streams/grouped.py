@@ -21,10 +21,10 @@ from headgate.sim.product.run import Result, result_of
 from headgate.sim.product.settings import NAME, ROOT
 from headgate.sim.streams.streams import STORE, StreamRun, StreamSettings
 from headgate.sim.world import Violation
-from headgate.storage.backends import open_storage
-from headgate.store.cuts import StreamCut
+from headgate.storage.urls import open_storage
 from headgate.store.reader_groups import ReaderGroup
 from headgate.store.store import Store
+from headgate.store.streams import StreamCut
 
 GROUP = "shared"
 SOURCE = "source0"

@@ -20,8 +20,8 @@ from headgate.sim.streams.places import EVENTS_MAX, PlacesRun
 from headgate.sim.streams.scaled_streams import Scaler
 from headgate.sim.world import Violation
 from headgate.store.catalogue.base import Catalogue
+from headgate.store.policies import Retention
 from headgate.store.reader_groups import ReaderGroup
-from headgate.store.retention import Retention
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition
 

@@ -20,9 +20,9 @@ from headgate.errors import StorageError, UsageError
 from headgate.sim.machine.primitives import SimThread
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.world import Violation
-from headgate.store import limits, open_transaction, writer
-from headgate.store.open_transaction import Transaction
+from headgate.store import chunks, transactions, writer
 from headgate.store.store import Store
+from headgate.store.transactions import Transaction
 from headgate.store.writer import StreamWriter
 
 RATE = 0.5
@@ -38,9 +38,9 @@ STREAM, SCRATCH, OWNER = "next-door/events", "next-door/scratch", "next-door"
 WRITER = "neighbour"
 
 SMALL: tuple[tuple[ModuleType, str, int], ...] = (
-    (limits, "EVENT_BYTES_MAX", 900),
+    (chunks, "EVENT_BYTES_MAX", 900),
     (writer, "FLUSH_BYTES", 1_500),
-    (open_transaction, "FLUSH_BYTES", 500),
+    (transactions, "FLUSH_BYTES", 500),
 )
 """Bounds that these seeds have instead of the usual ones."""
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 import headgate as hg
 from headgate.connectors.streams import transaction_of
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
-from headgate.model.definition import PipelineDefinition
 from headgate.model.manifest import Committable
-from headgate.runtime.driver import coordination
+from headgate.model.plan import PipelineDefinition
+from headgate.runtime.driver import coordinator_host
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.store import SimStores
 from headgate.sim.machine.tasks import SimProcess
@@ -35,8 +35,8 @@ from headgate.sim.streams.neighbour import Neighbour
 from headgate.sim.streams.scaled_streams import Policies, Scaler
 from headgate.sim.world import Violation
 from headgate.store import store as stores
+from headgate.store.policies import Retention
 from headgate.store.reader import SegmentReader
-from headgate.store.retention import Retention
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition
 from headgate.store.writer import StreamWriter
@@ -218,8 +218,8 @@ class StreamRun(Run):
     def run(self) -> Violation | None:
         """See ``Run``."""
         stores.OPENERS["sim"] = self.stores.open
-        usual = coordination.DROPS_BETWEEN_FORGETTING
-        coordination.DROPS_BETWEEN_FORGETTING = 1 if self.truncates else usual
+        usual = coordinator_host.DROPS_BETWEEN_FORGETTING
+        coordinator_host.DROPS_BETWEEN_FORGETTING = 1 if self.truncates else usual
         try:
             definition = StreamDefinition(INPUT, SCHEMA, self._segments, "k")
             self.stores.behind("store").create_stream(definition, 0, if_not_exists=False)
@@ -237,7 +237,7 @@ class StreamRun(Run):
                 self.world.at(15, self._scale_soon, self.policies)
             return super().run()
         finally:
-            coordination.DROPS_BETWEEN_FORGETTING = usual
+            coordinator_host.DROPS_BETWEEN_FORGETTING = usual
             self.policies.end()
             self.neighbour.end()
             del stores.OPENERS["sim"]

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headgate.state.aggregate_table import Accumulator
 from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
-from headgate.state.memory.by_column import MemoryColumnBackend
-from headgate.state.memory.records import MemoryRecords
-from headgate.state.memory.rows import MemoryRowBackend
-from headgate.state.memory.windows import MemoryMergedRows, MemoryWindowRows
-from headgate.state.window_rows import MergedRows
+from headgate.state.memory.column_backend import MemoryColumnBackend
+from headgate.state.memory.row_backend import MemoryRecords, MemoryRowBackend
+from headgate.state.memory.window_backend import MemoryMergedRows, MemoryWindowRows
+from headgate.state.window_aggregates import Accumulator, MergedRows
 
 
 class MemoryStates:

@@ -7,24 +7,22 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headgate.state.aggregate_table import Accumulator
 from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
-from headgate.state.columns import is_fixed
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
 from headgate.state.memory.factory import MemoryStates
-from headgate.state.rocksdb.by_column import RocksColumnBackend
-from headgate.state.rocksdb.memory import Use
-from headgate.state.rocksdb.records import RocksRecords
-from headgate.state.rocksdb.room import LocalDatabase, Room
-from headgate.state.rocksdb.rows import RocksRowBackend
-from headgate.state.rocksdb.windows import RocksMergedRows, RocksWindowRows
-from headgate.state.window_rows import MergedRows
+from headgate.state.rocksdb.column_backend import RocksColumnBackend
+from headgate.state.rocksdb.database import Use
+from headgate.state.rocksdb.local_databases import LocalDatabase, LocalDatabases
+from headgate.state.rocksdb.row_backend import RocksRecords, RocksRowBackend
+from headgate.state.rocksdb.window_backend import RocksMergedRows, RocksWindowRows
+from headgate.state.vectors import is_fixed
+from headgate.state.window_aggregates import Accumulator, MergedRows
 
 
 class RocksStates:
     """The state of one operator in one subtask: a database for each call."""
 
-    def __init__(self, room: Room, name: str, max_parallelism: int) -> None:
+    def __init__(self, room: LocalDatabases, name: str, max_parallelism: int) -> None:
         """``name``: of the operator and its subtask, for people."""
         self._room = room
         self._name = name
@@ -82,7 +80,7 @@ class RocksWorkerStates:
     """See ``choice.WorkerStates``."""
 
     def __init__(self, memory_bytes: int, directory: str | None) -> None:
-        self._room = Room(memory_bytes, directory)
+        self._room = LocalDatabases(memory_bytes, directory)
 
     def of(self, node: str, subtask_index: int, max_parallelism: int) -> RocksStates:
         """See ``WorkerStates``."""

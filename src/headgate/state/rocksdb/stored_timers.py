@@ -16,7 +16,7 @@ import pyarrow as pa
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Hashes, Words
 from headgate.state.rocksdb.database import Changes, Database
-from headgate.state.rocksdb.layout import (
+from headgate.state.rocksdb.row_encoding import (
     HASH_BYTES,
     PREFIX_BYTES,
     TIME_BYTES,
@@ -27,8 +27,8 @@ from headgate.state.rocksdb.layout import (
     encode_times,
     encoded_keys,
 )
-from headgate.state.slot_array import Mask
 from headgate.state.timers import TimeKind, timer_section
+from headgate.state.vectors import Mask
 
 _NUMBERS = {TimeKind.EVENT_TIME: 0xFFFE, TimeKind.PROCESSING_TIME: 0xFFFF}
 """Of the tables: behind those of all states, however many an operator has."""
@@ -64,10 +64,10 @@ class Place(NamedTuple):
         return found
 
 
-EVER = Place(_TIME_MAX + 1, 0)
+END_OF_TIME = Place(_TIME_MAX + 1, 0)
 """Behind every timer."""
 
-NEVER = Place(-_TIME_MAX - 1, 0)
+BEGINNING_OF_TIME = Place(-_TIME_MAX - 1, 0)
 """Not behind any timer."""
 
 
@@ -91,7 +91,7 @@ class TimerTable:
 
     def start(self, group: int, place: Place) -> bytes:
         """Return where the timers of a key group begin that are not before ``place``."""
-        if place == EVER:
+        if place == END_OF_TIME:
             return ((group << 16) + self.number + 1).to_bytes(PREFIX_BYTES, "big")
         prefix = group.to_bytes(2, "big") + self.number.to_bytes(2, "big")
         return prefix + encode_times(np.array([place.time_ms]))[0] + place.hash.to_bytes(HASH_BYTES, "big")
@@ -129,7 +129,7 @@ class StoredTimers:
         """The database has ``count`` timers now, of keys in ``groups`` (RB24)."""
         self.count = count
         self._has[groups.start : groups.stop] = count > 0
-        self._from_ms[:], self._from_hash[:] = NEVER
+        self._from_ms[:], self._from_hash[:] = BEGINNING_OF_TIME
 
     def _write(self, columns: Sequence[pa.Array], times_ms: Words, is_wanted: Mask, has: Mask | None) -> None:
         keys = encoded_keys(columns, self._keys, self._max_parallelism)
@@ -166,7 +166,7 @@ class StoredTimers:
         groups = np.flatnonzero(self._has)
         groups = groups[np.argsort(self._from_ms[groups], kind="stable")]
         found: list[bytes] = []
-        cut, share = EVER, max(_READ_MIN, rows_max // max(1, len(groups)))
+        cut, share = END_OF_TIME, max(_READ_MIN, rows_max // max(1, len(groups)))
         for group in groups.tolist():
             if self._from_ms[group] > cut.time_ms:
                 break
@@ -177,9 +177,9 @@ class StoredTimers:
 
     def _first(self, group: int, rows_max: int) -> tuple[list[bytes], Place]:
         """Return the first timers of a key group, and a place: these are all that it has before that."""
-        rows = self._read(group, rows_max, EVER)
+        rows = self._read(group, rows_max, END_OF_TIME)
         if len(rows) < rows_max:
-            return rows, EVER
+            return rows, END_OF_TIME
         first, last = _place(rows[0]), _place(rows[-1])
         if first < last:
             return rows, last  # there may be more at the place of the last one
@@ -188,7 +188,7 @@ class StoredTimers:
     def all(self) -> Iterator[Timers]:
         """Yield all timers, those of a key group together; change none meanwhile."""
         for group in np.flatnonzero(self._has).tolist():
-            yield self.table.timers(self._read(group, self.count, EVER))
+            yield self.table.timers(self._read(group, self.count, END_OF_TIME))
 
     def _read(self, group: int, rows_max: int, until: Place) -> list[bytes]:
         """Return the first timers of a key group, and take note of where they begin."""
@@ -197,14 +197,14 @@ class StoredTimers:
         rows, _ = self._database.some(table.start(group, start), rows_max, table.start(group, until))
         if rows:
             self._begin(np.array([group]), *_place(rows[0]))
-        elif until == EVER:
+        elif until == END_OF_TIME:
             self._has[group] = False
         return rows
 
     def _remove(self, rows: list[bytes], cut: Place) -> Timers:
         """Remove those of ``rows`` that are before ``cut``; return them."""
         columns, times_ms = self.table.timers(rows)
-        if cut == EVER:
+        if cut == END_OF_TIME:
             self._has[:] = False
         else:
             taken = np.flatnonzero(cut.is_after(times_ms, decode_hashes(rows, _HASH_AT)))

@@ -16,12 +16,10 @@ import pyarrow as pa
 from headgate.state.descriptors import KeyColumns
 from headgate.state.key_hash import Hashes, Words, hash_columns
 from headgate.state.key_index import Slots
-from headgate.state.memory.column_timers import MemoryColumnTimers
-from headgate.state.memory.row_timers import MemoryRowTimers, key_arrays
-from headgate.state.memory.timer_changes import Changes, latest
-from headgate.state.rocksdb.described import Continued
-from headgate.state.rocksdb.room import LocalDatabase
-from headgate.state.rocksdb.stored_timers import EVER, NEVER, Place, StoredTimers, Timers
+from headgate.state.memory.timers import Changes, MemoryColumnTimers, MemoryRowTimers, key_arrays, latest_changes
+from headgate.state.rocksdb.file_manifest import Continued
+from headgate.state.rocksdb.local_databases import LocalDatabase
+from headgate.state.rocksdb.stored_timers import BEGINNING_OF_TIME, END_OF_TIME, Place, StoredTimers, Timers
 from headgate.state.row_values import keys_of
 
 FRONT_MAX = 65_536
@@ -62,7 +60,7 @@ class RocksTimers(Generic[FrontT]):
         self.front = front
         self.stored = stored
         self._place = place
-        self._horizon = EVER
+        self._horizon = END_OF_TIME
         self._split_at = 0
 
     def __len__(self) -> int:
@@ -82,7 +80,7 @@ class RocksTimers(Generic[FrontT]):
 
     def _bring(self) -> bool:
         """Have more timers in memory, of which all have fired or were deleted; return False if there are no more."""
-        if self._horizon == EVER:
+        if self._horizon == END_OF_TIME:
             return False
         self.write_back()
         found, self._horizon = self.stored.take_first(self._front_max)
@@ -105,12 +103,12 @@ class RocksTimers(Generic[FrontT]):
 
     def restore(self, columns: Sequence[pa.Array], times_ms: Words) -> None:
         """Add timers of a snapshot; each of them once, and before anything else."""
-        self._horizon = NEVER
+        self._horizon = BEGINNING_OF_TIME
         self.stored.add(columns, times_ms)
 
     def go_on_with(self, continued: Continued) -> None:
         """The database has timers now; nothing else was done yet."""
-        self._horizon = NEVER
+        self._horizon = BEGINNING_OF_TIME
         self.stored.go_on_with(continued.rows[self.stored.table.section.name], continued.groups)
 
     def _hashes(self, columns: Sequence[pa.Array]) -> Hashes:
@@ -231,7 +229,7 @@ class RocksColumnTimers(RocksTimers[MemoryColumnTimers]):
         self._change(slots, times_ms, self.front.delete, 1)
 
     def _change(self, slots: Slots, times_ms: Words, in_front: Callable[[Slots, Words], None], deleted: int) -> None:
-        if self._horizon == EVER:
+        if self._horizon == END_OF_TIME:
             in_front(slots, times_ms)
             return
         is_near = times_ms < self._horizon.time_ms
@@ -253,7 +251,7 @@ class RocksColumnTimers(RocksTimers[MemoryColumnTimers]):
     def write_back(self) -> None:
         """See ``RocksTimers``."""
         if self._waiting:
-            times_ms, changes = latest(self._waiting)
+            times_ms, changes = latest_changes(self._waiting)
             self.stored.change(self._slots.key_columns(changes >> 1), times_ms, changes & 1 == 0)
             self._waiting = []
 

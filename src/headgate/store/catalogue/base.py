@@ -14,15 +14,14 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from headgate.model.life import Life, Mine, Owner
+from headgate.model.pipeline_identity import Life, Mine, Owner
 from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
-from headgate.protocol.store.group_claims import Claim
-from headgate.protocol.store.group_shares import GroupSegment
+from headgate.protocol.store.group_ownership import Claim
 from headgate.protocol.store.layouts import Layout, Plan
-from headgate.protocol.store.reader_group import Event
-from headgate.protocol.store.shared_transactions import Verdict
+from headgate.protocol.store.reader_group import Event, GroupSegment
+from headgate.protocol.store.transactions import Verdict
 from headgate.protocol.store.truncation import Extent, Hold
-from headgate.store.catalogue.values import (
+from headgate.store.catalogue.records import (
     AppendFound,
     ChunkRecord,
     Contents,
@@ -39,7 +38,7 @@ from headgate.store.catalogue.values import (
     Swept,
     TransactionInfo,
 )
-from headgate.store.retention import RetentionPolicy
+from headgate.store.policies import RetentionPolicy
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
 

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.kinds import of_kinds
-from headgate.store.catalogue.values import Frontier, Marker
+from headgate.store.catalogue.records import Frontier, Marker
+from headgate.store.catalogue.tables import checked_row
 from headgate.store.streams import StreamInfo
 
 
@@ -25,8 +25,8 @@ def mark(connection: Connection, stream: StreamInfo, owner: str, generation: int
     found = _of(connection, stream, owner, generation, checkpoint)
     if found:
         return found
-    query = sa.select(t.segments.c.segment_id, t.segments.c.end_position).where(*t.present(stream.stream_id))
-    ends = dict(of_kinds(row, int, int) for row in connection.execute(query).all())
+    query = sa.select(t.segments.c.segment_id, t.segments.c.end_position).where(*t.open_segments(stream.stream_id))
+    ends = dict(checked_row(row, int, int) for row in connection.execute(query).all())
     key = {"stream_id": stream.stream_id, "owner": owner, "generation": generation, "checkpoint": checkpoint}
     connection.execute(
         t.markers.insert(), [{**key, "segment_id": segment, "position": end} for segment, end in ends.items()]
@@ -43,7 +43,7 @@ def frontier(
     )
     found: dict[int, dict[int, int]] = {}
     newest: dict[int, int] = {}
-    for segment, checkpoint, position in (of_kinds(row, int, int, int) for row in connection.execute(query).all()):
+    for segment, checkpoint, position in (checked_row(row, int, int, int) for row in connection.execute(query).all()):
         found.setdefault(segment, {})[checkpoint] = position
         newest[checkpoint] = max(segment, newest.get(checkpoint, segment))
     is_sealed = connection.scalar(sa.select(t.streams.c.is_sealed).where(t.streams.c.id == stream.stream_id))
@@ -91,5 +91,5 @@ def _ends(
     query = sa.select(own.segment_id, own.end_position, own.closed_epoch).where(own.stream_id == stream.stream_id)
     if segments is not None:
         query = query.where(own.segment_id.in_(segments))
-    rows = [of_kinds(row, int, int, int | None) for row in connection.execute(query.order_by(own.segment_id)).all()]
+    rows = [checked_row(row, int, int, int | None) for row in connection.execute(query.order_by(own.segment_id)).all()]
     return {number: end for number, end, _ in rows}, [number for number, _, closed in rows if closed is not None]

@@ -7,6 +7,7 @@ Never decides: that is ``protocol.store.transactions``, asked inside the transac
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,39 +16,30 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from headgate.errors import UsageError, gone
-from headgate.model.life import Life, Mine, Owner
+from headgate.model.pipeline_identity import Life, Mine, Owner
 from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
-from headgate.protocol.store.group_claims import Claim
-from headgate.protocol.store.group_shares import GroupSegment
+from headgate.protocol.store.group_ownership import Claim
 from headgate.protocol.store.layouts import Layout, Plan
-from headgate.protocol.store.reader_group import Event
-from headgate.protocol.store.shared_transactions import Verdict, Write
-from headgate.protocol.store.transactions import Request, Verb
+from headgate.protocol.store.reader_group import Event, GroupSegment
+from headgate.protocol.store.transactions import Request, Verb, Verdict, Write
 from headgate.protocol.store.truncation import Extent, Hold
+from headgate.store.catalogue import audit as audit_module
 from headgate.store.catalogue import (
-    autoscaling,
-    group_audit,
-    groups,
-    heads,
+    chunk_index,
+    group_rows,
     markers,
-    owners,
-    positions,
+    ownership,
     scaling,
-    schemas,
-    shared,
-    starting_over,
-    transactions,
-    writers,
+    shared_transaction_rows,
+    stream_rows,
+    transaction_rows,
+    truncation,
 )
-from headgate.store.catalogue import streams as sql_streams
+from headgate.store.catalogue import stream_rows as sql_streams
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.access import Database
 from headgate.store.catalogue.audit import SqlAudit
-from headgate.store.catalogue.kinds import all_of
-from headgate.store.catalogue.listing import transaction_infos
 from headgate.store.catalogue.opening import open_database
-from headgate.store.catalogue.outcomes import DECISIONS_BETWEEN_LOOKS, forget_named, forget_oldest
-from headgate.store.catalogue.values import (
+from headgate.store.catalogue.records import (
     AppendFound,
     ChunkRecord,
     Contents,
@@ -63,7 +55,16 @@ from headgate.store.catalogue.values import (
     Swept,
     TransactionInfo,
 )
-from headgate.store.retention import RetentionPolicy
+from headgate.store.catalogue.sqlite import Database, MemoryDatabase
+from headgate.store.catalogue.tables import checked_values
+from headgate.store.catalogue.transaction_rows import (
+    OUTCOME_CLEANUP_INTERVAL,
+    forget_oldest_outcomes,
+    forget_outcomes,
+    transaction_infos,
+)
+from headgate.store.catalogue.versions import make_tables
+from headgate.store.policies import RetentionPolicy
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
 
@@ -129,7 +130,7 @@ class SqlCatalogue:
         """See ``Catalogue``."""
         with self._database.write() as connection:
             info = sql_streams.find_stream(connection, name, self._where)
-            return schemas.update_schema(connection, info, wanted, is_whole=is_whole)
+            return stream_rows.update_schema(connection, info, wanted, is_whole=is_whole)
 
     def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
         """See ``Catalogue``."""
@@ -154,19 +155,19 @@ class SqlCatalogue:
     def observe(self, stream: StreamInfo, now_ms: int) -> Observed | None:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return autoscaling.observe(connection, stream, now_ms)
+            return scaling.observe(connection, stream, now_ms)
 
     def autoscale(self, stream: StreamInfo, plan: Plan, now_ms: int) -> bool:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return autoscaling.autoscale(connection, stream, plan, now_ms)
+            return scaling.autoscale(connection, stream, plan, now_ms)
 
     def layout_and_extents(self, stream: StreamInfo) -> tuple[Layout, dict[int, Extent]]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
             epoch, _ = sql_streams.look(connection, stream)
             layout = sql_streams.find_layout(connection, replace(stream, layout_epoch=epoch))
-            return layout, heads.extents(connection, stream)
+            return layout, truncation.extents(connection, stream)
 
     def look(self, stream: StreamInfo) -> tuple[int, bool]:
         """See ``Catalogue``."""
@@ -185,7 +186,7 @@ class SqlCatalogue:
             if not info.is_sealed and not force:
                 raise UsageError(f"stream '{name}' is not sealed, so it may be in use; seal it first, or force")
             if not force:
-                heads.check_unneeded(connection, info)
+                truncation.check_not_held(connection, info)
             sql_streams.delete_stream(connection, info)
         return info
 
@@ -194,66 +195,66 @@ class SqlCatalogue:
     def register_writer(self, stream: StreamInfo, writer_id: str, epoch: int) -> int:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return writers.register(connection, stream, writer_id, epoch)
+            return chunk_index.register_writer(connection, stream, writer_id, epoch)
 
     def append(self, stream: StreamInfo, chunk: ChunkRecord, numbers: Numbers | None, now_ms: int) -> dict[int, int]:
         """See ``Catalogue``."""
         with self._database.write() as connection:
             sql_streams.check_writable(connection, stream)
             if numbers is not None:
-                writers.advance(connection, stream, numbers)
-            chunk_id = positions.insert_chunk(connection, stream.stream_id, chunk)
+                chunk_index.advance_writer(connection, stream, numbers)
+            chunk_id = chunk_index.insert_chunk(connection, stream.stream_id, chunk)
             parts = [(chunk_id, entry) for entry in chunk.entries]
-            return positions.assign_positions(connection, stream.stream_id, parts, now_ms)
+            return chunk_index.assign_positions(connection, stream.stream_id, parts, now_ms)
 
     def find_append(self, path: str) -> AppendFound:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return positions.recorded_starts(connection, path)
+            return chunk_index.find_append(connection, path)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def parts(self, stream: StreamInfo, segment: int, position: int, limit: int) -> PartsFound:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return positions.find_parts(connection, stream, segment, position, limit)
+            return chunk_index.find_parts(connection, stream, segment, position, limit)
 
     # -- heads and holds -----------------------------------------------------------------------------------------------
 
     def extents(self, stream: StreamInfo) -> dict[int, Extent]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return heads.extents(connection, stream)
+            return truncation.extents(connection, stream)
 
     def cut_at(self, stream: StreamInfo, date_ms: int) -> dict[int, int]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return heads.cut_at(connection, stream, date_ms)
+            return truncation.cut_at(connection, stream, date_ms)
 
     def truncate(self, stream: StreamInfo, cut: Mapping[int, int], *, anyway: bool) -> dict[int, int]:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return heads.truncate(connection, stream, cut, anyway=anyway)
+            return truncation.truncate(connection, stream, cut, anyway=anyway)
 
     def retention_cut(self, stream: StreamInfo, now_ms: int) -> dict[int, int]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return heads.retention_cut(connection, stream, now_ms)
+            return truncation.retention_cut(connection, stream, now_ms)
 
     def retain(self, stream: StreamInfo, cut: Mapping[int, int]) -> dict[int, int]:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return heads.retain(connection, stream, cut)
+            return truncation.retain(connection, stream, cut)
 
     def sweep(self, stream: StreamInfo, limit: int) -> Swept:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return heads.sweep(connection, stream, limit)
+            return truncation.sweep(connection, stream, limit)
 
     def swept(self, paths: Sequence[str]) -> None:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            heads.swept(connection, paths)
+            truncation.forget_garbage(connection, paths)
 
     def set_retention(self, name: str, policy: RetentionPolicy | None) -> StreamInfo:
         """See ``Catalogue``."""
@@ -263,17 +264,17 @@ class SqlCatalogue:
     def hold(self, stream: StreamInfo, hold: Hold) -> None:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            heads.hold(connection, stream, hold)
+            truncation.hold(connection, stream, hold)
 
     def release(self, stream: StreamInfo, holder: str) -> None:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            heads.release(connection, stream, holder)
+            truncation.release(connection, stream, holder)
 
     def holds(self, stream: StreamInfo) -> list[Hold]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return heads.holds(connection, stream)
+            return truncation.holds(connection, stream)
 
     # -- markers of checkpoints ----------------------------------------------------------------------------------------
 
@@ -318,49 +319,49 @@ class SqlCatalogue:
     ) -> GroupFound:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return groups.create(connection, name, streams, start, kept, self._where, claim)
+            return group_rows.create(connection, name, streams, start, kept, self._where, claim)
 
     def find_group(self, name: str) -> GroupFound:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return groups.find(connection, name, self._where)
+            return group_rows.find(connection, name, self._where)
 
     def groups(self) -> list[str]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return groups.names(connection)
+            return group_rows.names(connection)
 
     def change_group(self, name: str, event: Event) -> GroupFound:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return groups.change(connection, name, event, self._where)
+            return group_rows.change(connection, name, event, self._where)
 
     def reset_group(
         self, name: str, token: str, start: GroupStart, checkpoint: str | None, claim: Claim | None = None
     ) -> GroupFound:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return groups.reset(connection, name, token, start, checkpoint, self._where, claim)
+            return group_rows.reset(connection, name, token, start, checkpoint, self._where, claim)
 
     def group_cuts(self, name: str, checkpoint: str | None) -> dict[str, dict[int, int]]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return groups.cuts(connection, groups.find(connection, name, self._where), checkpoint)
+            return group_rows.cuts(connection, group_rows.find(connection, name, self._where), checkpoint)
 
     def group_unread(self, name: str) -> dict[GroupSegment, int]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return groups.unread(connection, groups.find(connection, name, self._where))
+            return group_rows.unread(connection, group_rows.find(connection, name, self._where))
 
     def delete_group(self, name: str) -> bool:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return groups.delete(connection, name)
+            return group_rows.delete(connection, name)
 
     def mend_groups(self) -> list[str]:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return group_audit.mend(connection)
+            return audit_module.mend_groups(connection)
 
     # -- transactions ------------------------------------------------------------------------------------------------
 
@@ -369,7 +370,7 @@ class SqlCatalogue:
         with self._database.read() as connection:
             info = sql_streams.find_stream(connection, stream, self._where)
             sql_streams.check_writable(connection, info)
-            transactions.check_begin(connection, info, Request(Verb.BEGIN, name, owner, epoch))
+            transaction_rows.check_begin(connection, info, Request(Verb.BEGIN, name, owner, epoch))
         return info
 
     def prepare(
@@ -379,7 +380,7 @@ class SqlCatalogue:
         request = Request(Verb.PREPARE, name, owner, epoch, ",".join(chunk.path for chunk in chunks))
         with self._database.write() as connection:
             sql_streams.check_takes_events(connection, stream)
-            transactions.prepare(connection, stream, request, chunks, now_ms)
+            transaction_rows.prepare(connection, stream, request, chunks, now_ms)
 
     def commit(self, names: Sequence[tuple[str, str]], owner: str, epoch: int, now_ms: int) -> None:
         """See ``Catalogue``."""
@@ -387,7 +388,7 @@ class SqlCatalogue:
             reopening = scaling.Reopening(connection, now_ms)
             for stream_name, name in names:
                 stream = self._promised(connection, stream_name, owner, epoch)
-                transactions.commit(connection, stream, Request(Verb.COMMIT, name, owner, epoch), reopening, now_ms)
+                transaction_rows.commit(connection, stream, Request(Verb.COMMIT, name, owner, epoch), reopening, now_ms)
             reopening.close()
             self._decided(connection, owner)
 
@@ -396,7 +397,7 @@ class SqlCatalogue:
         try:
             return sql_streams.find_stream(connection, stream, self._where)
         except UsageError as error:
-            transactions.raise_fence(connection, owner, epoch)
+            transaction_rows.raise_fence(connection, owner, epoch)
             gone(error)
             raise
 
@@ -404,27 +405,27 @@ class SqlCatalogue:
         """See ``Catalogue``."""
         with self._database.write() as connection:
             info = sql_streams.find_stream(connection, stream, self._where)
-            orphans = transactions.abort(connection, info, Request(Verb.ABORT, name, owner, epoch), now_ms)
+            orphans = transaction_rows.abort(connection, info, Request(Verb.ABORT, name, owner, epoch), now_ms)
             self._decided(connection, owner)
         return orphans
 
     def recover(self, stream: str, owner: str, epoch: int, keep: Collection[str], now_ms: int) -> Recovered:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            transactions.raise_fence(connection, owner, epoch)  # before it says that there is no stream
+            transaction_rows.raise_fence(connection, owner, epoch)  # before it says that there is no stream
             present = sql_streams.find_stream(connection, stream, self._where)
-            return transactions.recover(connection, present, owner, epoch, keep, now_ms, self._where)
+            return transaction_rows.recover(connection, present, owner, epoch, keep, now_ms, self._where)
 
     def fence(self, owner: str, epoch: int) -> None:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            transactions.raise_fence(connection, owner, epoch)
+            transaction_rows.raise_fence(connection, owner, epoch)
 
     def forget_outcomes(self, names: Sequence[str], owner: str, epoch: int) -> None:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            transactions.raise_fence(connection, owner, epoch)
-            forget_named(connection, owner, names)
+            transaction_rows.raise_fence(connection, owner, epoch)
+            forget_outcomes(connection, owner, names)
 
     def transactions(self, owner: str | None, prefix: str, stream: str | None) -> list[TransactionInfo]:
         """See ``Catalogue``."""
@@ -437,19 +438,19 @@ class SqlCatalogue:
         """See ``Catalogue``."""
         with self._database.write() as connection:
             present = sql_streams.find_stream(connection, stream, self._where)
-            shared.begin(connection, Shared(present, name, owner, epoch, lease_ms), now_ms)
-            return shared.find(connection, present, name, self._where)
+            shared_transaction_rows.begin(connection, Shared(present, name, owner, epoch, lease_ms), now_ms)
+            return shared_transaction_rows.find(connection, present, name, self._where)
 
     def find_shared(self, stream: str, name: str) -> Shared:
         """See ``Catalogue``."""
         with self._database.read() as connection:
             present = sql_streams.find_stream(connection, stream, self._where)
-            return shared.find(connection, present, name, self._where)
+            return shared_transaction_rows.find(connection, present, name, self._where)
 
     def join_shared(self, wanted: Shared, participant: str, token: str, now_ms: int) -> int:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return shared.join(connection, wanted, participant, token, now_ms)
+            return shared_transaction_rows.join(connection, wanted, participant, token, now_ms)
 
     def write_shared(
         self,
@@ -462,18 +463,18 @@ class SqlCatalogue:
     ) -> None:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            shared.write(connection, wanted, participant, Write(token, *numbers), chunk, now_ms)
+            shared_transaction_rows.write(connection, wanted, participant, Write(token, *numbers), chunk, now_ms)
 
     def ping_shared(self, wanted: Shared, now_ms: int) -> None:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            shared.ping(connection, wanted, now_ms)
+            shared_transaction_rows.ping(connection, wanted, now_ms)
 
     def decide_shared(self, wanted: Shared, verdict: Verdict, now_ms: int) -> tuple[str, ...]:
         """See ``Catalogue``."""
         with self._database.write() as connection:
             reopening = scaling.Reopening(connection, now_ms)
-            orphans = shared.give_verdict(connection, wanted, verdict, reopening, now_ms)
+            orphans = shared_transaction_rows.give_verdict(connection, wanted, verdict, reopening, now_ms)
             reopening.close()
             self._decided(connection, wanted.owner)
         return orphans
@@ -481,7 +482,7 @@ class SqlCatalogue:
     def expire_shared(self, stream: StreamInfo, now_ms: int) -> list[ExpiredTransaction]:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            gone = shared.expire(connection, stream, now_ms)
+            gone = shared_transaction_rows.expire(connection, stream, now_ms)
             for expired in gone:
                 self._decided(connection, expired.owner)
         return gone
@@ -491,45 +492,45 @@ class SqlCatalogue:
     def owner(self, owner: str, stream: str = "", of: str = "") -> Owner:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            found = owners.find_owner(connection, owner, self._where)
+            found = ownership.find_owner(connection, owner, self._where)
             row = connection.execute(sa.select(t.streams).where(t.streams.c.name == stream)).one_or_none()
             if row is None:
                 return found
             info = sql_streams.stream_info(row, self._where)
-            return replace(found, others=owners.others(connection, info, owner, of, self._where))
+            return replace(found, others=ownership.other_sinks(connection, info, owner, of, self._where))
 
     def own(self, owner: str, life: Life) -> Owner:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return owners.own(connection, owner, life, self._where)
+            return ownership.own(connection, owner, life, self._where)
 
     def forget_owner(self, owner: str) -> Owner:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return owners.forget(connection, owner, self._where)
+            return ownership.forget_owner(connection, owner, self._where)
 
     def contents(self, stream: str, of: str, mine: Mine) -> Contents:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return starting_over.contents(connection, stream, of, mine, self._where)
+            return ownership.contents(connection, stream, of, mine, self._where)
 
     def start_over(self, reset: StreamReset, now_ms: int) -> str | None:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            if starting_over.is_over(connection, reset.owner, reset.life, self._where):
+            if ownership.is_reset(connection, reset.owner, reset.life, self._where):
                 return None
             # What is there is looked at before its owner is fenced.
             found = {
-                stream: starting_over.contents(connection, stream, reset.of, reset.mine, self._where)
+                stream: ownership.contents(connection, stream, reset.of, reset.mine, self._where)
                 for stream in reset.streams
             }
             shared = next((stream for stream in found if found[stream].is_shared), None)
             if shared is not None:
                 return shared
-            transactions.raise_fence(connection, reset.owner, reset.epoch)
+            transaction_rows.raise_fence(connection, reset.owner, reset.epoch)
             for stream in found:
-                starting_over.empty(connection, reset, stream, found[stream], now_ms, self._where)
-            owners.hand_over(connection, reset.owner, reset.life)  # of all of them: it is one owner (SO6)
+                ownership.empty_stream(connection, reset, stream, found[stream], now_ms, self._where)
+            ownership.hand_over(connection, reset.owner, reset.life)  # of all of them: it is one owner (SO6)
             return None
 
     # -- files and checks --------------------------------------------------------------------------------------------
@@ -540,17 +541,17 @@ class SqlCatalogue:
         if below:
             query = query.where(t.chunks.c.file.startswith(f"{below}/", autoescape=True))
         with self._database.read() as connection:
-            return set(all_of(connection.scalars(query), str))
+            return set(checked_values(connection.scalars(query), str))
 
     def known_chunks(self, paths: Collection[str]) -> set[str]:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return positions.known_chunks(connection, sorted(paths))
+            return chunk_index.known_chunks(connection, sorted(paths))
 
     def condemn(self, paths: Collection[str]) -> set[str]:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return positions.condemn(connection, sorted(paths))
+            return chunk_index.condemn(connection, sorted(paths))
 
     @contextlib.contextmanager
     def audit(self) -> Iterator[SqlAudit]:
@@ -560,6 +561,14 @@ class SqlCatalogue:
 
     def _decided(self, connection: sa.Connection, owner: str) -> None:
         """Forget old outcomes of ``owner``, not every time (S17)."""
-        if self._decisions_count % DECISIONS_BETWEEN_LOOKS == 0:
-            forget_oldest(connection, owner)
+        if self._decisions_count % OUTCOME_CLEANUP_INTERVAL == 0:
+            forget_oldest_outcomes(connection, owner)
         self._decisions_count += 1
+
+
+def memory_catalogue(name: str) -> SqlCatalogue:
+    """Return a new, empty catalogue, called ``name`` in messages."""
+    database = MemoryDatabase(name, sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
+    with database.write() as connection:
+        make_tables(connection, name)
+    return SqlCatalogue(database, name)

@@ -1,12 +1,45 @@
-"""Tables of the catalogue, version 9.
+"""Tables of the catalogue, and checks of what their rows hold.
 
-Counterpart: ``opening`` makes them, and raises those of older versions. Source: docs/spec/stream-store.md §3. Never
-holds events, only where they are.
+Counterpart: ``opening`` makes them. Source: CT14 and §3 of docs/spec/stream-store.md. SQLite keeps anything in any
+column, so values that a verb only hands on are checked here. Never holds events, only where they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from types import UnionType
+from typing import Any, TypeAlias, TypeVar
+
 import sqlalchemy as sa
+
+ColumnType: TypeAlias = type | UnionType
+
+_Row = TypeVar("_Row", bound=Sequence[Any])
+_T = TypeVar("_T")
+
+
+def checked_row(row: _Row, *kinds: ColumnType) -> _Row:
+    """Return ``row``, whose values are of these kinds, one after the other.
+
+    Raises:
+        TypeError: one is not.
+    """
+    for value, kind in zip(row, kinds, strict=True):
+        if not isinstance(value, kind):
+            raise TypeError(f"{type(value).__name__} where {kind} is expected")
+    return row
+
+
+def checked_values(values: Iterable[Any], kind: type[_T]) -> list[_T]:
+    """Return ``values``, which are all of one kind.
+
+    Raises:
+        TypeError: one is not.
+    """
+    found = list(values)
+    checked_row(found, *[kind] * len(found))
+    return found
+
 
 CATALOGUE_VERSION = 9
 """Raised with every change that an older release could not work with; opening a newer one is refused (CT3).
@@ -246,7 +279,7 @@ garbage = sa.Table(
 """Chunk files that no part refers to any more and that are to be deleted; a row goes after its file (S68). Those of no
 stream, ``NOBODYS``, were removed as orphans: their rows stay, and the files are never recorded (S89)."""
 
-NOBODYS = 0
+NO_STREAM = 0
 """Number of no stream: those of streams begin with 1."""
 
 former_authors = sa.Table(
@@ -269,7 +302,7 @@ reader_groups = sa.Table(
 """Reader groups (``group_rows``). ``version``: one more with every change."""
 
 
-def present(stream_id: int) -> tuple[sa.ColumnElement[bool], ...]:
+def open_segments(stream_id: int) -> tuple[sa.ColumnElement[bool], ...]:
     """Return the conditions that rows of ``segments`` are those of a stream that take events.
 
     Asked for their numbers only, SQLite takes them from ``present_segments``; for all of them at once it would look

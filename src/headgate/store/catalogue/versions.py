@@ -11,11 +11,11 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from headgate.clock import SYSTEM_CLOCK
+from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import CorruptionError, UsageError
 from headgate.protocol.store.layouts import first_layout
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.streams import insert_segments
+from headgate.store.catalogue.stream_rows import insert_segments
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
 
 

@@ -1,0 +1,257 @@
+"""Small files of one header line and JSON that a person can read: heartbeats, identity, lock file, savepoint, sinks.
+
+The header is ``<magic> <version> <xxh3-64 of the body, hex>`` in one line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+import msgspec
+import xxhash
+
+from headgate.errors import CorruptionError, UnknownFormat
+from headgate.model.heartbeat import HEARTBEAT_VERSION, Beat
+from headgate.model.manifest import SAVEPOINT_VERSION, Savepoint
+from headgate.model.pipeline_identity import LIFE_VERSION, TARGETS_VERSION, Life, ResetOrder, Target
+
+MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+"""Other fields; no UTF-8, or what a value of the model refuses; numbers too large; what is nested too deeply."""
+
+
+def not_beginning_with(magic: bytes, data: bytes, path: str, what: str) -> CorruptionError:
+    """Return the error of a file that is not ``what``: damaged if it ends within ``magic``, else foreign."""
+    is_cut = magic.startswith(data[: len(magic)])
+    return (CorruptionError if is_cut else UnknownFormat)(path, 0, what, repr(data[:24]))
+
+
+_HEARTBEAT_MAGIC = b"headgate-heartbeat %d" % HEARTBEAT_VERSION
+
+
+def encode_beat(beat: Beat) -> bytes:
+    """Return the bytes of ``beat``."""
+    fields = msgspec.to_builtins(beat)
+    if not beat.was_draining:
+        del fields["was_draining"]  # the bytes are those of releases that do not know it
+    body = msgspec.json.encode(fields) + b"\n"
+    return b"%s %s\n%s" % (_HEARTBEAT_MAGIC, xxhash.xxh3_64_hexdigest(body).encode(), body)
+
+
+def decode_beat(data: bytes) -> Beat | None:
+    """Return what ``data`` says, or None when it is damaged or of another version."""
+    head, _, body = data.partition(b"\n")
+    if head != b"%s %s" % (_HEARTBEAT_MAGIC, xxhash.xxh3_64_hexdigest(body).encode()):
+        return None
+    try:
+        return msgspec.json.decode(body, type=Beat)
+    except MALFORMED:
+        return None
+
+
+def mark_of(data: bytes) -> str:
+    """Return a text that differs from beat to beat, whatever version wrote them."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def beat_path(pipeline: str, generation: int) -> str:
+    """Return where a generation beats."""
+    return f"{pipeline}/heartbeats/{generation:010d}"
+
+
+def end_path(pipeline: str, generation: int) -> str:
+    """Return where a generation records its end (SB3)."""
+    return f"{beat_path(pipeline, generation)}-ended"
+
+
+def generation_of(name: str) -> int | None:
+    """Return whose an object in ``heartbeats/`` is; None: not ours."""
+    number = name.removesuffix("-ended")
+    return int(number) if len(number) >= 10 and number.isascii() and number.isdigit() else None
+
+
+_IDENTITY_MAGIC = b"headgate-life"
+
+
+def encode_life(life: Life | None) -> bytes:
+    """Return the bytes of ``life``; None: forgotten."""
+    body = msgspec.json.format(msgspec.json.encode(life), indent=1)
+    return b"%s %d %s\n%s" % (_IDENTITY_MAGIC, LIFE_VERSION, xxhash.xxh3_64_hexdigest(body).encode(), body)
+
+
+def decode_life(data: bytes, path: str) -> Life | None:
+    """Return the life in ``data``; ``path`` names it in errors.
+
+    Raises:
+        CorruptionError: it is truncated, altered, or of a format that this version does not know.
+    """
+    head, _, body = data.partition(b"\n")
+    words = head.split(b" ")
+    if len(words) != 3 or words[0] != _IDENTITY_MAGIC:
+        raise not_beginning_with(_IDENTITY_MAGIC, data, path, "the life of a pipeline")
+    if words[1] != str(LIFE_VERSION).encode():
+        raise UnknownFormat(
+            path, len(_IDENTITY_MAGIC) + 1, f"format version {LIFE_VERSION}", words[1].decode("latin-1")
+        )
+    found = xxhash.xxh3_64_hexdigest(body)
+    if found.encode() != words[2]:
+        raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)
+    try:
+        return msgspec.json.decode(body, type=Life | None)
+    except MALFORMED as error:
+        raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error
+
+
+_LOCK_MAGIC = b"headgate-lock 1"
+
+
+class Ending(Enum):
+    """How a run ended."""
+
+    NONE = ""
+    """It goes on, or has died without a word."""
+    FINISHED = "finished"
+    DRAINED = "drained"
+    STOPPED = "stopped"
+    CANCELLED = "cancelled"
+    """And its checkpoints were removed."""
+    FAILED = "failed"
+    REPLACED = "replaced"
+    """Another run has overwritten its word. Not in files."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """The process that holds a lock, or the last one that did.
+
+    Attributes:
+        owner: who runs the pipeline, for people.
+        nonce: differs for every run, also of one process.
+        takes_signals: whether SIGTERM stops the pipeline and SIGUSR1 drains it; else they would kill the process.
+        takes_asks: whether SIGUSR2 has it look for checkpoints that somebody asks for; else it would kill the process.
+        checkpoint: the newest completed checkpoint of the run at its end.
+        reason: of a failure.
+        takes_savepoints: whether what it is asked for may be a savepoint.
+        takes_cancels: whether it may be asked to cancel.
+        keeper: the process that starts it again when it died, 0 if there is none.
+        claimant: the name under which it claims, exactly; "" in files of older releases, and of what does not claim.
+        is_in_doubt: it was cancelled, and nobody can tell whether its checkpoints are given up (C72).
+    """
+
+    owner: str
+    host: str
+    pid: int
+    nonce: str
+    takes_signals: bool = False
+    ending: Ending = Ending.NONE
+    checkpoint: int | None = None
+    reason: str = ""
+    takes_asks: bool = False
+    takes_savepoints: bool = False
+    takes_cancels: bool = False
+    keeper: int = 0
+    claimant: str = ""
+    is_in_doubt: bool = False
+
+
+def encode_holder(holder: LockHolder) -> bytes:
+    """Return the bytes of ``holder``."""
+    body = msgspec.json.encode(holder) + b"\n"
+    return b"%s %s\n%s" % (_LOCK_MAGIC, xxhash.xxh3_64_hexdigest(body).encode(), body)
+
+
+def decode_holder(data: bytes) -> LockHolder | None:
+    """Return what ``data`` says, or None when it is empty, half written or of another format."""
+    head, _, body = data.partition(b"\n")
+    if head != b"%s %s" % (_LOCK_MAGIC, xxhash.xxh3_64_hexdigest(body).encode()):
+        return None
+    try:
+        return msgspec.json.decode(body, type=LockHolder)
+    except MALFORMED:
+        return None
+
+
+_SAVEPOINT_MAGIC = b"headgate-savepoint"
+
+
+def encode_savepoint(savepoint: Savepoint) -> bytes:
+    """Return the bytes of ``savepoint``."""
+    body = msgspec.json.format(msgspec.json.encode(savepoint), indent=1)
+    return b"%s %d %s\n%s" % (_SAVEPOINT_MAGIC, SAVEPOINT_VERSION, xxhash.xxh3_64_hexdigest(body).encode(), body)
+
+
+def decode_savepoint(data: bytes, path: str) -> Savepoint:
+    """Return the savepoint in ``data``; ``path`` names it in errors.
+
+    Raises:
+        CorruptionError: it is truncated, altered, or of a format that this version does not know (SV6).
+    """
+    head, _, body = data.partition(b"\n")
+    words = head.split(b" ")
+    if len(words) != 3 or words[0] != _SAVEPOINT_MAGIC:
+        raise not_beginning_with(_SAVEPOINT_MAGIC, data, path, "a savepoint")
+    if words[1] != str(SAVEPOINT_VERSION).encode():
+        expected = f"format version {SAVEPOINT_VERSION} or less"
+        raise UnknownFormat(path, len(_SAVEPOINT_MAGIC) + 1, expected, words[1].decode("latin-1"))
+    found = xxhash.xxh3_64_hexdigest(body)
+    if found.encode() != words[2]:
+        raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)
+    try:
+        return msgspec.json.decode(body, type=Savepoint)
+    except MALFORMED as error:
+        raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error
+
+
+_TARGETS, _RESET = b"headgate-targets", b"headgate-reset"
+
+_T = TypeVar("_T")
+
+
+def encode_targets(targets: tuple[Target, ...]) -> bytes:
+    """Return the bytes of a record. Equal targets have equal bytes."""
+    return _encoded(_TARGETS, targets)
+
+
+def decode_targets(data: bytes, path: str) -> tuple[Target, ...]:
+    """Return the targets in ``data``; ``path`` names it in errors.
+
+    Raises:
+        CorruptionError: it is damaged, or of a format that this version does not know.
+    """
+    return _decoded(_TARGETS, data, path, tuple[Target, ...])
+
+
+def encode_order(order: ResetOrder) -> bytes:
+    """Return the bytes of an order to start over."""
+    return _encoded(_RESET, order)
+
+
+def decode_order(data: bytes, path: str) -> ResetOrder:
+    """Return the order in ``data``; ``path`` names it in errors.
+
+    Raises:
+        CorruptionError: it is damaged, or of a format that this version does not know.
+    """
+    return _decoded(_RESET, data, path, ResetOrder)
+
+
+def _encoded(magic: bytes, value: object) -> bytes:
+    body = msgspec.json.format(msgspec.json.encode(value), indent=1)
+    return b"%s %d %s\n%s" % (magic, TARGETS_VERSION, xxhash.xxh3_64_hexdigest(body).encode(), body)
+
+
+def _decoded(magic: bytes, data: bytes, path: str, kind: type[_T]) -> _T:
+    head, _, body = data.partition(b"\n")
+    words = head.split(b" ")
+    if len(words) != 3 or words[0] != magic:
+        raise not_beginning_with(magic, data, path, magic.decode())
+    if words[1] != str(TARGETS_VERSION).encode():
+        raise UnknownFormat(path, len(magic) + 1, f"format version {TARGETS_VERSION}", words[1].decode("latin-1"))
+    found = xxhash.xxh3_64_hexdigest(body)
+    if found.encode() != words[2]:
+        raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except MALFORMED as error:
+        raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error

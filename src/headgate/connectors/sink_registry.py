@@ -1,0 +1,72 @@
+"""The targets of a pipeline's sinks as they are recorded, and sinks made from the record.
+
+Source: SO1, SO6 of docs/spec/starting-over.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from headgate.connectors.base import ResettableSink
+from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.memory import Discard
+from headgate.connectors.streams import StreamSink, StreamsOfOneSink
+from headgate.model.graph import Graph, Role
+from headgate.model.pipeline_identity import Target, TargetKind
+from headgate.store.policies import recorded_retention
+
+Front: TypeAlias = tuple[Target, ResettableSink]
+"""A target, and the sink in front of it."""
+
+
+def targets_of(graph: Graph) -> tuple[Target, ...]:
+    """Return what each sink of ``graph`` writes to."""
+    return tuple(target_of(str(node.name), node.spec) for node in graph.nodes if node.role is Role.SINK)
+
+
+def target_of(node: str, sink: object) -> Target:
+    """Return what one sink writes to."""
+    if isinstance(sink, Discard):
+        return Target(node, TargetKind.NOTHING)
+    if isinstance(sink, ResettableSink):
+        return sink.recorded(node)
+    return Target(node, TargetKind.OWN, type(sink).__name__)
+
+
+def sink_of(target: Target) -> ResettableSink | None:
+    """Return a sink in front of ``target``; None when only a program has one, or there is nothing to empty."""
+    match target.kind:
+        case TargetKind.FILES:
+            return FileSink(target.place)
+        case TargetKind.STREAM:
+            retention = recorded_retention(target.retention_age_ms, target.retention_size_bytes)
+            return StreamSink(
+                target.stream, target.place, target.routing_key, target.create, target.segments, retention
+            )
+        case TargetKind.NOTHING | TargetKind.OWN:
+            return None
+
+
+def together(fronts: Sequence[Front]) -> list[tuple[Front, ...]]:
+    """Group what has one owner, and so is emptied in one step: streams of one store that one sink has written to.
+
+    Of a step for each of them, the second would find that the new life owns it already (SO6).
+    """
+    groups: dict[object, tuple[Front, ...]] = {}
+    for number, (target, sink) in enumerate(fronts):
+        key = (target.sink, _real(str(sink.store))) if isinstance(sink, StreamSink) else number
+        groups[key] = (*groups.get(key, ()), (target, sink))
+    return list(groups.values())
+
+
+def in_one_step(fronts: Sequence[Front]) -> ResettableSink | StreamsOfOneSink:
+    """Return what empties one group of ``together``."""
+    streams = tuple(sink for _, sink in fronts if isinstance(sink, StreamSink))
+    return StreamsOfOneSink(streams) if streams else fronts[0][1]
+
+
+def _real(store: str) -> str:
+    """Return a store's only name: its directory may have several."""
+    return store if "://" in store else str(Path(store).resolve())

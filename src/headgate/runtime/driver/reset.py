@@ -1,0 +1,548 @@
+"""Reset of a pipeline: checkpoints and output are deleted, together or not at all (docs/spec/starting-over.md).
+
+Order: find what would go, write the reset order, one entry of the log makes it count, empty the targets one after the
+other, remove the order. Up to the entry nothing has happened; from then on every start finishes the reset before
+anything else. Holds the pipeline's lock; runs in no driver. ``protocol.checkpoints`` decides which order counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from headgate.codec.json_files import Ending
+from headgate.connectors.base import KEPT, Holding, ResettableSink
+from headgate.connectors.sink_registry import Front, in_one_step, sink_of, target_of, targets_of, together
+from headgate.errors import StorageError, UsageError
+from headgate.model.graph import Role
+from headgate.model.heartbeat import Course
+from headgate.model.ids import Generation
+from headgate.model.manifest import Manifest
+from headgate.model.pipeline_identity import NO_GENERATION, Life, Mine, Owner, ResetOrder, Target, TargetKind
+from headgate.model.plan import PipelineDefinition
+from headgate.protocol.checkpoints import recovery
+from headgate.protocol.checkpoints.recovery import ObservedLog, candidates, has_given_up, life_of
+from headgate.protocol.supervision import ownership
+from headgate.protocol.supervision.standby import Standby
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.driver import restart
+from headgate.runtime.driver.cleanup import refuse_while_needed
+from headgate.runtime.driver.liveness import HeartbeatReader
+from headgate.runtime.driver.ownership import host_of
+from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock, read_holder
+from headgate.runtime.surroundings import PROCESS, Surroundings
+from headgate.storage.base import Storage
+from headgate.storage.urls import is_missing, local_directory, open_storage
+
+_RUNNING_COURSES = frozenset({Course.RUNNING, Course.STOPPING, Course.DRAINING})
+
+
+def refuse_if_alive(storage: Storage, pipeline: str, around: Surroundings) -> None:
+    """Wait for a sign of life of a run whose end nobody told.
+
+    Raises:
+        AlreadyRunning: there was one.
+        StorageError
+    """
+    lookout = HeartbeatReader(storage, pipeline, "")
+    first = lookout.all()
+    if not first.generation or not first.knows_beats or first.course not in _RUNNING_COURSES:
+        return
+    for _ in range(Standby.SILENCE_MS // Standby.LOOK_MS):
+        around.sleep(Standby.LOOK_MS / 1000)
+        seen = lookout.beat(first.generation)
+        if seen.course not in _RUNNING_COURSES:
+            return
+        if seen.mark != first.mark:
+            raise AlreadyRunning(
+                f"pipeline '{pipeline}' is run by {seen.owner or 'another process'}, and cannot start over meanwhile; "
+                "stop it first"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTarget:
+    """A target that will be emptied, and what it holds. ``sink``: None if there is nothing to be emptied."""
+
+    target: Target
+    sink: ResettableSink | None
+    owner: Owner
+    holding: Holding
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPlan:
+    """What goes when the pipeline starts over.
+
+    Attributes:
+        pipeline, home: its name, and where its checkpoints are.
+        checkpoints: the completed ones, newest first.
+        inputs: paths of captured DataFrames.
+        aside: paths of what was set aside.
+        targets: of all sinks that it has or had, but for what is left.
+        left: targets that stay as they are, because the user said so.
+        log: what was there when this was found.
+        is_empty: nothing would be deleted or forgotten: the next start begins at the beginning as it is.
+    """
+
+    pipeline: str
+    home: str
+    checkpoints: tuple[Manifest, ...]
+    inputs: tuple[str, ...]
+    aside: tuple[str, ...]
+    targets: tuple[FoundTarget, ...]
+    left: tuple[Target, ...]
+    log: ObservedLog
+    is_empty: bool
+
+    @property
+    def captured(self) -> tuple[str, ...]:
+        """Names of the sources whose DataFrame was captured."""
+        return tuple(sorted({path.split("/")[2] for path in self.inputs}))
+
+    @property
+    def shown(self) -> object:
+        """What must not change between a question and its answer."""
+        return [(found.target, found.owner, found.holding) for found in self.targets]
+
+
+def needs_reset(found: FoundTarget, life: Life | None, mine: Mine) -> bool:
+    """Whether a target keeps the pipeline from beginning as it is, or would hold what a former run wrote.
+
+    In a stream a former name of the sink may have left what nobody can see: prepared output.
+    """
+    others = [other.owner for other in found.owner.others if found.target.kind is TargetKind.STREAM]
+    has_former = any(mine(owner) and not _is_free_for(life, owner) for owner in others)
+    return bool(found.holding.what) or has_former or not _is_free_for(life, found.owner)
+
+
+def _is_free_for(life: Life | None, owner: Owner) -> bool:
+    return owner.is_forgotten or owner.is_nobody or (owner.life is not None and owner.life == life)
+
+
+def refuse_unknown_sinks(pipeline: str, leave: Collection[str], sinks: Collection[str]) -> None:
+    """Refuse to leave a sink that there is not.
+
+    Raises:
+        UsageError
+    """
+    unknown = sorted(set(leave) - set(sinks))
+    if unknown:
+        there = ", ".join(f"'{name}'" for name in sorted(sinks)) or "none"
+        raise UsageError(f"pipeline '{pipeline}' has no sink '{unknown[0]}' to leave; its sinks: {there}")
+
+
+def refuse_partial_stream(pipeline: str, leave: Collection[str], targets: Sequence[FoundTarget], mine: Mine) -> None:
+    """Refuse to leave what goes with another sink: a stream is emptied of all that the pipeline wrote to it (SO10).
+
+    Raises:
+        UsageError
+    """
+    for found in targets:
+        left = [other.sink for other in found.owner.others if other.sink in leave and mine(other.owner)]
+        if found.target.kind is TargetKind.STREAM and left:
+            raise UsageError(
+                f"sink '{left[0]}' of pipeline '{pipeline}' cannot be left alone: sink '{found.target.sink}' writes "
+                f"to {found.holding.where}, too, which is emptied of all that the pipeline wrote; leave both"
+            )
+
+
+class TargetSinks:
+    """The sinks of one pipeline."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        home: str,
+        host: str | None,
+        program: PipelineDefinition | None,
+        leave: Collection[str] = (),
+    ) -> None:
+        """``home`` is where the checkpoints are, ``host`` as for ``lives.may_empty``; ``program``: None if unknown.
+
+        ``leave``: names of sinks that are left already.
+        """
+        self._leave = frozenset(leave)
+        self._pipeline, self._home, self._host = pipeline, home, host
+        self._program = program
+        graph = () if program is None else program.graph.nodes
+        self._sinks: Mapping[str, object] = {str(node.name): node.spec for node in graph if node.role is Role.SINK}
+
+    def mine(self, known: Sequence[Life]) -> Mine:
+        """Return whose output may go, if ``known`` are the lives of the pipeline as far as anybody knows."""
+        home, host = self._home, self._host
+        return lambda owner: any(ownership.may_empty(life, home, host, owner) for life in known or (None,))
+
+    def _sink(self, target: Target) -> ResettableSink | None:
+        """Return the program's own sink in front of ``target``, else one made of what is written down."""
+        mine = self._sinks.get(target.sink)
+        if isinstance(mine, ResettableSink) and target_of(target.sink, mine).place_key == target.place_key:
+            return mine
+        return sink_of(target)
+
+    def known(self, target: Target, mine: Mine, generation: Generation = NO_GENERATION) -> tuple[ResettableSink, ...]:
+        """Return the sinks in front of all places of ``target``, its own first.
+
+        Where a user's sink writes to is written down nowhere. So each sink of the class is asked, which may be that
+        sink under its present name, or stand where it was before (LV9). ``generation``: as for ``refuse_others``.
+
+        Raises:
+            UsageError: nobody knows one; says what to do.
+            StorageError
+        """
+        sink, others = self._sink(target), self._others_at(target)
+        if sink is None and not others:
+            raise UsageError(self._nobody_knows(target))
+        own = [other for other, owner in others if mine(owner) or _is_fenced_by(owner, generation)]
+        first = [] if sink is None else [sink]
+        return tuple(first + own or [others[0][0]])
+
+    def _others_at(self, target: Target) -> list[tuple[ResettableSink, Owner]]:
+        """Return the program's other sinks of the class of a user's own whose target knows that one, and its owner."""
+        if target.kind is not TargetKind.OWN:
+            return []
+        sinks = [sink for name, sink in self._sinks.items() if name != target.sink]
+        same = [sink for sink in sinks if isinstance(sink, ResettableSink) and type(sink).__name__ == target.place]
+        known = [(sink, sink.owner(self._pipeline, target.sink)) for sink in same]
+        return [(sink, owner) for sink, owner in known if not owner.is_nobody]
+
+    def _nobody_knows(self, target: Target) -> str:
+        sink = f"sink '{target.sink}' of pipeline '{self._pipeline}' is of the class {target.place}"
+        if self._program is None:
+            return f"{sink}, which only its program can empty; run: headgate run PROGRAM --fresh"
+        if target.sink in self._sinks:
+            return (
+                f"{sink}, which does not say how its output is removed; derive it from headgate.TwoPhaseSink or "
+                "headgate.LedgerSink, with a method remove_output(self, fence)"
+            )
+        return (
+            f"{sink}, and is not in the program any more; put it back for this start, so that its output can go too, "
+            f"or leave it there: {self.how_to_leave(target)}"
+        )
+
+    def how_to_leave(self, target: Target) -> str:
+        """Return the command that starts over and leaves ``target`` as it is."""
+        leaving = " ".join(f"--leave {name}" for name in sorted({*self._leave, target.sink}))
+        if self._program is not None:
+            return f"headgate run PROGRAM --fresh {leaving}"
+        root, _, name = self._home.rpartition("/")
+        return f"headgate reset {name} --dir {root} {leaving}"
+
+    def not_ours(self, target: Target, owner: Owner, holding: Holding) -> str:
+        """Return why ``target`` is not emptied, which ``owner`` has."""
+        sink = f"sink '{target.sink}' of pipeline '{self._pipeline}'"
+        if owner.life is None:
+            return (
+                f"{sink}: version 0.1 wrote to {holding.where} from checkpoints that are not those in {self._home}; "
+                f"delete what is there yourself, or leave it and run: {self._how_to_forget(target)}"
+            )
+        root, _, name = owner.life.home.rpartition("/")
+        return (
+            f"{sink}: {holding.where} belongs to the pipeline of the same name with its checkpoints in "
+            f"{owner.life.home}; to delete what that one wrote, run: headgate reset {name} --dir {root}"
+        )
+
+    def _how_to_forget(self, target: Target) -> str:
+        others = (other for other, _ in self._others_at(target))
+        sink = self._sink(target) or next(others, None)
+        return "" if sink is None else sink.how_to_forget(self._pipeline, target.sink)
+
+    def refuse_others(self, target: Target, sink: ResettableSink, generation: Generation, mine: Mine) -> None:
+        """Refuse to empty what has become somebody else's since it was looked at (SO4); ``generation`` is to do so.
+
+        Raises:
+            UsageError
+            CorruptionError, StorageError
+        """
+        owner = sink.owner(self._pipeline, target.sink)
+        if not mine(owner) and not _is_fenced_by(owner, generation):
+            holding = sink.holding(self._pipeline, target.sink, mine)
+            if not owner.is_forgotten:
+                raise UsageError(self.not_ours(target, owner, holding))
+            if holding.what or holding.problem:
+                kept = holding.problem or f"{holding.where} {KEPT}"
+                raise UsageError(f"sink '{target.sink}' of pipeline '{self._pipeline}': {kept}")
+
+
+def _is_fenced_by(owner: Owner, generation: Generation) -> bool:
+    """Whether an attempt of ``generation`` that was cut short has fenced all others."""
+    return owner.life is None and not owner.is_nobody and owner.generation == generation
+
+
+_T = TypeVar("_T")
+
+INPUTS = "inputs"
+"""Captured DataFrames, below the pipeline's directory: the next start captures anew."""
+
+
+class Reset:
+    """One pipeline that starts over. Make it with ``holding_the_lock``."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        pipeline: str,
+        program: PipelineDefinition | None,
+        around: Surroundings = PROCESS,
+        leave: Sequence[str] = (),
+    ) -> None:
+        """``program``: the pipeline as its program makes it; None: only what is written down is known.
+
+        ``leave``: names of sinks whose targets stay as they are (SO10).
+        """
+        self._leave = frozenset(leave)
+        self._storage, self._pipeline, self._around = storage, pipeline, around
+        self._log = CheckpointLog(storage, pipeline)
+        self._fronts = TargetSinks(pipeline, self._log.url, host_of(self._log.url, around.host), program, leave)
+        self._program = None if program is None else targets_of(program.graph)
+
+    @classmethod
+    @contextmanager
+    def holding_the_lock(
+        cls,
+        root: str,
+        pipeline: str,
+        program: PipelineDefinition | None,
+        around: Surroundings = PROCESS,
+        leave: Sequence[str] = (),
+    ) -> Iterator[Reset]:
+        """Give it while nobody else runs the pipeline (SO8).
+
+        Raises:
+            AlreadyRunning: somebody runs it.
+            UsageError: there is no such pipeline.
+        """
+        if is_missing(f"{root.rstrip('/')}/{pipeline}") and program is None:
+            raise UsageError(f"there is no pipeline '{pipeline}' in {root}")
+        try:
+            lock = PipelineLock.acquire(root, pipeline, f"a reset by process {around.process_id} on {around.host}")
+        except AlreadyRunning:
+            holder = read_holder(root, pipeline)
+            who = "another process" if holder is None else holder.owner
+            raise AlreadyRunning(
+                f"pipeline '{pipeline}' is run by {who}, and cannot start over meanwhile; stop it first: "
+                f"headgate stop {pipeline}"
+            ) from None
+        try:
+            storage = open_storage(root)
+            if not lock.nonce:
+                refuse_if_alive(storage, pipeline, around)
+            yield cls(storage, pipeline, program, around, leave)
+        finally:
+            lock.release(Ending.CANCELLED, reason="")
+
+    # -- before it counts -------------------------------------------------------------------------------------------
+
+    def look(self) -> ResetPlan:
+        """Return what would go. Changes nothing.
+
+        Raises:
+            UsageError: something of it cannot be deleted, or nobody knows what the pipeline has written.
+            CorruptionError, StorageError
+        """
+        log = self._retrying(self._log.observe)
+        life = self._retrying(lambda: self._log.known_life(log))
+        refuse_while_needed(self._log, log)
+        if life is not None:
+            self._retrying(lambda: self._refuse_a_copy(life))
+        targets = self._targets(log, life)
+        left = tuple(target for target in targets if target.sink in self._leave)
+        mine = self._mine(log, life)
+        found = [one for target in targets if target not in left for one in self._found(target, mine)]
+        found += [one for target in self._of_other_names(found, mine) for one in self._found(target, mine)]
+        self._refuse_to_leave(targets, found, mine)
+        inputs = tuple(self._retrying(lambda: self._storage.list(f"{self._pipeline}/{INPUTS}")))
+        aside = tuple(self._retrying(self._log.files.aside_paths))
+        is_begun = bool(log.entries) and not has_given_up(log)
+        are_in_the_way = any(needs_reset(one, life, mine) for one in found)
+        is_empty = not (is_begun or inputs or are_in_the_way or self._decided(log) is not None)
+        return ResetPlan(
+            self._pipeline, self._log.url, candidates(log), inputs, aside, tuple(found), left, log, is_empty
+        )
+
+    def _targets(self, log: ObservedLog, life: Life | None) -> tuple[Target, ...]:
+        """Return all that is to be emptied: of the program, of what was written down, of an order half carried out.
+
+        Raises:
+            UsageError: without the program nobody knows (SO1).
+        """
+        if self._program is None and life is None and not log.entries:
+            raise UsageError(f"there is no pipeline '{self._pipeline}' in {self._storage.url}")
+        noted = self._retrying(self._log.records.targets)
+        order = self._decided(log)
+        if noted is None and self._program is None and not recovery.is_reset(log):
+            raise UsageError(
+                f"nobody wrote down what pipeline '{self._pipeline}' writes to: an earlier release began it, or its "
+                "first start was cut short; its program knows: headgate run PROGRAM --fresh"
+            )
+        known = (*(noted or ()), *(() if order is None else order.targets), *(self._program or ()))
+        return tuple({target.place_key: target for target in known}.values())
+
+    def _mine(self, log: ObservedLog, life: Life | None) -> Mine:
+        """Return whose output may go; while an order is decided, also what its former lives wrote, as it says."""
+        is_decided = self._decided(log) is not None
+        before = self._retrying(lambda: self._log.lives_before(life_of(log))) if is_decided else ()
+        return self._fronts.mine((*(() if life is None else (life,)), *before))
+
+    def _refuse_to_leave(self, targets: Sequence[Target], found: Sequence[FoundTarget], mine: Mine) -> None:
+        known = {target.sink for target in targets} | {other.sink for one in found for other in one.owner.others}
+        refuse_unknown_sinks(self._pipeline, self._leave, known)
+        refuse_partial_stream(self._pipeline, self._leave, found, mine)
+
+    def _of_other_names(self, found: Sequence[FoundTarget], mine: Mine) -> list[Target]:
+        """Return what the pipeline itself wrote to the same places by sinks that nobody has written down (LV9).
+
+        Nothing of a stream: it is emptied of all that the pipeline wrote, whatever the sinks were called.
+        """
+        known = {_target_key(one.target) for one in found}
+        others = (
+            replace(one.target, sink=other.sink)
+            for one in found
+            if one.target.kind is not TargetKind.STREAM
+            for other in one.owner.others
+            if other.sink not in self._leave and mine(other.owner)
+        )
+        return list({_target_key(target): target for target in others if _target_key(target) not in known}.values())
+
+    def _found(self, target: Target, mine: Mine) -> list[FoundTarget]:
+        """Return all places of ``target``. Those that remember the same owner are one, as far as anybody can see."""
+        if target.kind is TargetKind.NOTHING:
+            return [FoundTarget(target, None, Owner(), Holding("", ""))]
+        sinks = self._at(target, lambda: self._fronts.known(target, mine))
+        found = [self._found_by(sink, target, mine) for sink in sinks]
+        return list({one.owner: one for one in reversed(found)}.values())[::-1]
+
+    def _found_by(self, sink: ResettableSink, target: Target, mine: Mine) -> FoundTarget:
+        owner = self._at(target, lambda: sink.owner(self._pipeline, target.sink))
+        holding = self._at(target, lambda: sink.holding(self._pipeline, target.sink, mine))
+        if not owner.is_forgotten and not mine(owner):
+            raise UsageError(self._fronts.not_ours(target, owner, holding))
+        problem = holding.problem or (f"{holding.where} {KEPT}" if owner.is_forgotten and holding.what else "")
+        if problem:
+            raise UsageError(f"sink '{target.sink}' of pipeline '{self._pipeline}': {problem}")
+        return FoundTarget(target, sink, owner, holding)
+
+    def _refuse_a_copy(self, life: Life) -> None:
+        """Refuse if ``life`` began in another directory, and is there still: what its targets hold is that one's."""
+        if _is_same(life.home, self._log.url) or is_missing(life.home):
+            return
+        root, _, name = life.home.rpartition("/")
+        there = CheckpointLog(open_storage(root), name)
+        known = there.known_life(there.observe())
+        if known is not None and known.id == life.id:
+            raise UsageError(
+                f"the checkpoints in {self._log.url} are a copy of those in {life.home}, and what pipeline "
+                f"'{self._pipeline}' has written belongs to both; to delete it, run: headgate reset {name} --dir {root}"
+            )
+
+    # -- the step, and what follows it ------------------------------------------------------------------------------
+
+    def carry_out(self, plan: ResetPlan) -> None:
+        """Delete everything in ``plan``: from the entry in the log on, whoever starts the pipeline finishes it (SO2).
+
+        Raises:
+            FencedError: a driver has claimed since ``plan`` was made; nothing was changed.
+            UsageError: something else has changed since, or somebody else has a target now.
+            CorruptionError, StorageError: it is not finished; repeating is safe.
+        """
+        self._refuse_if_changed(plan)
+        token, wall_ms = self._around.token(8).hex(), self._around.wall_ms()
+        above = max((found.owner.generation for found in plan.targets), default=Generation(0))
+        targets = tuple(dict.fromkeys(found.target for found in plan.targets if found.sink is not None))
+        order = ResetOrder(token, targets, (*plan.inputs, *plan.aside))
+        older = self._retrying(self._log.records.orders)
+        self._retrying(lambda: self._log.records.give(order))
+        claimed = self._retrying(lambda: self._log.start_over(token, wall_ms, plan.log, above))
+        self._finish(order, claimed.next.life, claimed.next.generation)
+        with suppress(StorageError):  # the next start does both, too
+            self._retrying(lambda: self._log.records.withdraw(older))
+            self._retrying(self._log.files.sweep)
+
+    def _refuse_if_changed(self, plan: ResetPlan) -> None:
+        """Look again: nothing goes that ``plan`` did not show. A later claim is left to the step, which is fenced."""
+        newest = recovery.newest_generation(self._retrying(self._log.observe))
+        if newest == recovery.newest_generation(plan.log) and self.look().shown != plan.shown:
+            raise UsageError(
+                f"what pipeline '{self._pipeline}' would lose has changed since it was shown; nothing was deleted: "
+                "look again, and start over then"
+            )
+
+    def finish(self) -> bool:
+        """Finish what somebody decided and did not live to finish; return whether there was anything (SO3).
+
+        Raises:
+            UsageError, CorruptionError, StorageError: it is not finished; repeating is safe.
+        """
+        log = self._retrying(self._log.observe)
+        order = self._decided(log)
+        if order is None:
+            return False
+        self._finish(order, life_of(log), recovery.newest_generation(log))
+        return True
+
+    def _decided(self, log: ObservedLog) -> ResetOrder | None:
+        token = recovery.decided_reset(log)
+        return None if token is None else self._retrying(lambda: self._log.records.order(token))
+
+    @classmethod
+    def is_due(cls, root: str, pipeline: str) -> bool:
+        """Whether somebody has decided to start over and did not finish it: cheap if nobody ever wanted to.
+
+        Raises:
+            StorageError
+        """
+        log = CheckpointLog(open_storage(root), pipeline)
+        orders = log.records.orders()
+        return bool(orders) and recovery.decided_reset(log.observe()) in orders
+
+    def _finish(self, order: ResetOrder, number: int, generation: Generation) -> None:
+        """Do what is left to be done: every step is done once, however often this begins (SO6)."""
+        life = self._retrying(lambda: self._log.later_life(number, self._around.host, self._around.wall_ms()))
+        mine = self._fronts.mine((life, *self._retrying(lambda: self._log.lives_before(number))))
+        known = [(target, self._known(target, mine, generation)) for target in order.targets]
+        for fronts in together([(target, sink) for target, sinks in known for sink in sinks]):
+            self._at(fronts[0][0], lambda fronts=fronts: self._empty(fronts, generation, life, mine))  # type: ignore[misc]
+        for path in order.beside:
+            self._retrying(lambda path=path: self._remove(path, order))  # type: ignore[misc]
+        self._retrying(lambda: self._log.records.carried_out(number, order.token))
+
+    def _known(self, target: Target, mine: Mine, generation: Generation) -> tuple[ResettableSink, ...]:
+        return self._at(target, lambda: self._fronts.known(target, mine, generation))
+
+    def _remove(self, path: str, order: ResetOrder) -> None:
+        """Remove what the order names, unless it was carried out by now: then it may be a later life's (SO7)."""
+        if self._decided(self._log.observe()) == order:
+            self._storage.delete(path)
+
+    def _empty(self, fronts: tuple[Front, ...], generation: Generation, life: Life, mine: Mine) -> None:
+        """Empty what has one owner, unless it has become somebody else's since it was looked at (SO4)."""
+        for target, sink in fronts:
+            self._fronts.refuse_others(target, sink, generation, mine)
+        in_one_step(fronts).start_over(self._pipeline, fronts[0][0].sink, generation, life, mine)
+
+    def _at(self, target: Target, call: Callable[[], _T]) -> _T:
+        """Return what ``call`` does at ``target``; say what can be done if that stays out of reach (SO10)."""
+        try:
+            return self._retrying(call)
+        except StorageError as error:
+            cause = (
+                f"{error.cause}; so sink '{target.sink}' of pipeline '{self._pipeline}' cannot be emptied; try again, "
+                f"or, if its target is gone for good, leave it: {self._fronts.how_to_leave(target)}"
+            )
+            raise StorageError(error.operation, error.path, cause, error.is_transient) from error
+
+    def _retrying(self, call: Callable[[], _T]) -> _T:
+        return restart.retry_transient(call, self._around)
+
+
+def _target_key(target: Target) -> tuple[object, ...]:
+    """Return what says which sink of which target it is. Where one of a user's own writes to, nobody else knows."""
+    return (target.sink, target.kind) if target.kind is TargetKind.OWN else target.place_key
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two homes are one place; a local directory may have several names."""
+    here, there = local_directory(one), local_directory(other)
+    return one == other or (here is not None and there is not None and here.resolve() == there.resolve())
