@@ -86,12 +86,6 @@ def text_of(folder: str) -> str:
 
 
 @cache
-def numbers_in(folder: str) -> frozenset[str]:
-    """Return everything in a folder that looks like the number of a rule."""
-    return frozenset(re.findall(r"\b[A-Z]+\d+\b", text_of(folder)))
-
-
-@cache
 def defined_tests() -> frozenset[str]:
     return frozenset(re.findall(r"\bdef (test_\w+)\(", text_of("tests") + Path(__file__).read_text()))
 
