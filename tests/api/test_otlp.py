@@ -96,7 +96,7 @@ def test_a_collector_that_is_not_there_holds_nobody_up(monkeypatch: pytest.Monke
 
 def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:  # OM9
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.metrics", None)
-    with pytest.raises(UsageError, match=r"pip install 'headgate\[otel\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'headgate-streams\[otel\]'"):
         MetricsPush("http://localhost:4318")
 
 

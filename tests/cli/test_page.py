@@ -118,7 +118,7 @@ def test_a_port_is_a_port(port: int) -> None:
 def test_the_packages_of_the_page_are_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr("headgate.cli.progress.find_spec", lambda name: None if name == "uvicorn" else find(name))
-    with pytest.raises(UsageError, match=re.escape("pip install 'headgate[ui]'")):
+    with pytest.raises(UsageError, match=re.escape("pip install 'headgate-streams[ui]'")):
         options(4050).check()
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import headgate
+from headgate.distribution import DISTRIBUTION
 from headgate.errors import UsageError
 from headgate.storage.urls import open_storage
 
@@ -37,6 +38,7 @@ def test_a_plain_import_brings_nothing_heavy() -> None:
     assert {name for name in brought_by("import headgate") if name.startswith("headgate")} == {
         "headgate",
         "headgate.errors",
+        "headgate.plain_text",
         "headgate.tracebacks",
     }
 
@@ -52,7 +54,7 @@ def test_a_pipeline_without_streams_needs_no_database() -> None:
 def test_the_version_is_said_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["dynamic"] == ["version"]
-    assert importlib.metadata.version("headgate") == headgate.__version__
+    assert importlib.metadata.version(DISTRIBUTION) == headgate.__version__
     assert re.search(rf"^## {re.escape(headgate.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
 
@@ -75,7 +77,7 @@ def test_what_is_optional_is_an_extra_and_not_required() -> None:
 def test_an_object_store_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.delitem(sys.modules, "headgate.storage.object_store", raising=False)
-    with pytest.raises(UsageError, match=r"pip install 'headgate\[s3\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'headgate-streams\[s3\]'"):
         open_storage(url)
 
 

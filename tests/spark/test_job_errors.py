@@ -8,6 +8,7 @@ import re
 import pytest
 
 import headgate
+from headgate.distribution import DISTRIBUTION
 from headgate.model.failure import FailureKind
 from headgate.spark.launcher import NEEDED, job_error, job_failure
 from headgate.spark.worker_main import check_release
@@ -29,8 +30,11 @@ OTHER_VERSION = (
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (NO_DAEMON, "the executors' Python has no 'headgate': install headgate there, or set PYSPARK_PYTHON"),
-        ("x\nModuleNotFoundError: No module named 'polars'", "the executors' Python has no 'polars': install headgate"),
+        (NO_DAEMON, "the executors' Python has no 'headgate': install headgate-streams there, or set PYSPARK_PYTHON"),
+        (
+            "x\nModuleNotFoundError: No module named 'polars'",
+            "the executors' Python has no 'polars': install headgate-streams",
+        ),
         ("ModuleNotFoundError: No module named 'shop.prices'", "the executors cannot import 'shop.prices': install"),
         (OTHER_VERSION, "the executors' Python is 3.9, and this one is 3.11: set PYSPARK_PYTHON"),
         ('java.io.IOException: Cannot run program "/x/python": error=2', "the executors have no Python at /x/python:"),
@@ -102,7 +106,7 @@ def test_an_error_of_spark_tells_losses_from_what_no_repetition_mends(  # G9
 
 
 def test_what_headgate_needs_is_what_it_requires() -> None:
-    required = importlib.metadata.requires("headgate") or []
+    required = importlib.metadata.requires(DISTRIBUTION) or []
     names = [re.match(r"[\w.-]+", text) for text in required if "extra ==" not in text]
     assert {name.group().replace("-", "_") for name in names if name} | {"headgate"} == NEEDED
 

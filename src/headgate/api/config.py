@@ -380,7 +380,7 @@ class Memory:
 class RocksDB:
     """Keeps keyed state in RocksDB on the workers' local disks, and recently used state in memory.
 
-    Needs the package rocksdict: ``pip install 'headgate[rocksdb]'``.
+    Needs the package rocksdict: ``pip install 'headgate-streams[rocksdb]'``.
 
     Attributes:
         memory: how much memory the state of one worker may use, in all operators together.

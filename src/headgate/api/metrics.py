@@ -27,6 +27,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
 from prometheus_client.registry import Collector
 
+from headgate.distribution import install_command
 from headgate.errors import UsageError
 from headgate.http_limits import HEAD_S, BoundedInput, ConnectionLimit, TooLongError, host_of
 from headgate.model.metrics import LATE_RECORDS
@@ -328,7 +329,7 @@ class MetricsPush:
             from opentelemetry.sdk.metrics import MeterProvider
             from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
         except ImportError:
-            raise UsageError("metrics for OpenTelemetry need its SDK: pip install 'headgate[otel]'") from None
+            raise UsageError(f"metrics for OpenTelemetry need its SDK: {install_command('otel')}") from None
         self._reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=self.url))
         self._provider = MeterProvider(metric_readers=[self._reader], shutdown_on_exit=False)
         self._closing = threading.Lock()

@@ -25,6 +25,7 @@ from headgate import __version__
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli.output import Terminal, say
 from headgate.display.text import counted, size_text
+from headgate.distribution import DISTRIBUTION, install_command
 from headgate.errors import HeadgateError
 from headgate.spark.archiving import make_archive
 from headgate.spark.cds_archive import archive_file, is_trusted
@@ -203,7 +204,11 @@ def judge_executors(found: Sequence[Executor], python: str = platform.python_ver
 def check_packages() -> Finding:
     """Check that everything Headgate requires is installed in a version that fits."""
     wrong = []
-    for text in importlib.metadata.requires("headgate") or []:
+    try:
+        required = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("packages", Verdict.WARNING, f"not checked: {DISTRIBUTION} is not installed as a package")
+    for text in required:
         match = _REQUIREMENT.fullmatch(text)
         if match is None:  # an optional one
             continue
@@ -216,7 +221,7 @@ def check_packages() -> Finding:
         if _numbers(version) < _numbers(least):
             wrong.append(f"{name} is {version} but must be at least {least}")
     if wrong:
-        return Finding("packages", Verdict.MISSING, f"{'; '.join(wrong)}: run 'pip install --upgrade headgate'.")
+        return Finding("packages", Verdict.MISSING, f"{'; '.join(wrong)}: run '{install_command()}'.")
     return Finding("packages", Verdict.OK, f"PySpark {importlib.metadata.version('pyspark')} and all others")
 
 

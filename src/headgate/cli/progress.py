@@ -28,6 +28,7 @@ from headgate.api.pipeline_registry import announced_page
 from headgate.cli.output import Terminal, result_text, say
 from headgate.display.progress import NODE_TITLES, by_busy, loop_text, node_cells, summary_text
 from headgate.display.text import duration_text
+from headgate.distribution import install_command
 from headgate.environment import SYSTEM_CLOCK, Clock
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.ids import CheckpointId
@@ -269,7 +270,7 @@ class PageAddress:
             raise UsageError(f"{option} is {self.port}, but a port is a number up to 65535, or 0 for a free one")
         missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
         if missing:
-            raise UsageError(f"the page needs the package {missing[0]}: pip install 'headgate[ui]'")
+            raise UsageError(f"the page needs the package {missing[0]}: {install_command('ui')}")
 
 
 class PageObserver:

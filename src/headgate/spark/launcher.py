@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate import __version__
+from headgate.distribution import DISTRIBUTION
 from headgate.errors import PipelineFailed
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.plan import PipelineDefinition
@@ -109,12 +110,12 @@ def _setup_error(text: str) -> str:
     if found := _OTHER_VERSION.search(text):
         return (
             f"the executors' Python is {found.group(1)}, and this one is {found.group(2)}: set PYSPARK_PYTHON to a "
-            f"Python {found.group(2)} that is on every executor, with headgate installed"
+            f"Python {found.group(2)} that is on every executor, with {DISTRIBUTION} installed"
         )
     if found := _NO_PROGRAM.search(text):
         return (
             f"the executors have no Python at {found.group(1)}: set PYSPARK_PYTHON to one that is on every executor, "
-            "with headgate installed"
+            f"with {DISTRIBUTION} installed"
         )
     for line in map(str.strip, text.splitlines()):
         if line.startswith(("ImportError:", "AttributeError:")):
@@ -132,8 +133,8 @@ def _missing(module: str) -> str:
     top = module.partition(".")[0]
     if top in NEEDED:
         return (
-            f"the executors' Python has no '{top}': install headgate there, or set PYSPARK_PYTHON to a Python on every "
-            "executor that has it"
+            f"the executors' Python has no '{top}': install {DISTRIBUTION} there, or set PYSPARK_PYTHON to a Python on "
+            "every executor that has it"
         )
     return (
         f"the executors cannot import '{module}': install it for their Python, or give its file with headgate run "

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from headgate.distribution import install_command
 from headgate.errors import UsageError
 from headgate.model.config import MemoryState, StateConfig
 from headgate.model.manifest import KeyGroups
@@ -53,7 +54,7 @@ def require_rocksdict() -> None:
     if find_spec("rocksdict") is None:
         raise UsageError(
             "headgate.RocksDB needs the package rocksdict, in the driver and on every worker: "
-            "pip install 'headgate[rocksdb]'"
+            f"{install_command('rocksdb')}"
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, unquote_plus, urlsplit
 
+from headgate.distribution import install_command
 from headgate.errors import StorageError, UsageError
 from headgate.model.config import Access
 from headgate.plain_text import encodable, printable
@@ -124,7 +125,7 @@ def _object_storage(url: str, location: str) -> Storage:
             raise
         raise UsageError(
             f"object stores such as {url} need the package obstore, in the driver and on every worker: "
-            "pip install 'headgate[s3]'"
+            f"{install_command('s3')}"
         ) from None
     return ObjectStorage(location)
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from headgate.distribution import install_command
 from headgate.environment import Clock
 from headgate.errors import StorageError, UsageError
 from headgate.storage.base import AlreadyExists, NotFound, Storage
@@ -103,7 +104,7 @@ def _client_library() -> Iterator[None]:
             raise
         raise UsageError(
             "a store on PostgreSQL needs the package psycopg, in the driver and on every worker: "
-            "pip install 'headgate[postgres]'"
+            f"{install_command('postgres')}"
         ) from None
 
 

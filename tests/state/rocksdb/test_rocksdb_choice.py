@@ -38,7 +38,7 @@ def test_a_worker_has_the_state_that_the_pipeline_says() -> None:
 
 def test_a_library_that_is_missing_is_named_in_the_driver_and_on_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_backends, "find_spec", lambda name: None)
-    told = r"headgate.RocksDB needs the package rocksdict, .*: pip install 'headgate\[rocksdb\]'"
+    told = r"headgate.RocksDB needs the package rocksdict, .*: pip install 'headgate-streams\[rocksdb\]'"
     with pytest.raises(hg.UsageError, match=told):
         hg.Pipeline("p", state=hg.RocksDB())
     with pytest.raises(hg.UsageError, match=told):

@@ -222,7 +222,7 @@ def test_a_machine_without_the_client_library_says_what_to_install(monkeypatch: 
     for name in [name for name in sys.modules if name.startswith("headgate.store.catalogue.postgresql.")]:
         if not name.endswith("address"):
             monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(UsageError, match=r"pip install 'headgate\[postgres\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'headgate-streams\[postgres\]'"):
         location.open_shared("postgresql://u@h/db", None)
 
 

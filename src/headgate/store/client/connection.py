@@ -21,6 +21,7 @@ from urllib.parse import quote
 import msgspec
 
 from headgate.codec.handshake import NONCE_BYTES, SECRET_BYTES_MIN, ClientHandshake, Purpose
+from headgate.distribution import DISTRIBUTION
 from headgate.environment import SYSTEM_ENVIRONMENT, Environment
 from headgate.errors import ProtocolViolation, UsageError
 from headgate.model.config import SecurityConfig
@@ -41,7 +42,7 @@ CHECKSUM_HEADER, REQUEST_HEADER = "Headgate-Checksum", "Headgate-Request"
 def release() -> str:
     """Return the release of Headgate that this is, for people."""
     try:
-        return importlib.metadata.version("headgate")
+        return importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return "of unknown release"
 
