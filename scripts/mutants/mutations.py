@@ -1,8 +1,8 @@
 """Mutants of one file: small edits of its text, found in its syntax tree.
 
 Left out is what no test should look at: docstrings, annotations, decorators, asserts, ``__repr__`` and ``__str__``,
-what an error says, log lines, texts for people (strings with a blank), the values of named constants, and what only
-type checkers run.
+what an error says, log lines, texts for people (strings with a blank), the values of named constants, what only type
+checkers run, and ``self._check()``, which has nothing but asserts.
 """
 
 from __future__ import annotations
@@ -210,6 +210,8 @@ class _Finder:
                 self._swap(node.op, node.left, node.right)
             case ast.UnaryOp(op=ast.Not() | ast.USub()):
                 self._edit(node, f"({ast.get_source_segment(self._source, node.operand)})")
+                if isinstance(node.operand, ast.Constant):
+                    return
             case ast.Constant():
                 self._constant(node)
             case ast.JoinedStr():
@@ -252,7 +254,7 @@ class _Finder:
             self._add(start, end, f"{old[1]}{text}{old[2]}")
 
     def _remove(self, statement: ast.stmt) -> None:
-        if not (isinstance(statement, ast.Expr) and (_is_log(statement.value) or _is_yield(statement.value))):
+        if not (isinstance(statement, ast.Expr) and _is_left_alone(statement.value)):
             self._edit(statement, "pass")
 
     def _edit(self, node: ast.expr | ast.stmt, text: str) -> None:
@@ -291,5 +293,7 @@ def _is_log(value: ast.expr) -> bool:
     return value.func.attr in ("warn",) or (value.func.attr in LOGS and "log" in ast.unparse(value.func.value).lower())
 
 
-def _is_yield(value: ast.expr) -> bool:
-    return isinstance(value, ast.Yield | ast.YieldFrom)
+def _is_left_alone(value: ast.expr) -> bool:
+    """Whether a statement of nothing but ``value`` waits for a mutant of its own, logs, or asserts."""
+    called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
+    return _is_log(value) or isinstance(value, ast.Yield | ast.YieldFrom) or called in ("assert_never", "self._check")

@@ -234,5 +234,6 @@ def run_anew(file: str, source: str, names: Sequence[str]) -> Found:
     sys.meta_path.insert(0, Mutated(file, source))
     failed: list[str] = []
     session = Session(lambda session: failed.extend(session.run([n for n in names if n in session.items])))
-    pytest.main([*OPTIONS, *dict.fromkeys(name.split("::")[0] for name in names)], plugins=[session])
+    # plain asserts: pytest would import the product by itself to rewrite its asserts
+    pytest.main(["--assert=plain", *OPTIONS, *dict.fromkeys(name.split("::")[0] for name in names)], plugins=[session])
     return {"failed": failed[:1] or ([] if session.is_collected else ["its import"])}

@@ -42,6 +42,7 @@ def mutated(tool: Any, source: str) -> list[str]:
         ("x = (a) in (b)", ["x = (a) not in (b)"]),
         ("x = a and b", ["x = a or b"]),
         ("x = not a", ["x = (a)"]),
+        ("x = -1", ["x = (1)"]),
         ("x = a + 1", ["x = a - 1", "x = a + (1 + 1)"]),
         ("x = (a + b) * c", ["x = (a - b) * c", "x = (a + b) + c"]),
         ("x += a", ["x -= a"]),
@@ -73,6 +74,7 @@ def test_each_change_is_made(tool: Any, body: str, wanted: list[str]) -> None:
         "def f(a: 'A' = None) -> 'A':\n    '''Docs.'''\n    assert a < 1, 'it is small'",
         "def f():\n    x = 'a text for people'",
         "def f():\n    _log.info('a', 1)",
+        "def f(self):\n    self._check()",
         "class A:\n    def __repr__(self):\n        return 'a' + 'b'",
     ],
 )
