@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -147,6 +148,16 @@ def test_a_function_that_exists_gets_the_code_of_a_mutant(tool: Any, tmp_path: P
 
 def test_a_function_that_is_not_imported_gets_no_code(tool: Any, tmp_path: Path) -> None:
     assert not tool[1].exchange(str(tmp_path / "n.py"), SOURCE, SOURCE.replace("a + 1", "a - 1"))
+
+
+def test_a_module_is_imported_from_the_text_of_a_mutant(
+    tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a_module_for_mutants.py"
+    file.write_text("found = [1]")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [tool[1].Mutated(str(file), "found = [2]"), *sys.meta_path])
+    assert importlib.import_module(file.stem).found == [2]
 
 
 def test_a_child_sends_what_it_found_and_none_outlives_its_time(tool: Any) -> None:
