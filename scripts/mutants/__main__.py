@@ -79,6 +79,7 @@ class Runner:
         self._lines: Lines = {}
         self._mutants: list[Mutant] = []
         self._is_killed: dict[int, bool] = {}
+        self._killers: dict[int, str] = {}
         self._began = time.monotonic()
 
     def run(self, sample: int | None, seed: int) -> None:
@@ -111,12 +112,13 @@ class Runner:
             self._lines = json.loads(self._cache.read_text())
             quick = [number for number, mutant in enumerate(self._mutants) if mutant.is_in_function]
             self._run_all(quick, lambda mutant, names: self._exchanged(session, mutant, names), least_s=10)
+            self._check(session)
 
         pytest.main(["-s", "-m", MARKS, *OPTIONS, *map(str, self._places)], plugins=[Session(work)])
         return {str(number): is_killed for number, is_killed in self._is_killed.items()}
 
     def _measure(self, session: Session) -> None:
-        """Note which test runs which line; leave out tests that fail, are slow, or fail where mutants are tried."""
+        """Note which test runs which line; leave out tests that fail or are slow."""
         print(f"measuring {len(session.items)} tests", flush=True)
         by_file: dict[str, list[str]] = {}
         for name in session.items:
@@ -126,12 +128,19 @@ class Runner:
         lines: Lines = {}
         for _, found in run_all(works, self._jobs):
             lines.update(found)
-        usable = sorted((name for name in lines if lines[name][0] <= self._slowest_s), key=lambda n: lines[n][0])
-        works = [(partial(session.check, usable[i :: self._jobs]), MEASURING_S) for i in range(self._jobs)]
-        failed = {name for _, found in run_all(works, self._jobs) for name in found["failed"]}
-        print(f"left out: {len(session.items) - len(usable)} that are slow or fail, {len(failed)} that do now and then")
+        usable = {name: found for name, found in lines.items() if found[0] <= self._slowest_s}
+        print(f"left out: {len(session.items) - len(usable)} that fail or are slow", flush=True)
         self._cache.parent.mkdir(parents=True, exist_ok=True)
-        self._cache.write_text(json.dumps({name: lines[name] for name in usable if name not in failed}))
+        self._cache.write_text(json.dumps(usable))
+
+    def _check(self, session: Session) -> None:
+        """Take back what was killed by tests that fail without a mutant, too: by luck, or in another order."""
+        killers = sorted(set(self._killers.values()))
+        works = [(lambda: {"failed": session.run(killers, stop=False)}, MEASURING_S)]
+        failed = {name for _, found in run_all(works, 1) for name in found["failed"]}
+        for number in [number for number, name in self._killers.items() if name in failed]:
+            print(f"{self._killers[number]} fails without a mutant, too")
+            self._is_killed[number] = False
 
     def _exchanged(self, session: Session, mutant: Mutant, names: list[str]) -> Found:
         source = self._sources[mutant.file]
@@ -154,6 +163,7 @@ class Runner:
                 print(f"{self._mutants[tried[number]]} did not run:\n{found['error']}")
             if found != AGAIN:
                 self._is_killed[tried[number]] = found.get("failed") != []
+                self._killers.update({tried[number]: name for name in found.get("failed", ())})
                 self._tell()
 
     def _tell(self) -> None:

@@ -144,10 +144,6 @@ class Session:
                 break
         return self._failed
 
-    def check(self, names: Sequence[str]) -> Found:
-        """Run tests in the order in which mutants meet them; return those that fail there."""
-        return {"failed": self.run(names, stop=False)}
-
 
 def measured(session: Session, names: Sequence[str], files: Sequence[str]) -> Found:
     """Run tests; return by name the seconds and the lines of ``files`` that each runs, without those that fail."""
