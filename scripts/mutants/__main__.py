@@ -163,7 +163,8 @@ class Runner:
                 print(f"{self._mutants[tried[number]]} did not run:\n{found['error']}")
             if found != AGAIN:
                 self._is_killed[tried[number]] = found.get("failed") != []
-                self._killers.update({tried[number]: name for name in found.get("failed", ())})
+                for name in found.get("failed", ()):
+                    self._killers[tried[number]] = name
                 self._tell()
 
     def _tell(self) -> None:

@@ -180,6 +180,8 @@ def test_a_channel_is_not_held_for_a_checkpoint_that_was_aborted_before() -> Non
 def test_aborts_of_checkpoints_that_never_come_are_forgotten() -> None:  # L5
     early = head(*(released(i) for i in range(1, LoopHead.RELEASED_MAX + 2)))
     assert early.handle(sentinel(0, 1)) == [BlockChannel(ch(0))]
+    early = head(*(released(i) for i in range(1, LoopHead.RELEASED_MAX + 1)))
+    assert early.handle(sentinel(0, 1)) == NOT_WAITED_FOR, "as many are remembered"
 
 
 def test_a_channel_is_held_for_a_newer_checkpoint_only() -> None:  # L6
