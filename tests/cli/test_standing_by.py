@@ -102,7 +102,7 @@ def test_whoever_ran_and_was_replaced_ends(storage: Storage) -> None:  # SB12
     run_of(storage)
 
     def start() -> Any:
-        current_takeover().tell_claim(Generation(2))
+        current_takeover().on_claim(Generation(2))
         raise FencedError("pipeline p", 2, 3)
 
     with pytest.raises(FencedError):

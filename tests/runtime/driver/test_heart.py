@@ -301,7 +301,7 @@ def test_a_driver_that_fails_over_a_wish_has_told_it_to_its_keeper_and_to_standb
     tmp_path: Path, ask: Callable[[Driver], None], told: Course, course: Course, was_draining: bool
 ) -> None:  # KR13, SB14
     wishes: list[Course] = []
-    driver = driver_at(tmp_path, Takeover("supervisor 1", tell_wish=wishes.append))
+    driver = driver_at(tmp_path, Takeover("supervisor 1", on_course=wishes.append))
     driver.start()
     wait_for(lambda: driver.supervision.machine.generation)
     ask(driver)
@@ -317,7 +317,7 @@ def test_a_driver_that_fails_over_a_wish_has_told_it_to_its_keeper_and_to_standb
 
 def test_a_wish_that_is_refused_is_not_told(tmp_path: Path) -> None:  # KR13
     wishes: list[Course] = []
-    driver = driver_at(tmp_path, Takeover("supervisor 1", tell_wish=wishes.append))
+    driver = driver_at(tmp_path, Takeover("supervisor 1", on_course=wishes.append))
     driver.start()
     (tmp_path / "file").touch()
     with pytest.raises(UsageError):

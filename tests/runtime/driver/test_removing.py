@@ -377,12 +377,12 @@ def test_a_keeper_hears_of_the_claim_of_a_removal(place: Place) -> None:  # C74,
     claimed: list[Generation] = []
     log = CheckpointLog(place.storage, "p")
     begin_generation(place.definition, CheckpointLog(place.storage, "p"), "another", place.notes.append)
-    succession = Takeover("keeper", Generation(1), claimed.append)
-    assert not remove_checkpoints(place.definition, log, succession, place.notes.append, PROCESS)
+    takeover = Takeover("keeper", Generation(1), claimed.append)
+    assert not remove_checkpoints(place.definition, log, takeover, place.notes.append, PROCESS)
     assert "generation 2" in place.notes[-1], "somebody else claimed behind what it follows"
     assert claimed == []
-    succession = Takeover("keeper", Generation(2), claimed.append)
-    assert remove_checkpoints(place.definition, log, succession, place.notes.append, PROCESS)
+    takeover = Takeover("keeper", Generation(2), claimed.append)
+    assert remove_checkpoints(place.definition, log, takeover, place.notes.append, PROCESS)
     assert claimed == [3]
 
 
@@ -413,8 +413,8 @@ def test_damage_is_left_to_the_user(place: Place) -> None:  # C73, R51
 def test_damage_that_only_workers_found_is_left_to_the_user(place: Place) -> None:  # C73, R57
     newest = place.complete(3, 1)
     definition = replace(place.definition, config=replace(place.definition.config, on_damaged=PREVIOUS))
-    succession, note = Takeover("test"), place.notes.append
-    assert not remove_checkpoints(definition, place.log, succession, note, PROCESS, found_in(newest))
+    takeover, note = Takeover("test"), place.notes.append
+    assert not remove_checkpoints(definition, place.log, takeover, note, PROCESS, found_in(newest))
     assert place.notes[-1].startswith("the checkpoints are kept: ")
     assert "block checksum mismatch" in place.notes[-1]
     assert CALLS == [], "no sink is touched"

@@ -1,7 +1,7 @@
-"""Records that were on their way to a subtask when a barrier overtook them: their bytes, and whom they belong to later.
+"""Channel state of unaligned checkpoints: bytes of records that barriers overtook, and their owners after a restore.
 
-Rules UA14–UA18 of docs/spec/unaligned.md. Counterparts: ``runtime.worker.in_flight`` records and replays them,
-``targets`` and ``restoring`` write and read the parts. Never decides what is in flight.
+Rules UA14–UA18 of docs/spec/unaligned.md. ``runtime.worker.unaligned`` records and replays them, ``snapshot_writer``
+and ``restore`` write and read the parts. Never decides what is in flight.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def restored_records(
 ) -> Replay:
     """Return what ``subtask`` processes before anything else, by channel; parts are read one at a time (UA14).
 
-    What was on its way to a broadcast side comes first, of the subtask whose copy of its state this one takes (BC6).
+    Records to a broadcast side come first, of the same former subtask as the restored copy of its state (BC6).
 
     Raises (while it is read):
         CorruptionError, StorageError
@@ -202,7 +202,7 @@ def restored_records(
 
 
 def _unzoned(name: EdgeName, schema: pa.Schema) -> EdgeName:
-    """Return the name of an edge whose records have this schema, as it was before there were moments (EV12)."""
+    """Return the name of an edge with records of this schema, as it was before there were moments (EV12)."""
     return msgspec.structs.replace(name, fingerprint=schema_fingerprint(unzoned_schema(schema)))
 
 
@@ -218,7 +218,7 @@ def _owned_rows(batch: pa.RecordBatch, edge: PlanEdge, plan: Plan, subtask: Subt
 
 
 class _Reassignment:
-    """Who has now what a former subtask had: the owner of its first key group (UA14, UA15)."""
+    """Maps a former subtask to its successor: the owner of its first key group (UA14, UA15)."""
 
     def __init__(self, former_parallelism: int, plan: Plan) -> None:
         self._former = former_parallelism
@@ -226,7 +226,7 @@ class _Reassignment:
         self.are_others = former_parallelism != plan.parallelism
 
     def copied_from(self, index: int) -> int:
-        """Return whose copy the subtask ``index`` goes on with, of what all former subtasks had."""
+        """Return which former subtask's copy of broadcast state the subtask ``index`` restores."""
         return 0 if self.are_others else index
 
     def of(self, index: int) -> int:

@@ -56,7 +56,7 @@ _Reading: TypeAlias = Callable[[Callable[[], LogEntry]], LogEntry]
 
 
 def _read_without_retry(read: Callable[[], LogEntry]) -> LogEntry:
-    """Who asks again soon, and goes on only when it can tell, need not read again now."""
+    """Read once: the caller asks again soon, and goes on only with a clear answer."""
     return read()
 
 
@@ -98,7 +98,7 @@ class LogEntries:
         """Return the newest generation above ``above`` that anything after entry ``sequence`` is of, or None.
 
         Raises:
-            StorageError: nobody can tell now.
+            StorageError: unknown for now.
         """
         later: list[ObservedEntry] = []
         for number in reversed([number for number in self.numbers("log") if number > sequence]):
@@ -195,7 +195,7 @@ class CheckpointLog:
         self._generation = Generation(0)
         self._lineage = RetainedManifests()
         self.life_id = ""
-        """Of the life that ``life`` or ``later_life`` last told, "" before."""
+        """Of the identity that ``life`` or ``later_life`` last returned, "" before."""
         self.problem = ""
         """What storage last said about an append; for messages."""
 
@@ -218,7 +218,7 @@ class CheckpointLog:
         return self._entries.observe()
 
     def known_life(self, observed: ObservedLog) -> Life | None:
-        """Return who this pipeline is to its sinks by its log, None if it was never drawn. Changes nothing.
+        """Return the identity of this pipeline for its sinks, None if it was never drawn. Changes nothing.
 
         Raises:
             CorruptionError, StorageError
@@ -229,7 +229,7 @@ class CheckpointLog:
             return None
 
     def life(self, host: str, wall_ms: int) -> Life:
-        """Return who this pipeline is to its sinks; drawn at its very first start, which nothing precedes (LV1).
+        """Return the identity of this pipeline for its sinks; drawn at its very first start (LV1).
 
         Of any number of drivers that come at once, all get the same one. Directories of version 0.1 have none. See
         ``later_life``.
@@ -245,7 +245,7 @@ class CheckpointLog:
         return self._told(self._lives.read(0))
 
     def lives_before(self, number: int) -> list[Life]:
-        """Return who this pipeline was to its sinks before life ``number``.
+        """Return the identities of this pipeline before identity ``number``.
 
         Raises:
             CorruptionError, StorageError
@@ -253,7 +253,7 @@ class CheckpointLog:
         return self._lives.before(number)
 
     def later_life(self, number: int, host: str, wall_ms: int) -> Life:
-        """Return who this pipeline is since entry ``number`` of its log gave up everything before it (LV7).
+        """Return the identity of this pipeline since entry ``number`` of its log gave up everything older (LV7).
 
         Raises:
             CorruptionError, StorageError
@@ -277,7 +277,7 @@ class CheckpointLog:
         """Claim the next generation (C38): from now on no older one completes anything.
 
         ``mine`` is the generation that this driver claimed before, if any; the new one exceeds ``above``, too (LV4).
-        ``life`` is the one that the sinks were asked about; None: nobody asked.
+        ``life`` is the identity that the sinks were checked for; None: they were not.
 
         Raises:
             FencedError: another driver has claimed after ``mine``: one that was replaced stops (X9).
@@ -304,7 +304,7 @@ class CheckpointLog:
 
         Raises:
             FencedError: another driver has claimed after ``mine``: everything is its own.
-            StorageError: nobody can tell whether it is there; the next claim sees.
+            StorageError: it may or may not be there; the next claim sees.
         """
         self._claim(owner, wall_ms, mine, lambda log: next_claim(log).ending_life())
 
@@ -313,7 +313,7 @@ class CheckpointLog:
 
         Raises:
             FencedError: a driver has claimed since.
-            StorageError: nobody can tell whether it is there; the next start sees.
+            StorageError: it may or may not be there; the next start sees.
         """
         self._next_sequence = next_claim(seen).sequence  # what is damaged before it is nobody's any more
         mine = newest_generation(seen)
@@ -382,7 +382,7 @@ class CheckpointLog:
     def reserve(self, checkpoint: CheckpointId) -> None:
         """Record that ``checkpoint`` is in use, and forget what is far below it.
 
-        Whoever claims looks at the ids behind its claim, and this looks at the log behind its id: so no two
+        A claim lists the ids after its entry, and this lists the log after its id: so no two
         generations use the same one (R42).
 
         Raises:
@@ -473,7 +473,7 @@ class CheckpointLog:
         """Return the generation that replaced this one, whatever was pruned (R40), or None. Cheap: one listing.
 
         Raises:
-            StorageError: nobody can tell now.
+            StorageError: unknown for now.
         """
         return self._entries.newest_generation(self._next_sequence - 1, self._generation)
 
@@ -488,7 +488,7 @@ class CheckpointLog:
     def drop(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
         """Remove the snapshots up to a completed checkpoint, and the log entries before the oldest retained one (C31).
 
-        Aborted checkpoints in between may have left files that nobody knows of: they go, too.
+        Aborted checkpoints in between may have left unknown files: they go, too.
         """
         self.files.drop(checkpoint)
         self._lineage = self._lineage.dropped(oldest_retained)

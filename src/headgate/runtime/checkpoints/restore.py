@@ -75,7 +75,7 @@ def is_for_all_workers(part: SnapshotPart, writer: int) -> bool:
 
 
 def is_exact(manifest: Manifest) -> bool:
-    """Whether nothing from behind a barrier is in it (GM20)."""
+    """Whether nothing that followed a barrier is in it (GM20)."""
     return manifest.mode.alignment is Alignment.ALIGNED
 
 
@@ -119,7 +119,7 @@ class RestoredSnapshots:
         Args:
             formers: small sections by former index; all sections of a snapshot of version 1.
             parts: the other ones, still to be read.
-            is_exact: none holds what came from behind the barrier (GM20).
+            is_exact: none holds what followed the barrier (GM20).
             in_flight: records that were on their way, by the node that they were on their way to.
             files: of databases, by former index and node.
             directory: where those of a node are put while their rows are read; None: the system's for temporary files.
@@ -249,7 +249,7 @@ def read_restored(
 ) -> RestoredSnapshots:
     """Read the small sections of ``restored``, and find the other parts; all are verified when they are read.
 
-    ``directory``: returns one on a local disk for a node whose database is read row by row; None: the system's for
+    ``directory``: returns one on a local disk for an operator with a database to be read; None: the system's for
     temporary files.
 
     Raises:

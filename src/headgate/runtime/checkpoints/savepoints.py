@@ -66,7 +66,7 @@ class SavepointDirectory:
         """Make it a savepoint: everything that ``savepoint`` refers to is there. May be repeated.
 
         Raises:
-            UsageError: somebody else's is there.
+            UsageError: another savepoint is there.
             StorageError: perhaps it is written.
         """
         data = encode_savepoint(savepoint)

@@ -59,7 +59,7 @@ class PipelineIdentities:
         return True
 
     def draw(self, number: int, home: str, host: str, wall_ms: int, newest: Generation) -> None:
-        """Draw life ``number``, unless somebody was quicker.
+        """Draw identity ``number``, unless another process was quicker.
 
         Raises:
             StorageError
@@ -123,7 +123,7 @@ class SinkRegistry:
             self._storage.put_if_absent(f"{self._targets}/{name}", [data])
 
     def targets(self) -> tuple[Target, ...] | None:
-        """Return all that was ever written to since the pipeline last started over; None when nobody wrote that down.
+        """Return all targets since the last reset of the pipeline; None if none were ever registered.
 
         Raises:
             CorruptionError, StorageError

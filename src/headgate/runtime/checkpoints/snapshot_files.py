@@ -30,7 +30,7 @@ READ_BYTES_MAX = 8 << 20
 
 
 def storage_at(place: Place) -> Storage:
-    """Return the storage of somebody else's files; a directory that is missing is not made (SV5).
+    """Return the storage of another place; a directory that is missing is not made (SV5).
 
     Raises:
         NotFound, UsageError
@@ -121,7 +121,7 @@ def _check_rows(part: SnapshotPart, data: memoryview, where: str) -> None:
 
 _WHY = "why"
 _BEHIND = "behind"
-"""The same reason again, where a start went back behind what is kept: no file is kept for its sake (R57)."""
+"""The same reason again, if a start restored an older checkpoint: no file is kept for it (R57)."""
 _ASIDE = re.compile(rf"[^/]+/aside/([0-9]{{10,}})-([0-9]{{10,}})/(?:{_WHY}|log-[0-9]{{10,}})")
 _NOTE = re.compile(rf"[^/]+/aside/([0-9]{{10,}})-([0-9]{{10,}})/(?:{_WHY}|{_BEHIND}|log-[0-9]{{10,}})")
 
@@ -208,7 +208,7 @@ class SnapshotFiles:
         self._remove(self._retention.unneeded(part.path for part in parts if part.path))
 
     def drop(self, checkpoint: CheckpointId) -> None:
-        """Nobody goes back to ``checkpoint`` any more, or to one before: remove what nothing refers to now (C31).
+        """Checkpoints up to ``checkpoint`` are not restored any more: remove files without a reference (C31).
 
         Raises:
             StorageError
@@ -233,7 +233,7 @@ class SnapshotFiles:
         self._remove(self._retention.garbage(self._files_of(paths)))
 
     def _remove(self, paths: Iterable[str]) -> None:
-        """Remove files that nobody needs; whoever dies in between leaves the rest to the next sweep (SF8)."""
+        """Remove unneeded files; a crash in between leaves the rest to the next sweep (SF8)."""
         for path in paths:
             fault_points.reach("in-removal")
             self._storage.delete(f"{self._pipeline}/{path}")
@@ -246,9 +246,9 @@ class SnapshotFiles:
     # -- what is kept aside -----------------------------------------------------------------------------------------
 
     def set_aside(self, log: ObservedLog, gaps: Sequence[Gap], restored: CheckpointId | None = None) -> None:
-        """Keep what a start cannot use, until somebody removes it (R51): snapshots and log entries.
+        """Keep what a start cannot use, until the user discards it (R51): snapshots and log entries.
 
-        Repeating it changes nothing. ``restored``: what the start uses. It goes back behind whatever is newer (R57).
+        Repeating it changes nothing. ``restored``: what the start uses; it gives up whatever is newer (R57).
 
         Raises:
             StorageError
@@ -274,7 +274,7 @@ class SnapshotFiles:
         return self._reasons(_WHY)
 
     def gone_back_behind(self) -> list[Aside]:
-        """Return what starts went back behind, oldest first: also when its files were removed meanwhile (R57).
+        """Return what starts gave up by restoring an older checkpoint, oldest first, with or without its files (R57).
 
         Raises:
             StorageError
@@ -301,9 +301,9 @@ class SnapshotFiles:
     def discard_aside(self, manifests: Callable[[], Iterable[Manifest]]) -> int:
         """Remove what was set aside and what only stayed for its sake, but not what any manifest needs (SF7).
 
-        ``manifests`` reads all that there are: behind the list of files, because a pipeline that runs meanwhile may
+        ``manifests`` reads all that there are: after the list of files, because a pipeline that runs meanwhile may
         complete a checkpoint, and may go back once more. What it writes later is not on the list. Snapshots first,
-        reasons last. That a start went back behind a checkpoint stays known while the log has that (R57).
+        reasons last. That a start gave a checkpoint up stays known while the log has that checkpoint (R57).
 
         Returns:
             How many files of checkpoints that were.
@@ -327,7 +327,7 @@ class SnapshotFiles:
 
 
 def _is_about(path: str, manifests: Iterable[Manifest]) -> bool:
-    """Whether the note at ``path`` says that a start went back behind one of ``manifests``."""
+    """Whether the note at ``path`` says that a start went back to before one of ``manifests``."""
     above, below = _range_of(path)
     return path.endswith(f"/{_BEHIND}") and any(above < manifest.checkpoint < below for manifest in manifests)
 

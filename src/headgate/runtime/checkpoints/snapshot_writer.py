@@ -289,7 +289,7 @@ class SavepointPart:
 
 @dataclass(slots=True)
 class SubtaskSnapshot:
-    """What the synchronous part leaves behind: references only.
+    """The result of the synchronous part of a snapshot: references only.
 
     ``plain`` are sections that are bytes already (source positions, flags); ``lists`` is operator state, by the prefix
     of its section and by node; ``savepoint`` is where it is to be written once more.
@@ -303,7 +303,7 @@ class SubtaskSnapshot:
     savepoint: SavepointPart | None = None
 
     def release(self) -> None:
-        """Give the frozen states up: they are durable, or nobody will write them (U6). Idempotent."""
+        """Release the frozen states: they are durable, or given up (U6). Idempotent."""
         for state in (*self.states.values(), *self.lists.values()):
             state.release()
 
@@ -328,7 +328,7 @@ class SnapshotWriter:
         """Make the writer.
 
         Args:
-            subtask: whose snapshots it writes.
+            subtask: that it writes snapshots of.
             destination: where they go.
             pool: runs the writes.
             report: hears of outcomes.

@@ -27,7 +27,7 @@ from headgate.runtime.surroundings import Surroundings
 def remove_checkpoints(
     definition: PipelineDefinition,
     log: CheckpointLog,
-    succession: Takeover,
+    takeover: Takeover,
     note: Callable[[str], None],
     around: Surroundings,
     unsound: UnsoundCheckpoints | None = None,
@@ -36,14 +36,14 @@ def remove_checkpoints(
     """Commit what the newest checkpoint promises, abort the rest, then remove all checkpoints of the pipeline.
 
     Savepoints, what was set aside, and everything of another driver or pipeline stay. Never raises: what is in the way
-    is told, and keeps the checkpoints. ``unsound``: what workers of this run could not restore (R57). ``doubt`` is told
-    in place of ``note`` when nobody can say whether they are given up.
+    is noted, and keeps the checkpoints. ``unsound``: what workers of this run could not restore (R57). ``doubt`` is
+    called in place of ``note`` when it is unknown whether they are given up.
 
     Returns:
         Whether no checkpoint can be restored any more.
     """
     try:
-        settled = _settle_output(definition, log, succession, note, around, unsound)
+        settled = _settle_output(definition, log, takeover, note, around, unsound)
     except ThreadEnded:
         raise
     except BaseException as error:  # what a sink raises must not keep the run from its end (CS26)
@@ -52,7 +52,7 @@ def remove_checkpoints(
     if settled is None:
         _sweep(log, note, around)
         return False
-    if not _give_up(log, succession.claimant, settled, note, doubt or note, around):
+    if not _give_up(log, takeover.claimant, settled, note, doubt or note, around):
         return False
     note(f"the checkpoints at {log.url} were removed, because the pipeline does not retain them")
     return True
@@ -61,21 +61,21 @@ def remove_checkpoints(
 def _settle_output(
     definition: PipelineDefinition,
     log: CheckpointLog,
-    succession: Takeover,
+    takeover: Takeover,
     note: Callable[[str], None],
     around: Surroundings,
     unsound: UnsoundCheckpoints | None,
 ) -> NextClaim | None:
-    """Leave nothing that was promised behind; return the claim that did so, None if there is nothing to give up.
+    """Commit or abort all prepared output; return the claim that did so, None if there is nothing to give up.
 
     Raises:
         HeadgateError: the checkpoints have to stay.
     """
-    mine = log.generation or succession.after
+    mine = log.generation or takeover.after
     if not mine:  # C70
         raise UsageError("this run never got as far as to claim them")
-    claimed = restart.claim(definition, log, succession.claimant, mine, around)
-    succession.tell_claim(claimed.next.generation)  # C74: whoever follows must know that it does
+    claimed = restart.claim(definition, log, takeover.claimant, mine, around)
+    takeover.on_claim(claimed.next.generation)  # C74: whoever follows must know that it does
     restored, choice = restart.choose_checkpoint(definition, log, claimed, around, unsound)
     _refuse_incomplete(choice)
     if restored is not None:
@@ -118,7 +118,7 @@ def _was_given_up(
     doubt: Callable[[str], None],
     around: Surroundings,
 ) -> bool:
-    """Return whether the driver that claimed meanwhile began anew, behind a try whose answer was lost (C72).
+    """Return whether the driver that claimed meanwhile began after our attempt, the answer to which was lost (C72).
 
     What is there is its own, also what is left of the former life.
     """
@@ -139,7 +139,7 @@ def _note_doubt(log: CheckpointLog, error: BaseException, doubt: Callable[[str],
 
 
 def _sweep(log: CheckpointLog, note: Callable[[str], None], around: Surroundings) -> None:
-    """Remove what nobody needs; whatever is in the way, the run must come to its end."""
+    """Remove unneeded files; whatever fails, the run must come to its end."""
     try:
         restart.clean_up(log.files.sweep, around, note)
     except ThreadEnded:
@@ -170,7 +170,7 @@ def _refuse_incomplete(choice: recovery.Choice) -> None:
 def refuse_while_needed(log: CheckpointLog, observed: recovery.ObservedLog) -> None:
     """Refuse while another pipeline of this storage, restored from here, has no checkpoint of its own (C73, SV27).
 
-    Also where nobody can tell: what it was restored from may be in an entry that cannot be read now.
+    Also if it is unknown: the origin may be in an entry that cannot be read now.
 
     Raises:
         UsageError
@@ -191,7 +191,7 @@ def refuse_while_needed(log: CheckpointLog, observed: recovery.ObservedLog) -> N
 
 
 def _was_restored_from(newest: Manifest, url: str, life: str) -> bool:
-    """Whether the files of ``newest`` are those of the pipeline at ``url``, whatever its path is to who restored it."""
+    """Whether the files of ``newest`` are those of the pipeline at ``url``, by its identity or by its path."""
     place, origin = newest.place, newest.origin
     if place is None:
         return False

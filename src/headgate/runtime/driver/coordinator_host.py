@@ -42,7 +42,7 @@ does it, too: a run may have fewer drops (K25)."""
 
 
 IN_DRIVER = WorkerIndex(-1)
-"""Confirms for those who listen in the driver: no worker has this number."""
+"""Confirms for listeners in the driver: no worker has this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class Pools:
 
 
 class Recipients(Protocol):
-    """Who is told what was decided."""
+    """The workers, as receivers of decisions."""
 
     def broadcast(self, message: messages.ToWorker) -> None:
         """Send to every worker of the generation, best effort."""
 
 
 class RoundListeners(Protocol):
-    """Those in the driver who are given to ``on_round=`` and listen to checkpoints."""
+    """Objects given to ``on_round=`` that listen to checkpoints in the driver."""
 
     @property
     def is_listening(self) -> bool:
@@ -75,7 +75,7 @@ class RoundListeners(Protocol):
         failed: Callable[[str, BaseException], None],
         told: Callable[[], None],
     ) -> None:
-        """Have ``tell`` called with each, not here; then ``told``, or ``failed`` for each whose call raised."""
+        """Have ``tell`` called with each, in another thread; then ``told``, or ``failed`` for each call that raised."""
 
 
 class CoordinatorReports(Protocol):
@@ -88,10 +88,10 @@ class CoordinatorReports(Protocol):
         """Everything is committed."""
 
     def checkpoint_completed(self, progress: CheckpointProgress, manifest: Manifest) -> None:
-        """For those who watch."""
+        """Show a completed checkpoint."""
 
     def request_answered(self, effect: machine.AnswerRequest) -> None:
-        """Somebody had asked for a checkpoint."""
+        """A requested checkpoint was completed or given up."""
 
     def note(self, text: str) -> None:
         """A sentence for the user."""
@@ -113,7 +113,7 @@ class CoordinatorHost:
         hooks: HookCalls | None = None,
         rounds: RoundListeners | None = None,
     ) -> None:
-        """``rounds``: those in the driver who hear of rounds, and perhaps of checkpoints."""
+        """``rounds``: the ``on_round=`` objects of the driver."""
         self._around = around
         self._hooks = HookCalls() if hooks is None else hooks
         self._rounds = rounds if rounds is not None and rounds.is_listening else None
@@ -290,7 +290,7 @@ class CoordinatorHost:
         )
 
     def _tell(self, call: str, checkpoint: CheckpointId) -> None:
-        """Tell those who listen in the driver."""
+        """Notify the listeners in the driver."""
 
         def tell(listener: CheckpointListener) -> None:
             getattr(listener, call)(int(checkpoint))
@@ -418,7 +418,7 @@ class CoordinatorHost:
     # -- in the commit thread -------------------------------------------------------------------------------------
 
     def _tell_sources(self, observed: ObservedLog) -> None:
-        """Let sources go on; what they were not told now they hear after further checkpoints."""
+        """Let sources release input; what fails now is repeated after further checkpoints."""
         if self._is_closed:
             return
         try:
@@ -511,7 +511,7 @@ class RoundCallbacks:
         tell: Callable[[CheckpointListener], None],
         failed: Callable[[str, BaseException], None],
     ) -> None:
-        """Tell ``listener`` how a checkpoint ended, behind the callbacks before it (HL19)."""
+        """Notify ``listener`` of the end of a checkpoint, after the earlier callbacks (HL19)."""
 
         def call() -> None:
             try:
@@ -531,7 +531,7 @@ class RoundCallbacks:
             self._put(call)
 
     def close(self) -> None:
-        """End the thread behind the callbacks that wait; waits for it, but not long: they are the user's."""
+        """End the thread after the waiting callbacks; wait for it, but not long: they are the user's."""
         self._calls.put(None)
         if self._thread is not None and not self._thread.is_current:
             self._thread.join(CLOSE_S)
@@ -586,7 +586,7 @@ class LoopHost:
 
     @property
     def is_listening(self) -> bool:
-        """Whether somebody who hears of rounds hears of checkpoints, too."""
+        """Whether any ``on_round=`` object listens to checkpoints."""
         return any(isinstance(spec.on_round, CheckpointListener) for spec in self._specs.values())
 
     def tell(
@@ -595,7 +595,7 @@ class LoopHost:
         failed: Callable[[str, BaseException], None],
         told: Callable[[], None],
     ) -> None:
-        """Tell them how a checkpoint ended, behind the rounds so far; then call ``told``, unless one failed (HL19)."""
+        """Notify them of the end of a checkpoint, after the rounds so far; then call ``told`` if none failed (HL19)."""
         problems: list[BaseException] = []
 
         def note(whose: str, error: BaseException) -> None:

@@ -97,7 +97,7 @@ class RunEnd:
         self.result.set_result(found)
 
     def release_lock(self) -> None:
-        """Leave word for those who wait for the end of this run, and let others run the pipeline."""
+        """Write the end of this run into the lock, and let others run the pipeline."""
         error = self.result.exception()
         if error is not None:
             self._lock.release(Ending.FAILED, None, str(error))
@@ -178,7 +178,7 @@ class Driver:
             self.workers,
             self.book,
             self._on_finish,
-            succession=replace(current_takeover(), claimant=lock.claimant),
+            takeover=replace(current_takeover(), claimant=lock.claimant),
             around=around,
             off=off,
         )
@@ -203,7 +203,7 @@ class Driver:
 
     @property
     def running_generation(self) -> Generation | None:
-        """The generation whose coordinator is at work, if any (for tests and the demo)."""
+        """The running generation, if any (for tests and the demo)."""
         live = self.supervision.live
         return None if live is None or not live.is_started else live.number
 
@@ -346,7 +346,7 @@ class Driver:
             self.supervision.callbacks.when_done(lambda: self._end_behind_hooks(end))
 
     def _end_behind_hooks(self, end: Callable[[], None]) -> None:
-        """End when hooks have heard what they were told last (EI11); one that is stuck is not waited for long."""
+        """End when hooks have handled their last notification (EI11); a stuck one is not waited for long."""
         hooks = self.supervision.hooks
         if hooks.is_listening:
             self._loop.arm("hooks", hooks.patience_ms, end)
@@ -437,7 +437,7 @@ class DriverHandle(RunDisplay):
     def wait(self, timeout_s: float | None = None) -> RunResult | None:
         """Wait until the pipeline ended; None when ``timeout_s`` passed before.
 
-        Whoever is interrupted while waiting (Ctrl-C, a notebook's cell) waits no longer, and the run goes on (ND6).
+        An interrupt (Ctrl-C, a notebook's cell) ends only the waiting: the run goes on (ND6).
 
         Raises:
             PipelineFailed: the restart strategy gave up.
@@ -489,7 +489,7 @@ class DriverHandle(RunDisplay):
         return wait_for(self.driver.take_savepoint(absolute_location(path)), timeout_s)
 
     def answer_requests(self) -> None:
-        """Take a checkpoint for whoever asks from another process, and tell them what came of it."""
+        """Carry out the requests of other processes, and write their outcomes."""
         self.driver.answer_asks()
 
     def cancel(self, *, retain: bool = False) -> None:

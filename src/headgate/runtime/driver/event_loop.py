@@ -21,7 +21,7 @@ LOOK_S = 1.0
 
 
 class Timers(Protocol):
-    """What those who live in the event thread need of it."""
+    """The event thread as its users see it."""
 
     def post(self, call: Callable[[], None]) -> None:
         """Have ``call`` run in the event thread. From any thread."""

@@ -125,7 +125,7 @@ class HeartbeatReader:
     """Looks at one pipeline."""
 
     def __init__(self, storage: Storage, pipeline: str, claimant: str) -> None:
-        """``claimant``: the name of this standby's keeper in the log, or one that nobody has."""
+        """``claimant``: the name of this standby's supervisor in the log, or an unused one."""
         self._storage = storage
         self._pipeline = pipeline
         self._claimant = claimant
@@ -180,7 +180,7 @@ class HeartbeatReader:
 
 
 def newest_run(log: ObservedLog) -> tuple[Generation, str]:
-    """Return the newest generation in the log and who claimed it, as far as that can be read; 0: there is none.
+    """Return the newest generation in the log and its claimant, as far as they can be read; 0: there is none.
 
     Raises:
         StorageError: there are entries, and none can be read.
@@ -200,7 +200,7 @@ _UNINFORMED_COURSES = frozenset({Course.RUNNING, Course.DRAINING, Course.FAILED}
 
 
 def record_stop_of_dead_driver(storage: Storage, pipeline: str, dead: LockHolder, *, drain: bool) -> None:
-    """Record as the end of the run of ``dead`` what was asked of it, unless somebody has claimed since.
+    """Record the request as the end of the run of ``dead``, unless another driver has claimed since.
 
     Raises:
         StorageError
@@ -216,5 +216,5 @@ def record_stop_of_dead_driver(storage: Storage, pipeline: str, dead: LockHolder
 
 
 def _was_claimed_by(dead: LockHolder, owner: str) -> bool:
-    """Whether ``dead`` has claimed as ``owner``. Of a lock that does not say it, nobody can tell."""
+    """Whether ``dead`` has claimed as ``owner``; False if its lock does not say so."""
     return dead.claimant == owner != ""

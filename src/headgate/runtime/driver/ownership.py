@@ -56,10 +56,10 @@ class SinkOwnership:
         return found
 
     def check(self, owners: dict[str, Owner], following: Generation) -> None:
-        """Refuse to go on if any target belongs to somebody else (LV2): then none of them is told anything.
+        """Refuse to go on if any target has another owner (LV2): then no target is changed.
 
         Raises:
-            UsageError: says who owns the sink and what to do.
+            UsageError: names the owner and the remedy.
         """
         own = [(name, name, owner) for name, owner in owners.items()]
         others = [(name, other.sink, other.owner) for name, owner in owners.items() for other in owner.others]
@@ -72,7 +72,7 @@ class SinkOwnership:
         """Make this life the owner of every target, all in the same order (LV3).
 
         Raises:
-            UsageError: another life was quicker, or a target can never be told (K5).
+            UsageError: another owner was quicker, or a target can never be owned (K5).
             StorageError: repeating is safe.
         """
         for name, owner in self._told():
@@ -88,7 +88,7 @@ class SinkOwnership:
             yield name, owner
 
     def _refusal(self, name: str, known_as: str, owner: Owner, problem: Objection, following: Generation) -> UsageError:
-        """Return what says who owns the target of sink ``name``, which knows it as ``known_as``, and what to do."""
+        """Return the refusal for sink ``name``, which its target knows as ``known_as``: the owner, and the remedy."""
         forget = self._sinks[name].how_to_forget(self._pipeline, known_as)
         sink = f"sink '{name}' of pipeline '{self._pipeline}'"
         if known_as != name:

@@ -292,7 +292,7 @@ class OperatorTotals:
 
 
 def lowest_watermark(found: Iterable[int | float | None]) -> int | None:
-    """Return the lowest watermark; None before the first one and behind the end of all input: no time is meant then."""
+    """Return the lowest watermark; None before the first one and after the end of all input."""
     lowest = min((int(watermark) for watermark in found if watermark is not None), default=None)
     return None if lowest is None or abs(lowest) >= END_MS else lowest
 

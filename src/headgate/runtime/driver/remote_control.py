@@ -49,13 +49,13 @@ class RequestFile:
         return ask
 
     def _put(self, suffix: str, data: bytes) -> None:
-        """Whoever sees it sees all of it, and is who may write beside the lock (SE1, SE2)."""
+        """Write atomically, with the permissions of the lock's directory (SE1, SE2)."""
         written = self._path.with_suffix(WRITTEN)
         write_created(written, data, access_in(written.parent))
         written.rename(self._path.with_suffix(suffix))
 
     def take(self) -> ControlRequest | None:
-        """Return what is asked for, to whoever takes it first; None: nobody waits, or somebody else did."""
+        """Take the request, which only one process can; None: it was withdrawn, or taken by another one."""
         try:
             self._path.with_suffix(ASKED).rename(self._path.with_suffix(TAKEN))
             data = self._path.with_suffix(TAKEN).read_bytes()
@@ -65,12 +65,12 @@ class RequestFile:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether who asked has died."""
+        """Whether the requesting process has died."""
         pid = self._path.name.split("-")[1]
         return not (pid.isdecimal() and Path(f"/proc/{pid}").exists())
 
     def answer(self, outcome: CheckpointOutcome) -> None:
-        """Say what came of it, unless nobody waits any more."""
+        """Write the outcome, unless the request was withdrawn."""
         asked = self._path.with_suffix(ASKED), self._path.with_suffix(TAKEN)
         if any(path.exists() for path in asked):
             self._put(ANSWERED, msgspec.json.encode(outcome))
@@ -78,7 +78,7 @@ class RequestFile:
                 path.unlink(missing_ok=True)
 
     def answered(self) -> CheckpointOutcome | None:
-        """Return what came of it, or None while nobody has said so."""
+        """Return the outcome, or None before there is one."""
         try:
             return msgspec.json.decode(self._path.with_suffix(ANSWERED).read_bytes(), type=CheckpointOutcome)
         except FileNotFoundError:
@@ -91,7 +91,7 @@ class RequestFile:
 
 
 def waiting_requests(root: str, pipeline: str) -> list[RequestFile]:
-    """Return the questions that somebody waits for; remove what is left of others."""
+    """Return the requests of living processes; remove the files of dead ones."""
     local = local_directory(root)
     paths = [] if local is None else sorted((local / pipeline).glob("checkpoint-*-*.*"))
     asks = {path.with_suffix(""): RequestFile(path.with_suffix("")) for path in paths}
@@ -102,7 +102,7 @@ def waiting_requests(root: str, pipeline: str) -> list[RequestFile]:
 
 
 def take_requests(root: str, pipeline: str, run: str) -> list[tuple[RequestFile, ControlRequest]]:
-    """Take the questions to ``run``; remove those to a former one, whoever has the number of who asked now (C76)."""
+    """Take the requests to ``run``; remove those to a former run, even if their process id is in use again (C76)."""
     asks = ((ask, ask.take()) for ask in waiting_requests(root, pipeline))
     found = [(ask, request) for ask, request in asks if request is not None]
     for ask, request in found:
@@ -127,7 +127,7 @@ class RunningPipeline:
 
     @classmethod
     def find(cls, root: str, pipeline: str) -> RunningPipeline:
-        """Return the pipeline whose checkpoints are below ``root``.
+        """Return the pipeline with its checkpoints below ``root``.
 
         Raises:
             UsageError: it does not run, runs on another machine, or cannot be stopped from outside.
@@ -159,7 +159,7 @@ class RunningPipeline:
         Of a pipeline with a keeper, that one gets it: else it would start the driver again if that dies over it (KR14).
 
         Raises:
-            UsageError: the process belongs to somebody else, or has just ended.
+            UsageError: the process belongs to another user, or has just ended.
         """
         try:
             os.kill(self.holder.pid if self._keeper is None else self._keeper.pid, DRAIN if drain else STOP)
@@ -170,7 +170,7 @@ class RunningPipeline:
         """Leave a question and ring. Call at once after ``find``.
 
         Raises:
-            UsageError: the process does not know how to answer, belongs to somebody else, or has just ended.
+            UsageError: the process cannot answer such a request, belongs to another user, or has just ended.
         """
         understood, what = self.holder.takes_asks, "checkpoint on request"
         if request.savepoint:
@@ -191,9 +191,9 @@ class RunningPipeline:
         return ask
 
     def insist(self, ended: LockHolder, *, drain: bool) -> None:
-        """Tell whoever may start it again what was asked of a driver that has died or failed: keeper and standbys.
+        """Repeat the request to supervisor and standbys of a driver that has died or failed: they may start it again.
 
-        The keeper is the one that it had (KR15): whoever runs the pipeline otherwise was started on purpose.
+        The supervisor is the one that it had (KR15): any other process was started on purpose.
         """
         drains_on = self._tell_keeper(DRAIN if drain else STOP) and drain  # a standby would be in its way
         if ended.ending is not Ending.REPLACED and not drains_on:
@@ -229,7 +229,7 @@ class RunningPipeline:
 
 
 def _keeper_of(holder: LockHolder) -> psutil.Process | None:
-    """Return the keeper of a driver that runs. It is its parent: a number in a file may have become somebody else's."""
+    """Return the supervisor of a running driver. It must be its parent: a process id in a file may have been reused."""
     import psutil
 
     try:
@@ -240,7 +240,7 @@ def _keeper_of(holder: LockHolder) -> psutil.Process | None:
 
 
 def _refuse_unreadable(lock: Path, pipeline: str) -> None:
-    """Refuse a lock that nobody but another user may read: the pipeline may well run."""
+    """Refuse a lock that only another user may read: the pipeline may well run."""
     try:
         lock.open("rb").close()
     except PermissionError:
@@ -261,7 +261,7 @@ def running_pipelines(root: Path) -> list[str]:
 
 
 def is_running_here(root: str, pipeline: str) -> bool:
-    """Return whether a process of this machine runs the pipeline whose checkpoints are below ``root``.
+    """Return whether a process of this machine runs the pipeline with its checkpoints below ``root``.
 
     Raises:
         UsageError: the process belongs to another user.

@@ -40,7 +40,7 @@ _RUNNING_COURSES = frozenset({Course.RUNNING, Course.STOPPING, Course.DRAINING})
 
 
 def refuse_if_alive(storage: Storage, pipeline: str, around: Surroundings) -> None:
-    """Wait for a sign of life of a run whose end nobody told.
+    """Wait for a heartbeat of a run without a recorded end.
 
     Raises:
         AlreadyRunning: there was one.
@@ -99,7 +99,7 @@ class ResetPlan:
 
     @property
     def captured(self) -> tuple[str, ...]:
-        """Names of the sources whose DataFrame was captured."""
+        """Names of the sources with a captured DataFrame."""
         return tuple(sorted({path.split("/")[2] for path in self.inputs}))
 
     @property
@@ -111,7 +111,7 @@ class ResetPlan:
 def needs_reset(found: FoundTarget, life: Life | None, mine: Mine) -> bool:
     """Whether a target keeps the pipeline from beginning as it is, or would hold what a former run wrote.
 
-    In a stream a former name of the sink may have left what nobody can see: prepared output.
+    In a stream a former name of the sink may have left invisible prepared output.
     """
     others = [other.owner for other in found.owner.others if found.target.kind is TargetKind.STREAM]
     has_former = any(mine(owner) and not _is_free_for(life, owner) for owner in others)
@@ -171,7 +171,7 @@ class TargetSinks:
         self._sinks: Mapping[str, object] = {str(node.name): node.spec for node in graph if node.role is Role.SINK}
 
     def mine(self, known: Sequence[Life]) -> Mine:
-        """Return whose output may go, if ``known`` are the lives of the pipeline as far as anybody knows."""
+        """Return which owners' output may be deleted, given the ``known`` identities of the pipeline."""
         home, host = self._home, self._host
         return lambda owner: any(ownership.may_empty(life, home, host, owner) for life in known or (None,))
 
@@ -189,7 +189,7 @@ class TargetSinks:
         sink under its present name, or stand where it was before (LV9). ``generation``: as for ``refuse_others``.
 
         Raises:
-            UsageError: nobody knows one; says what to do.
+            UsageError: no sink is known; says what to do.
             StorageError
         """
         sink, others = self._sink(target), self._others_at(target)
@@ -200,7 +200,7 @@ class TargetSinks:
         return tuple(first + own or [others[0][0]])
 
     def _others_at(self, target: Target) -> list[tuple[ResettableSink, Owner]]:
-        """Return the program's other sinks of the class of a user's own whose target knows that one, and its owner."""
+        """Return the program's other sinks of the same user class with an owner of ``target``, and that owner."""
         if target.kind is not TargetKind.OWN:
             return []
         sinks = [sink for name, sink in self._sinks.items() if name != target.sink]
@@ -250,7 +250,7 @@ class TargetSinks:
         return "" if sink is None else sink.how_to_forget(self._pipeline, target.sink)
 
     def refuse_others(self, target: Target, sink: ResettableSink, generation: Generation, mine: Mine) -> None:
-        """Refuse to empty what has become somebody else's since it was looked at (SO4); ``generation`` is to do so.
+        """Refuse to empty a target that has got another owner since it was looked at (SO4) for reset ``generation``.
 
         Raises:
             UsageError
@@ -274,7 +274,7 @@ def _is_fenced_by(owner: Owner, generation: Generation) -> bool:
 _T = TypeVar("_T")
 
 INPUTS = "inputs"
-"""Captured DataFrames, below the pipeline's directory: the next start captures anew."""
+"""Captured DataFrames, below the pipeline's directory: the next start captures again."""
 
 
 class Reset:
@@ -290,7 +290,7 @@ class Reset:
     ) -> None:
         """``program``: the pipeline as its program makes it; None: only what is written down is known.
 
-        ``leave``: names of sinks whose targets stay as they are (SO10).
+        ``leave``: names of sinks with targets that stay as they are (SO10).
         """
         self._leave = frozenset(leave)
         self._storage, self._pipeline, self._around = storage, pipeline, around
@@ -308,10 +308,10 @@ class Reset:
         around: Surroundings = PROCESS,
         leave: Sequence[str] = (),
     ) -> Iterator[Reset]:
-        """Give it while nobody else runs the pipeline (SO8).
+        """Hold the pipeline's lock while the reset is used (SO8).
 
         Raises:
-            AlreadyRunning: somebody runs it.
+            AlreadyRunning: it runs.
             UsageError: there is no such pipeline.
         """
         if is_missing(f"{root.rstrip('/')}/{pipeline}") and program is None:
@@ -339,7 +339,7 @@ class Reset:
         """Return what would go. Changes nothing.
 
         Raises:
-            UsageError: something of it cannot be deleted, or nobody knows what the pipeline has written.
+            UsageError: something of it cannot be deleted, or the pipeline's targets are unknown.
             CorruptionError, StorageError
         """
         log = self._retrying(self._log.observe)
@@ -366,7 +366,7 @@ class Reset:
         """Return all that is to be emptied: of the program, of what was written down, of an order half carried out.
 
         Raises:
-            UsageError: without the program nobody knows (SO1).
+            UsageError: without the program they are unknown (SO1).
         """
         if self._program is None and life is None and not log.entries:
             raise UsageError(f"there is no pipeline '{self._pipeline}' in {self._storage.url}")
@@ -381,7 +381,7 @@ class Reset:
         return tuple({target.place_key: target for target in known}.values())
 
     def _mine(self, log: ObservedLog, life: Life | None) -> Mine:
-        """Return whose output may go; while an order is decided, also what its former lives wrote, as it says."""
+        """Return which owners' output may be deleted; once an order counts, also that of former identities."""
         is_decided = self._decided(log) is not None
         before = self._retrying(lambda: self._log.lives_before(life_of(log))) if is_decided else ()
         return self._fronts.mine((*(() if life is None else (life,)), *before))
@@ -392,7 +392,7 @@ class Reset:
         refuse_partial_stream(self._pipeline, self._leave, found, mine)
 
     def _of_other_names(self, found: Sequence[FoundTarget], mine: Mine) -> list[Target]:
-        """Return what the pipeline itself wrote to the same places by sinks that nobody has written down (LV9).
+        """Return targets of the pipeline at the same places, written to by unregistered sinks (LV9).
 
         Nothing of a stream: it is emptied of all that the pipeline wrote, whatever the sinks were called.
         """
@@ -440,11 +440,11 @@ class Reset:
     # -- the step, and what follows it ------------------------------------------------------------------------------
 
     def carry_out(self, plan: ResetPlan) -> None:
-        """Delete everything in ``plan``: from the entry in the log on, whoever starts the pipeline finishes it (SO2).
+        """Delete everything in ``plan``: from the entry in the log on, every start finishes it (SO2).
 
         Raises:
             FencedError: a driver has claimed since ``plan`` was made; nothing was changed.
-            UsageError: something else has changed since, or somebody else has a target now.
+            UsageError: something else has changed since, or a target has another owner now.
             CorruptionError, StorageError: it is not finished; repeating is safe.
         """
         self._refuse_if_changed(plan)
@@ -470,7 +470,7 @@ class Reset:
             )
 
     def finish(self) -> bool:
-        """Finish what somebody decided and did not live to finish; return whether there was anything (SO3).
+        """Finish a reset that counts and was interrupted; return whether there was one (SO3).
 
         Raises:
             UsageError, CorruptionError, StorageError: it is not finished; repeating is safe.
@@ -488,7 +488,7 @@ class Reset:
 
     @classmethod
     def is_due(cls, root: str, pipeline: str) -> bool:
-        """Whether somebody has decided to start over and did not finish it: cheap if nobody ever wanted to.
+        """Whether a reset counts and is unfinished: cheap if there never was an order.
 
         Raises:
             StorageError
@@ -517,7 +517,7 @@ class Reset:
             self._storage.delete(path)
 
     def _empty(self, fronts: tuple[Front, ...], generation: Generation, life: Life, mine: Mine) -> None:
-        """Empty what has one owner, unless it has become somebody else's since it was looked at (SO4)."""
+        """Empty the targets of one owner, unless they have got another owner since they were looked at (SO4)."""
         for target, sink in fronts:
             self._fronts.refuse_others(target, sink, generation, mine)
         in_one_step(fronts).start_over(self._pipeline, fronts[0][0].sink, generation, life, mine)
@@ -538,7 +538,7 @@ class Reset:
 
 
 def _target_key(target: Target) -> tuple[object, ...]:
-    """Return what says which sink of which target it is. Where one of a user's own writes to, nobody else knows."""
+    """Return a key for the sink and its target. The place of a user's own sink class is unknown."""
     return (target.sink, target.kind) if target.kind is TargetKind.OWN else target.place_key
 
 

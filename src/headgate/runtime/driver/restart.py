@@ -59,7 +59,7 @@ class NewGeneration:
     retained: tuple[CheckpointId, ...]
     commits: SinkCommits
     origin: RestoredFrom | None = None
-    """What the restored checkpoint goes back to, if somebody named that (SV24)."""
+    """The savepoint or checkpoint that a start named and the restored one descends from (SV24)."""
     left: tuple[Left, ...] = ()
     """The older checkpoints that it does not descend from (SV26)."""
     life: str = ""
@@ -212,7 +212,7 @@ def _closed_on_failure(commits: SinkCommits) -> Iterator[None]:
 
 
 def _repeats_completion(definition: PipelineDefinition, note: Callable[[str], None]) -> bool:
-    """Whether a pipeline that has finished runs again, for those who may not have heard of its end (HL8)."""
+    """Whether a finished pipeline runs again, to repeat the completion of its last checkpoint to listeners (HL8)."""
     if not has_listeners(definition):
         return False
     note("all input has been processed; checkpoint listeners are notified once more")
@@ -230,7 +230,7 @@ def _find_named(definition: PipelineDefinition, log: CheckpointLog, around: Surr
 
 
 def _adopt_named(adoption: Adoption, claimed: Claimed, note: Callable[[str], None], around: Surroundings) -> Claimed:
-    """Restore what was named, unless that was done before; ``claimed`` holds the log as nobody changes it any more."""
+    """Restore what was named, unless that was done before; no other driver changes the log in ``claimed`` now."""
     decision = adoption.decide(claimed.log)
     if isinstance(decision, Adopt):
         retry_transient(adoption.check, around)
@@ -244,7 +244,7 @@ def _adopt_named(adoption: Adoption, claimed: Claimed, note: Callable[[str], Non
 
 
 def has_listeners(definition: PipelineDefinition) -> bool:
-    """Whether somebody may have missed the completion of the final checkpoint (HL8)."""
+    """Whether a listener may have missed the completion of the final checkpoint (HL8)."""
     return any(catalog.is_listening(node.spec) for vertex in definition.plan.vertices for node in vertex.nodes)
 
 
@@ -274,7 +274,7 @@ def _set_aside(
 
 
 def clean_up(call: Callable[[], None], around: Surroundings, note: Callable[[str], None]) -> None:
-    """Remove what nobody needs; what cannot be removed now, a later generation removes."""
+    """Remove unneeded files; what cannot be removed now, a later generation removes."""
     try:
         retry_transient(call, around)
     except StorageError as error:
@@ -313,7 +313,7 @@ def claim(
     """Claim a generation above ``above``, once all sinks belong to this life of the pipeline (LV2, LV3).
 
     Raises:
-        UsageError: a sink belongs to another one, or nobody can ever tell whose the pipeline or a sink is (K5).
+        UsageError: a sink belongs to another one, or the owner of the pipeline or a sink can never be read (K5).
         StorageError, FencedError
     """
     wall_ms, host = around.wall_ms(), around.host
@@ -347,7 +347,7 @@ def claim(
 def _refuse_unfinished_reset(
     definition: PipelineDefinition, log: CheckpointLog, observed: recovery.ObservedLog, around: Surroundings
 ) -> None:
-    """Refuse to write in front of targets that are half empty (SO3): whoever starts a pipeline finishes that first.
+    """Refuse to write to targets that are half empty (SO3): a start finishes the reset first.
 
     Raises:
         UsageError
@@ -363,7 +363,7 @@ def _refuse_unfinished_reset(
 def has_finished(definition: PipelineDefinition, around: Surroundings = PROCESS) -> bool:
     """Whether a start will find nothing left to do, so that it needs no workers. Changes nothing.
 
-    False if that cannot be told: the claim decides.
+    False if that is unknown: the claim decides.
     """
     config = definition.config
     if config.start.restore is not None or has_listeners(definition):
@@ -400,7 +400,7 @@ def _choose(
 def _abandoned_by_rollback(
     definition: PipelineDefinition, log: CheckpointLog, manifest: Manifest, around: Surroundings
 ) -> list[recovery.Damage]:
-    """Return which former start went back behind ``manifest``, unless going back is its user's alone (R14)."""
+    """Return which former start went back to before ``manifest``, unless only the user may go back (R14)."""
     if definition.config.on_damaged is DamagedCheckpoint.FAIL:
         return []
     return restore_selection.gone_back_behind(manifest, retry_transient(log.files.gone_back_behind, around))

@@ -33,7 +33,7 @@ class FoundCheckpoint:
 
     Attributes:
         manifest: says where its files are.
-        pipeline: whose it was.
+        pipeline: name of the pipeline that wrote it.
         what: it is, for messages.
         is_newest: it was named as the newest one.
         is_same_cut: see ``Savepoint``.
@@ -75,7 +75,7 @@ class Adoption:
         found: FoundCheckpoint | None,
         problem: HeadgateError | None = None,
     ) -> None:
-        """Use ``look``. ``problem``: why nobody can tell what is there."""
+        """Use ``look``. ``problem``: why the place could not be read."""
         self._problem = problem
         self._is_checked = False
         self._definition = definition
@@ -126,7 +126,7 @@ class Adoption:
 
         Raises:
             UsageError: it must not, or cannot.
-            StorageError: nobody can tell now what is named.
+            StorageError: the named place cannot be read now.
         """
         known = self._log.known_life(observed)
         decision = decide_named(observed, "" if known is None else known.id, self._named)
@@ -224,7 +224,7 @@ class Adoption:
 
         Raises:
             FencedError: another generation was claimed.
-            StorageError: nobody knows whether it is there; the next claim sees.
+            StorageError: it may or may not be written; the next claim sees.
         """
         manifest = adoptable.manifest
         self._log.reserve(manifest.checkpoint)
@@ -277,7 +277,7 @@ def _checkpoint_at(url: str, own: CheckpointLog) -> FoundCheckpoint | None:
     """Return the checkpoint at ``<directory>/<pipeline>`` or ``<directory>/<pipeline>/chk-<id>``.
 
     Raises:
-        CorruptionError: the newest one is meant, and nobody can tell which it is.
+        CorruptionError: the newest one is meant, and the log is damaged where it may be.
         UsageError, StorageError
     """
     named = named_log(url)

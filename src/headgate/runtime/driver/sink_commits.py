@@ -69,7 +69,7 @@ def _refusal(problem: str, error: Exception) -> UsageError:
 
 
 Lose: TypeAlias = Callable[[Committable, str], None]
-"""Is told of output that is gone, and why."""
+"""Called with output that is gone, and why."""
 
 
 class SinkCommits:
@@ -86,9 +86,9 @@ class SinkCommits:
 
         Args:
             definition: the pipeline with its sinks.
-            generation: who they are opened for.
+            generation: that they are opened for.
             read: reads what a manifest refers to (SF9).
-            lose: is told of output that its target denies, and that is gone; None: that stops the pipeline (K26).
+            lose: called with output that its target denies, and that is gone; None: that stops the pipeline (K26).
 
         Raises:
             UsageError: one can never be opened (K5).
@@ -131,7 +131,7 @@ class SinkCommits:
         """Return why ``commit`` would be denied, or might show output twice, as a clause; "" if not. Changes nothing.
 
         Args:
-            committables: what somebody wants to promise again.
+            committables: that are to be promised again.
             remembered: those that no target was let forget.
             may_lose: what is gone may be lost (K26).
 
@@ -160,7 +160,7 @@ class SinkCommits:
             return error.cause
 
     def left_behind(self) -> list[str]:
-        """Return what is to be said of things that ``recover`` could not remove, although nobody needs them (K24)."""
+        """Return notes about unneeded things that ``recover`` could not remove (K24)."""
         tidying = {name: found for name, found in self._committers.items() if isinstance(found, TidyingCommitter)}
         left = {name: committer.left_behind() for name, committer in tidying.items()}
         return [
@@ -224,7 +224,7 @@ class SinkCommits:
             raise gone(CorruptionError(error.path, 0, expected, "no file")) from error
 
     def forget(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
-        """Let targets forget outcomes for which nobody can ask any more (K20).
+        """Let targets forget outcomes that no checkpoint can ask for any more (K20).
 
         Args:
             before: no retained checkpoint asks for anything of those below.
@@ -273,7 +273,7 @@ def _denials(sink: str, checkpoint: int) -> Iterator[None]:
 
 
 def _refuse_listening(name: str, sink: object, committer: object) -> None:
-    """A committer is told what is completed by ``commit``, and nothing else, unless it is the sink (HL20)."""
+    """Refuse a committer that listens: only ``commit`` reaches it, unless it is the sink itself (HL20)."""
     if isinstance(committer, CheckpointListener) and committer is not sink:
         raise UsageError(
             f"the committer of sink '{name}' is a headgate.CheckpointListener, and would never be told: commit() "

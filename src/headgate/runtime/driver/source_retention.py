@@ -26,7 +26,7 @@ Positions = dict[str, bytes]
 
 
 class SourceRetention:
-    """The sources of one pipeline that keep their input, and what they were told."""
+    """The sources of one pipeline that retain their input, and the positions last given to them."""
 
     def __init__(self, definition: PipelineDefinition, log: CheckpointLog, generation: Generation) -> None:
         self._pipeline = definition.config.name

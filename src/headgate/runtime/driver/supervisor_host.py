@@ -57,10 +57,10 @@ Answer: TypeAlias = Callable[[CheckpointOutcome], None]
 
 
 class PendingRequests:
-    """Who waits now."""
+    """The requests that wait for an answer: each is answered once, by its outcome or by the end of the run."""
 
     def __init__(self, end: Future[RunResult]) -> None:
-        """``end``: of the run; whoever waits then is answered with it."""
+        """``end``: of the run; requests that still wait are answered with it."""
         self._end = end
         self._waiting: set[Future[CheckpointOutcome]] = set()
         end.add_done_callback(lambda _: self._answer_all())
@@ -70,7 +70,7 @@ class PendingRequests:
         return len(self._waiting)
 
     def new(self) -> tuple[Future[CheckpointOutcome], Answer]:
-        """Return what somebody waits for, and what answers it; the first answer counts. From any thread."""
+        """Return a future, and the call that answers it; the first answer counts. From any thread."""
         asked: Future[CheckpointOutcome] = Future()
         self._waiting.add(asked)
         asked.add_done_callback(self._waiting.discard)
@@ -119,7 +119,7 @@ class LiveGeneration:
 
     @property
     def is_draining(self) -> bool:
-        """Whether its sources are, or will be, told to end."""
+        """Whether its sources end, or will end, by a drain."""
         return self.coordination.machine.is_draining
 
     def deploy(self, workers: Sequence[WorkerRecord]) -> None:
@@ -230,11 +230,11 @@ class SupervisorHost:
         book: RunProgress,
         on_finish: Callable[[supervisor_events.Finish], None],
         *,
-        succession: Takeover,
+        takeover: Takeover,
         around: Surroundings,
         off: Event,
     ) -> None:
-        """Make it. ``on_finish`` is told the outcome of the run; ``succession`` has a claimant.
+        """Make it. ``on_finish`` gets the outcome of the run; ``takeover`` has a claimant.
 
         ``off`` is set when the run is to end at once: what it still does in ``pools`` is called off (G16).
         """
@@ -248,7 +248,7 @@ class SupervisorHost:
         self._workers = workers
         self._book = book
         self._on_finish = on_finish
-        self._succession = succession
+        self._takeover = takeover
         self._around = around
         self.callbacks = RoundCallbacks(self.note, around)
         self.hooks = HookCalls(definition.hooks, around, off)
@@ -263,12 +263,12 @@ class SupervisorHost:
         self.state = PipelineState.STARTING
         self.failures_count = 0
         """How often something failed."""
-        self.restarts_before = succession.restarts
+        self.restarts_before = takeover.restarts
         self.is_drained = self.is_cancelled = self.had_finished = False
         self._savepoint: CheckpointOutcome | None = None
         self.has_removed_checkpoints = False
         self.is_removal_in_doubt = False
-        self.last_generation: Generation | None = succession.after
+        self.last_generation: Generation | None = takeover.after
         self._submission: int | None = None
         self._deployed: AttemptId | None = None
         self._failed_ms: int | None = None
@@ -297,7 +297,7 @@ class SupervisorHost:
 
     @property
     def begun_from(self) -> CheckpointId | None:
-        """The checkpoint from which the newest generation began, or that there is nothing to do behind; None: none."""
+        """The checkpoint that the newest generation began from, or the final one of a finished pipeline; None: none."""
         return None if self._restored is None else self._restored.checkpoint
 
     # -- events -----------------------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ class SupervisorHost:
     def stop(self) -> None:
         """Take a last checkpoint, commit it, then end."""
         self._is_stop_wanted = True
-        self._succession.tell_wish(Course.STOPPING)
+        self._takeover.on_course(Course.STOPPING)
         if self.live is not None and self.live.is_started:
             self.state = PipelineState.STOPPING
             self.live.stop(self._ordered_for_the_end())
@@ -324,14 +324,14 @@ class SupervisorHost:
 
     def _end_at_once(self, *, retain: bool) -> None:
         self._is_stop_wanted = True
-        self._succession.tell_wish(Course.STOPPING)
+        self._takeover.on_course(Course.STOPPING)
         self._off.set()
         self.handle(supervisor_events.CancelRequested(retain))
 
     def drain(self) -> None:
         """End the sources now, and in every later generation of this run (E9)."""
         self._is_drain_wanted = True
-        self._succession.tell_wish(Course.DRAINING)
+        self._takeover.on_course(Course.DRAINING)
         if self.live is not None:
             self.live.drain(self._ordered_for_the_end())
         if self.state is PipelineState.RUNNING:
@@ -366,7 +366,7 @@ class SupervisorHost:
         return self._requests_count
 
     def _ordered_for_the_end(self) -> SavepointOrder | None:
-        """Return what the last checkpoint of this generation is to carry, unless it was told already."""
+        """Return the savepoint that the last checkpoint of this generation is to carry, once."""
         asked = self._at_the_end
         if asked is None or asked.request is not None:
             return None
@@ -385,7 +385,7 @@ class SupervisorHost:
         self._timers.post(lambda: self.handle(supervisor_events.JobEnded(submission, failure, now_ms(), jitter)))
 
     def end_job(self) -> None:
-        """Nobody else ends the job of a driver that cannot go on."""
+        """End the job of a driver that cannot go on."""
         if self._submission is not None:
             self.launcher.cancel(self._submission)
 
@@ -446,7 +446,7 @@ class SupervisorHost:
             begun = begin_generation(
                 self._definition,
                 self._log,
-                self._succession.claimant,
+                self._takeover.claimant,
                 self.note,
                 self.last_generation,
                 self._around,
@@ -464,7 +464,7 @@ class SupervisorHost:
             self._timers.post(lambda: self._claimed(begun))
 
     def _note_damage(self, failure: Failure) -> None:
-        """Have the next claim know what a worker found: nobody else can tell (R57)."""
+        """Have the next claim know the damage that a worker found (R57)."""
         if failure.kind is FailureKind.DAMAGED and self._restored is not None:
             self._unsound.note(self._restored, failure)
 
@@ -477,7 +477,7 @@ class SupervisorHost:
             self.note(text)
 
         is_removed = remove_checkpoints(
-            self._definition, self._log, self._succession, self.note, self._around, self._unsound, doubt
+            self._definition, self._log, self._takeover, self.note, self._around, self._unsound, doubt
         )
         self._timers.post(lambda: self._removed(is_removed, is_in_doubt=bool(doubts)))
 
@@ -495,7 +495,7 @@ class SupervisorHost:
             return
         self.last_generation = begun.generation
         self._restored = begun.restored
-        self._succession.tell_claim(begun.generation)
+        self._takeover.on_claim(begun.generation)
         # From now on, not from its start: a quick subtask reports before the last worker is ready.
         definition, timers, workers = self._definition, self._timers, self._workers
         looping = LoopHost(definition, begun.generation, timers, workers, self.callbacks)

@@ -23,36 +23,38 @@ from headgate.runtime.surroundings import Surroundings
 
 
 def _ignore_claim(generation: Generation) -> None:
-    """Nobody waits for it."""
+    """No supervisor wants to know."""
 
 
 def _ignore_course(course: Course) -> None:
-    """Nobody starts this driver again."""
+    """No supervisor starts this driver again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Attributes:
-    claimant: who claims; "" for a name that differs for every driver. One keeper's drivers share theirs (KR10).
-    after: the generation that this driver follows: it does not claim behind anybody else's newer one (X9). None: it
-        follows whoever was there.
-    tell_claim: called with every generation that this driver claims.
-    lock_nonce: the run whose lock this driver breaks: it has been silent, whether its process is there or not (SB8).
-    tell_wish: called with what the user asks of this driver, as soon as it is known (KR13).
-    keeper: the process that starts this driver again, 0: none. What is asked of the driver goes to it (KR14).
-    restarts: how often it has done so (KR2).
+    """The run that a new driver follows.
+
+    Attributes:
+        claimant: name in the claim; "": differs for every driver. One supervisor's drivers share theirs (KR10).
+        after: the generation that this driver follows: it does not claim after a newer one of another driver (X9).
+            None: it follows any.
+        on_claim: called with every generation that this driver claims.
+        lock_nonce: the silent run that has the lock to be broken, whether its process is there or not (SB8).
+        on_course: called with what the user asks of this driver, as soon as it is known (KR13).
+        keeper: the process that starts this driver again, 0: none. What is asked of the driver goes to it (KR14).
+        restarts: how often it has done so (KR2).
     """
 
     claimant: str = ""
     after: Generation | None = None
-    tell_claim: Callable[[Generation], None] = _ignore_claim
+    on_claim: Callable[[Generation], None] = _ignore_claim
     lock_nonce: str | None = None
-    tell_wish: Callable[[Course], None] = _ignore_course
+    on_course: Callable[[Course], None] = _ignore_course
     keeper: int = 0
     restarts: int = 0
 
 
-_takeover: ContextVar[Takeover] = ContextVar("headgate_succession", default=Takeover())  # noqa: B039  frozen
+_takeover: ContextVar[Takeover] = ContextVar("headgate_takeover", default=Takeover())  # noqa: B039  frozen
 
 
 def current_takeover() -> Takeover:

@@ -49,7 +49,7 @@ class StageAttempts:
         return [*((self._current, member) for member in carried), (self._current, worker)]
 
     def lost(self, attempt: AttemptId) -> None:
-        """A member of ``attempt`` is gone: whoever registers next belongs to another one."""
+        """A member of ``attempt`` is gone: the next registration opens another attempt."""
         if attempt == self._current:
             self._is_broken = True
 
@@ -68,7 +68,7 @@ class StageAttempts:
 
 
 UNEXPLAINED_MAX = 256
-"""Lost workers that somebody may still tell of: those of a few generations."""
+"""Lost workers without a known exit, at most those of a few generations."""
 
 LINES_SHOWN = 10
 """Of what a lost worker wrote last."""
@@ -84,11 +84,11 @@ class WorkerRecord:
     address: messages.Address
     pid: int
     is_dismissed: bool = False
-    """It was told to leave, or has said why it does: nobody wonders how its process ends."""
+    """It was sent away, or has reported its failure: the exit of its process needs no explanation."""
 
 
 class Workers:
-    """Everybody who has registered and is not lost."""
+    """All registered workers that are not lost."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class Workers:
 
     @property
     def records(self) -> list[WorkerRecord]:
-        """Everybody who is registered now."""
+        """The workers that are registered now."""
         return list(self._records.values())
 
     def of(self, attempt: AttemptId) -> list[WorkerRecord]:
@@ -143,7 +143,7 @@ class Workers:
         return [record for record in self._records.values() if record.attempt == attempt]
 
     def progress(self, reports: Mapping[int, Samples]) -> tuple[WorkerProgress, ...]:
-        """Return everybody for those who watch; ``reports``: the latest of each worker."""
+        """Return the workers for the progress display; ``reports``: the latest of each worker."""
         found = []
         for record in self.records:
             report = reports.get(int(record.worker))
@@ -211,7 +211,7 @@ class Workers:
             self._on_event(supervisor_events.WorkerRegistered(attempt, member))
 
     def _explain(self, host: str, death: messages.Obituary) -> None:
-        """Tell how a worker ended that was lost; several may know, and of most deaths nobody wonders."""
+        """Note how the process of a lost worker ended; the first report counts, exits of other workers do not."""
         worker = self._unexplained.pop((host, death.pid), None)
         if worker is None:
             return

@@ -48,7 +48,7 @@ class Declared:
     Attributes:
         node: the operator.
         vertex: the chain that it is in.
-        states: shapes of its keyed states by name, those of its timers among them; None: not told before a run.
+        states: shapes of its keyed states by name, those of its timers among them; None: unknown before a run.
         meta: sections that belong to no key, of an operator that begins.
     """
 
@@ -109,7 +109,7 @@ class Becomes:
 
     Attributes:
         shape: of the state afterwards.
-        given: all of its rows, as somebody gave them; None: nobody did.
+        given: all of its rows, as given by the user; None: not given.
         stays: the columns of the rows that are there and stay; None: none do.
     """
 
@@ -168,7 +168,7 @@ def changed_states(
         dropped: states of it that are given up.
 
     Raises:
-        UsageError: there is no such state, nobody can write it, or others do not fit it any more.
+        UsageError: there is no such state, it cannot be written, or others do not fit it any more.
     """
     found = {prefix: _of(stored, prefix) for prefix in (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, BROADCAST_PREFIX)}
     lists = {prefix: states for prefix, states in found.items() if prefix != STATE_PREFIX}
@@ -379,8 +379,8 @@ class Resolved:
 
     Attributes:
         changes: by the section of snapshots that they are in.
-        rows: of each state that is given anew, by section and state.
-        positions: of the sources whose positions are other than in the base; {}: it begins at its beginning.
+        rows: of each state with given rows, by section and state.
+        positions: of the sources with other positions than in the base; {}: it begins at its beginning.
         gone: operators that are dropped.
         texts: the identity of every operator's state.
     """
@@ -424,7 +424,7 @@ class Draft:
 
     @property
     def pipeline(self) -> str:
-        """Whose savepoint it is."""
+        """Name of the savepoint's pipeline."""
         if self.base is not None:
             return self.base.checkpoint.pipeline
         assert self.definition is not None
@@ -432,12 +432,12 @@ class Draft:
 
     @property
     def given(self) -> frozenset[tuple[str, str]]:
-        """The states that somebody gave rows, by operator and name."""
+        """The states with given rows, by operator and name."""
         return frozenset((operator, name) for operator, wishes in self._wishes.items() for name in wishes.rows)
 
     @property
     def begins_empty(self) -> tuple[str, ...]:
-        """The operators of a new savepoint that have state, and that nobody gave any."""
+        """The operators of a new savepoint that have state, and no given rows."""
         named = {operator for operator, _ in self.given}
         stateful = [name for name, one in self.declared.items() if one.has_rows]
         return () if self.base is not None else tuple(name for name in stateful if name not in named)
@@ -511,7 +511,7 @@ class Draft:
         return changed_states(operator, self._text(operator), stored, self.declared.get(operator), rows, dropped)
 
     def _begun(self, changes: Mapping[str, StateChange]) -> dict[str, StateChange]:
-        """Return what becomes of the operators of a new savepoint that nobody gives rows: they begin empty."""
+        """Return the changes of the operators of a new savepoint without given rows: they begin empty."""
         if self.base is not None:
             return {}
         found = [

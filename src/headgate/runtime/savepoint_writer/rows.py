@@ -62,7 +62,7 @@ _REPEATED = {
 """Of these a key has one row, with each value of the further columns."""
 
 _DERIVED = (SUBTASK, KEY_GROUP)
-"""Reading tells them of any state; who writes need not say where a key is."""
+"""Reading shows them of any state; given rows need not have them."""
 
 
 def stored_columns(given: pa.Table, shape: Shape, what: str) -> pa.RecordBatch:
@@ -88,7 +88,7 @@ def stored_columns(given: pa.Table, shape: Shape, what: str) -> pa.RecordBatch:
 def subtask_of(given: pa.Table, parallelism: int, kind: Kind) -> np.ndarray:
     """Return which subtask gets each row of a state without a key: as it says, else the first one.
 
-    Of a broadcast map it is always the first one, whose copy stands for those of all (BC5).
+    Of a broadcast map it is always the first one: its copy stands for those of all (BC5).
     """
     if SUBTASK not in given.column_names or kind is Kind.BROADCAST:
         return np.zeros(given.num_rows, np.int64)

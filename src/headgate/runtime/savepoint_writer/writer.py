@@ -98,7 +98,7 @@ def former_of(base: Base, entry: SubtaskEntry, changed: Collection[str]) -> Form
 
 
 def _take_files(former: Former, base: Base, entry: SubtaskEntry, node: str, changed: Collection[str]) -> None:
-    """Take the rows of an operator whose state is in files of RocksDB (RB22)."""
+    """Take the rows of an operator with state in files of RocksDB (RB22)."""
     parts = [part for part in entry.parts if part.section == f"{FILES_PREFIX}{node}"]
     manifest, where = base.manifest, f"{FILES_PREFIX}{node} of {entry.subtask}"
     owned = key_groups_of_subtask(entry.subtask.index, manifest.max_parallelism, manifest.parallelism)
@@ -258,7 +258,7 @@ class _Writer:
         return of_base[operator] if operator in of_base else self._draft.declared[operator].vertex.id
 
     def _begun_vertices(self, needed: Collection[VertexId]) -> list[VertexId]:
-        """Return the chains that begin: of a new savepoint all, as ever, else those that somebody gave something."""
+        """Return the chains that begin: of a new savepoint all, as ever, else those with given rows."""
         definition = self._draft.definition
         every = [] if definition is None else [vertex.id for vertex in definition.plan.vertices]
         return every if self._draft.base is None else [vertex for vertex in every if vertex in needed]
@@ -350,7 +350,7 @@ class _Writer:
         return [c for c in outputs if c.sink in self._resolved.gone and c not in self._settled]
 
     def _copied(self, base: Base, output: Committable) -> Committable:
-        """Return prepared output with its files copied: whoever restores it under the same name commits it (WS10)."""
+        """Return prepared output with its files copied: a restore under the same name commits it (WS10)."""
         subtask = SubtaskId(VertexId(output.sink), output.subtask_index)
         stored = None if output.stored is None else self._copied_output(base, subtask, output.stored)
         return replace(

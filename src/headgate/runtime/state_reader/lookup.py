@@ -54,7 +54,7 @@ class StoredCheckpoint:
 
     Attributes:
         what: it is, for messages.
-        pipeline: whose it is.
+        pipeline: name of the pipeline that wrote it.
         manifest: says what is in it; its ``place`` says where its files are.
         log: where it was found; None for a savepoint. Such files are removed when newer checkpoints are completed.
         life: of a savepoint, as it says.
@@ -110,7 +110,7 @@ class StoredCheckpoint:
             raise self._missing(part) from error
 
     def standing(self) -> tuple[str, frozenset[Committable]]:
-        """Return in which life of its pipeline it was written, "" if nobody knows; and of what it promised that which
+        """Return the pipeline identity that it was written under, "" if unknown; and of what it promised that which
         is committed, because a newer checkpoint of its log promises it no more (WS10).
 
         Raises:
@@ -147,7 +147,7 @@ def find_checkpoint(path: str, checkpoint: int | None = None) -> StoredCheckpoin
 
     Raises:
         UsageError: there is no such thing.
-        CorruptionError: the newest one cannot be told, because the log is damaged (RS2); or it is damaged itself.
+        CorruptionError: the newest one is unknown, because the log is damaged (RS2); or it is damaged itself.
         StorageError
     """
     if not path:
@@ -188,7 +188,7 @@ def _in_log(url: str, log: NamedLog) -> StoredCheckpoint:
 
 
 def _pipelines_below(url: str) -> list[str]:
-    """Return the pipelines whose checkpoints are in the directory at ``url``, which was meant for one of them."""
+    """Return the pipelines with checkpoints in the directory at ``url``, which was meant for one of them."""
     local = local_directory(url)
     return [] if local is None else sorted(log.parent.name for log in local.glob("*/log"))
 
@@ -207,7 +207,7 @@ LOG_SECTIONS = {"header", "schema", "groups", "chunks", "batches"}
 """A container with these is the log of a loop, and is one state."""
 
 POSITIONS, ROUNDS, COMMITTABLES, LOG, DATA = "positions", "rounds", "committables", "log", "data"
-"""Names of states that nobody declared."""
+"""Names of undeclared states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +215,12 @@ class Piece:
     """What one part has of one state.
 
     Attributes:
-        subtask: whose snapshot it is in.
+        subtask: that has it in its snapshot.
         part: holds it.
         prefix: of its section, such as ``state/``; of prepared output ``committables``.
         path: sections to descend into, the outermost first; () if the part has nothing else.
         size_bytes: of the section.
-        rows: None: nobody counted them.
+        rows: None: not counted.
         key_groups: that its keys can be in, if it has keys.
         sender: of records in flight: the subtask that had sent them.
         committable: of prepared output.
@@ -251,7 +251,7 @@ def pieces_of(
     Args:
         checkpoint: what is looked at.
         storage: of its files.
-        operator: whose pieces are wanted.
+        operator: that the pieces are of; None: all.
         is_counted: how many rows and bytes each has. If not, of parts that hold the same states one is looked at (RS7).
 
     Raises:
@@ -337,7 +337,7 @@ def _of_part(
 
 
 def _of_files(entry: SubtaskEntry, part: SnapshotPart, owned: KeyGroups) -> FoundPieces:
-    """Yield the states of a database, told by the part that describes its files; nothing is read."""
+    """Yield the states of a database, known from the part that describes its files; nothing is read."""
     if not is_description(part):
         return
     files = tuple(other for other in entry.parts if other.section == part.section)
@@ -383,7 +383,7 @@ def _rows_of(part: SnapshotPart, node: str, data: bytes | memoryview, size_bytes
 
 
 def _entries(data: bytes | memoryview) -> int | None:
-    """Return how many entries a map has, None if it is none; then whoever decodes it says so."""
+    """Return how many entries a map has, None if it is none; then decoding reports it."""
     try:
         return len(decode_positions(data))
     except msgspec.DecodeError:

@@ -97,7 +97,7 @@ class PartReader:
         """Return the rows of ``piece``.
 
         Args:
-            operator: whose state it is.
+            operator: that has the state.
             piece: what is read.
             groups: some of its key groups: of a database only the files with these are read. There may be more rows.
 
@@ -328,7 +328,7 @@ def _chosen(state: StoredState, columns: Sequence[str]) -> pa.Schema:
 
 
 def _wanted(state: StoredState, keys: Iterable[Any]) -> pa.RecordBatch:
-    """Return the keys that somebody asks for as rows of the key's columns."""
+    """Return the requested keys as rows of the key's columns."""
     fields = [state.shape.schema.field(name) for name in state.shape.keys]
     rows = [key if len(fields) > 1 else (key,) for key in keys]
     described = ", ".join(f"{n}: {f.type}" for n, f in zip(state.shape.shown_keys, fields, strict=True))

@@ -93,7 +93,7 @@ _OF_SUBTASKS = {
 """What belongs to no key, by the prefix of its section."""
 
 _KINDS = {Form.REDUCE: Kind.REDUCE, Form.WINDOW_RECORDS: Kind.WINDOW_RECORDS}
-"""Whose keys are among their own columns."""
+"""These have their keys among their own columns."""
 
 
 @dataclass(frozen=True, slots=True)

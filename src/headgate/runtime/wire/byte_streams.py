@@ -18,7 +18,7 @@ from typing import Any, cast
 from headgate.runtime.surroundings import PROCESS, Surroundings
 
 SILENCE_S_MAX = 30
-"""Within about this time a connection fails whose other end's system answers nothing any more (CN15)."""
+"""Within about this time a connection fails if the other end's system answers nothing any more (CN15)."""
 
 _PROBES_COUNT = 3
 _PARTS_MAX = 512
@@ -80,8 +80,8 @@ class PlainStream(io.RawIOBase):
 def _notice_silence(stream: socket.socket) -> None:
     """Let Linux ask the other end's system whether it is there, and end the connection if it does not answer.
 
-    An idle connection is probed; on a busy one what was sent must be acknowledged in time. Linux also gives up who
-    takes nothing for so long although its system answers. Whoever receives here takes what comes at once, because
+    An idle connection is probed; on a busy one what was sent must be acknowledged in time. Linux also gives up a peer
+    that takes nothing for so long although its system answers. A receiver of ours takes what comes at once, because
     credit bounds it, so that is a process that stands still, and the driver has noticed it long before (CN13).
     """
     probe_s = SILENCE_S_MAX // (_PROBES_COUNT + 1) or 1

@@ -38,7 +38,7 @@ class InputChannel:
             quick and thread-safe. May be called when there is nothing to read any more.
         return_credit: called in the mailbox thread with bytes that the sender may use again.
         on_arrival: called in the putting thread when a barrier or a cancel marker has come, which ``arrived`` tells
-            of; as quick as ``on_ready``. None: nobody asks (UA1).
+            of; as quick as ``on_ready``. None: not needed (UA1).
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class InputChannel:
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes of batches received whose credit was not returned: a sender may send only below its credit."""
+        """Bytes of received batches without returned credit: a sender may send only below its credit."""
         return self._put_bytes - self._returned_bytes
 
     @property
@@ -174,7 +174,7 @@ class OutputChannel:
         return self._granted_bytes > self._sent_bytes
 
     def send(self, element: Element) -> None:
-        """Send ``element`` behind everything sent before.
+        """Send ``element`` after everything sent before.
 
         The sender looks at ``can_send`` before it *begins* to process an input; what that one input (or a flush in
         front of a barrier) produces may overdraw the credit (CH8).

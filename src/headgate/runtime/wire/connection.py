@@ -56,8 +56,8 @@ class ConnectionLost(Exception):  # noqa: N818 (an outcome, like store.storage.N
 class Connection:
     """An authenticated connection. Any thread may send; one thread at a time may receive.
 
-    What travels are *blocks*: what one argument of ``send`` holds, one ``receive_into`` takes. Behind each block stands
-    its tag (SE13), or TLS authenticates instead.
+    What travels are *blocks*: what one argument of ``send`` holds, one ``receive_into`` takes. Its tag follows
+    each block (SE13), or TLS authenticates instead.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ def connect(
     """Connect and authenticate.
 
     Raises:
-        ConnectionLost: nobody there, too slow, or not a process of this job.
+        ConnectionLost: no peer there, too slow, or not a process of this job.
     """
     peer = f"{host}:{port}"
     context = (tls or Tls()).client(host)
@@ -418,7 +418,7 @@ class Listener:
         return bytes(data)
 
     def _know(self, stream: socket.socket, nonce: bytes) -> None:
-        """The peer is of this job: from now on it makes room for nobody.
+        """The peer is of this job: from now on it is not closed to make room.
 
         Raises:
             ProtocolViolation: its message was used before (SE11), or there are too many.

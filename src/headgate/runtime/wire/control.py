@@ -89,7 +89,7 @@ CONNECT_SECONDS = 20.0
 """How long a worker tries to reach the coordinator before it gives up."""
 LAST_WORDS_SECONDS = 10.0
 """How long a worker that ends waits until the coordinator's system has taken why: on a busy machine its threads may get
-no turn for a second, and "it was closed by the other side" helps nobody."""
+no turn for a second, and "it was closed by the other side" is no help."""
 LAST_ORDER_SECONDS = 0.2
 """How long a coordinator that ends waits, for each worker, until the system has taken the last order to it."""
 _RETRY_SECONDS = 0.1
@@ -146,7 +146,7 @@ class ControlClient:
             thread.start()
 
     def send(self, message: FromWorker) -> None:
-        """Send ``message`` behind the earlier ones; never blocks, drops it when the connection is gone.
+        """Send ``message`` after the earlier ones; never blocks, drops it when the connection is gone.
 
         Raises:
             ProtocolViolation: it is too large.
@@ -224,7 +224,7 @@ class WorkerConnection:
         self._outbox = Outbox(connection, self._send_failed, name=f"headgate-control-send-{self.peer}", around=around)
 
     def send(self, message: ToWorker) -> None:
-        """Send ``message`` behind the earlier ones; never blocks, drops it when the worker is gone (CN11).
+        """Send ``message`` after the earlier ones; never blocks, drops it when the worker is gone (CN11).
 
         Raises:
             ProtocolViolation: it is too large.

@@ -67,7 +67,7 @@ class ExchangeCallbacks:
         on_credit: an output channel can send (spurious calls are possible).
         on_lost: the connection with a worker is gone; at most once per worker, never after ``close``.
         on_error: this worker cannot take what comes (the disk share of its loops is used up, L25); the peer is well.
-        on_arrival: a barrier or a cancel marker has come (UA4); None: nobody asks.
+        on_arrival: a barrier or a cancel marker has come (UA4); None: not needed.
     """
 
     on_ready: Callable[[ReceivingChannel], None]

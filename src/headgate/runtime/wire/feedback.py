@@ -3,7 +3,7 @@
 Takes the place of ``runtime.wire.channels.InputChannel`` where a back edge ends; counterpart: an ``OutputChannel`` with
 ``FEEDBACK_CREDIT_BYTES`` of credit. Rules L22, L25, L26 of docs/spec/loops.md: a put never waits for the reader,
 because a loop whose channels are all bounded deadlocks. Only batches cost anything; all other elements stay in
-memory, in their place. Nothing in the queue is state: see ``runtime.worker.loop_log`` for what a checkpoint keeps.
+memory, in their place. Nothing in the queue is state: see ``runtime.worker.loop_head`` for what a checkpoint keeps.
 Never gives credit back, and never reorders.
 """
 
@@ -176,7 +176,7 @@ class FeedbackChannel:
 
     @property
     def waiting_sentinels(self) -> tuple[CheckpointId, ...]:
-        """Checkpoints whose sentinels wait in the queue, in order."""
+        """Checkpoints with sentinels in the queue, in order."""
         with self._lock:
             return tuple(self._sentinels)
 
@@ -208,7 +208,7 @@ class FeedbackChannel:
 
         Raises:
             StorageError: it had to go to disk, and the disk share is used up or the disk full (L25). The element is
-                lost, so the generation must fail; whoever uses the channel from now on gets the same error.
+                lost, so the generation must fail; every later use of the channel gets the same error.
         """
         if self._failure is not None:
             raise self._failure

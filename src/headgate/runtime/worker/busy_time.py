@@ -37,9 +37,9 @@ class Stopwatch:
         """The operator that runs now; None: the runtime itself."""
 
     def switch(self, to: NodeTotals | None) -> NodeTotals | None:
-        """Charge ``to`` from now on; return who was charged until now, to switch back to.
+        """Charge ``to`` from now on; return the operator charged until now, to switch back to.
 
-        Nobody switches back when an operator raises: its worker ends, and ``running`` still says who it was.
+        There is no switch back when an operator raises: its worker ends, and ``running`` still names the operator.
         """
         now_ns = self._clock_ns()
         before = self.running
@@ -51,7 +51,7 @@ class Stopwatch:
 
 
 class HeldBack:
-    """How long one subtask had something to do and could not, because those behind it had no room (backpressure)."""
+    """How long one subtask could not work because the channels out of it had no room (backpressure)."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns

@@ -40,7 +40,7 @@ class EdgeOutlet:
     """One plan edge, seen from one upstream subtask.
 
     ``channels`` are ordered by downstream subtask (a FORWARD edge has one). Measured of it (OM14): ``records`` sent,
-    and ``held_back``, which whoever is held back notes.
+    and ``held_back``, which the subtask runner notes.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ RECORD_CHARS_SHOWN = 500
 
 
 class Outlet(Protocol):
-    """An edge out of the vertex, seen from inside (``runtime.worker.outlets``)."""
+    """An edge out of the vertex, seen from inside the chain (``EdgeOutlet``)."""
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Route records to the downstream subtasks."""
@@ -132,7 +132,7 @@ class NodeError(Exception):
 
 @dataclass(slots=True)
 class Tagged:
-    """Who takes one output of a node: its children in the chain, each with the input that the records come on."""
+    """The receivers of one output of a node: its children in the chain, each with its input, and edges."""
 
     children: list[tuple[Link, InputName]] = field(default_factory=list)
     outlets: list[Outlet] = field(default_factory=list)
@@ -152,7 +152,7 @@ class NodeOutput:
         self._tagged: dict[OutputTag, Tagged] = {MAIN: self._main}
 
     def tagged(self, tag: OutputTag) -> Tagged:
-        """Return who takes the output ``tag``, to be added to."""
+        """Return the receivers of the output ``tag``, to be added to."""
         return self._tagged.setdefault(tag, Tagged())
 
     def emit(self, batch: pa.RecordBatch) -> None:
@@ -164,7 +164,7 @@ class NodeOutput:
         self._send(self._main, batch)
 
     def emit_to(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
-        """Hand records to every child and every edge of the output ``tag``; nobody may read it."""
+        """Hand records to every child and every edge of the output ``tag``, if there is any."""
         if batch.num_rows and tag in self._tagged:
             self._send(self._tagged[tag], batch)
 
@@ -230,7 +230,7 @@ class Link:
         self.has_ticks = type(operator).next_tick_ms is not Operator.next_tick_ms
 
     def measured(self) -> list[NodeTotals]:
-        """Return the totals of the node, behind those of the operators that run in one pass with it (OM15).
+        """Return the totals of the node, after those of the operators that run in one pass with it (OM15).
 
         The pass is one call of the operator, which counts what its steps keep; its time is that of the node.
         """
@@ -374,7 +374,7 @@ class Chain:
             link.run(partial(link.operator.on_split_finished, origin))
 
     def tick(self, now_ms: int) -> None:
-        """Call ``on_tick`` of every operator whose time has come."""
+        """Call ``on_tick`` of every operator that is due."""
         for link in self.links:
             if link.has_ticks:
                 due = link.operator.next_tick_ms()

@@ -1,6 +1,6 @@
 """Builds the subtasks of one worker from the pipeline's definition and what the coordinator deploys.
 
-Counterpart: ``runtime.driver.live_generation``, which sends the ``Deploy`` message. Nothing runs here yet: the worker
+Counterpart: ``runtime.driver.supervisor_host``, which sends the ``Deploy`` message. Nothing runs here yet: the worker
 starts the subtasks when every peer is connected.
 """
 
@@ -327,6 +327,6 @@ def loop_place(plan: Plan, subtask: SubtaskId) -> LoopPlace | None:
 
 
 def late_inputs(plan: Plan, subtask: SubtaskId, induced: Collection[VertexId]) -> frozenset[ChannelIndex]:
-    """Return the inputs whose barrier takes credit: one of the ``induced`` sources is in front of them (UA20)."""
+    """Return the inputs with barriers that take credit: one of the ``induced`` sources is upstream (UA20)."""
     late = {found for source in induced for found in (source, *plan.behind(source))}
     return frozenset(found.channel for found in plan.inputs(subtask) if found.upstream.vertex in late)

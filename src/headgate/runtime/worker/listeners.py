@@ -61,10 +61,10 @@ class SubtaskListeners:
         return bool(self._listeners)
 
     def restore(self, states_of: Callable[[str], Sequence[RestoredState]], *, is_restored: bool) -> None:
-        """Have functions declare their lists, with what the checkpoint has of them; behind keyed state.
+        """Have functions declare their lists, with what the checkpoint has of them; after keyed state.
 
         Raises:
-            NodeError: naming who failed.
+            NodeError: naming the operator.
             UsageError: there are lists of an operator that keeps none any more.
         """
         for node in self._others:
@@ -86,7 +86,7 @@ class SubtaskListeners:
         """Call ``snapshot`` of all functions, and freeze their lists.
 
         Raises:
-            NodeError: naming who failed.
+            NodeError: naming the operator.
         """
         frozen: dict[tuple[str, str], FrozenState] = {}
         for function, lists in self._functions:
@@ -106,7 +106,7 @@ class SubtaskListeners:
         """Tell all listeners; ids rise, and nothing is said twice (HL5).
 
         Raises:
-            NodeError: naming who failed.
+            NodeError: naming the operator.
         """
         if checkpoint <= self._completed:
             return
@@ -123,7 +123,7 @@ class SubtaskListeners:
         """Tell all listeners.
 
         Raises:
-            NodeError: naming who failed.
+            NodeError: naming the operator.
         """
         for node, listener in self._listeners:
             try:
@@ -138,7 +138,7 @@ def _objects_of(link: Link) -> list[object]:
     """Return what a user gave to one node, each object once: a source before its reader, a sink before its writer.
 
     Raises:
-        UsageError: a reader or writer has a method that nobody would call; others are refused before they get here.
+        UsageError: a reader or writer has a method that is never called; others are refused earlier.
     """
     maker, found = link.operator.opened_by, link.operator.user_object
     if maker is not None:

@@ -47,7 +47,7 @@ REPLAY_ROWS_MAX = 8_192
 
 
 def log_owner(keys: tuple[str, ...], max_parallelism: int, parallelism: int, subtask_index: int) -> LogOwner:
-    """Return who owns the log of the head ``subtask_index``. ``keys`` is () for a loop without a key."""
+    """Return the owner of the log of the head ``subtask_index``. ``keys`` is () for a loop without a key."""
     if not keys:
         return LogOwner(subtask_index, parallelism, 0, (), 0, 0)
     owned = key_groups_of_subtask(subtask_index, max_parallelism, parallelism)
@@ -104,7 +104,7 @@ class LoopLog:
 
     @property
     def pending(self) -> tuple[CheckpointId, ...]:
-        """Checkpoints whose log is open, in the order in which they were opened."""
+        """Checkpoints with an open log, in the order in which they were opened."""
         return tuple(self._pending)
 
     @property
@@ -427,7 +427,7 @@ class LoopHeadRunner(SubtaskRunner):
         )
 
     def expect(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint was triggered: its barrier must not wait behind throttled input (L25).
+        """A checkpoint was triggered: its barrier must not wait for throttled input (L25).
 
         The barrier may have been quicker than the message.
         """
@@ -506,7 +506,7 @@ class LoopHeadRunner(SubtaskRunner):
         return False
 
     def _log_what_waits(self) -> None:
-        """Complete open logs whose sentinels wait in the queue: a long queue delays no checkpoint (L41)."""
+        """Complete open logs with sentinels in the queue: a long queue delays no checkpoint (L41)."""
         if not self._opened:
             return
         for at, channel in enumerate(self._feedback):

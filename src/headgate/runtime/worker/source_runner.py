@@ -84,7 +84,7 @@ class AheadReader:
     def poll(self) -> Polled:
         """Read on, if there is room, and hand the next batch over, if it may be processed.
 
-        A marker is told when it is read: the positions of its snapshot are those of reading (GM31, EI30).
+        A marker is returned when it is read: the positions of its snapshot are those of reading (GM31, EI30).
         """
         marker = self._read_on()
         if marker is not None:
@@ -150,7 +150,7 @@ REPORTS_PER_TIMEOUT = 4
 class MarkerReports:
     """When a source that sets its own barrier says that it comes forward (EI34).
 
-    Nothing is told of a marker that is met soon.
+    No report is made about a marker that is met soon.
     """
 
     period_ms: int
@@ -159,7 +159,7 @@ class MarkerReports:
     _told: tuple[CheckpointId, ...] = ()
 
     def due(self, awaited: tuple[CheckpointId, ...], read_count: int, now_ms: int) -> tuple[CheckpointId, ...] | None:
-        """Return for which checkpoints to say that it is not cut yet; None: nothing is to be told now.
+        """Return for which checkpoints to report that it is not cut yet; None: no report is due.
 
         Args:
             awaited: those that it has not been cut for.
@@ -187,7 +187,7 @@ class SourceState:
     ahead: AheadReader | None = None
     """``reader``, if it reads ahead of what is processed (GM30)."""
     splits: tuple[str, ...] | None = None
-    """What the chain was told that it owns; None: nothing yet."""
+    """The splits last announced to the chain; None: none yet."""
     finished_splits: set[str] = field(default_factory=set)
     is_over: bool = False
     """Whether it is not read any more, even if there is more to read (E7, E9)."""
@@ -212,7 +212,7 @@ class SourceState:
 
     @property
     def unprocessed_from(self) -> dict[str, bytes] | None:
-        """Where reading goes on for whoever has none of what is held (SV9); None: as in every snapshot."""
+        """Where reading goes on without the held batches (SV9); None: as in every snapshot."""
         return None if self.ahead is None else self.ahead.unprocessed_from
 
     def poll(self) -> Polled:
@@ -234,7 +234,7 @@ class SourceState:
         return SplitsSeen(tuple(self.markers.splits()), is_read=self.ahead is None or not self.ahead.is_full)
 
     def check_marker(self, marker: CheckpointMarker, held: Collection[str], name: str) -> bool:
-        """Return whether ``marker`` is to be told: not if its split has ended with it, which counts as well (EI25).
+        """Return whether ``marker`` is to be reported: not if its split has ended with it, which counts as well (EI25).
 
         Raises:
             UsageError: the reader must not have met it (EI21).
@@ -255,7 +255,7 @@ class SourceState:
         )
 
     def check_records(self, polled: SourceBatch, held: Collection[str], name: str) -> None:
-        """Refuse records from behind a marker (EI21). Those that were read ahead of it come later, and are none.
+        """Refuse records that follow a marker (EI21). Records that were read ahead of it may come later.
 
         Raises:
             UsageError
@@ -322,7 +322,7 @@ class SourceRunner:
             self.source.ahead.completed(checkpoint)
 
     def read_on(self, splits: tuple[str, ...]) -> None:
-        """Have it go on behind the markers of ``splits``."""
+        """Have it read on after the markers of ``splits``."""
         assert self.source.markers is not None
         self.source.markers.read_on(splits)
 
@@ -362,7 +362,7 @@ class SourceRunner:
         return True
 
     def _meet(self, marker: CheckpointMarker) -> None:
-        """The reader stands behind a marker; it goes on when the machine says so (EI21)."""
+        """The reader has met a marker; it reads on when the machine says so (EI21)."""
         self.see_splits()
         if self.source.check_marker(marker, self._machine.held_splits, str(self._chain.vertex.head.name)):
             self._handle(machine.MarkerMet(marker.split, CheckpointId(marker.checkpoint_id)))
@@ -377,7 +377,7 @@ class SourceRunner:
             self._handle(now)
 
     def _stands_still(self) -> bool:
-        """Whether nothing can be read before a message comes: every split stands behind its marker."""
+        """Whether nothing can be read before a message comes: every split has met its marker."""
         held = self._machine.held_splits
         return bool(held) and set(self.source.seen.splits) <= set(held)
 

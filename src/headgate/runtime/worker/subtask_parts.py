@@ -72,7 +72,7 @@ class SubtaskParts:
         first_checkpoint: no checkpoint of this generation is below it.
         in_flight: what it replays first, and records when a barrier overtakes.
         overtaking: how long it aligns; None: as long as it takes.
-        late_inputs: channels whose barrier takes credit (UA20).
+        late_inputs: channels with barriers that take credit (UA20).
         reads_on_ms: how often a source that sets its own barrier says that it reads towards a marker.
         clock_ns: measures; of the surroundings.
     """

@@ -58,7 +58,7 @@ class Durations:
 
 
 class SnapshotTaker:
-    """The snapshot of one subtask, from the first barrier until somebody writes it."""
+    """Takes the snapshots of one subtask, from the first barrier to the hand-over to the writer."""
 
     def __init__(
         self, parts: SubtaskParts, subtask: machine.Subtask, source: SourceState | None, hooks: SubtaskListeners
@@ -253,7 +253,7 @@ class SubtaskRunner:
 
     @property
     def _has_work(self) -> bool:
-        """Whether it would process something if those behind it had room; a source always would."""
+        """Whether it would process something if the channels out of it had room; a source always would."""
         if self._reading is not None:
             return not self._reading.has_ended and not self._machine.is_suspended
         return self._in_flight.is_replaying or any(len(c) and not c.is_blocked for c in self._inputs)
@@ -288,7 +288,7 @@ class SubtaskRunner:
         self._timing.triggered(checkpoint)
 
     def tick(self, now_ms: int) -> None:
-        """Let operators act on processing time; not behind the end of a source, where only barriers may follow."""
+        """Let operators act on processing time; not after the end of a source, where only barriers may follow."""
         timed_out = self._timing.timed_out(now_ms)
         if timed_out is not None:
             self.handle(machine.AlignmentTimedOut(timed_out))
@@ -459,7 +459,7 @@ class SubtaskRunner:
                 raise AssertionError(f"only loop heads are given {effect}")
 
     def _pass_probe(self, probe: Probe) -> None:
-        """Send a probe behind everything that operators hold back (L27); it does not leave its nest (L32)."""
+        """Send a probe after everything that operators hold back (L27); it does not leave its nest (L32)."""
         self.chain.before_barrier()
         for outlet in self._outlets:
             if outlet.edge.nest is not None:

@@ -61,7 +61,7 @@ class DelayClock:
         self._frozen = {checkpoint: SnapshotDelays(start_ms, now_ms - arrived_ms)}
 
     def taken(self, checkpoint: CheckpointId) -> SnapshotDelays | None:
-        """Return what ``checkpoint`` took, once; None: nobody knows any more."""
+        """Return what ``checkpoint`` took, once; None: forgotten."""
         return self._frozen.pop(checkpoint, None)
 
 
@@ -91,7 +91,7 @@ class AlignmentTimer:
         self._deadline = checkpoint, self._deadline_of(checkpoint, self._overtaking)
 
     def timed_out(self, now_ms: int) -> CheckpointId | None:
-        """Return the checkpoint whose alignment took too long, once."""
+        """Return the checkpoint that aligned for too long, once."""
         if self._deadline is None or now_ms < self._deadline[1]:
             return None
         (checkpoint, _), self._deadline = self._deadline, None
@@ -119,7 +119,7 @@ class AlignmentTimer:
             self._delays.frozen(checkpoint, self._overtaking.clock_ms())
 
     def taken(self, checkpoint: CheckpointId) -> SnapshotDelays | None:
-        """Return what ``checkpoint`` took, once; None: nobody knows any more, or it is not measured."""
+        """Return what ``checkpoint`` took, once; None: forgotten, or not measured."""
         return None if self._overtaking is None else self._delays.taken(checkpoint)
 
 

@@ -47,7 +47,7 @@ from headgate.store.streams import OtherSchemaError
 from headgate.tls import Tls
 
 EXIT_FENCED = 75
-"""Exit code of a worker whose coordinator is gone: nobody waits for it any more."""
+"""Exit code of a worker that has lost its coordinator."""
 
 UPLOAD_THREADS = 4
 """Snapshots of different subtasks are written side by side; they mostly wait for the disk."""
@@ -83,7 +83,7 @@ class WorkerTask:
 
 
 class WorkerStopped(Exception):  # noqa: N818 - not an error of ours: it tells Spark that this task must not succeed
-    """The worker was told to stop, or could not go on; the driver knows why."""
+    """The worker had to stop, or could not go on; the driver knows why."""
 
 
 class PeerLost(Exception):  # noqa: N818 - an event of the mailbox
@@ -99,7 +99,7 @@ class PeerLost(Exception):  # noqa: N818 - an event of the mailbox
 
 
 class Worker:
-    """Runs the subtasks of one worker until it is told to stop."""
+    """Runs the subtasks of one worker until a stop message."""
 
     def __init__(self, task: WorkerTask, around: Surroundings = PROCESS) -> None:
         self._around = around
@@ -142,7 +142,7 @@ class Worker:
         """Serve one generation; return when the pipeline has ended well.
 
         Raises:
-            WorkerStopped: anything else. The coordinator has been told the reason.
+            WorkerStopped: anything else. The coordinator knows the reason.
         """
         sys.setswitchinterval(0.001)  # connection threads must not wait 5 ms for a busy mailbox
         pa.set_cpu_count(1)  # as many workers as cores share the machine
@@ -478,7 +478,7 @@ def keeps_local_files(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return why a worker cannot go on, as the driver decides upon it and the user is told."""
+    """Return why a worker cannot go on, for the driver's decision and the user's message."""
     node = ""
     if isinstance(error, NodeError):
         node, error = error.node, error.error

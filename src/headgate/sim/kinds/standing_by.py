@@ -258,7 +258,7 @@ class StandbyRun(Run):
 
         mine = [] if claimed is None else claimed
 
-        def tell_claim(generation: Generation) -> None:
+        def on_claim(generation: Generation) -> None:
             self.takeovers_count += site.is_standby and not mine
             mine.append(generation)
             self._leaders[int(generation)] = started
@@ -267,7 +267,7 @@ class StandbyRun(Run):
 
         site.is_waiting = False
         site.events.put(driver_supervisor.ChildListens())
-        with taking_over(Takeover(site.claimant, after, tell_claim)):
+        with taking_over(Takeover(site.claimant, after, on_claim)):
             error = self._run_driver(started, beats=True, drains=drains)
         if error is None and not self.is_finished and mine and self._has_end_on_record(mine[-1]):
             self._stopped.add(int(mine[-1]))
