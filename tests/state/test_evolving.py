@@ -18,8 +18,7 @@ from headgate.model.schema_evolution import Misfit
 from headgate.model.state_schema import read_type
 from headgate.state.backend import Ownership
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
-from headgate.state.evolution import Evolution, check_names, value_type
-from headgate.state.schema_evolution import evolved_values
+from headgate.state.schema_evolution import Evolution, check_names, evolved_values, value_type
 from headgate.state.snapshot import encode_batches
 from headgate.state.ttl import NEVER_MS, TTL
 

@@ -9,10 +9,12 @@ payload. The header is, for each section: name size u16 · name (UTF-8) · paylo
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -226,3 +228,36 @@ def _stem(checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation) 
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
+
+
+_FACTS_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MetaSection:
+    """A section that belongs to no key.
+
+    Attributes:
+        name: of the section.
+        what: its facts are about, in words.
+    """
+
+    name: str
+    what: str
+
+    def encode(self, **facts: int) -> bytes:
+        """Return the facts as a section."""
+        return json.dumps({"version": _FACTS_VERSION, **facts}).encode()
+
+    def found_in(self, sections: Mapping[str, memoryview], path: str) -> dict[str, Any] | None:
+        """Return the facts that one part of a former snapshot holds; None: it has no such section.
+
+        Raises:
+            CorruptionError: it is of a version that is not known here.
+        """
+        if self.name not in sections:
+            return None
+        found: dict[str, Any] = json.loads(bytes(sections[self.name]))
+        if found["version"] != _FACTS_VERSION:
+            raise CorruptionError(path, 0, f"{self.what} of version {_FACTS_VERSION}", f"version {found['version']}")
+        return found

@@ -22,8 +22,8 @@ from headgate.model.graph import InputName, OutputTag
 from headgate.protocol.watermarks import Origin
 from headgate.state.backend import ContinuingBackend, Ownership, StateBackend, StateFactory
 from headgate.state.descriptors import KeyColumns
-from headgate.state.memory.factory import MemoryStates
 from headgate.state.snapshot import FrozenState, StoredFiles
+from headgate.state.worker_backends import MemoryStates
 
 WATERMARK_MAX_MS = (1 << 63) - 1
 """The last watermark: no record can follow. Emitted at the end of bounded input."""

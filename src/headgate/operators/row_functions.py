@@ -27,7 +27,7 @@ from headgate.operators.schemas import SchemaLike, as_schema, fitting_rows, fram
 from headgate.operators.user_functions import UserFunctionError, shortened, user_error, user_traceback
 from headgate.state.backend import Record, RecordBackend
 from headgate.state.descriptors import Section
-from headgate.state.evolution import NO_EVOLUTION, Evolution
+from headgate.state.schema_evolution import NO_EVOLUTION, Evolution
 
 Row: TypeAlias = dict[str, Any]
 

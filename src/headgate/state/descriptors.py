@@ -14,7 +14,7 @@ from enum import Enum
 import pyarrow as pa
 
 from headgate.model.state_schema import StateIdentity, declared
-from headgate.state.evolution import NO_EVOLUTION, Evolution
+from headgate.state.schema_evolution import NO_EVOLUTION, Evolution
 from headgate.state.ttl import TTL, with_expiry
 
 

@@ -14,10 +14,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from headgate.codec.snapshot import MetaSection
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Hashes, Words
 from headgate.state.key_index import Slots
-from headgate.state.ttl import MetaSection
 from headgate.state.vectors import Mask
 
 RESERVED_PREFIX = "headgate."

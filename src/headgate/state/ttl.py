@@ -6,48 +6,20 @@ the operator sets the time. Modelled on Flink's ``StateTtlConfig``.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from headgate.errors import CorruptionError, UsageError
+from headgate.codec.snapshot import MetaSection
+from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 
-_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class MetaSection:
-    """A section that belongs to no key.
-
-    Attributes:
-        name: of the section.
-        what: its facts are about, in words.
-    """
-
-    name: str
-    what: str
-
-    def encode(self, **facts: int) -> bytes:
-        """Return the facts as a section."""
-        return json.dumps({"version": _VERSION, **facts}).encode()
-
-    def found_in(self, sections: Mapping[str, memoryview], path: str) -> dict[str, Any] | None:
-        """Return the facts that one part of a former snapshot holds; None: it has no such section.
-
-        Raises:
-            CorruptionError: it is of a version that is not known here.
-        """
-        if self.name not in sections:
-            return None
-        found: dict[str, Any] = json.loads(bytes(sections[self.name]))
-        if found["version"] != _VERSION:
-            raise CorruptionError(path, 0, f"{self.what} of version {_VERSION}", f"version {found['version']}")
-        return found
-
+if TYPE_CHECKING:
+    from headgate.state.backend import RowCells
 
 EXPIRES_COLUMN = "expires_ms"
 """The last column of the section of a state with a TTL: from this processing time on there is no such row (TL6)."""
@@ -149,3 +121,102 @@ def as_declared(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if len(batch.schema) < len(schema):
         return batch.append_column(_EXPIRES, pa.repeat(pa.scalar(NEVER_MS), batch.num_rows))
     return batch.select(schema.names)
+
+
+Timed: TypeAlias = tuple[Any, int]
+"""What was stored, and from which processing time on it is gone.
+
+State by row with a TTL holds such a pair for a value, a list of pairs for a list, a dict of pairs for a map. Pairs are
+in the order of their expiry (TL3), so what has expired is always at the beginning.
+"""
+
+_expiry = itemgetter(1)
+
+
+def live_value(cells: RowCells, key: Any, now_ms: int) -> Timed | None:
+    """Return the value of ``key``, or None; remove one that has expired."""
+    found: Timed | None = cells.get(key)
+    if found is None or found[1] > now_ms:
+        return found
+    cells.remove(key)
+    return None
+
+
+def live_elements(cells: RowCells, key: Any, now_ms: int) -> list[Timed] | None:
+    """Return the list of ``key``, or None; remove elements that have expired."""
+    found: list[Timed] | None = cells.get(key)
+    if found is None or found[0][1] > now_ms:
+        return found
+    expired = bisect_right(found, now_ms, key=_expiry)
+    if expired == len(found):
+        cells.remove(key)
+        return None
+    kept: list[Timed] = cells.writable(key)
+    del kept[:expired]
+    return kept
+
+
+def live_entries(cells: RowCells, key: Any, now_ms: int) -> dict[Any, Timed] | None:
+    """Return the map of ``key``, or None; remove entries that have expired."""
+    found: dict[Any, Timed] | None = cells.get(key)
+    if found is None or next(iter(found.values()))[1] > now_ms:
+        return found
+    expired = []
+    for map_key, pair in found.items():
+        if pair[1] > now_ms:
+            break
+        expired.append(map_key)
+    if len(expired) == len(found):
+        cells.remove(key)
+        return None
+    kept: dict[Any, Timed] = cells.writable(key)
+    for map_key in expired:
+        del kept[map_key]
+    return kept
+
+
+def drop_expired(cells: RowCells, key: Any, now_ms: int) -> bool:
+    """Remove what has expired of a key's object; return whether anything lives."""
+    match cells.get(key):
+        case list():
+            return live_elements(cells, key, now_ms) is not None
+        case dict():
+            return live_entries(cells, key, now_ms) is not None
+    return live_value(cells, key, now_ms) is not None
+
+
+def last_expiry(found: Any) -> int:
+    """Return from when on nothing of a key's object lives."""
+    match found:
+        case list():
+            expires: int = found[-1][1]
+        case dict():
+            expires = next(reversed(found.values()))[1]
+        case _:
+            expires = found[1]
+    return expires
+
+
+def live_objects(objects: Iterable[tuple[Any, Any]], now_ms: int) -> Iterator[tuple[Any, Any]]:
+    """Yield keys with what lives of their objects; changes nothing, so that a snapshot can be encoded again (TL6)."""
+    for key, found in objects:
+        if last_expiry(found) <= now_ms:
+            continue
+        match found:
+            case list():
+                yield key, found[bisect_right(found, now_ms, key=_expiry) :]
+            case dict():
+                yield key, {map_key: pair for map_key, pair in found.items() if pair[1] > now_ms}
+            case _:
+                yield key, found
+
+
+def no_longer_than(found: Any, limit_ms: int) -> Any:
+    """Return a key's object, of which nothing lives longer than until ``limit_ms``, in the order of expiry (TL7)."""
+    match found:
+        case list():
+            return [(stored, min(expires, limit_ms)) for stored, expires in found]
+        case dict():
+            clipped = [(map_key, (stored, min(expires, limit_ms))) for map_key, (stored, expires) in found.items()]
+            return dict(sorted(clipped, key=lambda entry: entry[1][1]))
+    return found[0], min(found[1], limit_ms)

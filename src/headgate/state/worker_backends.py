@@ -5,7 +5,7 @@ The only place that knows all backends. A backend that needs a library is import
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -15,10 +15,44 @@ from headgate.distribution import install_command
 from headgate.errors import UsageError
 from headgate.model.config import MemoryState, StateConfig
 from headgate.model.manifest import KeyGroups
-from headgate.state.backend import StateFactory
+from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, StateFactory, WindowBackend, WindowRows
+from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.memory import incremental_restore
-from headgate.state.memory.factory import MemoryStates
+from headgate.state.memory.column_backend import MemoryColumnBackend
+from headgate.state.memory.row_backend import MemoryRecords, MemoryRowBackend
+from headgate.state.memory.window_backend import MemoryMergedRows, MemoryWindowRows
 from headgate.state.snapshot import StoredFiles
+from headgate.state.window_aggregates import Accumulator, MergedRows
+
+
+class MemoryStates:
+    """State in memory of one operator in one subtask: see ``backend.StateFactory``."""
+
+    def by_row(
+        self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
+    ) -> RowBackend:
+        """See ``StateFactory``."""
+        return MemoryRowBackend(keys, descriptors, has_timers=has_timers)
+
+    def by_column(
+        self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
+    ) -> ColumnBackend:
+        """See ``StateFactory``."""
+        return MemoryColumnBackend(keys, descriptors, has_timers=has_timers)
+
+    def records(self, section: Section) -> RecordBackend:
+        """See ``StateFactory``."""
+        return MemoryRecords(section)
+
+    def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
+        """See ``StateFactory``."""
+        return MemoryWindowRows(rows)
+
+    def merged_by_window(
+        self, keys: KeyColumns, rows: WindowRows, accumulators: Sequence[Accumulator]
+    ) -> WindowBackend[MergedRows]:
+        """See ``StateFactory``."""
+        return MemoryMergedRows(keys, rows, accumulators)
 
 
 class WorkerStates(Protocol):

@@ -21,8 +21,8 @@ from headgate.operators.tumbling_windows import window_operators
 from headgate.operators.window_plan import ROWS_COLUMN, WINDOW_COLUMN, TumblingAggregate
 from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
-from headgate.state.memory.factory import MemoryStates
 from headgate.state.window_aggregates import Accumulator, MergedRows
+from headgate.state.worker_backends import MemoryStates
 
 SCHEMA = pa.schema([("key", pa.int64())])
 OPERATORS = Path(headgate.operators.__file__).parent
@@ -125,4 +125,4 @@ def test_no_operator_names_a_backend() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headgate.state.memory")
     }
-    assert named == {"headgate.state.memory.factory"}
+    assert named == {"headgate.state.worker_backends"}

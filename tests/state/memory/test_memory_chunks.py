@@ -41,8 +41,8 @@ from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.runtime.checkpoints.restore import parts_for_worker
 from headgate.state import snapshot
 from headgate.state.descriptors import StateDescriptor, StateKind
-from headgate.state.evolution import Evolution
 from headgate.state.memory import change_tracking, incremental_snapshot
+from headgate.state.schema_evolution import Evolution
 from headgate.state.snapshot import UnsoundFiles
 from headgate.storage.urls import open_storage
 

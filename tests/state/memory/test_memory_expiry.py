@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.codec.snapshot import decode_sections
-from headgate.state import ttl_rows, vectors
+from headgate.state import vectors
 from headgate.state.backend import Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.memory import column_backend as memory_columns
@@ -20,7 +20,7 @@ from headgate.state.memory import ttl
 from headgate.state.memory.column_backend import MemoryColumnBackend
 from headgate.state.memory.row_backend import MemoryRowBackend
 from headgate.state.memory.ttl import ExpiringCells, ExpiringLists, ExpiringMaps
-from headgate.state.ttl import TTL
+from headgate.state.ttl import TTL, live_entries
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
 TEXT = pa.large_string()
@@ -272,7 +272,7 @@ def test_a_map_by_row_forgets_the_entries_that_expire_first_where_it_is() -> Non
     cells = MemoryRowBackend(KEYS, (MAP,)).cells(MAP)
     cells.put(1, {n: ("v", n) for n in range(1, 1_000)})
     held = cells.get(1)
-    assert ttl_rows.live_entries(cells, 1, 3) is held
+    assert live_entries(cells, 1, 3) is held
     assert (next(iter(held)), len(held)) == (4, 996)
-    assert ttl_rows.live_entries(cells, 1, 999) is None
+    assert live_entries(cells, 1, 999) is None
     assert cells.get(1) is None

@@ -8,9 +8,9 @@ import pyarrow as pa
 from headgate.state.backend import WindowRows
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Words
-from headgate.state.memory.factory import MemoryStates
 from headgate.state.memory.window_backend import MemoryMergedRows
 from headgate.state.window_aggregates import Accumulator, FrozenTable, Kind
+from headgate.state.worker_backends import MemoryStates
 
 SCHEMA = pa.schema([(name, pa.int64()) for name in ("key", "window", "rows", "sum", "max")])
 ADD_MAX = (Accumulator(Kind.ADD, "int64"), Accumulator(Kind.MAX, "int64"))

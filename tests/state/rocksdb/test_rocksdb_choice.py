@@ -13,8 +13,8 @@ from tests.spark.processors.stateful_processors import Sessions
 import headgate as hg
 from headgate.model.config import MemoryState, RocksState, size_bytes
 from headgate.state import worker_backends
-from headgate.state.memory.factory import MemoryStates
 from headgate.state.rocksdb.factory import RocksStates
+from headgate.state.worker_backends import MemoryStates
 
 
 def state_of(**options: Any) -> Any:

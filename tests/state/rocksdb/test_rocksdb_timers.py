@@ -27,7 +27,7 @@ from headgate.state.rocksdb import timers as rocks_timers
 from headgate.state.rocksdb.column_backend import RocksColumnBackend
 from headgate.state.rocksdb.database import Changes, Database
 from headgate.state.rocksdb.row_backend import RocksRowBackend
-from headgate.state.rocksdb.stored_timers import END_OF_TIME, StoredTimers
+from headgate.state.rocksdb.timers import END_OF_TIME, StoredTimers
 from headgate.state.timers import TimeKind, first_timers
 from headgate.state.worker_backends import WorkerStates
 

@@ -33,9 +33,9 @@ from headgate.state.backend import ColumnBackend, Ownership
 from headgate.state.descriptors import KeyColumns
 from headgate.state.key_hash import Words, owned_rows
 from headgate.state.key_index import Slots
-from headgate.state.memory.factory import MemoryStates
 from headgate.state.snapshot import FrozenState
 from headgate.state.timers import DATES_MS, ColumnTimers, TimeKind, TimersByKind
+from headgate.state.worker_backends import MemoryStates
 
 GivenTimes: TypeAlias = pl.Series | int | datetime
 _TICKS = {"ms": 1, "us": 1_000, "ns": 1_000_000}

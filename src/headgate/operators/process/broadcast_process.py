@@ -33,9 +33,9 @@ from headgate.operators.user_functions import batch_error, copied, user_error
 from headgate.protocol.watermarks import Origin
 from headgate.state.backend import ColumnBackend, RowCells
 from headgate.state.descriptors import StateDescriptor
-from headgate.state.memory.factory import MemoryStates
 from headgate.state.snapshot import FrozenState
 from headgate.state.ttl import StateTime
+from headgate.state.worker_backends import MemoryStates
 
 
 class BroadcastContext(Times):

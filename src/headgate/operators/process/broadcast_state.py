@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.codec.exact_values import MisfitError, exact_array
-from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
+from headgate.codec.snapshot import Buffer, MetaSection, decode_sections, encode_sections
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.schema_evolution import Misfit
 from headgate.operators.base import OperatorContext, RestoredState
@@ -27,7 +27,6 @@ from headgate.state.row_values import Conversion, conversion, python_values
 from headgate.state.schema_evolution import evolved_values, is_same_key
 from headgate.state.snapshot import FrozenState, decode_stream, encode_batches
 from headgate.state.timers import RESERVED_PREFIX
-from headgate.state.ttl import MetaSection
 
 _NO_KEY = KeyColumns((), ())
 _COPIES = MetaSection(f"{RESERVED_PREFIX}copies", "copies of broadcast state")

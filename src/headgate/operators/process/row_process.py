@@ -34,11 +34,11 @@ from headgate.operators.row_functions import Row, RowWriter, divert_refused, pau
 from headgate.operators.schemas import SchemaLike
 from headgate.operators.user_functions import UserFunctionError, copied, shortened, user_error, user_traceback
 from headgate.state.backend import RowBackend
-from headgate.state.evolution import NO_EVOLUTION, Evolution
-from headgate.state.memory.factory import MemoryStates
+from headgate.state.schema_evolution import NO_EVOLUTION, Evolution
 from headgate.state.snapshot import FrozenState
 from headgate.state.timers import TimeKind
 from headgate.state.ttl import TTL, StateTime
+from headgate.state.worker_backends import MemoryStates
 
 
 class StateHandle(Declarations[ValueState, ListState, MapState]):  # ST19

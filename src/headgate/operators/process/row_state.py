@@ -15,8 +15,7 @@ from headgate.errors import UsageError
 from headgate.state.backend import RowCells
 from headgate.state.descriptors import StateDescriptor
 from headgate.state.row_values import Conversion, conversion, mismatch
-from headgate.state.ttl import TTL, StateTime
-from headgate.state.ttl_rows import Timed, live_elements, live_entries, live_value
+from headgate.state.ttl import TTL, StateTime, Timed, live_elements, live_entries, live_value
 
 
 class NoKey:

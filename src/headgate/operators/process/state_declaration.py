@@ -20,8 +20,8 @@ from headgate.operators.process.broadcast_state import BroadcastSide
 from headgate.operators.schemas import SchemaLike, as_schema
 from headgate.operators.user_functions import UserFunctionError, user_traceback
 from headgate.state.descriptors import StateDescriptor, StateKind, broadcast_text, state_identity
-from headgate.state.evolution import NO_EVOLUTION, Evolution, check_names, checked_evolution
 from headgate.state.key_hash import is_key_type
+from headgate.state.schema_evolution import NO_EVOLUTION, Evolution, check_names, checked_evolution
 from headgate.state.timers import RESERVED_PREFIX
 from headgate.state.ttl import TTL
 

@@ -27,9 +27,9 @@ from headgate.operators.timestamps import event_time
 from headgate.operators.user_functions import copied, shortened
 from headgate.spark.stateful_processor.conversion import Fields, SparkSchema, arrow_schema_of, without_zone
 from headgate.spark.stateful_processor.handles import ProcessorHandle
-from headgate.state.memory.factory import MemoryStates
 from headgate.state.timers import TimeKind
 from headgate.state.ttl import StateTime
+from headgate.state.worker_backends import MemoryStates
 
 
 class ProcessorFunction(KeyFunction):

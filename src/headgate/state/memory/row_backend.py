@@ -25,8 +25,7 @@ from headgate.state.memory.ttl import ExpiringCells
 from headgate.state.row_values import conversion, python_values
 from headgate.state.snapshot import FrozenState, StoredFiles
 from headgate.state.timers import TIMERS, RowTimers, TimersByKind, TimersMeta, timers_by_kind, timers_of_each_kind
-from headgate.state.ttl import EXPIRES_COLUMN, TTL_SECTION, StateTime, TtlMeta
-from headgate.state.ttl_rows import live_objects
+from headgate.state.ttl import EXPIRES_COLUMN, TTL_SECTION, StateTime, TtlMeta, live_objects
 
 _ENCODE_KEYS = 16_384
 
@@ -133,7 +132,7 @@ class MemoryRowBackend:
         interval = self._log.interval
         if descriptor.ttl is None:
             return MemoryCells(interval)
-        return ExpiringCells(descriptor.kind, descriptor.ttl, self.time, interval)
+        return ExpiringCells(descriptor.ttl, self.time, interval)
 
     def cells(self, descriptor: StateDescriptor) -> MemoryCells:
         """See ``RowBackend``."""
@@ -197,7 +196,7 @@ class MemoryRowBackend:
 def _living(descriptor: StateDescriptor, objects: dict[Any, Any], now_ms: int) -> Iterable[tuple[Any, Any]]:
     """Return keys and objects without what has expired."""
     items = objects.items()
-    return items if descriptor.ttl is None else live_objects(descriptor.kind, items, now_ms)
+    return items if descriptor.ttl is None else live_objects(items, now_ms)
 
 
 def _keys_of(batch: pa.RecordBatch, width: int) -> list[Any]:

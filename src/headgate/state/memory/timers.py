@@ -29,21 +29,21 @@ from headgate.state.memory.copy_on_write import FrozenCells, MemoryCells
 from headgate.state.timers import first_timers
 from headgate.state.vectors import FrozenChanges, FrozenRows, KeyedColumns, Mask
 
-Changes: TypeAlias = tuple[Words, Words]
+TimerOps: TypeAlias = tuple[Words, Words]
 """Times, and for each ``slot · 2``, or one more if the timer was deleted."""
 
 
 class TimerChanges:
     """What had been done to timers at a barrier, in the order in which it was done. A place is one thing that was."""
 
-    def __init__(self, found: Sequence[tuple[int, Changes]], known_since: int) -> None:
+    def __init__(self, found: Sequence[tuple[int, TimerOps]], known_since: int) -> None:
         """``found``: what was done in each interval, in order. ``known_since``: see ``changes.SlotChanges``."""
         self._found = found
         self._known_since = known_since
         self.after = cache(self._after)
 
     @cached_property
-    def _all(self) -> Changes:
+    def _all(self) -> TimerOps:
         nothing = np.empty(0, np.int64)
         return join_changes([(nothing, nothing), *(found for _, found in self._found)])
 
@@ -75,8 +75,8 @@ class NotedTimers:
     def __init__(self, interval: Interval) -> None:
         self._interval = interval
         self._known_since = 0
-        self._before: list[tuple[int, Changes]] = []
-        self._now: list[Changes] | None = None
+        self._before: list[tuple[int, TimerOps]] = []
+        self._now: list[TimerOps] | None = None
         self._rows = 0
 
     def start(self) -> None:
@@ -105,7 +105,7 @@ class NotedTimers:
         """The interval that will end with the next freeze."""
         return self._interval.number
 
-    def since(self, number: int) -> list[Changes] | None:
+    def since(self, number: int) -> list[TimerOps] | None:
         """Return what was done after the snapshot of interval ``number``, in order; None: nobody knows."""
         if self._now is None or number < max(self._known_since, self._interval.needed_since):
             return None
@@ -121,20 +121,20 @@ class NotedTimers:
         return TimerChanges(tuple(self._before), self._known_since)
 
 
-def latest_changes(found: Sequence[Changes]) -> Changes:
+def latest_changes(found: Sequence[TimerOps]) -> TimerOps:
     """Return changes, given from the oldest to the latest, in the order of time and slot, the latest of each timer."""
     times, changes = join_changes(found)
     places = _last_of_each(times, changes >> 1)
     return times[places], changes[places]
 
 
-def live_timers(changes: Changes) -> Changes:
+def live_timers(changes: TimerOps) -> TimerOps:
     """Return the timers that were not deleted."""
     is_there = changes[1] & 1 == 0
     return changes[0][is_there], changes[1][is_there]
 
 
-def join_changes(found: Sequence[Changes]) -> Changes:
+def join_changes(found: Sequence[TimerOps]) -> TimerOps:
     """Return changes one behind the other."""
     times, changes = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return times, changes
@@ -149,7 +149,7 @@ def _last_of_each(times: Words, slots: Slots) -> Slots:
     return order[is_last]
 
 
-def timer_columns(found: Changes) -> KeyedColumns:
+def timer_columns(found: TimerOps) -> KeyedColumns:
     """Return the slot and the time of each."""
     times, changes = found
     return changes >> 1, [pa.array(times, pa.int64())]
@@ -169,11 +169,11 @@ class CountedTimers:
         count: how many there are.
     """
 
-    base: Changes
-    done: Changes
+    base: TimerOps
+    done: TimerOps
     count: int
 
-    def after(self, more: Sequence[Changes]) -> CountedTimers:
+    def after(self, more: Sequence[TimerOps]) -> CountedTimers:
         """Return the timers after this was done to them, the oldest first. Costs what sorting ``more`` does."""
         if not more:
             return self
@@ -186,7 +186,7 @@ class CountedTimers:
         found = CountedTimers(self.base, _merge_changes(self.done, newer, at, is_known), count)
         return count_timers(found.whole()) if len(found.done[0]) > len(self.base[0]) // _MERGE_SHARE else found
 
-    def whole(self) -> Changes:
+    def whole(self) -> TimerOps:
         """Return all timers. Nothing is sorted for it."""
         return (
             live_timers(_merge_changes(self.base, self.done, *_find_timers(self.base, self.done)))
@@ -195,13 +195,13 @@ class CountedTimers:
         )
 
 
-def count_timers(timers: Changes) -> CountedTimers:
+def count_timers(timers: TimerOps) -> CountedTimers:
     """Return timers that are in the order of time and slot."""
     nothing = timers[0][:0], timers[1][:0]
     return CountedTimers(timers, nothing, len(timers[0]))
 
 
-def _find_timers(older: Changes, newer: Changes) -> tuple[Slots, Mask]:
+def _find_timers(older: TimerOps, newer: TimerOps) -> tuple[Slots, Mask]:
     """Return where each timer of ``newer`` is in ``older``, or would be, and whether it is.
 
     All are bisected at once, among those of their time by slot.
@@ -219,7 +219,7 @@ def _find_timers(older: Changes, newer: Changes) -> tuple[Slots, Mask]:
     return low, found
 
 
-def _merge_changes(older: Changes, newer: Changes, at: Slots, is_known: Mask) -> Changes:
+def _merge_changes(older: TimerOps, newer: TimerOps, at: Slots, is_known: Mask) -> TimerOps:
     """Return both in order, of a timer that is in both what ``newer`` says. ``at``, ``is_known``: see ``_places``."""
     changes: Words = older[1].copy()
     changes[at[is_known]] = newer[1][is_known]
@@ -238,13 +238,13 @@ _NONE: Words = np.empty(0, np.int64)
 
 @dataclass(slots=True)
 class _Run:
-    """Changes in the order of time and slot, one of each timer; those before ``start`` are done with."""
+    """TimerOps in the order of time and slot, one of each timer; those before ``start`` are done with."""
 
     times: Words
     changes: Words
     start: int = 0
 
-    def rest(self) -> Changes:
+    def rest(self) -> TimerOps:
         return self.times[self.start :], self.changes[self.start :]
 
     def end(self, until_ms: int) -> int:
@@ -267,10 +267,10 @@ class MemoryColumnTimers:
         """
         self._hashes = hashes
         self._noted = None if interval is None else NotedTimers(interval)
-        self._due: Changes = _NONE, _NONE
+        self._due: TimerOps = _NONE, _NONE
         self._due_to_ms = 0
         self._runs: list[_Run] = []
-        self._tail: list[Changes] = []
+        self._tail: list[TimerOps] = []
         self._tail_rows = 0
         self._tail_ms = 0
         self._window = 64
@@ -377,7 +377,7 @@ class MemoryColumnTimers:
             count += 1
         return count
 
-    def _whole(self) -> Changes:
+    def _whole(self) -> TimerOps:
         """Return all timers there are."""
         return live_timers(latest_changes([self._due, *(run.rest() for run in self._runs), *self._tail]))
 
@@ -438,7 +438,7 @@ class MemoryColumnTimers:
         noted = self._noted.freeze()
         return FrozenRows(count, rows, noted.living, FrozenChanges(noted.after, noted.gone))
 
-    def _since_counted(self) -> tuple[CountedTimers, list[Changes]] | None:
+    def _since_counted(self) -> tuple[CountedTimers, list[TimerOps]] | None:
         """Return the timers of a former snapshot that somebody has counted, and what was done since."""
         if self._noted is None or self._counted is None:
             return None
@@ -446,7 +446,7 @@ class MemoryColumnTimers:
         since = self._noted.since(number)
         return None if since is None else (found, since)
 
-    def _refer_to(self, former: CountedTimers, since: list[Changes]) -> None:
+    def _refer_to(self, former: CountedTimers, since: list[TimerOps]) -> None:
         """Have the timers of a former snapshot in memory once, and what was done since behind them.
 
         Not while timers are due, which are in an order of their own.

@@ -14,13 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.descriptors import StateKind
 from headgate.state.key_index import Slots
 from headgate.state.memory.change_tracking import ChangedSlots, Interval
 from headgate.state.memory.column_states import MemoryLists, MemoryMaps, MemoryValues
 from headgate.state.memory.copy_on_write import MemoryCells
-from headgate.state.ttl import TTL, StateTime
-from headgate.state.ttl_rows import DROP_EXPIRED, last_expiry, no_longer_than
+from headgate.state.ttl import TTL, StateTime, drop_expired, last_expiry, no_longer_than
 from headgate.state.vectors import Array, FrozenRows, KeyedColumns, Mask, SlotArray, to_numpy
 
 SWEEP_ROWS = 4_096
@@ -432,10 +430,8 @@ So a round ends before there are twice as many keys, or more elements and entrie
 class ExpiringCells(MemoryCells):
     """One state with a TTL: see ``backend.RowCells``."""
 
-    def __init__(self, kind: StateKind, ttl: TTL, time: StateTime, interval: Interval | None = None) -> None:
+    def __init__(self, ttl: TTL, time: StateTime, interval: Interval | None = None) -> None:
         super().__init__(interval)
-        self._kind = kind
-        self._live = DROP_EXPIRED[kind]
         self._ttl_ms = ttl.duration_ms
         self._time = time
         self._to_see: dict[Any, None] = {}
@@ -457,7 +453,7 @@ class ExpiringCells(MemoryCells):
     def keys(self) -> Iterator[Any]:
         """See ``RowCells``: those of which anything lives."""
         now_ms, held = self._time.now_ms, super().keys()
-        return (key for key in held if last_expiry(self._kind, self.get(key)) > now_ms)
+        return (key for key in held if last_expiry(self.get(key)) > now_ms)
 
     def sweep(self) -> None:
         """Forget what has expired of some keys (TL8)."""
@@ -466,7 +462,7 @@ class ExpiringCells(MemoryCells):
         now_ms = self._time.now_ms
         for _ in range(min(SWEEP_KEYS + self._due, len(self._to_see))):
             key, _ = self._to_see.popitem()
-            if self._live(self, key, now_ms) is not None:
+            if drop_expired(self, key, now_ms):
                 self._seen[key] = None
         self._due = 0
 
@@ -476,7 +472,7 @@ class ExpiringCells(MemoryCells):
         limit_ms = now_ms + self._ttl_ms
         for key in list(super().keys()):
             found = self.get(key)
-            kept = no_longer_than(self._kind, found, limit_ms)
+            kept = no_longer_than(found, limit_ms)
             (self._set if kept == found else self.put)(key, kept)  # in another order, perhaps, which changes nothing
-            self._live(self, key, now_ms)
+            drop_expired(self, key, now_ms)
         self._due = 0

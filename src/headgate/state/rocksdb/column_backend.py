@@ -22,7 +22,6 @@ from headgate.state.rocksdb.database_snapshot import ExtraSections, FrozenDataba
 from headgate.state.rocksdb.file_manifest import AnyTable
 from headgate.state.rocksdb.local_databases import LocalDatabase
 from headgate.state.rocksdb.row_encoding import EncodedKeys, disk_order, encoded_keys
-from headgate.state.rocksdb.stored_timers import StoredTimers
 from headgate.state.rocksdb.tables import (
     PackedTable,
     Table,
@@ -32,7 +31,7 @@ from headgate.state.rocksdb.tables import (
     restore_rows,
     tables_of,
 )
-from headgate.state.rocksdb.timers import RocksColumnTimers
+from headgate.state.rocksdb.timers import RocksColumnTimers, StoredTimers
 from headgate.state.rocksdb.ttl import CachedExpiring, CachedState, ExpiringTables, make_cache
 from headgate.state.snapshot import FrozenState, StoredFiles
 from headgate.state.timers import TIMERS, ColumnTimers, TimeKind, TimersByKind, timers_by_kind, timers_of_each_kind
@@ -331,7 +330,7 @@ class RocksColumnBackend:
             return False
         self._outside = {descriptor: continued.rows[descriptor.name] for descriptor in self._states}
         for timers in self._timers.values():
-            timers.go_on_with(continued)
+            timers.go_on_with(continued.rows[timers.stored.table.section.name], continued.groups)
         self._tables.go_on_with(continued.latest_ms)
         return True
 

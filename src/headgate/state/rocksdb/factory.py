@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
-from headgate.state.memory.factory import MemoryStates
+from headgate.state.memory.column_backend import MemoryColumnBackend
+from headgate.state.memory.row_backend import MemoryRowBackend
 from headgate.state.rocksdb.column_backend import RocksColumnBackend
 from headgate.state.rocksdb.database import Use
 from headgate.state.rocksdb.local_databases import LocalDatabase, LocalDatabases
@@ -27,14 +28,13 @@ class RocksStates:
         self._room = room
         self._name = name
         self._max_parallelism = max_parallelism
-        self._memory = MemoryStates()
 
     def by_row(
         self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
     ) -> RowBackend:
         """See ``StateFactory``."""
         if not descriptors and not has_timers:
-            return self._memory.by_row(keys, descriptors, has_timers=has_timers)
+            return MemoryRowBackend(keys, ())
         place = self._place_of(keys, descriptors, has_timers=has_timers)
         return RocksRowBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
 
@@ -43,7 +43,7 @@ class RocksStates:
     ) -> ColumnBackend:
         """See ``StateFactory``."""
         if not descriptors and not has_timers:
-            return self._memory.by_column(keys, descriptors, has_timers=has_timers)
+            return MemoryColumnBackend(keys, ())
         place = self._place_of(keys, descriptors, has_timers=has_timers)
         return RocksColumnBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
 

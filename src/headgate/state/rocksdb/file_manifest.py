@@ -23,8 +23,8 @@ from headgate.errors import CorruptionError
 from headgate.model.manifest import KeyGroups
 from headgate.state.descriptors import Section, StateKind
 from headgate.state.rocksdb.database import FileRange
-from headgate.state.rocksdb.stored_timers import TimerTable
 from headgate.state.rocksdb.tables import PackedTable, Table
+from headgate.state.rocksdb.timers import TimerTable
 from headgate.state.snapshot import OwnedKeys
 from headgate.state.ttl import TTL
 from headgate.storage.object_names import read_name

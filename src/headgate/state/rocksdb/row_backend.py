@@ -17,15 +17,13 @@ from headgate.state.rocksdb.file_manifest import AnyTable
 from headgate.state.rocksdb.local_databases import LocalDatabase
 from headgate.state.rocksdb.row_cache import RocksCells, StoredObjects, stored_objects
 from headgate.state.rocksdb.row_encoding import EncodedKeys, encoded_keys
-from headgate.state.rocksdb.stored_timers import StoredTimers
 from headgate.state.rocksdb.tables import Table, distinct_keys, record_table, restore_rows, tables_of
-from headgate.state.rocksdb.timers import RocksRowTimers
+from headgate.state.rocksdb.timers import RocksRowTimers, StoredTimers
 from headgate.state.rocksdb.ttl import ExpiringTables
 from headgate.state.row_values import keys_of
 from headgate.state.snapshot import FrozenState, StoredFiles
 from headgate.state.timers import TIMERS, RowTimers, TimeKind, TimersByKind, timers_by_kind, timers_of_each_kind
-from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta
-from headgate.state.ttl_rows import DROP_EXPIRED
+from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta, drop_expired
 
 CHANGES_MAX = 16_384
 """So many keys may differ from the database: the pause of a checkpoint is bounded by it (RB4)."""
@@ -98,7 +96,7 @@ class CachedObjects:
             keys, found = dict.fromkeys(keys_of(columns)), cells[table.number]
             found.fetch(keys)
             for key in keys:
-                DROP_EXPIRED[table.kind](found, key, self.time.now_ms)
+                drop_expired(found, key, self.time.now_ms)
 
     def _row_bytes(self) -> int:
         return self._place.row_bytes(CACHE_ROW_BYTES, _COPIES)
@@ -146,7 +144,7 @@ class CachedObjects:
         for cells, found in self._stored:
             cells.rows_count = continued.rows[found.table.section.name]
         for one in timers:
-            one.go_on_with(continued)
+            one.go_on_with(continued.rows[one.stored.table.section.name], continued.groups)
         self._expiring.go_on_with(continued.latest_ms)
         return True
 
