@@ -62,7 +62,7 @@ PUBLIC_NAMES = {
     "headgate.operators.process.timers": "Timer Timers",
     "headgate.spark.state_source": "register_state_source",
     "headgate.spark.stream_format": "register_streams",
-    "headgate.state.schema_evolution": "Evolution",
+    "headgate.state.descriptors": "Evolution",
     "headgate.state.ttl": "TTL",
     "headgate.store.follower": "StreamEvents StreamFollower",
     "headgate.store.group_reader": "CheckpointMarker GroupEvents GroupReader",
@@ -192,7 +192,7 @@ if TYPE_CHECKING:
     from headgate.operators.process.timers import Timers as Timers
     from headgate.spark.state_source import register_state_source as register_state_source
     from headgate.spark.stream_format import register_streams as register_streams
-    from headgate.state.schema_evolution import Evolution as Evolution
+    from headgate.state.descriptors import Evolution as Evolution
     from headgate.state.ttl import TTL as TTL
     from headgate.store.follower import StreamEvents as StreamEvents
     from headgate.store.follower import StreamFollower as StreamFollower

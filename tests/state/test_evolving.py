@@ -17,8 +17,17 @@ from headgate.errors import CorruptionError, UsageError
 from headgate.model.schema_evolution import Misfit
 from headgate.model.state_schema import read_type
 from headgate.state.backend import Ownership
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
-from headgate.state.schema_evolution import Evolution, check_names, evolved_values, value_type
+from headgate.state.descriptors import (
+    Evolution,
+    KeyColumns,
+    Section,
+    StateDescriptor,
+    StateKind,
+    check_names,
+    section_of,
+    value_type,
+)
+from headgate.state.schema_evolution import evolved_values
 from headgate.state.snapshot import encode_batches
 from headgate.state.ttl import NEVER_MS, TTL
 

@@ -41,7 +41,7 @@ from headgate.operators.schemas import schema_text
 from headgate.operators.timestamps import event_time
 from headgate.operators.tumbling_windows import window_operators
 from headgate.operators.window_plan import START_COLUMN, TumblingAggregate
-from headgate.state.schema_evolution import NO_EVOLUTION, Evolution, checked_evolution
+from headgate.state.descriptors import NO_EVOLUTION, Evolution, checked_evolution
 
 if TYPE_CHECKING:
     from headgate.operators.process.key_process import KeyFunctionSpec

@@ -19,7 +19,7 @@ from headgate.model.schema_evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.operators.operator_state import OperatorList, OperatorLists, UnionList
 from headgate.operators.schemas import as_schema
 from headgate.operators.user_functions import HookError, copied, user_traceback
-from headgate.state.schema_evolution import NO_EVOLUTION, Evolution
+from headgate.state.descriptors import NO_EVOLUTION, Evolution
 
 
 class CheckpointListener:  # HL3

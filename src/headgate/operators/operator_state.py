@@ -19,8 +19,9 @@ from headgate.model.schema_evolution import Misfit, OperatorRules
 from headgate.model.state_schema import StateIdentity, declared
 from headgate.operators.base import RestoredState
 from headgate.operators.schemas import as_schema
+from headgate.state.descriptors import NO_EVOLUTION, Evolution, check_names, checked_evolution
 from headgate.state.row_values import Conversion, conversion, mismatch, python_values
-from headgate.state.schema_evolution import NO_EVOLUTION, Evolution, check_names, checked_evolution, evolved_values
+from headgate.state.schema_evolution import evolved_values
 from headgate.state.snapshot import FrozenState
 
 _COLUMN = "value"

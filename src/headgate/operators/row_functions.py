@@ -26,8 +26,7 @@ from headgate.operators.keys import check_keys
 from headgate.operators.schemas import SchemaLike, as_schema, fitting_rows, frame_of, schema_text
 from headgate.operators.user_functions import UserFunctionError, shortened, user_error, user_traceback
 from headgate.state.backend import Record, RecordBackend
-from headgate.state.descriptors import Section
-from headgate.state.schema_evolution import NO_EVOLUTION, Evolution
+from headgate.state.descriptors import NO_EVOLUTION, Evolution, Section
 
 Row: TypeAlias = dict[str, Any]
 

@@ -81,7 +81,7 @@ class TimedBackend(StateBackend, Protocol):
 class RowCells(Protocol):
     """One state by row: an object per key. The object is immutable, or a list or dict that the backend owns.
 
-    Of a state with a TTL a value, and each element and entry, is a pair with its expiry (``expiring_rows``), and what
+    Of a state with a TTL a value, and each element and entry, is a pair with its expiry (``ttl.Timed``), and what
     has expired may still be there.
     """
 

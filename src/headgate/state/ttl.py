@@ -10,16 +10,13 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from headgate.codec.snapshot import MetaSection
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
-
-if TYPE_CHECKING:
-    from headgate.state.backend import RowCells
 
 EXPIRES_COLUMN = "expires_ms"
 """The last column of the section of a state with a TTL: from this processing time on there is no such row (TL6)."""
@@ -133,7 +130,20 @@ in the order of their expiry (TL3), so what has expired is always at the beginni
 _expiry = itemgetter(1)
 
 
-def live_value(cells: RowCells, key: Any, now_ms: int) -> Timed | None:
+class ExpiringCells(Protocol):
+    """What the functions below need of ``backend.RowCells``."""
+
+    def get(self, key: Any) -> Any:
+        """See ``RowCells``."""
+
+    def writable(self, key: Any) -> Any:
+        """See ``RowCells``."""
+
+    def remove(self, key: Any) -> None:
+        """See ``RowCells``."""
+
+
+def live_value(cells: ExpiringCells, key: Any, now_ms: int) -> Timed | None:
     """Return the value of ``key``, or None; remove one that has expired."""
     found: Timed | None = cells.get(key)
     if found is None or found[1] > now_ms:
@@ -142,7 +152,7 @@ def live_value(cells: RowCells, key: Any, now_ms: int) -> Timed | None:
     return None
 
 
-def live_elements(cells: RowCells, key: Any, now_ms: int) -> list[Timed] | None:
+def live_elements(cells: ExpiringCells, key: Any, now_ms: int) -> list[Timed] | None:
     """Return the list of ``key``, or None; remove elements that have expired."""
     found: list[Timed] | None = cells.get(key)
     if found is None or found[0][1] > now_ms:
@@ -156,7 +166,7 @@ def live_elements(cells: RowCells, key: Any, now_ms: int) -> list[Timed] | None:
     return kept
 
 
-def live_entries(cells: RowCells, key: Any, now_ms: int) -> dict[Any, Timed] | None:
+def live_entries(cells: ExpiringCells, key: Any, now_ms: int) -> dict[Any, Timed] | None:
     """Return the map of ``key``, or None; remove entries that have expired."""
     found: dict[Any, Timed] | None = cells.get(key)
     if found is None or next(iter(found.values()))[1] > now_ms:
@@ -175,7 +185,7 @@ def live_entries(cells: RowCells, key: Any, now_ms: int) -> dict[Any, Timed] | N
     return kept
 
 
-def drop_expired(cells: RowCells, key: Any, now_ms: int) -> bool:
+def drop_expired(cells: ExpiringCells, key: Any, now_ms: int) -> bool:
     """Remove what has expired of a key's object; return whether anything lives."""
     match cells.get(key):
         case list():

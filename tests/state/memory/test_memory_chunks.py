@@ -40,9 +40,8 @@ from headgate.model.manifest import CHUNKS_VERSION, Manifest
 from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.runtime.checkpoints.restore import parts_for_worker
 from headgate.state import snapshot
-from headgate.state.descriptors import StateDescriptor, StateKind
+from headgate.state.descriptors import Evolution, StateDescriptor, StateKind
 from headgate.state.memory import change_tracking, incremental_snapshot
-from headgate.state.schema_evolution import Evolution
 from headgate.state.snapshot import UnsoundFiles
 from headgate.storage.urls import open_storage
 

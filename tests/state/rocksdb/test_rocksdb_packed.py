@@ -23,9 +23,8 @@ from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import FILES_VERSION, PACKED_FILES_VERSION, Manifest, SubtaskEntry
 from headgate.state.backend import Ownership
-from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
+from headgate.state.descriptors import Evolution, KeyColumns, StateDescriptor, StateKind, state_identity
 from headgate.state.rocksdb.tables import PackedTable, Table, tables_of
-from headgate.state.schema_evolution import Evolution
 from headgate.state.vectors import to_numpy
 from headgate.state.worker_backends import WorkerStates
 

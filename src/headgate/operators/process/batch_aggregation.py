@@ -19,7 +19,7 @@ from headgate.operators.process.batch_state import BatchListState, BatchMapState
 from headgate.operators.process.broadcast_state import BatchBroadcastState
 from headgate.operators.process.state_declaration import Declarations
 from headgate.operators.schemas import empty_frame, fitted
-from headgate.state.schema_evolution import NO_EVOLUTION, Evolution
+from headgate.state.descriptors import NO_EVOLUTION, Evolution
 from headgate.state.ttl import TTL
 
 Accumulator: TypeAlias = Any

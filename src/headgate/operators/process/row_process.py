@@ -34,7 +34,7 @@ from headgate.operators.row_functions import Row, RowWriter, divert_refused, pau
 from headgate.operators.schemas import SchemaLike
 from headgate.operators.user_functions import UserFunctionError, copied, shortened, user_error, user_traceback
 from headgate.state.backend import RowBackend
-from headgate.state.schema_evolution import NO_EVOLUTION, Evolution
+from headgate.state.descriptors import NO_EVOLUTION, Evolution
 from headgate.state.snapshot import FrozenState
 from headgate.state.timers import TimeKind
 from headgate.state.ttl import TTL, StateTime

@@ -19,9 +19,17 @@ from headgate.operators.keys import check_keys
 from headgate.operators.process.broadcast_state import BroadcastSide
 from headgate.operators.schemas import SchemaLike, as_schema
 from headgate.operators.user_functions import UserFunctionError, user_traceback
-from headgate.state.descriptors import StateDescriptor, StateKind, broadcast_text, state_identity
+from headgate.state.descriptors import (
+    NO_EVOLUTION,
+    Evolution,
+    StateDescriptor,
+    StateKind,
+    broadcast_text,
+    check_names,
+    checked_evolution,
+    state_identity,
+)
 from headgate.state.key_hash import is_key_type
-from headgate.state.schema_evolution import NO_EVOLUTION, Evolution, check_names, checked_evolution
 from headgate.state.timers import RESERVED_PREFIX
 from headgate.state.ttl import TTL
 

@@ -23,7 +23,7 @@ from headgate.codec.exact_values import elements_of, exact_array
 from headgate.errors import UsageError
 from headgate.model.state_schema import inner_paths
 from headgate.operators.schemas import as_schema, canonical_schema, has_map
-from headgate.state.schema_evolution import Evolution, value_type
+from headgate.state.descriptors import Evolution, value_type
 
 _ATOMIC: dict[str, type[types.DataType]] = {
     "boolean": types.BooleanType,
