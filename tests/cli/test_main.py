@@ -86,17 +86,6 @@ def test_wrong_use_is_one_sentence_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    ("command", "answer"),
-    [("savepoint", "headgate savepoints take NAME PATH"), ("rescale", "start it with headgate run --parallelism N")],
-)
-def test_commands_that_do_not_exist_say_what_there_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, answer: str
-) -> None:
-    assert run(monkeypatch, command, "anything", "--to", "x") == 2
-    assert answer in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("error", "code"),
     [
         (UsageError("do that"), 2),

@@ -18,7 +18,7 @@ from tests.docs.reference import page_with_table, pages_with_names
 
 import headgate as hg
 import headgate.testing
-from headgate.cli.app import OLD_NAMES, app
+from headgate.cli.app import app
 from headgate.connectors.files.line_source import LineOptions
 
 MARKED = {'python title="Structured Streaming"', 'python title="Flink"', 'python title="Without Headgate"'}
@@ -69,7 +69,7 @@ def commands_of(page: str) -> list[str]:
     return inline + [line.partition("  #")[0] for line in lines]
 
 
-def problem_of(line: str, *, knows_old_names: bool = False) -> str | None:
+def problem_of(line: str) -> str | None:
     """Say what a command line names that does not exist, or None."""
     command: Any = COMMAND
     words = shlex.split(re.sub(r"[\[\]…|]", " ", line).replace("'", ""))[1:]
@@ -81,8 +81,6 @@ def problem_of(line: str, *, knows_old_names: bool = False) -> str | None:
             return f"'{line}': there is no command '{word}'"
         command = command.commands[word]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
-    if knows_old_names:
-        known |= {old for name in known for old in OLD_NAMES.get(name, ())}
     if "--" in words:
         words = words[: words.index("--")]
     unknown = [word for word in words if re.match(r"-{1,2}[a-z]", word) and word.partition("=")[0] not in known]
@@ -91,8 +89,7 @@ def problem_of(line: str, *, knows_old_names: bool = False) -> str | None:
 
 @pytest.mark.parametrize("page", COMMAND_PAGES)
 def test_every_command_line_names_commands_and_options_that_exist(page: str) -> None:
-    knows = page == "docs/upgrading.md"  # which lists them
-    assert [problem for line in commands_of(page) if (problem := problem_of(line, knows_old_names=knows))] == []
+    assert [problem for line in commands_of(page) if (problem := problem_of(line))] == []
 
 
 def test_wrong_command_lines_are_found() -> None:

@@ -230,7 +230,7 @@ def _in_flight_bytes(entry: SubtaskEntry) -> int:
 
 
 def _rows_text(rows: dict[str, dict[str, int]] | None) -> str:
-    """Return the rows of all states of one subtask; version 0.1 did not record them."""
+    """Return the number of rows in all states of one subtask; "?" if a snapshot does not count them."""
     return "?" if rows is None else f"{sum(sum(states.values()) for states in rows.values()):,}"
 
 

@@ -105,4 +105,4 @@ def ownership_text(owner: Owner) -> str:
     if owner.life is not None:
         life = owner.life
         return f"belongs to the checkpoints in {life.home}, begun on {life.host} at {time_text(life.begun_ms)} UTC"
-    return "is forgotten" if owner.is_forgotten else "was written to by version 0.1, which did not say from where"
+    return "is forgotten" if owner.is_forgotten else "was written to without a checkpoint directory"
