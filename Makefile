@@ -11,6 +11,8 @@ LOGS ?=
 WORKERS ?= 4
 SPARK_WORKERS ?= 3
 TIMES ?= 20
+PYTHON ?= 3.13
+TESTS ?=
 MINUTES ?= 5
 PATIENCE ?= 3
 SAMPLE ?= 200
@@ -26,7 +28,7 @@ sim check: export POLARS_MAX_THREADS = 1
 UNIT := not spark and not crash and not simulator and not mutant and not run and not long
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java setup-test docs demo test test-again mutants crash-loops kill-drivers kill-chain lost-machines lint check format sim bench bench-peers clean
+.PHONY: help setup setup-java setup-test docs demo test test-python test-again mutants crash-loops kill-drivers kill-chain lost-machines lint check format sim bench bench-peers clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
@@ -54,6 +56,10 @@ test: setup-test ## all tests, with Spark and with real kills (about 40 minutes 
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
 	SPARK_SUBMIT_OPTS="$$($(PYTHON_ENV) -m tests.crash.class_archive)" \
 		$(PYTHON_ENV) -m pytest -q -n $(SPARK_WORKERS) -m "spark or crash"
+
+test-python: ## the quick half of the tests under another Python: make test-python PYTHON=3.13
+	VENV=build/python-$(PYTHON) PYTHON=$(PYTHON) scripts/setup.sh
+	build/python-$(PYTHON)/bin/python -m pytest -q -n $(WORKERS) -m "$(UNIT)" $(TESTS)
 
 test-again: setup ## the tests of `make check` TIMES times with other seeds, then once on a busy machine
 	@scripts/test-again $(TIMES) $(WORKERS) "$(UNIT)"
