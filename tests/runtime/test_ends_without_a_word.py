@@ -14,7 +14,7 @@ from tests.mutants.harness import patched
 import headgate as hg
 from headgate import testing
 from headgate.connectors.hooks import CoordinatorHook
-from headgate.protocol.checkpoints import coordinator
+from headgate.protocol.checkpoints import coordinator_events
 from headgate.protocol.checkpoints.coordinator import Coordinator
 from headgate.protocol.supervision import supervisor_events
 from headgate.protocol.supervision.supervisor import Supervisor
@@ -138,10 +138,10 @@ BUGS: list[tuple[type, type]] = [
     (Supervisor, supervisor_events.WorkerReady),
     (Supervisor, supervisor_events.GenerationDone),
     (Supervisor, supervisor_events.JobEnded),
-    (Coordinator, coordinator.Started),
-    (Coordinator, coordinator.IdReserved),
-    (Coordinator, coordinator.ManifestWritten),
-    (Coordinator, coordinator.CommitSucceeded),
+    (Coordinator, coordinator_events.Started),
+    (Coordinator, coordinator_events.IdReserved),
+    (Coordinator, coordinator_events.ManifestWritten),
+    (Coordinator, coordinator_events.CommitSucceeded),
 ]
 
 

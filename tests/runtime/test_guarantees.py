@@ -18,7 +18,7 @@ from tests.runtime.running import WAIT_S, Run, definition_of
 import headgate as hg
 from headgate.connectors.files.file_committer import read_committed
 from headgate.model.plan import PipelineDefinition
-from headgate.protocol.checkpoints import coordinator
+from headgate.protocol.checkpoints import coordinator_events
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 
@@ -98,7 +98,7 @@ def request(run: Run) -> None:
     def ask() -> None:
         live = run.driver.supervision.live
         if live is not None:
-            live.coordination.handle(coordinator.CheckpointRequested())
+            live.coordination.handle(coordinator_events.CheckpointRequested())
 
     run.driver.post(ask)
 

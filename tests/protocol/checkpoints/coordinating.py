@@ -8,10 +8,10 @@ from headgate.model.config import CheckpointConfig
 from headgate.model.ids import SubtaskId
 from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.coordinator import Coordinator
+from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
     ArmTimer,
-    Coordinator,
     Declined,
     Effect,
     Event,

@@ -31,11 +31,11 @@ from headgate.model.checkpoint_options import Alignment, CheckpointOptions, Guar
 from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.coordinator import Coordinator, Phase
+from headgate.protocol.checkpoints.coordinator_events import (
     ArmTimer,
     CancelTimer,
     CheckpointRequested,
-    Coordinator,
     DeleteParts,
     DropCheckpoint,
     Event,
@@ -49,7 +49,6 @@ from headgate.protocol.checkpoints.coordinator import (
     NotifyAbort,
     NotifyComplete,
     PauseTimer,
-    Phase,
     ReserveFailed,
     ReserveId,
     Started,

@@ -28,7 +28,8 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import Commit, CommitPermit
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.coordinator import Coordinator, Phase
+from headgate.protocol.checkpoints.coordinator_events import (
     ArmTimer,
     CancelTimer,
     CommitFailed,
@@ -36,7 +37,6 @@ from headgate.protocol.checkpoints.coordinator import (
     CommitSucceeded,
     CompletionTold,
     ConcludeGeneration,
-    Coordinator,
     Event,
     ExpiryTimer,
     FailGeneration,
@@ -46,7 +46,6 @@ from headgate.protocol.checkpoints.coordinator import (
     NotifyAbort,
     NotifyComplete,
     PauseTimer,
-    Phase,
     ReserveFailed,
     ReserveId,
     StopRequested,

@@ -13,17 +13,16 @@ from tests.protocol.making import cp, gen, sub
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import SubtaskId
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.coordinator import Coordinator
+from headgate.protocol.checkpoints.coordinator_events import (
     AnswerRequest,
     ArmTimer,
     CheckpointRequested,
-    Coordinator,
     Effect,
     Event,
     ExpiryTimer,
     FailGeneration,
     HookAnswered,
-    Ignored,
     NotifyAbort,
     PauseTimer,
     ReserveId,
@@ -35,6 +34,7 @@ from headgate.protocol.checkpoints.coordinator import (
     WriteManifest,
 )
 from headgate.protocol.checkpoints.pending import TIMEOUTS_MAX
+from headgate.protocol.machine import Ignored
 
 TAPE, OTHER_TAPE, ORDINARY, JOINED = sub("tape"), sub("other-tape"), sub("ordinary"), sub("joined")
 BEHIND = {source.vertex: frozenset({JOINED.vertex}) for source in (TAPE, OTHER_TAPE, ORDINARY)}

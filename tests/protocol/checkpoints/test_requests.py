@@ -21,10 +21,10 @@ from tests.protocol.checkpoints.coordinating import (
 from tests.protocol.making import cp
 
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.coordinator import Coordinator
+from headgate.protocol.checkpoints.coordinator_events import (
     AnswerRequest,
     CheckpointRequested,
-    Coordinator,
     Event,
     ReserveFailed,
     ReserveId,

@@ -12,7 +12,7 @@ from tests.protocol.checkpoints.test_coordinator_machine import CoordinatorMachi
 from tests.protocol.making import cp
 
 from headgate.model.manifest import Copied
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
     AnnounceCheckpoint,
     AnswerRequest,

@@ -29,13 +29,13 @@ from headgate.model.ids import SubtaskId
 from headgate.model.manifest import Committable, Copied, SubtaskEntry
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import Commit
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.coordinator import Coordinator
+from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
     AnswerRequest,
     ArmTimer,
     CommitSucceeded,
     ConcludeGeneration,
-    Coordinator,
     DrainRequested,
     DropSavepoint,
     Effect,

@@ -31,6 +31,7 @@ from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.plan import Plan
 from headgate.protocol.loops import prober
 from headgate.protocol.loops.prober import LoopProber, Probe
+from headgate.protocol.subtasks import alignment, loop_head, loop_participant
 from headgate.protocol.subtasks import subtask as machine
 
 
@@ -145,7 +146,7 @@ class World:
         if self._acknowledged.pop(checkpoint, None) is not None:
             self._aborted.append(checkpoint)
         for subtask in self.subtasks.values():
-            subtask.control.append(machine.AbortReceived(checkpoint))
+            subtask.control.append(alignment.AbortReceived(checkpoint))
 
     def _end_write(self, name: SubtaskId, checkpoint: CheckpointId) -> None:
         self.subtasks[name].writing.remove(checkpoint)
@@ -176,29 +177,29 @@ class World:
                 else:
                     self._process(name, element)
             case Barrier():
-                self._handle(name, machine.BarrierReceived(index, element.checkpoint))
+                self._handle(name, alignment.BarrierReceived(index, element.checkpoint))
             case Cancel():
-                self._handle(name, machine.CancelReceived(index, element.checkpoint))
+                self._handle(name, alignment.CancelReceived(index, element.checkpoint))
             case End():
                 self._handle(name, machine.EndReceived(index))
             case Probe():
-                self._handle(name, machine.ProbeReceived(index, element))
+                self._handle(name, prober.ProbeReceived(index, element))
 
     def _come_back(self, name: SubtaskId, channel: ChannelIndex, record: Record) -> None:
         subtask = self.subtasks[name]
         is_outer = name.vertex == self.outer_head
         record = replace(record, round_=record.round_ + is_outer)
-        effects = subtask.live.handle(machine.FeedbackReceived(channel))
-        assert effects[-1] == machine.ForwardFeedback()  # L2: logged first
+        effects = subtask.live.handle(loop_head.FeedbackReceived(channel))
+        assert effects[-1] == loop_head.ForwardFeedback()  # L2: logged first
         for effect in effects[:-1]:
-            assert isinstance(effect, machine.LogFeedback)
+            assert isinstance(effect, loop_head.LogFeedback)
             for checkpoint in effect.checkpoints:
                 subtask.inputs[channel].logs[checkpoint].append(record)
         self._forward(name, record)
 
     def _forward(self, name: SubtaskId, record: Record) -> None:
         subtask = self.subtasks[name]
-        self._handle(name, machine.FeedbackForwarded(record.round_))
+        self._handle(name, loop_participant.FeedbackForwarded(record.round_))
         subtask.state.trips.append(record.name)
         self._process(name, record)
 
@@ -237,29 +238,29 @@ class World:
 
     def _run(self, name: SubtaskId, subtask: LiveSubtask, effect: machine.Effect) -> None:
         match effect:
-            case machine.TakeSnapshot():
+            case alignment.TakeSnapshot():
                 self._take_snapshot(subtask, effect.checkpoint)
-            case machine.EmitBarrier():
+            case alignment.EmitBarrier():
                 self._broadcast(subtask, Barrier(effect.checkpoint))
                 if not subtask.is_head:
                     subtask.writing.add(effect.checkpoint)
-            case machine.EmitCancel():
+            case alignment.EmitCancel():
                 self._broadcast(subtask, Cancel(effect.checkpoint))
-            case machine.OpenLog():
+            case loop_head.OpenLog():
                 for channel in subtask.inputs:
                     channel.logs[effect.checkpoint] = []
-            case machine.SealLog():
+            case loop_head.SealLog():
                 logs = [channel.logs.pop(effect.checkpoint) for channel in subtask.inputs]
                 subtask.frozen[effect.checkpoint].log = [record for log in logs for record in log]
                 check_logs(subtask, effect.checkpoint, logs)
                 subtask.writing.add(effect.checkpoint)
-            case machine.DropLog():
+            case loop_head.DropLog():
                 del subtask.frozen[effect.checkpoint]
                 for channel in subtask.inputs:
                     del channel.logs[effect.checkpoint]
             case machine.CancelWrite():
                 subtask.writing.discard(effect.checkpoint)
-            case machine.Decline():
+            case alignment.Decline():
                 self._abort(effect.checkpoint)
             case machine.Acknowledge():
                 self._acknowledge(name, effect.checkpoint, subtask.frozen[effect.checkpoint])
@@ -268,18 +269,18 @@ class World:
             case machine.ReportFinished():
                 assert not subtask.has_reported
                 subtask.has_reported = True
-            case machine.PassProbe():
+            case prober.PassProbe():
                 for edge, channels in subtask.outputs:
                     for channel in channels if edge.nest is not None else ():
                         channel.queue.append(effect.probe)
-            case machine.CloseRound():
+            case prober.CloseRound():
                 subtask.state.closed.append(effect.round_)
                 self._on_round(name, subtask, effect.round_)
-            case machine.AdvanceToEnd():
+            case loop_participant.AdvanceToEnd():
                 self._fire(name, subtask)
-            case machine.ReportEntranceEnded():
+            case loop_participant.ReportEntranceEnded():
                 self._probe(prober.EntranceEnded(name, effect.started_round, effect.highest_round))
-            case machine.ReportProbe():
+            case loop_participant.ReportProbe():
                 self._probe(prober.ProbeReturned(name, effect.number, effect.count, effect.highest_round))
 
     def _broadcast(self, subtask: LiveSubtask, element: Element) -> None:
@@ -343,7 +344,7 @@ class World:
                     self.started_after_empty += not self.records_in_nest()
                     for head in self._heads:
                         if head.vertex == self.outer_head:
-                            self.subtasks[head].control.append(machine.ProbeOrdered(effect.probe))
+                            self.subtasks[head].control.append(loop_participant.ProbeOrdered(effect.probe))
                 case prober.RoundFinished():
                     alive = [r.round_ for r in self.records_in_nest()]
                     assert all(round_ > effect.round_ for round_ in alive), "its round is not over"

@@ -10,13 +10,11 @@ from tests.protocol.making import ch, cp
 from headgate.errors import ProtocolViolation
 from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.subtasks.alignment import AbortReceived, Decline, EmitBarrier, EmitCancel, TakeSnapshot
 from headgate.protocol.subtasks.externally_induced import Cut, DeclineCut, InducedCut, ReadOn
+from headgate.protocol.subtasks.externally_induced import ReadOn as SubtaskReadOn
 from headgate.protocol.subtasks.subtask import (
-    AbortReceived,
     CheckpointAnnounced,
-    Decline,
-    EmitBarrier,
-    EmitCancel,
     EmitEnd,
     FinishOperators,
     MarkerMet,
@@ -24,10 +22,8 @@ from headgate.protocol.subtasks.subtask import (
     SourceEnded,
     SplitsSeen,
     Subtask,
-    TakeSnapshot,
     TriggerReceived,
 )
-from headgate.protocol.subtasks.subtask import ReadOn as SubtaskReadOn
 
 
 def cut_of(*splits: str, first: int = 5) -> InducedCut:

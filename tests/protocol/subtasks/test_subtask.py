@@ -12,17 +12,21 @@ from headgate.model.checkpoint_options import Alignment, CheckpointOptions
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.machine import Ignored
-from headgate.protocol.subtasks.subtask import (
+from headgate.protocol.subtasks.alignment import (
     AbortReceived,
-    Acknowledge,
     BarrierReceived,
     BlockChannel,
     CancelReceived,
-    CancelWrite,
-    CompleteReceived,
     Decline,
     EmitBarrier,
     EmitCancel,
+    TakeSnapshot,
+    UnblockChannels,
+)
+from headgate.protocol.subtasks.subtask import (
+    Acknowledge,
+    CancelWrite,
+    CompleteReceived,
     EmitEnd,
     EndReceived,
     Event,
@@ -34,9 +38,7 @@ from headgate.protocol.subtasks.subtask import (
     SnapshotWritten,
     SourceEnded,
     Subtask,
-    TakeSnapshot,
     TriggerReceived,
-    UnblockChannels,
 )
 
 HANDLE = file_part("chk/a")

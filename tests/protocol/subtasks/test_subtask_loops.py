@@ -8,44 +8,49 @@ from tests.protocol.making import ch, cp, file_part
 from headgate.errors import ProtocolViolation
 from headgate.model.checkpoint_options import Alignment, CheckpointOptions
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
-from headgate.protocol.loops.prober import Probe
+from headgate.protocol.loops.prober import PassProbe, Probe
 from headgate.protocol.machine import Ignored
-from headgate.protocol.subtasks.subtask import (
+from headgate.protocol.subtasks.alignment import (
     AbortReceived,
-    Acknowledge,
     BarrierReceived,
     BlockChannel,
     CancelReceived,
-    CancelWrite,
-    CompleteReceived,
     Decline,
-    DropLog,
     EmitBarrier,
     EmitCancel,
+    TakeSnapshot,
+    UnblockChannels,
+)
+from headgate.protocol.subtasks.loop_head import (
+    DropLog,
+    FeedbackReceived,
+    ForwardFeedback,
+    LogFeedback,
+    OpenLog,
+    SealLog,
+)
+from headgate.protocol.subtasks.loop_participant import (
+    FeedbackForwarded,
+    LoopPlace,
+    ProbeOrdered,
+    ReportEntranceEnded,
+    RoundProgress,
+)
+from headgate.protocol.subtasks.subtask import (
+    Acknowledge,
+    CancelWrite,
+    CompleteReceived,
     EmitEnd,
     EndReceived,
     Event,
-    FeedbackForwarded,
-    FeedbackReceived,
     FinishOperators,
-    ForwardFeedback,
     InputResumed,
-    LogFeedback,
     LoopEnded,
-    LoopPlace,
-    OpenLog,
-    PassProbe,
-    ProbeOrdered,
-    ReportEntranceEnded,
     ReportFinished,
     ResumeOperators,
-    RoundProgress,
-    SealLog,
     SnapshotFailed,
     SnapshotWritten,
     Subtask,
-    TakeSnapshot,
-    UnblockChannels,
 )
 
 HANDLE = file_part("chk/a")

@@ -10,27 +10,26 @@ from headgate.errors import ProtocolViolation
 from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.machine import Ignored
-from headgate.protocol.subtasks.loop_participant import LoopPlace
-from headgate.protocol.subtasks.subtask import (
+from headgate.protocol.subtasks.alignment import (
     AbortReceived,
-    Acknowledge,
-    AllRecorded,
     BlockChannel,
-    CancelArrived,
-    CompleteReceived,
     Decline,
-    DropRecording,
     EmitBarrier,
     EmitCancel,
+    TakeSnapshot,
+    UnblockChannels,
+)
+from headgate.protocol.subtasks.loop_participant import LoopPlace
+from headgate.protocol.subtasks.subtask import (
+    Acknowledge,
+    CompleteReceived,
     Event,
-    RecordChannels,
     SnapshotFailed,
     SnapshotWritten,
     Subtask,
-    TakeSnapshot,
     TriggerReceived,
-    UnblockChannels,
 )
+from headgate.protocol.subtasks.unaligned import AllRecorded, CancelArrived, DropRecording, RecordChannels
 
 PART = inline_part()
 

@@ -14,7 +14,7 @@ from headgate.errors import FencedError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest, SubtaskEntry
 from headgate.model.plan import PipelineDefinition
-from headgate.protocol.checkpoints import coordinator as machine
+from headgate.protocol.checkpoints import coordinator_events
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import restart
 from headgate.runtime.driver.coordinator_host import CoordinatorHost, Pools
@@ -132,7 +132,7 @@ class Around:
     def post(self, call: Callable[[], None]) -> None:
         call()
 
-    def generation_failed(self, effect: machine.FailGeneration) -> None:
+    def generation_failed(self, effect: coordinator_events.FailGeneration) -> None:
         self.failed.append(effect.failure.reason)
 
     def monotonic_ms(self) -> int:
@@ -161,11 +161,11 @@ def test_an_unexpected_error_while_a_manifest_is_written_leaves_its_outcome_open
 
     log.append = break_behind  # type: ignore[method-assign,assignment]
     coordination.start(1)
-    coordination.handle(machine.CheckpointRequested())
+    coordination.handle(coordinator_events.CheckpointRequested())
     one = CheckpointId(1)
     for subtask in place.definition.plan.subtasks():
         handle = write_snapshot(place.storage, "p", subtask, one, begun.generation, [b"state"], 0)
-        coordination.handle(machine.Acknowledged(begun.generation, one, SubtaskEntry(subtask, (handle,))))
+        coordination.handle(coordinator_events.Acknowledged(begun.generation, one, SubtaskEntry(subtask, (handle,))))
     assert around.failed == ["it is not known whether the manifest of checkpoint 1 was written"]
     assert len(place.files()) == len(place.definition.plan.subtasks())
     _, found = place.begin("second")

@@ -12,7 +12,7 @@ from tests.runtime.driver.test_claims_replaced import Around, AtOnce, Place
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import SubtaskEntry
 from headgate.operators.checkpoint_listeners import CheckpointListener
-from headgate.protocol.checkpoints import coordinator as machine
+from headgate.protocol.checkpoints import coordinator_events
 from headgate.runtime.driver.coordinator_host import CoordinatorHost, Pools
 
 
@@ -23,10 +23,10 @@ class Ending(Around):
         super().__init__()
         self.ends: list[str] = []
 
-    def generation_done(self, effect: machine.ConcludeGeneration) -> None:
+    def generation_done(self, effect: coordinator_events.ConcludeGeneration) -> None:
         self.ends.append(f"done with {effect.checkpoint}")
 
-    def generation_failed(self, effect: machine.FailGeneration) -> None:
+    def generation_failed(self, effect: coordinator_events.FailGeneration) -> None:
         self.ends.append(effect.failure.reason)
 
 
@@ -67,11 +67,11 @@ def stopped(root: Path, rounds: Rounds) -> Ending:
     pools = Pools(at_once, at_once, at_once)
     coordination = CoordinatorHost(place.definition, begun, log, parts, parts, parts, pools, parts, rounds=rounds)
     coordination.start(1)
-    coordination.handle(machine.StopRequested())
+    coordination.handle(coordinator_events.StopRequested())
     one = CheckpointId(1)
     for subtask in place.definition.plan.subtasks():
         handle = write_snapshot(place.storage, "p", subtask, one, begun.generation, [b"state"], 0)
-        coordination.handle(machine.Acknowledged(begun.generation, one, SubtaskEntry(subtask, (handle,))))
+        coordination.handle(coordinator_events.Acknowledged(begun.generation, one, SubtaskEntry(subtask, (handle,))))
     return around
 
 

@@ -16,6 +16,7 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId
 from headgate.operators.base import RestoredState
 from headgate.operators.user_functions import HookError
+from headgate.protocol.subtasks import alignment
 from headgate.protocol.subtasks import subtask as machine
 from headgate.runtime.worker.chain import Chain, NodeError
 from headgate.runtime.worker.listeners import SubtaskListeners
@@ -77,8 +78,8 @@ def complete(checkpoint: int) -> machine.CompleteReceived:
     return machine.CompleteReceived(CheckpointId(checkpoint))
 
 
-def abort(checkpoint: int) -> machine.AbortReceived:
-    return machine.AbortReceived(CheckpointId(checkpoint))
+def abort(checkpoint: int) -> alignment.AbortReceived:
+    return alignment.AbortReceived(CheckpointId(checkpoint))
 
 
 def trigger(checkpoint: int) -> machine.TriggerReceived:

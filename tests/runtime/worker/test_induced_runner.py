@@ -17,6 +17,7 @@ from headgate.errors import UsageError
 from headgate.model.checkpoint_options import ORDINARY, CheckpointOptions, Guarantee
 from headgate.model.ids import CheckpointId
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.subtasks import alignment
 from headgate.protocol.subtasks import subtask as machine
 from headgate.runtime.worker import source_runner, subtask_runner
 
@@ -162,7 +163,7 @@ def test_a_lost_marker_is_told_of_as_soon_as_it_shows() -> None:  # EI24, EI27
     assert ("declined", 5, AbortReason.MARKER_MISSED) in made.reports
     assert Cancel(CheckpointId(5)) in out_of(made)
     made.runner.announce(CheckpointId(6), ORDINARY)
-    made.runner.handle(machine.AbortReceived(CheckpointId(6)))
+    made.runner.handle(alignment.AbortReceived(CheckpointId(6)))
     steps(made)
     assert sorted(n for e in out_of(made) if isinstance(e, list) for n in e) == [1, 2, 3], (
         "nobody stands still for ever"
@@ -210,7 +211,7 @@ def test_behind_the_last_barrier_nothing_is_read_to_its_marker() -> None:  # EI2
     made.runner.announce(CheckpointId(5), LAST)
     steps(made)
     assert out_of(made) == [[1], Barrier(CheckpointId(5), LAST)]
-    made.runner.handle(machine.AbortReceived(CheckpointId(5)))
+    made.runner.handle(alignment.AbortReceived(CheckpointId(5)))
     made.runner.announce(CheckpointId(6), LAST)
     assert out_of(made) == [[1], Barrier(CheckpointId(5), LAST), Barrier(CheckpointId(6), LAST)]
     assert reader.at == {"a": 2}

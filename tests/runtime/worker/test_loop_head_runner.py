@@ -24,6 +24,7 @@ from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext,
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.loops.prober import Probe
+from headgate.protocol.subtasks import alignment, loop_participant
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.subtasks.loop_participant import LoopPlace
 from headgate.protocol.subtasks.subtask import SnapshotWritten
@@ -186,10 +187,10 @@ class Made:
     def finished(self, subtask: SubtaskId) -> None:
         self.reports.append(("finished",))
 
-    def entrance_ended(self, subtask: SubtaskId, effect: machine.ReportEntranceEnded) -> None:
+    def entrance_ended(self, subtask: SubtaskId, effect: loop_participant.ReportEntranceEnded) -> None:
         self.reports.append(("entrance ended", effect.started_round, effect.highest_round))
 
-    def probe_returned(self, subtask: SubtaskId, effect: machine.ReportProbe) -> None:
+    def probe_returned(self, subtask: SubtaskId, effect: loop_participant.ReportProbe) -> None:
         self.reports.append(("probe returned", effect.number, effect.count))
 
     def reads_on(self, subtask: SubtaskId, uncut: tuple[CheckpointId, ...]) -> None:
@@ -218,7 +219,7 @@ class Made:
             pass
 
     def abort(self, checkpoint: CheckpointId) -> None:
-        self.runner.handle(machine.AbortReceived(checkpoint))
+        self.runner.handle(alignment.AbortReceived(checkpoint))
 
     def into_body(self) -> list[Element | list[int]]:
         return [e.batch.column("id").to_pylist() if isinstance(e, BatchElement) else e for e in self.body.elements[0]]
@@ -473,7 +474,7 @@ def test_what_operators_hold_back_goes_in_front_of_a_probe() -> None:  # L27
     made.feedback[0].put(batch(1))
     made.step()
     assert made.into_body() == []
-    made.runner.handle(machine.ProbeOrdered(PROBE))
+    made.runner.handle(loop_participant.ProbeOrdered(PROBE))
     assert made.into_body() == [[1], PROBE]
 
 
@@ -493,7 +494,7 @@ def test_a_probe_does_not_leave_its_nest_and_counts_what_comes_back_behind_it() 
     made.regular.put(EndOfData())
     made.run()
     assert made.reports == [("entrance ended", -1, -1)]
-    made.runner.handle(machine.ProbeOrdered(PROBE))
+    made.runner.handle(loop_participant.ProbeOrdered(PROBE))
     made.feedback[0].put(batch(20))
     made.feedback[0].put(PROBE)
     made.run()
@@ -510,7 +511,7 @@ def test_the_last_watermark_goes_in_front_of_its_probe_and_no_other_one_before()
     made.run()
     assert made.into_body() == []
     probe = Probe(1, is_last_watermark=True)
-    made.runner.handle(machine.ProbeOrdered(probe))
+    made.runner.handle(loop_participant.ProbeOrdered(probe))
     assert made.into_body() == [Watermark(WATERMARK_MAX_MS), probe]
 
 

@@ -11,7 +11,7 @@ from tests.runtime.worker.test_subtask_runner import Made, Reader, batch
 from headgate.connectors.base import SourceBatch
 from headgate.model.checkpoint_options import ORDINARY, Guarantee
 from headgate.model.ids import CheckpointId
-from headgate.protocol.subtasks import subtask as machine
+from headgate.protocol.subtasks import alignment
 
 PERIOD_MS = 100
 
@@ -105,7 +105,7 @@ def test_a_checkpoint_that_is_over_is_told_of_no_more() -> None:  # EI34
     turn(made, 0)
     turn(made, 100)
     assert told(made) == [(5, 6)]
-    made.runner.handle(machine.AbortReceived(CheckpointId(5)))
+    made.runner.handle(alignment.AbortReceived(CheckpointId(5)))
     turn(made, 101)
     turn(made, 200)
     assert told(made) == [(5, 6), (6,), (6,)]

@@ -16,6 +16,7 @@ from headgate.model.ids import ChannelIndex, CheckpointId, NodeName, SubtaskId, 
 from headgate.model.manifest import SnapshotDelays
 from headgate.model.plan import InputChannel, PlanEdge
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.subtasks import alignment
 from headgate.protocol.subtasks import subtask as machine
 from headgate.runtime.checkpoints.channel_state import EdgeName, NamedChannel
 from headgate.runtime.worker.unaligned import ChannelRecorder, UnalignedOptions
@@ -228,7 +229,7 @@ def test_the_sealed_output_of_a_dropped_recording_goes_into_the_next_snapshot() 
     drained(made)
     made.give(0, barrier(1))
     made.runner.note_arrivals()
-    made.runner.handle(machine.AbortReceived(CheckpointId(1)))
+    made.runner.handle(alignment.AbortReceived(CheckpointId(1)))
     made.give(0, batch(2), barrier(2))
     made.give(1, batch(11), barrier(2))
     made.runner.note_arrivals()
@@ -331,7 +332,7 @@ def test_a_dropped_recording_of_a_replay_is_recorded_by_the_next() -> None:  # U
     made.runner.step()
     made.give(0, barrier(1))
     made.runner.note_arrivals()
-    made.runner.handle(machine.AbortReceived(CheckpointId(1)))
+    made.runner.handle(alignment.AbortReceived(CheckpointId(1)))
     made.give(0, barrier(2))
     made.give(1, barrier(2))
     made.runner.note_arrivals()

@@ -15,14 +15,12 @@ from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
-from headgate.protocol.checkpoints.commit import Commit, CommitQueue
+from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.completion import Completion, Wanted, failure_in
 from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
-    AnnounceCheckpoint,
     AnswerRequest,
     ArmTimer,
-    CallHook,
     CancelTimer,
     CheckpointRequested,
     CommitFailed,
@@ -31,10 +29,8 @@ from headgate.protocol.checkpoints.coordinator_events import (
     CompletionTold,
     ConcludeGeneration,
     Declined,
-    DeleteParts,
     DrainRequested,
     DrainSources,
-    DropCheckpoint,
     DropSavepoint,
     Effect,
     Event,
@@ -51,11 +47,8 @@ from headgate.protocol.checkpoints.coordinator_events import (
     ManifestFailed,
     ManifestUnknown,
     ManifestWritten,
-    NotifyAbort,
-    NotifyComplete,
     PauseTimer,
     ReserveFailed,
-    ReserveId,
     SavepointFailed,
     SavepointOrder,
     SavepointRequested,
@@ -65,9 +58,6 @@ from headgate.protocol.checkpoints.coordinator_events import (
     StopRequested,
     Timer,
     TimerFired,
-    TriggerSources,
-    WriteManifest,
-    WriteSavepoint,
 )
 from headgate.protocol.machine import Ignored, Machine
 
@@ -416,62 +406,3 @@ class Coordinator(Machine):
         assert self._checkpoints.triggering.wanted is WANTED[self._phase]
         assert len(self._finished) <= len(self._participants)
         self._checkpoints.check()
-
-
-__all__ = [
-    "LEGAL_PHASES",
-    "Acknowledged",
-    "AnnounceCheckpoint",
-    "AnswerRequest",
-    "ArmTimer",
-    "CallHook",
-    "CancelTimer",
-    "CheckpointRequested",
-    "Commit",
-    "CommitFailed",
-    "CommitRetryTimer",
-    "CommitSucceeded",
-    "CompletionTold",
-    "ConcludeGeneration",
-    "Coordinator",
-    "Declined",
-    "DeleteParts",
-    "DrainRequested",
-    "DrainSources",
-    "DropCheckpoint",
-    "DropSavepoint",
-    "Effect",
-    "Event",
-    "ExpiryTimer",
-    "FailGeneration",
-    "FinishReported",
-    "GenerationReplaced",
-    "HookAnswered",
-    "HookFailed",
-    "HookTimer",
-    "IdReserved",
-    "Ignored",
-    "IntervalTimer",
-    "ListenerFound",
-    "ManifestFailed",
-    "ManifestUnknown",
-    "ManifestWritten",
-    "NotifyAbort",
-    "NotifyComplete",
-    "PauseTimer",
-    "Phase",
-    "ReserveFailed",
-    "ReserveId",
-    "SavepointFailed",
-    "SavepointOrder",
-    "SavepointRequested",
-    "SavepointWritten",
-    "SourceReadsOn",
-    "Started",
-    "StopRequested",
-    "Timer",
-    "TimerFired",
-    "TriggerSources",
-    "WriteManifest",
-    "WriteSavepoint",
-]

@@ -16,7 +16,7 @@ from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Committable, Copied, SnapshotPart
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import Precommit
-from headgate.protocol.loops.prober import CloseRound, PassProbe, ProbeReceived
+from headgate.protocol.loops.prober import ProbeReceived
 from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.subtasks import alignment, loop_head, unaligned
 from headgate.protocol.subtasks import loop_participant as loop_part
@@ -24,45 +24,33 @@ from headgate.protocol.subtasks.alignment import (
     AbortReceived,
     Aligner,
     BarrierReceived,
-    BlockChannel,
     CancelReceived,
     Decline,
     EmitBarrier,
     EmitCancel,
     TakeSnapshot,
-    UnblockChannels,
 )
 from headgate.protocol.subtasks.externally_induced import Cut, DeclineCut, InducedCut, ReadOn
 from headgate.protocol.subtasks.externally_induced import Effect as InducedEffect
 from headgate.protocol.subtasks.loop_head import (
     DropLog,
     FeedbackReceived,
-    ForwardFeedback,
-    LogFeedback,
     LoopHead,
-    OpenLog,
-    SealLog,
 )
 from headgate.protocol.subtasks.loop_participant import (
     NO_ROUNDS,
-    AdvanceToEnd,
     FeedbackForwarded,
     LoopParticipant,
     LoopPlace,
     ProbeOrdered,
-    ReportEntranceEnded,
-    ReportProbe,
     RoundProgress,
 )
 from headgate.protocol.subtasks.unaligned import (
     AlignmentTimedOut,
-    AllRecorded,
-    ArmAlignmentTimer,
     BarrierArrived,
     CancelArrived,
     DropRecording,
     Overtaker,
-    RecordChannels,
 )
 from headgate.protocol.subtasks.weaker_guarantees import Tracker
 
@@ -581,61 +569,3 @@ def _aligner(
     if alignment.may_overtake:
         return Overtaker(channels_count, is_immediate=is_immediate, late=late)
     return (Tracker if alignment is Alignment.TRACKED else Aligner)(channels_count)
-
-
-__all__ = [
-    "AbortReceived",
-    "Acknowledge",
-    "AdvanceToEnd",
-    "AlignmentTimedOut",
-    "AllRecorded",
-    "ArmAlignmentTimer",
-    "BarrierArrived",
-    "BarrierReceived",
-    "BlockChannel",
-    "CancelArrived",
-    "CancelReceived",
-    "CancelWrite",
-    "CheckpointAnnounced",
-    "CloseRound",
-    "CompleteReceived",
-    "Decline",
-    "DropLog",
-    "DropRecording",
-    "Effect",
-    "EmitBarrier",
-    "EmitCancel",
-    "EmitEnd",
-    "EndReceived",
-    "Event",
-    "FeedbackForwarded",
-    "FeedbackReceived",
-    "FinishOperators",
-    "ForwardFeedback",
-    "Ignored",
-    "InputResumed",
-    "LogFeedback",
-    "LoopEnded",
-    "LoopPlace",
-    "MarkerMet",
-    "OpenLog",
-    "PassProbe",
-    "ProbeOrdered",
-    "ProbeReceived",
-    "ReadOn",
-    "RecordChannels",
-    "ReportEntranceEnded",
-    "ReportFinished",
-    "ReportProbe",
-    "ResumeOperators",
-    "RoundProgress",
-    "SealLog",
-    "SnapshotFailed",
-    "SnapshotWritten",
-    "SourceEnded",
-    "SplitsSeen",
-    "Subtask",
-    "TakeSnapshot",
-    "TriggerReceived",
-    "UnblockChannels",
-]

@@ -24,6 +24,7 @@ from headgate.model.progress import CheckpointProgress, PendingCheckpoint
 from headgate.operators.checkpoint_listeners import CheckpointListener
 from headgate.operators.loop_head import LoopHeadSpec
 from headgate.protocol.checkpoints import coordinator as machine
+from headgate.protocol.checkpoints import coordinator_events
 from headgate.protocol.checkpoints.commit import Commit, forgettable, promised_by
 from headgate.protocol.checkpoints.recovery import ObservedLog
 from headgate.protocol.loops import prober
@@ -81,16 +82,16 @@ class RoundListeners(Protocol):
 class CoordinatorReports(Protocol):
     """What a coordination tells the driver."""
 
-    def generation_failed(self, effect: machine.FailGeneration) -> None:
+    def generation_failed(self, effect: coordinator_events.FailGeneration) -> None:
         """The coordinator gave up."""
 
-    def generation_done(self, effect: machine.ConcludeGeneration) -> None:
+    def generation_done(self, effect: coordinator_events.ConcludeGeneration) -> None:
         """Everything is committed."""
 
     def checkpoint_completed(self, progress: CheckpointProgress, manifest: Manifest) -> None:
         """Show a completed checkpoint."""
 
-    def request_answered(self, effect: machine.AnswerRequest) -> None:
+    def request_answered(self, effect: coordinator_events.AnswerRequest) -> None:
         """A requested checkpoint was completed or given up."""
 
     def note(self, text: str) -> None:
@@ -144,14 +145,14 @@ class CoordinatorHost:
             {vertex.id: plan.behind(vertex.id) for vertex in plan.vertices if vertex.is_source},
         )
         if self._rounds is not None:
-            self.machine.handle(machine.ListenerFound(self.generation, IN_DRIVER))  # HL19
+            self.machine.handle(coordinator_events.ListenerFound(self.generation, IN_DRIVER))  # HL19
 
     def start(self, first_delay_ms: int) -> None:
         """Every participant runs: begin to take checkpoints."""
         self.is_started = True
-        self.handle(machine.Started(first_delay_ms))
+        self.handle(coordinator_events.Started(first_delay_ms))
 
-    def handle(self, event: machine.Event) -> None:
+    def handle(self, event: coordinator_events.Event) -> None:
         """Give the machine an event; carry out its effects. Ignores everything after ``close``."""
         if self._is_closed:
             return
@@ -173,76 +174,76 @@ class CoordinatorHost:
         missing = [f"hook {name}" for name in self.machine.awaited_hooks(checkpoint)]
         return PendingCheckpoint(checkpoint, age_ms, (*missing, *(str(s) for s in self.machine.missing(checkpoint))))
 
-    def _run(self, effect: machine.Effect) -> None:
+    def _run(self, effect: coordinator_events.Effect) -> None:
         match effect:
             case Ignored():  # first: nearly every acknowledgement
                 return
-            case machine.ArmTimer():
+            case coordinator_events.ArmTimer():
                 timer = effect.timer
                 self._timers.arm((self.generation, timer), effect.after_ms, lambda: self._fire(timer))
-            case machine.CancelTimer():
+            case coordinator_events.CancelTimer():
                 self._timers.cancel_timer((self.generation, effect.timer))
-            case machine.ReserveId():
+            case coordinator_events.ReserveId():
                 self._pools.storage.submit(self._reserve, effect.checkpoint)
-            case machine.AnnounceCheckpoint():
+            case coordinator_events.AnnounceCheckpoint():
                 self._has_begun(effect.checkpoint, effect.options)
                 self._workers.broadcast(messages.Announce(self.generation, effect.checkpoint, effect.options))
-            case machine.CallHook():
+            case coordinator_events.CallHook():
                 self._call_hook(effect)
-            case machine.TriggerSources():
+            case coordinator_events.TriggerSources():
                 self._has_begun(effect.checkpoint, effect.options)
                 fault_points.reach("before-trigger")
                 self._workers.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint, effect.options))
-            case machine.DrainSources():
+            case coordinator_events.DrainSources():
                 self._workers.broadcast(messages.Drain(self.generation))
-            case machine.WriteManifest():
+            case coordinator_events.WriteManifest():
                 oldest_retained = self.machine.checkpoints.retention.oldest_with(effect.checkpoint)
                 self._pools.storage.submit(self._write_manifest, self._manifest(effect), oldest_retained)
-            case machine.NotifyComplete():
+            case coordinator_events.NotifyComplete():
                 self._workers.broadcast(messages.Complete(self.generation, effect.checkpoint))
                 self._tell("notify_checkpoint_complete", effect.checkpoint)
-            case machine.NotifyAbort():
+            case coordinator_events.NotifyAbort():
                 self._triggered.pop(effect.checkpoint, None)
                 self._with_savepoints.pop(effect.checkpoint, None)
                 self._reports.note(f"checkpoint {effect.checkpoint} was aborted: {effect.reason.text}")
                 self._workers.broadcast(messages.Abort(self.generation, effect.checkpoint))
                 self._tell("notify_checkpoint_aborted", effect.checkpoint)
-            case machine.DeleteParts():
+            case coordinator_events.DeleteParts():
                 self._pools.storage.submit(self._quietly, lambda: self._log.files.delete(effect.parts))
-            case machine.DropCheckpoint():
+            case coordinator_events.DropCheckpoint():
                 self._pools.storage.submit(self._quietly, lambda: self._drop(effect.checkpoint))
-            case machine.WriteSavepoint():
+            case coordinator_events.WriteSavepoint():
                 manifest = self._with_savepoints.pop(effect.checkpoint)
                 assert manifest is not None
                 self._pools.savepoint.submit(self._write_savepoint, effect, manifest)
-            case machine.DropSavepoint():
+            case coordinator_events.DropSavepoint():
                 self._pools.savepoint.submit(
                     self._quietly, lambda: _remove_savepoint_attempt(Place.parse(effect.target))
                 )
             case Commit():
                 self._pools.commit.submit(self._commit, effect)
-            case machine.FailGeneration():
+            case coordinator_events.FailGeneration():
                 self._reports.generation_failed(effect)
-            case machine.ConcludeGeneration():
+            case coordinator_events.ConcludeGeneration():
                 if self.machine.retained:
                     self._pools.storage.submit(self._quietly, self._log.files.sweep)
                 self._reports.generation_done(effect)
-            case machine.AnswerRequest():
+            case coordinator_events.AnswerRequest():
                 self._reports.request_answered(effect)
             case _:
                 assert_never(effect)
 
-    def _fire(self, timer: machine.Timer) -> None:
-        if isinstance(timer, machine.HookTimer) and not self._is_closed:
+    def _fire(self, timer: coordinator_events.Timer) -> None:
+        if isinstance(timer, coordinator_events.HookTimer) and not self._is_closed:
             self._reports.note(f"hook '{timer.hook}' did not answer for checkpoint {timer.checkpoint} in time")
-        self.handle(machine.TimerFired(timer))
+        self.handle(coordinator_events.TimerFired(timer))
 
     def _has_begun(self, checkpoint: CheckpointId, options: CheckpointOptions) -> None:
         if options.target is not None:
             self._with_savepoints[checkpoint] = None
         self._triggered.setdefault(checkpoint, (self._around.monotonic_ms(), self._around.wall_ms()))
 
-    def _manifest(self, effect: machine.WriteManifest) -> Manifest:
+    def _manifest(self, effect: coordinator_events.WriteManifest) -> Manifest:
         plan = self._definition.plan
         begun_ms, wall_ms = self._triggered.get(effect.checkpoint, (self._around.monotonic_ms(), 0))
         return Manifest(
@@ -269,23 +270,23 @@ class CoordinatorHost:
 
     # -- hooks ------------------------------------------------------------------------------------------------------
 
-    def _call_hook(self, effect: machine.CallHook) -> None:
+    def _call_hook(self, effect: coordinator_events.CallHook) -> None:
         """What it answers, it says from its own thread; an answer that comes too late changes nothing (EI6)."""
         checkpoint, hook = effect.checkpoint, effect.hook
 
         def failed(error: BaseException) -> None:
             newer = newer_generation(error)
             if newer is not None:
-                self._report(machine.GenerationReplaced(newer))
+                self._report(coordinator_events.GenerationReplaced(newer))
                 return
             self._note(failure_text(f"hook '{hook}'", f"trigger({checkpoint})", error))
-            self._report(machine.HookFailed(checkpoint, hook))
+            self._report(coordinator_events.HookFailed(checkpoint, hook))
 
         self._hooks.trigger(
             checkpoint,
             hook,
             lambda: checkpoint in self._triggered and not self._is_closed,
-            lambda data: self._report(machine.HookAnswered(checkpoint, hook, data)),
+            lambda data: self._report(coordinator_events.HookAnswered(checkpoint, hook, data)),
             failed,
         )
 
@@ -301,7 +302,7 @@ class CoordinatorHost:
 
         self._hooks.tell(tell, failed)
         if self._rounds is not None:
-            told = machine.CompletionTold(self.generation, IN_DRIVER, checkpoint)
+            told = coordinator_events.CompletionTold(self.generation, IN_DRIVER, checkpoint)
             self._rounds.tell(tell, failed, lambda: self._report(told))
 
     def _listener_failed(self, sentence: str) -> None:
@@ -309,7 +310,7 @@ class CoordinatorHost:
         if self._is_closed:
             self._reports.note(sentence)
         else:
-            self._reports.generation_failed(machine.FailGeneration(Failure(FailureKind.LOST, sentence)))
+            self._reports.generation_failed(coordinator_events.FailGeneration(Failure(FailureKind.LOST, sentence)))
 
     # -- in the storage thread ------------------------------------------------------------------------------------
 
@@ -317,22 +318,22 @@ class CoordinatorHost:
         try:
             self._log.reserve(checkpoint)
         except FencedError as error:
-            self._report(machine.GenerationReplaced(Generation(error.newest)))
+            self._report(coordinator_events.GenerationReplaced(Generation(error.newest)))
             return
         except ThreadEnded:
             raise
         except BaseException as error:
             self._note(f"cannot begin checkpoint {checkpoint}: {error}")
-            self._report(machine.ReserveFailed(checkpoint))
+            self._report(coordinator_events.ReserveFailed(checkpoint))
             return
-        self._report(machine.IdReserved(checkpoint))
+        self._report(coordinator_events.IdReserved(checkpoint))
 
     def _write_manifest(self, manifest: Manifest, oldest_retained: CheckpointId) -> None:
         fault_points.reach("before-manifest")
         try:
             outcome = self._append(manifest, oldest_retained)
         except FencedError as error:
-            self._report(machine.GenerationReplaced(Generation(error.newest)))
+            self._report(coordinator_events.GenerationReplaced(Generation(error.newest)))
             return
         fault_points.reach("after-manifest")
         match outcome:
@@ -340,11 +341,11 @@ class CoordinatorHost:
                 self._timers.post(lambda: self._completed(manifest))
             case Outcome.FAILED:
                 self._note(f"cannot write the manifest of checkpoint {manifest.checkpoint}: {self._log.problem}")
-                self._report(machine.ManifestFailed(manifest.checkpoint))
+                self._report(coordinator_events.ManifestFailed(manifest.checkpoint))
             case Outcome.UNKNOWN:
                 why = f": {self._log.problem}" if self._log.problem else ""
                 self._note(f"it is not known whether the manifest of checkpoint {manifest.checkpoint} was written{why}")
-                self._report(machine.ManifestUnknown(manifest.checkpoint))
+                self._report(coordinator_events.ManifestUnknown(manifest.checkpoint))
 
     def _append(self, manifest: Manifest, oldest_retained: CheckpointId) -> Outcome:
         try:
@@ -370,7 +371,7 @@ class CoordinatorHost:
             ),
             manifest,
         )
-        self.handle(machine.ManifestWritten(manifest.checkpoint))
+        self.handle(coordinator_events.ManifestWritten(manifest.checkpoint))
 
     def _quietly(self, call: Callable[[], None]) -> None:
         """Removing what is not needed may fail; it is tried again when the next generation sweeps."""
@@ -383,7 +384,7 @@ class CoordinatorHost:
 
     # -- in the thread of savepoints --------------------------------------------------------------------------------
 
-    def _write_savepoint(self, effect: machine.WriteSavepoint, manifest: Manifest) -> None:
+    def _write_savepoint(self, effect: coordinator_events.WriteSavepoint, manifest: Manifest) -> None:
         if self._is_closed:
             return
         place = Place.parse(effect.target)
@@ -400,9 +401,9 @@ class CoordinatorHost:
             raise
         except BaseException as error:
             said = str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
-            self._report(machine.SavepointFailed(effect.checkpoint, said))
+            self._report(coordinator_events.SavepointFailed(effect.checkpoint, said))
             return
-        self._report(machine.SavepointWritten(effect.checkpoint))
+        self._report(coordinator_events.SavepointWritten(effect.checkpoint))
 
     def _drop(self, checkpoint: CheckpointId) -> None:
         self._log.drop(checkpoint, CheckpointId(checkpoint + 1))
@@ -439,23 +440,27 @@ class CoordinatorHost:
         try:
             self._begun.commits.commit(effect.permit, effect.committables)
         except FencedError as error:
-            self._report(machine.GenerationReplaced(Generation(error.newest)))
+            self._report(coordinator_events.GenerationReplaced(Generation(error.newest)))
         except StorageError as error:
             self._note(f"commit of checkpoint {checkpoint} failed: {error}")
-            self._report(machine.CommitFailed(checkpoint, str(error), error.is_transient))
+            self._report(coordinator_events.CommitFailed(checkpoint, str(error), error.is_transient))
         except OutputDenied as error:
-            self._report(machine.CommitFailed(checkpoint, f"sink '{error.sink}': {error.cause}", is_transient=False))
+            self._report(
+                coordinator_events.CommitFailed(checkpoint, f"sink '{error.sink}': {error.cause}", is_transient=False)
+            )
         except HeadgateError as error:
-            self._report(machine.CommitFailed(checkpoint, str(error), is_transient=False))
+            self._report(coordinator_events.CommitFailed(checkpoint, str(error), is_transient=False))
         except ThreadEnded:
             raise
         except BaseException as error:  # CS26
-            self._report(machine.CommitFailed(checkpoint, f"{type(error).__name__}: {error}", is_transient=False))
+            self._report(
+                coordinator_events.CommitFailed(checkpoint, f"{type(error).__name__}: {error}", is_transient=False)
+            )
         else:
             fault_points.reach("after-commit")
-            self._report(machine.CommitSucceeded(checkpoint))
+            self._report(coordinator_events.CommitSucceeded(checkpoint))
 
-    def _report(self, event: machine.Event) -> None:
+    def _report(self, event: coordinator_events.Event) -> None:
         self._timers.post(lambda: self.handle(event))
 
     def _note(self, text: str) -> None:

@@ -30,9 +30,9 @@ from headgate.model.progress import (
     PipelineState,
     RunResult,
 )
-from headgate.protocol.checkpoints import coordinator
+from headgate.protocol.checkpoints import coordinator_events
 from headgate.protocol.checkpoints.checkpoint_requests import ONE_END
-from headgate.protocol.checkpoints.coordinator import SavepointOrder
+from headgate.protocol.checkpoints.coordinator_events import SavepointOrder
 from headgate.protocol.checkpoints.restore_selection import UnsoundCheckpoints
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision import supervisor_events
@@ -149,16 +149,16 @@ class LiveGeneration:
 
     def stop(self, savepoint: SavepointOrder | None = None) -> None:
         """Take a last checkpoint, then end."""
-        self.coordination.handle(coordinator.StopRequested(savepoint))
+        self.coordination.handle(coordinator_events.StopRequested(savepoint))
 
     def drain(self, savepoint: SavepointOrder | None = None) -> None:
         """End the sources (E9)."""
-        self.coordination.handle(coordinator.DrainRequested(savepoint))
+        self.coordination.handle(coordinator_events.DrainRequested(savepoint))
 
     def replaced_by(self, newer: Generation) -> None:
         """Another driver has begun generation ``newer``."""
         if self.number < newer:
-            self.coordination.handle(coordinator.GenerationReplaced(newer))
+            self.coordination.handle(coordinator_events.GenerationReplaced(newer))
 
     def on_report(self, worker: WorkerIndex, message: messages.FromWorker) -> None:
         """Take what ``worker`` says about its subtasks. What is of another generation, the machines ignore."""
@@ -174,9 +174,9 @@ class LiveGeneration:
                 self.coordination.handle(message.event)
             case messages.Ready():
                 if message.is_listening:
-                    self.coordination.handle(coordinator.ListenerFound(Generation(message.generation), worker))
+                    self.coordination.handle(coordinator_events.ListenerFound(Generation(message.generation), worker))
             case messages.Told():
-                told = coordinator.CompletionTold(
+                told = coordinator_events.CompletionTold(
                     Generation(message.generation), worker, CheckpointId(message.checkpoint)
                 )
                 self.coordination.handle(told)
@@ -342,7 +342,7 @@ class SupervisorHost:
         if self.live is None:
             answer(NOT_RUNNING)
         else:
-            self.live.coordination.handle(coordinator.CheckpointRequested(self._number(answer)))
+            self.live.coordination.handle(coordinator_events.CheckpointRequested(self._number(answer)))
 
     def ask_for_savepoint(self, place: Place, answer: Answer) -> None:
         """Take a savepoint now; ``answer`` is called once with what came of it."""
@@ -350,7 +350,7 @@ class SupervisorHost:
             answer(NOT_RUNNING)
         else:
             order = SavepointOrder(self._number(lambda outcome: answer(_in_place(place, outcome))), place.text)
-            self.live.coordination.handle(coordinator.SavepointRequested(order))
+            self.live.coordination.handle(coordinator_events.SavepointRequested(order))
 
     def end_with_savepoint(self, place: Place, answer: Answer, *, drain: bool) -> None:
         """End with a savepoint of the last checkpoint, whatever fails until then (SV10)."""
@@ -556,14 +556,14 @@ class SupervisorHost:
 
     # -- what workers and coordinations report ----------------------------------------------------------------------
 
-    def generation_failed(self, effect: coordinator.FailGeneration) -> None:
+    def generation_failed(self, effect: coordinator_events.FailGeneration) -> None:
         """See ``coordination.Reports``."""
         generation = self.machine.generation
         if generation is not None:
             now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
             self.handle(supervisor_events.GenerationFailed(generation, effect.failure, now_ms, jitter))
 
-    def generation_done(self, effect: coordinator.ConcludeGeneration) -> None:
+    def generation_done(self, effect: coordinator_events.ConcludeGeneration) -> None:
         """See ``coordination.Reports``."""
         self.state = PipelineState.STOPPING
         if self.live is not None:
@@ -575,7 +575,7 @@ class SupervisorHost:
         self._book.completed(progress, manifest)
         self._observer.on_checkpoint(progress.checkpoint, progress.duration_ms, progress.size_bytes)
 
-    def request_answered(self, effect: coordinator.AnswerRequest) -> None:
+    def request_answered(self, effect: coordinator_events.AnswerRequest) -> None:
         """See ``coordination.Reports``."""
         self._asked.pop(effect.request)(CheckpointOutcome(effect.checkpoint, effect.reason))
 

@@ -29,6 +29,7 @@ from headgate.model.progress import LoopProgress
 from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
 from headgate.operators.loop_head import LoopHeadOperator
 from headgate.protocol.loops.prober import Probe, ProbeReceived
+from headgate.protocol.subtasks import alignment, loop_head, loop_participant
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.watermarks import MergerEvent
 from headgate.runtime.checkpoints.snapshot_writer import SubtaskSnapshot
@@ -437,7 +438,7 @@ class LoopHeadRunner(SubtaskRunner):
 
     def handle(self, event: machine.Event, text: str = "") -> None:
         """See ``SubtaskRunner``."""
-        if isinstance(event, machine.AbortReceived):
+        if isinstance(event, alignment.AbortReceived):
             self._expected.discard(event.checkpoint)
         super().handle(event, text)
 
@@ -518,7 +519,7 @@ class LoopHeadRunner(SubtaskRunner):
                 self._turn[at] = min(self._turn[at], len(channel))
                 self._log_waiting(checkpoint, waiting)
                 for sentinel in waiting.sentinels:
-                    self.handle(machine.BarrierReceived(index, sentinel.checkpoint, sentinel.options))
+                    self.handle(alignment.BarrierReceived(index, sentinel.checkpoint, sentinel.options))
 
     def _log_waiting(self, checkpoint: CheckpointId, waiting: WaitingFeedback) -> None:
         log, operator = self._loop.log, self._loop.operator
@@ -542,27 +543,27 @@ class LoopHeadRunner(SubtaskRunner):
                 "back: let it send them because of a record, of the last watermark, or of the end of a round"
             )
         self._resume()
-        for effect in self._machine.handle(machine.FeedbackReceived(channel)):
+        for effect in self._machine.handle(loop_head.FeedbackReceived(channel)):
             match effect:
-                case machine.LogFeedback():
+                case loop_head.LogFeedback():
                     self._loop.log.append(batch, effect.checkpoints)
-                case machine.ForwardFeedback():
+                case loop_head.ForwardFeedback():
                     self._forward(batch, round_)
                 case _:
                     self._run(effect, "")
 
     def _forward(self, batch: pa.RecordBatch, round_: int) -> None:
         self._came_back += batch.num_rows
-        self.handle(machine.FeedbackForwarded(round_))
+        self.handle(loop_participant.FeedbackForwarded(round_))
         self.chain.set_origin("feedback")
         self.chain.head.reenter(batch, self._loop.operator.forward)
 
     def _on_feedback_control(self, channel: ChannelIndex, element: Element) -> None:
         match element:
             case Barrier():
-                self.handle(machine.BarrierReceived(channel, element.checkpoint, element.options))
+                self.handle(alignment.BarrierReceived(channel, element.checkpoint, element.options))
             case Cancel():
-                self.handle(machine.CancelReceived(channel, element.checkpoint))
+                self.handle(alignment.CancelReceived(channel, element.checkpoint))
             case EndOfData():
                 self.handle(machine.EndReceived(channel))
             case Probe():
@@ -579,17 +580,17 @@ class LoopHeadRunner(SubtaskRunner):
 
     def _run(self, effect: machine.Effect, text: str) -> None:
         match effect:
-            case machine.OpenLog():
+            case loop_head.OpenLog():
                 fault_points.reach("log-opened")
                 self._opened[effect.checkpoint] = self._clock_ns()
                 self._loop.log.open(effect.checkpoint)
-            case machine.SealLog():
+            case loop_head.SealLog():
                 self._seal(effect.checkpoint)
-            case machine.DropLog():
+            case loop_head.DropLog():
                 self._drop(effect.checkpoint)
-            case machine.AdvanceToEnd():
+            case loop_participant.AdvanceToEnd():
                 self.chain.advance(WATERMARK_MAX_MS)
-            case machine.TakeSnapshot() | machine.EmitCancel():
+            case alignment.TakeSnapshot() | alignment.EmitCancel():
                 self._last_snapshot = max(self._last_snapshot, effect.checkpoint)
                 self._expected = {c for c in self._expected if c > effect.checkpoint}
                 super()._run(effect, text)

@@ -26,7 +26,10 @@ from headgate.model.checkpoint_options import Alignment, CheckpointOptions
 from headgate.model.graph import MAIN_INPUT
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import SubtaskEntry, Totals
+from headgate.protocol.loops import prober
 from headgate.protocol.loops.prober import Probe, ProbeReceived
+from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks import alignment, externally_induced, loop_participant, unaligned
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.watermarks import (
     ChannelOrigin,
@@ -274,9 +277,9 @@ class SubtaskRunner:
             while (marker := channel.arrived()) is not None:
                 if isinstance(marker, Barrier):
                     self._note_barrier(marker.checkpoint)
-                    self.handle(machine.BarrierArrived(ChannelIndex(index), marker.checkpoint, marker.options))
+                    self.handle(unaligned.BarrierArrived(ChannelIndex(index), marker.checkpoint, marker.options))
                 else:
-                    self.handle(machine.CancelArrived(ChannelIndex(index), marker.checkpoint))
+                    self.handle(unaligned.CancelArrived(ChannelIndex(index), marker.checkpoint))
 
     @property
     def deadline_ms(self) -> int | None:
@@ -291,7 +294,7 @@ class SubtaskRunner:
         """Let operators act on processing time; not after the end of a source, where only barriers may follow."""
         timed_out = self._timing.timed_out(now_ms)
         if timed_out is not None:
-            self.handle(machine.AlignmentTimedOut(timed_out))
+            self.handle(unaligned.AlignmentTimedOut(timed_out))
         if self._reading is not None:
             self._reading.tick(now_ms)
         if self.can_send and not self._has_ended:
@@ -322,7 +325,7 @@ class SubtaskRunner:
         for effect in self._machine.handle(event):
             self._run(effect, text)
         match event:  # HL9: whether or not it has finished
-            case machine.AbortReceived():
+            case alignment.AbortReceived():
                 self._counted.pop(event.checkpoint, None)
                 self._hooks.aborted(event.checkpoint)
             case machine.CompleteReceived():
@@ -376,9 +379,9 @@ class SubtaskRunner:
                 self._merge(IdleReceived(channel, element.is_idle))
             case Barrier():
                 self._note_barrier(element.checkpoint)
-                self.handle(machine.BarrierReceived(channel, element.checkpoint, element.options))
+                self.handle(alignment.BarrierReceived(channel, element.checkpoint, element.options))
             case Cancel():
-                self.handle(machine.CancelReceived(channel, element.checkpoint))
+                self.handle(alignment.CancelReceived(channel, element.checkpoint))
             case EndOfData():
                 self.chain.on_split_finished(self._origins[channel])  # W5
                 self._merge(InputEnded(channel))
@@ -401,37 +404,37 @@ class SubtaskRunner:
 
     def _run(self, effect: machine.Effect, text: str) -> None:
         match effect:
-            case machine.BlockChannel():
+            case alignment.BlockChannel():
                 self._inputs[effect.channel].block()
-            case machine.UnblockChannels():
+            case alignment.UnblockChannels():
                 for channel in effect.channels:
                     self._inputs[channel].unblock()
-            case machine.ReadOn():
+            case externally_induced.ReadOn():
                 assert self._reading is not None
                 self._reading.read_on(effect.splits)
-            case machine.TakeSnapshot():
+            case alignment.TakeSnapshot():
                 self._take_snapshot(effect.checkpoint, options=effect.options)
-            case machine.EmitBarrier():
+            case alignment.EmitBarrier():
                 self._emit_barrier(effect)
-            case machine.EmitCancel():
+            case alignment.EmitCancel():
                 for outlet in self._outlets:
                     outlet.send_element(Cancel(effect.checkpoint))
-            case machine.Decline():
+            case alignment.Decline():
                 self._reports.decline(self.subtask, effect.checkpoint, effect.reason, text)
             case machine.Acknowledge():
                 delays = self._timing.taken(effect.checkpoint)
                 counted = self._counted.pop(effect.checkpoint, {})
                 entry = SubtaskEntry(self.subtask, effect.parts, effect.committables, delays, counted)
                 self._reports.acknowledge(effect.checkpoint, entry, effect.copied)
-            case machine.ArmAlignmentTimer():
+            case unaligned.ArmAlignmentTimer():
                 self._timing.arm(effect.checkpoint)
-            case machine.RecordChannels():
+            case unaligned.RecordChannels():
                 for channel in effect.channels:
                     waiting = self._arriving[channel].waiting_before(effect.checkpoint)
                     self._in_flight.record(channel, [element.batch for element in waiting])
-            case machine.AllRecorded():
+            case unaligned.AllRecorded():
                 self._write_recorded()
-            case machine.DropRecording():
+            case unaligned.DropRecording():
                 self._drop_recording(effect.checkpoint)
             case machine.CancelWrite():
                 self._writer.cancel(effect.checkpoint)
@@ -444,16 +447,16 @@ class SubtaskRunner:
                     outlet.send_element(EndOfData())
             case machine.ReportFinished():
                 self._reports.finished(self.subtask)
-            case machine.PassProbe():
+            case prober.PassProbe():
                 self._pass_probe(effect.probe)
-            case machine.CloseRound():
+            case prober.CloseRound():
                 assert self._nest is not None
                 self.chain.on_round(effect.round_, self._nest)
-            case machine.ReportEntranceEnded():
+            case loop_participant.ReportEntranceEnded():
                 self._reports.entrance_ended(self.subtask, effect)
-            case machine.ReportProbe():
+            case loop_participant.ReportProbe():
                 self._reports.probe_returned(self.subtask, effect)
-            case machine.Ignored():
+            case Ignored():
                 return
             case _:
                 raise AssertionError(f"only loop heads are given {effect}")
@@ -476,7 +479,7 @@ class SubtaskRunner:
         self._timing.frozen(checkpoint)
         self._reports.snapshot_taken(self.subtask, checkpoint, took.align_us, took.freeze_us)
 
-    def _emit_barrier(self, effect: machine.EmitBarrier) -> None:
+    def _emit_barrier(self, effect: alignment.EmitBarrier) -> None:
         """Barrier first, then the write: the barrier is on the critical path of everybody downstream.
 
         It needs no credit, here or anywhere (UA9). On a feedback edge it is the sentinel (L8).

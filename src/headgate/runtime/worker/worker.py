@@ -26,6 +26,7 @@ from headgate.operators.user_functions import HookError, UserFunctionError, user
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported, SourceReadsOn
 from headgate.protocol.loops import prober
+from headgate.protocol.subtasks import alignment, loop_participant
 from headgate.protocol.subtasks import subtask as machine
 from headgate.runtime.checkpoints.restore import NotRestorable, owned_key_groups
 from headgate.runtime.checkpoints.snapshot_writer import PrepareRefused, SnapshotDestination, SnapshotWriter
@@ -368,7 +369,7 @@ class Worker:
             case messages.StartProbe() if mail.generation == self._generation:
                 for runner in self._runners:
                     if runner.subtask.vertex == mail.nest:
-                        runner.handle(machine.ProbeOrdered(mail.probe))
+                        runner.handle(loop_participant.ProbeOrdered(mail.probe))
             case messages.EndLoop() if mail.generation == self._generation:
                 for runner in self._runners:
                     if isinstance(runner, LoopHeadRunner) and runner.chain.vertex.nest == mail.nest:
@@ -380,7 +381,7 @@ class Worker:
                     self._control.send(messages.Told(mail.generation, mail.checkpoint))
             case messages.Abort() if mail.generation == self._generation:
                 for runner in self._runners:
-                    runner.handle(machine.AbortReceived(CheckpointId(mail.checkpoint)))
+                    runner.handle(alignment.AbortReceived(CheckpointId(mail.checkpoint)))
             case messages.Drain() if mail.generation == self._generation:
                 for runner in self._runners:
                     if runner.is_source:
@@ -412,12 +413,12 @@ class Worker:
         self._report_metrics()
         self._control.send(messages.Finished(FinishReported(self._generation, subtask)))
 
-    def entrance_ended(self, subtask: SubtaskId, effect: machine.ReportEntranceEnded) -> None:
+    def entrance_ended(self, subtask: SubtaskId, effect: loop_participant.ReportEntranceEnded) -> None:
         """Report that nothing enters a nest of loops here any more."""
         event = prober.EntranceEnded(subtask, effect.started_round, effect.highest_round)
         self._control.send(messages.EntranceEnded(self._generation, event))
 
-    def probe_returned(self, subtask: SubtaskId, effect: machine.ReportProbe) -> None:
+    def probe_returned(self, subtask: SubtaskId, effect: loop_participant.ReportProbe) -> None:
         """Report what came back with a probe."""
         event = prober.ProbeReturned(subtask, effect.number, effect.count, effect.highest_round)
         self._control.send(messages.ProbeReturned(self._generation, event))
