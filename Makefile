@@ -18,6 +18,7 @@ PATIENCE ?= 3
 SAMPLE ?= 200
 SEED ?= 1
 TESTS ?=
+FILE ?=
 # compiled tests are used again: each worker would compile all of them
 unexport PYTHONDONTWRITEBYTECODE
 # a process per core is there already: threads of Polars only get in each other's way
@@ -28,7 +29,7 @@ sim check: export POLARS_MAX_THREADS = 1
 UNIT := not spark and not crash and not simulator and not mutant and not run and not long
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java setup-test docs demo test test-python test-again mutants crash-loops kill-drivers kill-chain lost-machines lint check format sim bench bench-peers clean
+.PHONY: help setup setup-java setup-test docs demo test test-python test-near test-deep test-again mutants crash-loops kill-drivers kill-chain lost-machines lint check format sim bench bench-peers clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
@@ -53,9 +54,12 @@ demo: setup-java ## kill a worker and the driver of a running pipeline, compare 
 	@$(PYTHON_ENV) scripts/demo $(if $(LOGS),--logs $(LOGS))
 
 test: setup-test ## all tests, with Spark and with real kills (about 40 minutes on 2 cores)
-	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
-	SPARK_SUBMIT_OPTS="$$($(PYTHON_ENV) -m tests.crash.class_archive)" \
-		$(PYTHON_ENV) -m pytest -q -n $(SPARK_WORKERS) -m "spark or crash"
+	@$(PYTHON_ENV) scripts/run_tests.py $(WORKERS) $(SPARK_WORKERS)
+
+test-near: setup ## the tests of one module: FILE=src/headgate/...
+	@$(PYTHON_ENV) scripts/test_near.py $(FILE)
+
+test-deep: sim test-again crash-loops kill-drivers kill-chain lost-machines ## thousands of seeds, long kills, lost machines (hours)
 
 test-python: ## the quick half of the tests under another Python: make test-python PYTHON=3.13
 	VENV=build/python-$(PYTHON) PYTHON=$(PYTHON) scripts/setup.sh
@@ -80,12 +84,13 @@ lost-machines: setup-test ## cut machines off and delete their disks TIMES times
 kill-chain: setup-java ## kill workers and drivers of two pipelines in a row for MINUTES minutes, on Spark
 	HEADGATE_TEST_MINUTES=$(MINUTES) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_chains.py -k spark
 
-lint: setup ## format, lint, import layering, types
+lint: setup ## format, lint, import layering, types, rules of the architecture
 	$(PYTHON_ENV) -m ruff format --check .
 	$(PYTHON_ENV) -m ruff check .
 	.venv/bin/lint-imports
 	$(PYTHON_ENV) -m mypy
 	$(PYTHON_ENV) -m mypy --config-file examples/mypy.ini examples
+	$(PYTHON_ENV) -m pytest -q tests/test_architecture.py
 
 check: lint ## the same, and unit tests, a short simulation
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "$(UNIT)"

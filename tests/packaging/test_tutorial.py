@@ -16,7 +16,7 @@ from tests.packaging.reader import Reader, Terminal
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800), pytest.mark.xdist_group("packaging")]
 
-ROWS = 8_000
+ROWS = 20_000  # a busy machine has time to stop, and to kill, what runs
 LESS_TO_DO = {"rows=60_000": f"rows={ROWS:_}", 'hg.Tumbling("10s")': 'hg.Tumbling("2s")', "--ui 4050": "--ui 0"}
 ENDS = rf"visits: finished after [\d.]+ (m?s|min \d+ s): {ROWS:,} records in, (\d+) out, (\d+) restarts?\n"
 
