@@ -49,7 +49,8 @@ def module_names() -> Iterator[str]:
         name = path.parent.name if path.stem == "__init__" else path.stem
         last = name.rpartition("_")[2]
         if VERB_FORM.search(last) and last not in NOUNS and not name.startswith("__"):
-            yield f"{path.relative_to(ROOT)}: name it by a noun of the field, or add '{last}' to NOUNS in scripts/check_names.py"
+            hint = f"name it by a noun of the field, or add '{last}' to NOUNS in scripts/check_names.py"
+            yield f"{path.relative_to(ROOT)}: {hint}"
 
 
 def docstrings(path: Path) -> Iterator[str]:
