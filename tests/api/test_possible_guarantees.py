@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import headgate as hg
+from headgate.connectors.base import Sink
 from headgate.model.checkpoint_options import Alignment, Guarantee
 from headgate.model.config import DamagedCheckpoint
 
@@ -238,23 +239,12 @@ def test_restarts_and_takeovers_count_against_what_a_target_waits(
         made("40s").definition()  # whatever the strategy is, a driver may die, and another one takes over
 
 
-class Unowned:
+class Unowned(Sink):
     """A sink that a user wrote from nothing, and that keeps what it writes."""
-
-    def check(self, schema: Any) -> None: ...
-
-    def open(self, context: Any) -> Any: ...
-
-    def open_committer(self, pipeline: str, node: str, generation: Any) -> Any: ...
 
 
 class Owned(Unowned):
-    def owner(self, pipeline: str, node: str) -> Any: ...
-
-    def own(self, pipeline: str, node: str, life: Any) -> Any: ...
-
-    def how_to_forget(self, pipeline: str, node: str) -> str:
-        return "drop the table"
+    has_owner = True
 
 
 class AtOnce(Unowned):

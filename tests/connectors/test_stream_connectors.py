@@ -538,7 +538,7 @@ def test_outcomes_are_forgotten_below_a_checkpoint_and_nothing_else_of_the_owner
     other = store.begin(NAME, owner="p/sink", epoch=1, name="a name of somebody's own")
     other.prepare()
     store.commit_transactions([(NAME, other.name)], owner="p/sink", epoch=1)
-    committer.forget(CheckpointId(3))
+    committer.forget(CheckpointId(3), list)
     left = [transaction.name for transaction in store.list_transactions(owner="p/sink")]
     waits = "p/sink/checkpoint-1/subtask-1/generation-1"
     assert sorted(left) == [other.name, waits, "p/sink/checkpoint-3/subtask-0/generation-1"]

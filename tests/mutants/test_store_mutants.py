@@ -80,7 +80,7 @@ def outcomes_are_forgotten_too_early() -> Iterator[None]:
 
     def commit(self: StreamCommitter, permit: Any, committables: Sequence[Any]) -> None:
         real(self, permit, committables)
-        self.forget(CheckpointId(permit.checkpoint + 1))
+        self.forget(CheckpointId(permit.checkpoint + 1), list)
 
     with patched(StreamCommitter, "commit", commit):
         yield

@@ -22,6 +22,7 @@ from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
 from headgate.cli.app import app
+from headgate.connectors.base import Committer
 from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import PipelineFailed
 from headgate.model.manifest import Manifest
@@ -317,7 +318,7 @@ def test_a_hook_that_fails_or_is_stuck_costs_checkpoints_and_nothing_else(start:
     assert sorted(read_committed(str(tmp_path / "out"))["id"].to_list()) == list(range(2_000))
 
 
-class HeldUp(hg.Discard):
+class HeldUp(hg.Discard, Committer):
     """Its recovery waits until a file is there, and says with another one that it waits."""
 
     def __init__(self, root: Path) -> None:

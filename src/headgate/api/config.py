@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from headgate.connectors.base import Sink
+from headgate.connectors.base import Sink, check_is_sink
 from headgate.errors import UsageError
 from headgate.model import config as model
 from headgate.model.checkpoint_options import Guarantee
@@ -227,6 +227,9 @@ class DeadLetter:
 
     sink: Sink
     exceptions: bool = False
+
+    def __post_init__(self) -> None:
+        check_is_sink(self.sink)
 
 
 BadRecords: TypeAlias = Fail | DeadLetter

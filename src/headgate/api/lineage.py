@@ -84,7 +84,7 @@ class _Describing:
         is_derived = str(node.name) in self._derived
         kind = {Role.SOURCE: NodeKind.SOURCE, Role.SINK: NodeKind.SINK}.get(node.role, NodeKind.OPERATOR)
         spec = node.spec
-        places = spec.locations() if isinstance(spec, LocatedConnector) else ()
+        places = _locations_of(spec) or ()
         locations = tuple(Location(encodable(place.name), encodable(place.real)) for place in places)
         if not is_derived:
             return Lineage(kind, locations=locations)
@@ -97,7 +97,12 @@ class _Describing:
 
 def _told(spec: object) -> str:
     """Return what a node does; where it reads or writes is in its locations."""
-    return type(spec).__qualname__ if isinstance(spec, LocatedConnector) else repr(list(_Telling().values(spec)))
+    return repr(list(_Telling().values(spec))) if _locations_of(spec) is None else type(spec).__qualname__
+
+
+def _locations_of(spec: object) -> tuple[Location, ...] | None:
+    """Return what a source or sink reads or writes; None if it does not say that."""
+    return spec.locations() if isinstance(spec, LocatedConnector) else None
 
 
 class _Telling:

@@ -28,7 +28,7 @@ from headgate.api.unsupported import (
     refuse_foreign_methods,
     refuse_uncalled_methods,
 )
-from headgate.connectors.base import Sink
+from headgate.connectors.base import Sink, check_is_sink
 from headgate.errors import UsageError
 from headgate.model.config import Duration, StateConfig, duration_ms
 from headgate.model.graph import Edge, Partitioner, Role
@@ -162,8 +162,7 @@ class Stream(StatelessVerbs):
         Raises:
             UsageError: the sink cannot write records of this schema.
         """
-        if not callable(getattr(sink, "open_committer", None)):
-            raise UsageError(f"a sink such as headgate.StreamSink('scope/stream') is needed, not {sink!r}")
+        check_is_sink(sink)
         builder = self._pipeline._builder
         node = builder.claim_name("sink", name)
         refuse_uncalled_methods(f"sink '{node}'", sink)

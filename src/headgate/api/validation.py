@@ -8,7 +8,7 @@ from typing import Any, cast
 import pyarrow as pa
 
 from headgate.api.unsupported import refuse_operator_state, refuse_uncalled_methods
-from headgate.connectors.base import OwnedSink, transaction_timeout_ms
+from headgate.connectors.base import Sink, transaction_timeout_ms
 from headgate.connectors.streams import GroupSource
 from headgate.errors import UsageError
 from headgate.model.checkpoint_options import Guarantee
@@ -106,7 +106,7 @@ def check_transactions(graph: Graph, checkpoints: CheckpointConfig, restart: Res
     each_ms = checkpoints.interval_ms + checkpoints.min_pause_ms + checkpoints.timeout_ms
     needed_ms = each_ms * (1 + checkpoints.tolerable_failures) + outage_ms
     for node in graph.nodes:
-        timeout_ms = transaction_timeout_ms(node.spec) if node.role is Role.SINK else None
+        timeout_ms = transaction_timeout_ms(cast(Sink, node.spec)) if node.role is Role.SINK else None
         if timeout_ms is None or (checkpoints.interval_ms and timeout_ms > needed_ms):
             continue
         may = f"and a restart behind it may take {needed_ms} ms" if checkpoints.interval_ms else "has no interval"
@@ -125,12 +125,12 @@ def check_owners(graph: Graph) -> None:
         UsageError
     """
     for node in graph.nodes:
-        if node.role is Role.SINK and is_transactional(node.spec) and not isinstance(node.spec, OwnedSink):
+        if node.role is Role.SINK and is_transactional(node.spec) and not cast(Sink, node.spec).has_owner:
             raise UsageError(
                 f"sink '{node.name}': {type(node.spec).__name__} cannot say which pipeline its target belongs to, and "
                 "one that starts over would lose or repeat output there; derive it from headgate.TwoPhaseSink or "
-                "headgate.LedgerSink, or give it the methods owner, own and how_to_forget of "
-                "connectors.base.OwnedSink; one that writes at once, and may repeat it, says is_transactional = False"
+                "headgate.LedgerSink, or give it the methods owner, own and how_to_forget of connectors.base.Sink with "
+                "has_owner = True; one that writes at once, and may repeat it, says is_transactional = False"
             )
 
 

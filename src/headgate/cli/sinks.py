@@ -15,7 +15,7 @@ import typer
 from headgate.cli.options import ProgramArguments
 from headgate.cli.output import say, time_text
 from headgate.cli.program_loader import load_pipeline
-from headgate.connectors.fenced_sink import RememberingSink
+from headgate.connectors.fenced_sink import FencedSink
 from headgate.connectors.files.file_sink import FileSink
 from headgate.connectors.files.ownership import owners_in
 from headgate.errors import UsageError
@@ -91,7 +91,7 @@ def _program_sink(
         UsageError: there is no such sink of a user's own.
     """
     definition = load_pipeline(program, arguments).definition()
-    sinks = {str(one.name): one.spec for one in definition.graph.nodes if isinstance(one.spec, RememberingSink)}
+    sinks = {str(one.name): one.spec for one in definition.graph.nodes if isinstance(one.spec, FencedSink)}
     named = [sinks[node]] if node in sinks else []
     known = [one for one in sinks.values() if not one.owner(pipeline, node).is_nobody] or named
     if definition.config.name != pipeline or not known:

@@ -26,7 +26,7 @@ from headgate.model.config import Duration, duration_ms
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.lineage import Location, Relocation
 from headgate.model.manifest import Committable, SnapshotPart
-from headgate.model.pipeline_identity import NO_GENERATION, Life, Mine, Owner, Target
+from headgate.model.pipeline_identity import NO_GENERATION, Life, Mine, Owner, Target, TargetKind
 from headgate.operators.base import RestoredState
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.state.snapshot import FrozenState
@@ -124,87 +124,6 @@ class Source(Protocol):
         """Return a live reader at ``context.positions`` (or at the configured start)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SinkContext:
-    """What a sink's writer may know. ``clock_ms`` only goes forward; it is no date (``Clock.monotonic_ms``)."""
-
-    pipeline: str
-    node: str
-    subtask_index: int
-    parallelism: int
-    generation: Generation
-    schema: pa.Schema
-    clock_ms: Callable[[], int] = SYSTEM_CLOCK.monotonic_ms
-
-
-class SealedTransaction(Protocol):
-    """A transaction that takes no more records."""
-
-    def prepare(self) -> bytes | None:
-        """Make it durable but invisible; return the committable's payload, or None when it is empty (K4).
-
-        Runs in an upload thread. May be called again after it raised.
-
-        Raises:
-            StorageError, FencedError
-        """
-
-
-class SinkWriter(Protocol):
-    """Writes the output of one subtask. Called from the mailbox thread."""
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Add records to the current transaction."""
-
-    def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
-        """Close the current transaction as the output of ``checkpoint`` and begin a new one. No I/O."""
-
-    def close(self) -> None:
-        """Release resources; what is not prepared is abandoned."""
-
-
-class Committer(Protocol):
-    """Decides prepared transactions. Lives in the driver, called from one thread."""
-
-    def recover(self, keep: Sequence[Committable]) -> None:
-        """Fence older generations, then abort everything prepared or open of this (pipeline, sink) not in ``keep``.
-
-        Called once per generation, before workers start and before ``commit`` of the kept ones.
-
-        Raises:
-            FencedError: a newer generation already recovered.
-        """
-
-    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
-        """Make these visible, together if the target can. Idempotent: repeating it changes nothing.
-
-        Raises:
-            StorageError: transient ones are retried by the caller with the same arguments.
-            CorruptionError, UsageError: the target says aborted or unknown (K5): the pipeline stops, unless the error
-                is marked with ``errors.gone`` and its user would rather lose the output (K26).
-        """
-
-    def close(self) -> None:
-        """Release resources."""
-
-
-class Sink(Protocol):
-    """Configuration of a sink."""
-
-    def check(self, schema: pa.Schema) -> None:
-        """Check, while the pipeline is being built, that records of ``schema`` can be written.
-
-        Raises:
-            UsageError
-        """
-
-    def open(self, context: SinkContext) -> SinkWriter:
-        """Return a live writer."""
-
-    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
-        """Return the committer of this sink for one generation of the pipeline."""
-
-
 def owner_of_split(index: int, parallelism: int) -> int:
     """Return the subtask that owns the split at ``index`` of a fixed, ordered list of splits."""
     return index % parallelism
@@ -259,246 +178,6 @@ class HoldingSource(Protocol):
         Raises:
             StorageError: the caller repeats it.
             FencedError: a later generation holds already.
-        """
-
-
-@runtime_checkable
-class PiecewiseTransaction(SealedTransaction, Protocol):
-    """A transaction whose output goes into the checkpoint piece by piece, so that one of them is in memory (SF13)."""
-
-    @property
-    def pieces_count(self) -> int:
-        """How many there are; 0: all of it is in what ``prepare`` returns. Asked for in an upload thread."""
-
-    def piece(self, number: int) -> bytes:
-        """Return piece ``number``, the first of which is 0. May be asked for again until ``prepare`` was called.
-
-        Raises:
-            StorageError
-        """
-
-    def prepare(self) -> bytes | None:
-        """See ``SealedTransaction``. Called when all pieces are durable."""
-
-
-@runtime_checkable
-class HoldingWriter(SinkWriter, Protocol):
-    """A writer that may hold records back over several checkpoints (D13). They are state of the pipeline meanwhile.
-
-    What is written before a ``seal`` is afterwards either in what it returned or in what ``freeze`` returns.
-    """
-
-    def freeze(self) -> FrozenState | None:
-        """Return the records held back, or None. Called directly after ``seal``, with no record in between."""
-
-    def restore(self, states: Sequence[RestoredState]) -> None:
-        """Take over the records of former subtasks that this one continues: each goes to exactly one subtask.
-
-        Called before the first record, not at all when there is nothing. They are held back no longer (D14).
-        """
-
-    def finish(self) -> None:
-        """All input has ended: no ``seal`` holds anything back any more (D14). May be called again."""
-
-
-@runtime_checkable
-class MakingSink(Sink, Protocol):
-    """A sink that makes its target itself, once a run has begun: ``check`` comes before and writes nothing (SC7)."""
-
-    def make_target(self, schema: pa.Schema) -> None:
-        """Make the target of records of ``schema``, unless it is there, and check that they fit.
-
-        Called in the driver for every generation, after it was claimed and before committers and writers use the
-        target. May be repeated.
-
-        Raises:
-            UsageError: the target cannot be made, or became another one since ``check``.
-            StorageError: the caller repeats it.
-        """
-
-
-@runtime_checkable
-class ExpiringSink(Protocol):
-    """A sink whose target ends a transaction by itself that nobody decides. Optional: one without keeps it for ever.
-
-    Attributes:
-        transaction_timeout: how long the target keeps what is open or prepared; None: for ever (CS9).
-    """
-
-    transaction_timeout: Duration | None
-
-
-def transaction_timeout_ms(sink: object) -> int | None:
-    """Return how long the target of ``sink`` keeps a transaction that nobody decides; None: for ever.
-
-    Raises:
-        UsageError: what the sink says is no duration, or not positive.
-    """
-    timeout = sink.transaction_timeout if isinstance(sink, ExpiringSink) else None
-    if timeout is None:
-        return None
-    found = duration_ms(timeout, "transaction_timeout")
-    if found < 1:
-        raise UsageError("transaction_timeout must be positive; None says that the target keeps transactions for ever")
-    return found
-
-
-@runtime_checkable
-class PiecewiseCommitter(Committer, Protocol):
-    """A committer of transactions that were prepared in pieces (``Committable.pieces``)."""
-
-    def read_pieces_with(self, read: Callable[[SnapshotPart], memoryview]) -> None:
-        """Remember how a piece is read. Called once, before anything else.
-
-        ``read`` raises StorageError, and CorruptionError if the piece is damaged or gone.
-        """
-
-
-@runtime_checkable
-class AskedCommitter(Committer, Protocol):
-    """A committer that can be asked what it would deny. Optional: of others it is found out when they commit."""
-
-    def denial(self, committable: Committable) -> str:
-        """Return why ``commit`` would raise for good, as a clause; "" if it would not. Changes nothing (SV20).
-
-        Called before ``recover``, beside the committers of older generations.
-
-        Raises:
-            StorageError
-        """
-
-
-@runtime_checkable
-class ForgettingCommitter(Committer, Protocol):
-    """A committer whose target remembers how each transaction was decided. Optional: one without never forgets."""
-
-    def forget(self, before: CheckpointId) -> None:
-        """Forget outcomes of checkpoints below ``before``: no checkpoint that is retained promises any of them (K20).
-
-        Called at every start and now and then while it runs, never beside ``commit``; best effort (K25).
-
-        Raises:
-            StorageError, FencedError
-        """
-
-
-@runtime_checkable
-class NamingCommitter(Committer, Protocol):
-    """A committer whose target remembers outcomes under names that say no checkpoint. Optional."""
-
-    def forget_all_but(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
-        """As ``ForgettingCommitter.forget``; ``promised``: what retained checkpoints name, which stays (K20).
-
-        Raises:
-            StorageError, FencedError
-        """
-
-
-@runtime_checkable
-class TidyingCommitter(Committer, Protocol):
-    """A committer whose ``recover`` also removes what nobody needs any more. Optional.
-
-    What only tidies up does not fail ``recover``: a run is worth more than a clean target (K24).
-    """
-
-    def left_behind(self) -> str:
-        """Return why ``recover`` had to leave something that nobody needs for the next one, "" if it did not."""
-
-
-@runtime_checkable
-class OwnedSink(Sink, Protocol):
-    """A sink whose target remembers which life of the pipeline writes to it (docs/spec/lives.md).
-
-    Optional: a sink without these methods is not asked, and cannot tell a pipeline that starts over from one that
-    goes on. All calls come from the driver, before a generation is claimed, and may be repeated.
-    """
-
-    def owner(self, pipeline: str, node: str) -> Owner:
-        """Return what the target remembers; ``Owner()`` when it knows nothing of this sink. Changes nothing.
-
-        ``others``: which other sinks of a pipeline of that name have written to the same target, as it remembers them.
-        One of them may be this sink under its former name (LV9).
-
-        Raises:
-            StorageError
-        """
-
-    def own(self, pipeline: str, node: str, life: Life) -> Owner:
-        """Remember ``life`` durably, in one step, if ``lives.may_own`` says so; return who owns the target then.
-
-        Raises:
-            StorageError: the caller repeats it.
-        """
-
-    def how_to_forget(self, pipeline: str, node: str) -> str:
-        """Return what a user does so that the target lets the next life have it, such as a command."""
-
-
-@runtime_checkable
-class NeighbouringSink(OwnedSink, Protocol):
-    """A sink whose target lists all sinks of a pipeline in ``Owner.others``, so that one answer is that of all (LV11).
-
-    Optional: without it each sink is asked for itself.
-    """
-
-    @property
-    def shared_target(self) -> str:
-        """Return which target it is: sinks of one class with the same one share it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What starting over would delete at a target.
-
-    Attributes:
-        what: for people, such as ``12 files with 1,234 records``; "" when there is nothing.
-        where: the directory, stream or place it is in.
-        stays: names of what somebody else has put there.
-        problem: why it cannot be deleted, and what to do, as a sentence; "" when it can.
-    """
-
-    what: str
-    where: str
-    stays: tuple[str, ...] = ()
-    problem: str = ""
-
-
-KEPT = (
-    "was made to forget whose it is, so it keeps what it holds; to start over, empty it yourself, or give the sink "
-    "another place"
-)
-"""What stands against a target of which nobody knows any more who wrote it (SO4)."""
-
-
-@runtime_checkable
-class ResettableSink(OwnedSink, Protocol):
-    """A sink whose target can be emptied, so that the pipeline starts over (docs/spec/starting-over.md).
-
-    Optional: a pipeline with a sink that keeps something and has no such methods cannot be reset.
-    """
-
-    def recorded(self, node: str) -> Target:
-        """Return what the sink called ``node`` writes to, as it is written down at each start."""
-
-    def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
-        """Return what is there of this sink. Changes nothing.
-
-        ``mine`` says whose output would go, where several sinks write to one target.
-
-        Raises:
-            CorruptionError, StorageError
-        """
-
-    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
-        """Fence all generations before ``generation``, delete what they wrote, then let ``life`` own the target.
-
-        In this order, so that a call that was cut short can be repeated. Does nothing if ``life`` owns it already.
-        ``mine`` as for ``holding``; whose the target is, was asked a moment ago.
-
-        Raises:
-            FencedError: a newer generation owns the target.
-            UsageError: somebody else's output is among it.
-            CorruptionError, StorageError: repeating is safe.
         """
 
 
@@ -606,3 +285,321 @@ class InducedSource(Protocol):
 
     def open(self, context: SourceContext) -> InducedReader:
         """See ``Source``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """What a sink's writer may know. ``clock_ms`` only goes forward; it is no date (``Clock.monotonic_ms``)."""
+
+    pipeline: str
+    node: str
+    subtask_index: int
+    parallelism: int
+    generation: Generation
+    schema: pa.Schema
+    clock_ms: Callable[[], int] = SYSTEM_CLOCK.monotonic_ms
+
+
+class SealedTransaction:
+    """Base class of transactions that take no more records."""
+
+    @property
+    def pieces_count(self) -> int:
+        """How many pieces of output go into the checkpoint one by one (SF13); 0: all is in what ``prepare`` returns.
+
+        Asked for in an upload thread. With pieces only one of them has to be in memory at a time.
+        """
+        return 0
+
+    def piece(self, number: int) -> bytes:
+        """Return piece ``number``, the first of which is 0. May be asked for again until ``prepare`` was called.
+
+        Raises:
+            StorageError
+        """
+        raise NotImplementedError
+
+    def prepare(self) -> bytes | None:
+        """Make it durable but invisible; return the committable's payload, or None when it is empty (K4).
+
+        Runs in an upload thread, when all pieces are durable. May be called again after it raised.
+
+        Raises:
+            StorageError, FencedError
+        """
+        raise NotImplementedError
+
+
+class EmptyTransaction(SealedTransaction):
+    """A transaction without output."""
+
+    def prepare(self) -> bytes | None:
+        """Return None (K4)."""
+        return None
+
+
+class SinkWriter:
+    """Base class of writers: the output of one subtask. Called from the mailbox thread.
+
+    A writer with ``can_hold_back`` may hold records back over several checkpoints (D13). They are state of the pipeline
+    meanwhile: what is written before a ``seal`` is afterwards either in what it returned or in what ``freeze`` returns.
+    """
+
+    can_hold_back = False
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add records to the current transaction."""
+        raise NotImplementedError
+
+    def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
+        """Close the current transaction as the output of ``checkpoint`` and begin a new one. No I/O."""
+        raise NotImplementedError
+
+    def freeze(self) -> FrozenState | None:
+        """Return the records held back, or None. Called directly after ``seal``, with no record in between."""
+        return None
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Take over the records of former subtasks that this one continues: each goes to exactly one subtask.
+
+        Called before the first record, not at all when there is nothing. They are held back no longer (D14).
+        """
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """All input has ended: no ``seal`` holds anything back any more (D14). May be called again."""
+
+    def close(self) -> None:
+        """Release resources; what is not prepared is abandoned."""
+
+
+class Committer:
+    """Base class of committers, which decide prepared transactions. Lives in the driver, called from one thread.
+
+    Attributes:
+        knows_outcomes: ``denial`` tells what ``commit`` would do. Of other committers it shows when they commit.
+        can_forget: the target remembers how transactions were decided, and ``forget`` removes such outcomes.
+    """
+
+    knows_outcomes = False
+    can_forget = False
+
+    def read_pieces_with(self, read: Callable[[SnapshotPart], memoryview]) -> None:
+        """Remember how a piece is read (``Committable.pieces``). Called once, before anything else.
+
+        ``read`` raises StorageError, and CorruptionError if the piece is damaged or gone.
+        """
+
+    def recover(self, keep: Sequence[Committable]) -> None:
+        """Fence older generations, then abort everything prepared or open of this (pipeline, sink) not in ``keep``.
+
+        Called once per generation, before workers start and before ``commit`` of the kept ones.
+
+        Raises:
+            FencedError: a newer generation already recovered.
+        """
+        raise NotImplementedError
+
+    def left_behind(self) -> str:
+        """Return what is not needed any more and ``recover`` could not remove, with the reason; "" for nothing.
+
+        Such a failure does not fail ``recover``: a run is worth more than a clean target (K24).
+        """
+        return ""
+
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        """Make these visible, together if the target can. Idempotent: repeating it changes nothing.
+
+        Raises:
+            StorageError: transient ones are retried by the caller with the same arguments.
+            CorruptionError, UsageError: the target says aborted or unknown (K5): the pipeline stops, unless the error
+                is marked with ``errors.gone`` and its user would rather lose the output (K26).
+        """
+        raise NotImplementedError
+
+    def denial(self, committable: Committable) -> str:
+        """Return why ``commit`` would raise for good, as a clause; "" if it would not. Changes nothing (SV20).
+
+        Called before ``recover``, at the same time as committers of older generations.
+
+        Raises:
+            StorageError
+        """
+        raise NotImplementedError
+
+    def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
+        """Forget outcomes that no retained checkpoint can ask for: those of checkpoints below ``before`` (K20).
+
+        ``promised`` returns what retained checkpoints name, for targets whose names say no checkpoint. Called at every
+        start and now and then while it runs, never during ``commit``; best effort (K25).
+
+        Raises:
+            StorageError, FencedError
+        """
+
+    def close(self) -> None:
+        """Release resources."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a reset would delete at a target.
+
+    Attributes:
+        what: for people, such as ``12 files with 1,234 records``; "" when there is nothing.
+        where: the directory, stream or place it is in.
+        stays: names of what others have put there.
+        problem: why it cannot be deleted, and what to do, as a sentence; "" when it can.
+    """
+
+    what: str
+    where: str
+    stays: tuple[str, ...] = ()
+    problem: str = ""
+
+
+KEPT = (
+    "was made to forget whose it is, so it keeps what it holds; to start over, empty it yourself, or give the sink "
+    "another place"
+)
+"""Why a target with a forgotten owner is not emptied (SO4)."""
+
+
+class Sink:
+    """Base class of sinks. A sink is configuration that travels to the workers.
+
+    A sink has at least ``open`` and ``open_committer``. The other methods have defaults; the attributes say which of
+    them it has.
+
+    Attributes:
+        is_transactional: readers see output of completed checkpoints only. False: it writes at once, and may repeat it.
+        transaction_timeout: after this time the target itself ends a transaction that is open or prepared (CS9). None:
+            it never does.
+        has_owner: the target remembers which pipeline writes to it: ``owner``, ``own`` and ``how_to_forget``
+            (docs/spec/lives.md). A transactional sink without is refused (LV8). All these calls come from the driver,
+            before a generation is claimed, and may be repeated.
+        can_be_reset: the target can be emptied so that the pipeline starts over: ``holding`` and ``start_over``
+            (docs/spec/starting-over.md). A pipeline with a sink that keeps output and cannot be reset cannot either.
+    """
+
+    is_transactional = True
+    transaction_timeout: Duration | None = None
+    has_owner = False
+    can_be_reset = False
+
+    def check(self, schema: pa.Schema) -> None:
+        """Check, while the pipeline is being built, that records of ``schema`` can be written.
+
+        The default accepts every schema.
+
+        Raises:
+            UsageError: they cannot.
+        """
+
+    def make_target(self, schema: pa.Schema) -> None:
+        """Make the target of records of ``schema``, unless it is there, and check that they fit (SC7).
+
+        Called in the driver for every generation, after it was claimed and before committers and writers use the
+        target. May be repeated. The default does nothing.
+
+        Raises:
+            UsageError: the target cannot be made, or became another one since ``check``.
+            StorageError: the caller repeats it.
+        """
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        """Return a live writer."""
+        raise NotImplementedError
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
+        """Return the committer of this sink for one generation of the pipeline."""
+        raise NotImplementedError
+
+    def locations(self) -> tuple[Location, ...] | None:
+        """Return every place that it was given (EV13); None: its attributes tell it from others. Cheap."""
+        return None
+
+    @property
+    def shared_target(self) -> object:
+        """Return which target it is, if ``Owner.others`` lists all sinks of a pipeline there; else None (LV11).
+
+        Sinks of one class with the same target are then asked once.
+        """
+        return None
+
+    def owner(self, pipeline: str, node: str) -> Owner:
+        """Return what the target remembers; ``Owner()`` when it knows nothing of this sink. Changes nothing.
+
+        ``others``: which other sinks of a pipeline of that name have written to the same target, as it remembers them.
+        One of them may be this sink under its former name (LV9).
+
+        Raises:
+            StorageError
+        """
+        raise NotImplementedError
+
+    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+        """Remember ``life`` durably, in one step, if ``lives.may_own`` says so; return who owns the target then.
+
+        Raises:
+            StorageError: the caller repeats it.
+        """
+        raise NotImplementedError
+
+    def how_to_forget(self, pipeline: str, node: str) -> str:
+        """Return what a user does so that the target takes the next pipeline as owner, such as a command."""
+        raise NotImplementedError
+
+    def recorded(self, node: str) -> Target:
+        """Return what the sink called ``node`` writes to, as it is recorded at each start."""
+        return Target(node, TargetKind.OWN, type(self).__name__)
+
+    def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
+        """Return what the target holds of this sink. Changes nothing.
+
+        ``mine`` says whether output of an owner would go, where several sinks write to one target.
+
+        Raises:
+            CorruptionError, StorageError
+        """
+        raise NotImplementedError
+
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
+        """Fence all generations before ``generation``, delete what they wrote, then let ``life`` own the target.
+
+        In this order, so that a call that was cut short can be repeated. Does nothing if ``life`` owns it already.
+        ``mine`` as for ``holding``; the owner was asked a moment ago.
+
+        Raises:
+            FencedError: a newer generation owns the target.
+            UsageError: output of others is among it.
+            CorruptionError, StorageError: repeating is safe.
+        """
+        raise NotImplementedError
+
+
+def check_is_sink(given: object) -> None:
+    """Refuse what is no sink.
+
+    Raises:
+        UsageError
+    """
+    if not isinstance(given, Sink):
+        raise UsageError(
+            f"a sink such as headgate.StreamSink('scope/stream') is needed, not {given!r}; derive your own from "
+            "headgate.TwoPhaseSink or headgate.LedgerSink"
+        )
+
+
+def transaction_timeout_ms(sink: Sink) -> int | None:
+    """Return how long the target of ``sink`` keeps an undecided transaction; None: for ever.
+
+    Raises:
+        UsageError: the sink's timeout is no duration, or not positive.
+    """
+    if sink.transaction_timeout is None:
+        return None
+    found = duration_ms(sink.transaction_timeout, "transaction_timeout")
+    if found < 1:
+        raise UsageError("transaction_timeout must be positive; None says that the target keeps transactions for ever")
+    return found

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from headgate.codec.json_files import decode_life, encode_life
-from headgate.connectors.base import Committer, Holding
+from headgate.connectors.base import Holding, Sink
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.model.manifest import Committable
-from headgate.model.pipeline_identity import Life, Mine, OtherSink, Owner, Target, TargetKind
+from headgate.model.pipeline_identity import Life, Mine, OtherSink, Owner
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.supervision import ownership
 
@@ -140,14 +140,16 @@ _CANNOT_REMOVE = (
 )
 
 
-class RememberingSink(ABC):
-    """A sink whose target remembers who has claimed it.
+class FencedSink(Sink, ABC):
+    """Base class of sinks of users, whose target stores the fence of the generation that has claimed it.
 
     Attributes:
         transient_errors: exceptions of the target after which another try may help.
     """
 
     transient_errors: tuple[type[Exception], ...] = (OSError,)
+    has_owner = True
+    can_be_reset = True
 
     # -- what users write -------------------------------------------------------------------------------------------
 
@@ -202,13 +204,13 @@ class RememberingSink(ABC):
     # -- what the runtime and people call ---------------------------------------------------------------------------
 
     def owner(self, pipeline: str, node: str) -> Owner:
-        """See ``connectors.base.OwnedSink``."""
+        """See ``connectors.base.Sink``."""
         owner = owner_of(pipeline, node)
         with transient(self.transient_errors, "ask", owner):
             return replace(self._remembered(owner), others=self._others(pipeline, owner))
 
     def own(self, pipeline: str, node: str, life: Life) -> Owner:
-        """See ``connectors.base.OwnedSink``."""
+        """See ``connectors.base.Sink``."""
         owner = owner_of(pipeline, node)
         with transient(self.transient_errors, "own", owner):
             known = self._remembered(owner)
@@ -220,12 +222,8 @@ class RememberingSink(ABC):
                 return self._known(owner, StorageError("own", owner, "others claim it all the time"))
             return self._known(owner, self._forgets_lives())
 
-    def recorded(self, node: str) -> Target:
-        """See ``connectors.base.ResettableSink``."""
-        return Target(node, TargetKind.OWN, type(self).__name__)
-
     def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
-        """See ``connectors.base.ResettableSink``. How much it is, nobody asks a target of a user's own."""
+        """See ``connectors.base.Sink``. How much it is, nobody asks a target of a user's own."""
         kind = type(self).__name__
         known = self.owner(pipeline, node)
         if known.is_nobody or known.is_forgotten:
@@ -234,7 +232,7 @@ class RememberingSink(ABC):
         return Holding("all its output", kind, problem=problem)
 
     def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
-        """See ``connectors.base.ResettableSink``."""
+        """See ``connectors.base.Sink``."""
         owner = owner_of(pipeline, node)
         with transient(self.transient_errors, "start over in", owner):
             known = self._remembered(owner)
@@ -254,12 +252,8 @@ class RememberingSink(ABC):
             committer.close()
         self.remove_output(with_life(self, Fence(owner_of(pipeline, node), int(generation))))
 
-    @abstractmethod
-    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
-        """See ``connectors.base.Sink``."""
-
     def how_to_forget(self, pipeline: str, node: str) -> str:
-        """See ``connectors.base.OwnedSink``."""
+        """See ``connectors.base.Sink``."""
         return f"headgate sinks forget '{pipeline}/{node}' PROGRAM (the file that makes the pipeline)"
 
     def forget_owner(self, pipeline: str, sink: str) -> Owner:
@@ -304,9 +298,9 @@ class RememberingSink(ABC):
         )
 
 
-def can_remove_output(sink: RememberingSink) -> bool:
+def can_remove_output(sink: FencedSink) -> bool:
     """Return whether the class of ``sink`` has a method ``remove_output`` of its own."""
-    return type(sink).remove_output is not RememberingSink.remove_output
+    return type(sink).remove_output is not FencedSink.remove_output
 
 
 def _newest(fences: Iterable[Fence]) -> dict[str, Fence]:
@@ -319,7 +313,7 @@ def _owner_in(fence: Fence) -> Owner:
     return Owner(life, Generation(fence.generation), is_forgotten=life is None and bool(fence.life))
 
 
-def with_life(sink: RememberingSink, fence: Fence) -> Fence:
+def with_life(sink: FencedSink, fence: Fence) -> Fence:
     """Return ``fence`` with the life that the target was told, so that claiming a generation keeps it (CS22)."""
     known = sink.claimed(fence.owner)
     return fence if known is None else replace(fence, life=known.life or "")

@@ -16,8 +16,8 @@ from typing import IO, NoReturn, TypeAlias
 import pyarrow as pa
 
 from headgate.codec.arrow import read_stream
-from headgate.connectors.base import SinkContext
-from headgate.connectors.fenced_sink import Fence, OutputName, RememberingSink, in_order, owner_of, transient, with_life
+from headgate.connectors.base import Committer, SealedTransaction, SinkContext, SinkWriter
+from headgate.connectors.fenced_sink import Fence, FencedSink, OutputName, in_order, owner_of, transient, with_life
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, SnapshotPart
@@ -219,7 +219,7 @@ INLINE_BYTES_MAX = 64 << 10
 """Output of no more bytes is no piece, but in the manifest."""
 
 
-class LedgerSink(RememberingSink):
+class LedgerSink(FencedSink):
     """Base class of sinks for a target with ordinary transactions, such as a SQL database.
 
     ``publish`` writes the records of a checkpoint and their names into the target, all or nothing. The driver calls all
@@ -254,15 +254,6 @@ class LedgerSink(RememberingSink):
         ``output_checkpoint(name)`` returns the checkpoint of a name. The default does nothing, so the ledger grows.
         """
 
-    def check(self, schema: pa.Schema) -> None:
-        """Check, while the pipeline is being built, that records of this schema can be written.
-
-        The default accepts every schema.
-
-        Raises:
-            UsageError: they cannot.
-        """
-
     # -- what the runtime calls -------------------------------------------------------------------------------------
 
     def open(self, context: SinkContext) -> _Writer:
@@ -271,9 +262,7 @@ class LedgerSink(RememberingSink):
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> _Committer:
         """See ``connectors.base.Sink``."""
-        forgets = type(self).forget is not LedgerSink.forget
-        kind = _ForgettingCommitter if forgets else _Committer
-        return kind(self, Fence(owner_of(pipeline, node), int(generation)))
+        return _Committer(self, Fence(owner_of(pipeline, node), int(generation)))
 
 
 def output_checkpoint(name: str) -> int:
@@ -285,7 +274,7 @@ def output_checkpoint(name: str) -> int:
     return checkpoint_of(name)
 
 
-class _Writer:
+class _Writer(SinkWriter):
     """Keeps the records of the checkpoint that comes."""
 
     def __init__(self, context: SinkContext, piece_bytes: int) -> None:
@@ -322,8 +311,8 @@ class _Writer:
         return PieceBuffer(self._context.schema, self._piece_bytes)
 
 
-class _Sealed:
-    """The records of one checkpoint and subtask: see ``PiecewiseTransaction``."""
+class _Sealed(SealedTransaction):
+    """The records of one checkpoint and subtask: see ``SealedTransaction``."""
 
     def __init__(self, name: str, records: PieceBuffer) -> None:
         self._name, self._records = name, records
@@ -333,11 +322,11 @@ class _Sealed:
 
     @property
     def pieces_count(self) -> int:
-        """See ``PiecewiseTransaction``: what is small is not stored beside the manifest."""
+        """See ``SealedTransaction``: what is small is not stored beside the manifest."""
         return 0 if self._is_small() else self._records.count
 
     def piece(self, number: int) -> bytes:
-        """See ``PiecewiseTransaction``."""
+        """See ``SealedTransaction``."""
         return self._records.piece(number)
 
     def prepare(self) -> bytes | None:
@@ -361,15 +350,16 @@ class _Sealed:
         return records.is_empty or (not records.has_closed and len(records.piece(0)) <= INLINE_BYTES_MAX)
 
 
-class _Committer:
+class _Committer(Committer):
     """Publishes what completed checkpoints hold (CS3, CS6)."""
 
     def __init__(self, sink: LedgerSink, fence: Fence) -> None:
         self._sink, self._fence = sink, fence
         self._read: PieceReader = _read_nothing
+        self.can_forget = type(sink).forget is not LedgerSink.forget
 
     def read_pieces_with(self, read: PieceReader) -> None:
-        """See ``PiecewiseCommitter``."""
+        """See ``Committer``."""
         self._read = read
 
     def recover(self, keep: Sequence[Committable]) -> None:
@@ -385,15 +375,8 @@ class _Committer:
             with transient(self._sink.transient_errors, "publish", self._fence.owner):
                 self._sink.publish(outputs, self._fence)
 
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class _ForgettingCommitter(_Committer):
-    """Has the target forget names."""
-
-    def forget(self, before: CheckpointId) -> None:
-        """See ``ForgettingCommitter`` (K20)."""
+    def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
+        """See ``Committer``: each name says its checkpoint."""
         with transient(self._sink.transient_errors, "forget", self._fence.owner):
             self._sink.forget(self._fence.owner, int(before))
 

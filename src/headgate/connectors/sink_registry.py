@@ -7,35 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
-from headgate.connectors.base import ResettableSink
+from headgate.connectors.base import Sink
 from headgate.connectors.files.file_sink import FileSink
-from headgate.connectors.memory import Discard
 from headgate.connectors.streams import StreamSink, StreamsOfOneSink
 from headgate.model.graph import Graph, Role
 from headgate.model.pipeline_identity import Target, TargetKind
 from headgate.store.policies import recorded_retention
 
-Front: TypeAlias = tuple[Target, ResettableSink]
+Front: TypeAlias = tuple[Target, Sink]
 """A target, and the sink in front of it."""
 
 
 def targets_of(graph: Graph) -> tuple[Target, ...]:
     """Return what each sink of ``graph`` writes to."""
-    return tuple(target_of(str(node.name), node.spec) for node in graph.nodes if node.role is Role.SINK)
+    return tuple(cast(Sink, node.spec).recorded(str(node.name)) for node in graph.nodes if node.role is Role.SINK)
 
 
-def target_of(node: str, sink: object) -> Target:
-    """Return what one sink writes to."""
-    if isinstance(sink, Discard):
-        return Target(node, TargetKind.NOTHING)
-    if isinstance(sink, ResettableSink):
-        return sink.recorded(node)
-    return Target(node, TargetKind.OWN, type(sink).__name__)
-
-
-def sink_of(target: Target) -> ResettableSink | None:
+def sink_of(target: Target) -> Sink | None:
     """Return a sink in front of ``target``; None when only a program has one, or there is nothing to empty."""
     match target.kind:
         case TargetKind.FILES:
@@ -61,7 +51,7 @@ def together(fronts: Sequence[Front]) -> list[tuple[Front, ...]]:
     return list(groups.values())
 
 
-def in_one_step(fronts: Sequence[Front]) -> ResettableSink | StreamsOfOneSink:
+def in_one_step(fronts: Sequence[Front]) -> Sink | StreamsOfOneSink:
     """Return what empties one group of ``together``."""
     streams = tuple(sink for _, sink in fronts if isinstance(sink, StreamSink))
     return StreamsOfOneSink(streams) if streams else fronts[0][1]

@@ -8,13 +8,13 @@ Flink's ``TwoPhaseCommitSinkFunction``, but the driver commits.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from headgate.connectors.base import SinkContext
-from headgate.connectors.fenced_sink import Fence, OutputName, RememberingSink, in_order, owner_of, transient, with_life
+from headgate.connectors.base import Committer, SealedTransaction, SinkContext, SinkWriter
+from headgate.connectors.fenced_sink import Fence, FencedSink, OutputName, in_order, owner_of, transient, with_life
 from headgate.errors import CorruptionError, UsageError, gone
 from headgate.model.config import Duration
 from headgate.model.ids import CheckpointId, Generation
@@ -27,7 +27,7 @@ Open = TypeVar("Open")
 """What ``begin`` returns: an open transaction of the target, such as a connection."""
 
 
-class TwoPhaseSink(RememberingSink, Generic[Open]):  # CS9
+class TwoPhaseSink(FencedSink, Generic[Open]):  # CS9
     """Base class of sinks for a target that can keep output durable and invisible at the same time.
 
     Workers call ``begin``, ``write``, ``prepare`` and ``close``. The driver calls ``claim``, ``claimed``, ``prepared``,
@@ -104,15 +104,6 @@ class TwoPhaseSink(RememberingSink, Generic[Open]):  # CS9
     def close(self, transaction: Open) -> None:
         """Release the resources of a transaction that was abandoned or prepared. The default does nothing."""
 
-    def check(self, schema: pa.Schema) -> None:
-        """Check, while the pipeline is being built, that records of this schema can be written.
-
-        The default accepts every schema.
-
-        Raises:
-            UsageError: they cannot.
-        """
-
     # -- what the runtime calls -------------------------------------------------------------------------------------
 
     def open(self, context: SinkContext) -> _Writer[Open]:
@@ -146,7 +137,7 @@ def can_forget(sink: TwoPhaseSink[Any]) -> bool:
     return lists
 
 
-class _Writer(Generic[Open]):
+class _Writer(SinkWriter, Generic[Open]):
     """Begins a transaction with the first record behind a barrier, and seals it at the next one."""
 
     def __init__(self, sink: TwoPhaseSink[Open], context: SinkContext) -> None:
@@ -184,7 +175,7 @@ class _Writer(Generic[Open]):
             sealed.close()
 
 
-class _Sealed(Generic[Open]):
+class _Sealed(SealedTransaction, Generic[Open]):
     """A transaction that takes no more records."""
 
     def __init__(self, sink: TwoPhaseSink[Open], fence: Fence, transaction: tuple[str, Open] | None) -> None:
@@ -215,7 +206,7 @@ class _Sealed(Generic[Open]):
             self._sink.close(transaction)
 
 
-class _Committer:
+class _Committer(Committer):
     """Decides what was prepared (CS3, CS4)."""
 
     def __init__(self, sink: TwoPhaseSink[Any], fence: Fence) -> None:
@@ -247,12 +238,12 @@ class _Committer:
                     gone(error)
                     raise
 
-    def close(self) -> None:
-        """Nothing is open."""
-
 
 class _ForgettingCommitter(_Committer):
     """Has the target forget names, which say no checkpoint (CS24)."""
+
+    knows_outcomes = True
+    can_forget = True
 
     def __init__(self, sink: TwoPhaseSink[Any], fence: Fence) -> None:
         super().__init__(sink, fence)
@@ -265,16 +256,16 @@ class _ForgettingCommitter(_Committer):
         super().commit(permit, committables)
 
     def denial(self, committable: Committable) -> str:
-        """See ``AskedCommitter``: such a target lists what it prepared, and what it remembers."""
+        """See ``Committer``: such a target lists what it prepared, and what it remembers."""
         name, owner = _name_of(committable), self._fence.owner
         with transient(self._sink.transient_errors, "look up", owner):
             if name in self._sink.prepared(owner) or name in self._sink.committed(owner):
                 return ""
         return f"{name} is neither prepared nor known to be committed"
 
-    def forget_all_but(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
-        """See ``NamingCommitter``."""
-        kept = {_name_of(committable) for committable in promised}
+    def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
+        """See ``Committer``."""
+        kept = {_name_of(committable) for committable in promised()}
         with transient(self._sink.transient_errors, "forget", self._fence.owner):
             names = [name for name in self._sink.committed(self._fence.owner) if self._is_over(name, before, kept)]
             if names:

@@ -14,7 +14,6 @@ from tests.connectors.custom.test_own_sinks import committer, permit, prepared, 
 
 import headgate as hg
 from headgate.codec.json_files import encode_life
-from headgate.connectors.base import OwnedSink
 from headgate.model.ids import Generation
 from headgate.model.pipeline_identity import Life, OtherSink, Owner
 from headgate.testing.sinks.ownership import check_owner, check_start_over
@@ -35,7 +34,7 @@ def fence_of(life: Life | None, generation: int = 0) -> hg.Fence:
 def test_a_target_knows_its_pipeline_again_and_refuses_another_one(tmp_path: Path, kind: Kind) -> None:  # CS20
     check_owner(target_at(tmp_path / "owner.db", kind))
     check_start_over(target_at(tmp_path / "over.db", kind))
-    assert isinstance(kind("anywhere"), OwnedSink)
+    assert kind("anywhere").has_owner
 
 
 @each

@@ -173,7 +173,7 @@ def test_a_ledger_forgets_what_nobody_asks_for(tmp_path: Path) -> None:  # CS6
     begun = committer(sink, 1, [])
     outputs = [prepared(sink, checkpoint, checkpoint) for checkpoint in (1, 2, 3)]
     begun.commit(permit(3), outputs)
-    begun.forget(CheckpointId(3))
+    begun.forget(CheckpointId(3), list)
     with connect(sink.path) as target:
         left = [hg.output_checkpoint(name) for (name,) in target.execute("select name from ledger")]
     assert left == [3]
@@ -208,10 +208,10 @@ def test_a_sink_of_two_phases_forgets_what_no_retained_checkpoint_promises(tmp_p
     sink = SqliteSink(str(tmp_path / "t.db"))
     _, former = committed_one_by_one(sink, 1, 1, 2, 3)
     begun, mine = committed_one_by_one(sink, 2, 4, 5, 6)
-    begun.forget_all_but(CheckpointId(3), [former[2], *mine[:1]])
+    begun.forget(CheckpointId(3), lambda: [former[2], *mine[:1]])
     assert numbers_of(ledger_of(sink.path)) == [(1, 3), (2, 1), (2, 2), (2, 3)], "5 and 6 completed meanwhile"
-    begun.forget_all_but(CheckpointId(6), mine[2:])
-    begun.forget_all_but(CheckpointId(6), mine[2:])
+    begun.forget(CheckpointId(6), lambda: mine[2:])
+    begun.forget(CheckpointId(6), lambda: mine[2:])
     assert numbers_of(ledger_of(sink.path)) == [(2, 3)]
     begun.commit(permit(6, 2), mine[2:])
     assert [row["number"] for row in rows_in(sink.path)] == [1, 2, 3, 4, 5, 6]
@@ -226,7 +226,7 @@ def test_what_an_heir_has_committed_is_not_forgotten_by_whom_it_replaced(tmp_pat
     heir.commit(permit(3, 2), [outputs[1], late])
     prepared_by_heir = prepared(sink, 4, 4, generation=2)
     heir.commit(permit(4, 2), [prepared_by_heir])
-    old.forget_all_but(CheckpointId(2), outputs[1:])
+    old.forget(CheckpointId(2), lambda: outputs[1:])
     assert numbers_of(ledger_of(sink.path)) == [(1, 1), (1, 2), (2, 1)]
     committer(sink, 3, [outputs[1], late]).commit(permit(3, 3), [outputs[1], late])
 
@@ -236,7 +236,7 @@ def test_other_sinks_at_the_target_forget_for_themselves(tmp_path: Path) -> None
     committed_one_by_one(sink, 1, 1)
     another = sink.open_committer("p", "out2", Generation(5))
     another.recover([])
-    another.forget_all_but(CheckpointId(9), [])
+    another.forget(CheckpointId(9), list)
     assert len(ledger_of(sink.path)) == 1
 
 

@@ -14,6 +14,7 @@ from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
 from headgate import fault_points
+from headgate.connectors.base import Committer
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.config import DamagedCheckpoint, StartConfig
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
@@ -31,7 +32,7 @@ CALLS: list[tuple[str, list[int]]] = []
 TOKEN = "00112233aabbccdd"
 
 
-class RecordedSink(hg.Discard):
+class RecordedSink(hg.Discard, Committer):
     """Says what it is asked to decide."""
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Any:

@@ -13,6 +13,7 @@ from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
 from headgate.codec.log_entry import decode_log_entry
+from headgate.connectors.base import Committer
 from headgate.environment import cancellable
 from headgate.errors import OutputDenied, StorageError, UsageError
 from headgate.model.config import DamagedCheckpoint
@@ -30,7 +31,7 @@ from headgate.storage.memory import MemoryStorage
 CALLS: list[tuple[str, list[int]]] = []
 
 
-class RecordedSink(hg.Discard):
+class RecordedSink(hg.Discard, Committer):
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Any:
         return self
 

@@ -14,7 +14,7 @@ from tests.testing.staged import ForgettingSink
 from tests.testing.staged import Place as Target
 
 import headgate as hg
-from headgate.connectors.base import SinkContext
+from headgate.connectors.base import Committer, SinkContext
 from headgate.errors import FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, LogEntry, Manifest, SubtaskEntry
@@ -172,8 +172,10 @@ def test_nothing_of_a_users_sink_is_forgotten_while_a_checkpoint_is_damaged(tmp_
     assert len(target.ledger) == 3
 
 
-class Forgetful(hg.Discard):
+class Forgetful(hg.Discard, Committer):
     """A sink of a user, whose target fails to forget."""
+
+    can_forget = True
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -187,7 +189,7 @@ class Forgetful(hg.Discard):
     def commit(self, permit: Any, committables: Any) -> None:
         pass
 
-    def forget(self, before: CheckpointId) -> None:
+    def forget(self, before: CheckpointId, promised: Any) -> None:
         raise self.error
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.connectors.base import SinkContext
+from headgate.connectors.base import Committer, SinkContext
 from headgate.connectors.files.file_committer import read_committed
 from headgate.connectors.files.publish_log import SinkIdentity, decode_files
 from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputDenied, StorageError, UsageError, gone
@@ -25,7 +25,7 @@ from headgate.store.store import Store
 PERMIT = CommitPermit(CheckpointId(6), Generation(1))
 
 
-class RecordedSink(hg.Discard):
+class RecordedSink(hg.Discard, Committer):
     """Tells what its committer is asked for."""
 
     def __init__(self, error: HeadgateError | None = None) -> None:

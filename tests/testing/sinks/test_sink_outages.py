@@ -16,7 +16,7 @@ from tests.testing.staged import LIMIT_MS, StagedLedger, StagedSink, at, number_
 
 import headgate as hg
 from headgate import environment
-from headgate.connectors.base import transaction_timeout_ms
+from headgate.connectors.base import Sink, transaction_timeout_ms
 from headgate.errors import StorageError
 from headgate.testing import Target, check_sink
 from headgate.testing.sinks.lost_output import Moment, check_outage, check_outages
@@ -165,6 +165,6 @@ def test_a_timeout_is_a_positive_duration_or_none() -> None:  # CS9
         transaction_timeout = 0  # type: ignore[assignment]
 
     assert transaction_timeout_ms(at(StagedSink).sink) == LIMIT_MS
-    assert transaction_timeout_ms(object()) is None
+    assert transaction_timeout_ms(Sink()) is None
     with pytest.raises(hg.UsageError, match="transaction_timeout must be positive"):
         transaction_timeout_ms(at(Wrong).sink)

@@ -14,6 +14,7 @@ from functools import partial
 import polars as pl
 
 from headgate import fault_points
+from headgate.connectors.base import Committer
 from headgate.connectors.encode import decode
 from headgate.connectors.files.publish_log import Ledger, SinkIdentity, StagedFile, all_listed, decode_files, digest
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError, gone
@@ -30,8 +31,10 @@ _GENERATION = re.compile(r"-\d{10}-\d{5}-(\d{10})-\d{5}\.")
 _LOCAL_TIME, _MOMENT = pl.Datetime("us"), pl.Datetime("us", "UTC")
 
 
-class FileCommitter:
+class FileCommitter(Committer):
     """Decides the prepared files of one sink, for one generation."""
+
+    knows_outcomes = True
 
     def __init__(self, storage: Storage, identity: SinkIdentity, generation: Generation) -> None:
         self._storage, self._identity, self._generation = storage, identity, generation
@@ -84,7 +87,7 @@ class FileCommitter:
             self._storage.delete(path)
 
     def left_behind(self) -> str:
-        """See ``TidyingCommitter``."""
+        """See ``Committer``."""
         return self._left_behind
 
     def _take_back(self, files: set[StagedFile]) -> None:
@@ -142,7 +145,7 @@ class FileCommitter:
         self._ledger.withdraw([path for path, found in self._ledger.intended().items() if set(files).issuperset(found)])
 
     def denial(self, committable: Committable) -> str:
-        """See ``AskedCommitter``."""
+        """See ``Committer``."""
         files = self._files(committable)
         listed = self._ledger.listed(files, committable.checkpoint)
         try:
@@ -214,9 +217,6 @@ class FileCommitter:
 
     def _refuse_if_fenced(self) -> None:
         refuse_if_fenced(self._storage, self._identity, self._generation)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def refuse_if_fenced(storage: Storage, identity: SinkIdentity, generation: Generation) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
+from headgate.connectors.base import Committer, Holding, Sink, SinkContext, SinkWriter
 from headgate.connectors.encode import FORMATS, FileFormat, check_format
 from headgate.connectors.files.file_committer import FileCommitter
 from headgate.connectors.files.file_writer import FileNames, FileWriter, Limits
@@ -46,7 +46,7 @@ _PROBE = f"{STAGING}/probe"
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
-class FileSink:  # D6
+class FileSink(Sink):  # D6
     """Writes each record to files exactly once. A file appears when the checkpoint that wrote it completes.
 
     A checkpoint writes a file when there are enough records for one, or when the oldest record has waited long enough.
@@ -56,6 +56,9 @@ class FileSink:  # D6
     Spark, DuckDB and pyarrow skip the sink's own directories, whose names begin with "_". Polars does not: give it
     ``<url>/*.parquet`` or ``committed_files(url)``. Several sinks and pipelines may share a directory.
     """
+
+    has_owner = True
+    can_be_reset = True
 
     def __init__(
         self,
@@ -124,7 +127,7 @@ class FileSink:  # D6
                 raise self._unwritable(problem)
 
     def make_target(self, schema: pa.Schema) -> None:  # SC7
-        """See ``MakingSink``: make the directory when it is missing, and see that it takes a file."""
+        """See ``Sink``: make the directory when it is missing, and see that it takes a file."""
         with self._writing():
             storage = self._storage()
             storage.put(_PROBE, [b""])
@@ -161,36 +164,36 @@ class FileSink:  # D6
         return FileOwner(self._storage(), SinkIdentity(pipeline, node))
 
     def owner(self, pipeline: str, node: str) -> Owner:  # LV2
-        """See ``OwnedSink``. A directory that is not there knows nobody, and is not made by being asked."""
+        """See ``Sink``. A directory that is not there knows nobody, and is not made by being asked."""
         directory = local_directory(self.url)
         is_missing = directory is not None and not directory.exists()
         return Owner() if is_missing else self.target(pipeline, node).owner()
 
     @property
     def shared_target(self) -> str:
-        """See ``NeighbouringSink``."""
+        """See ``Sink``."""
         return self.url
 
     def own(self, pipeline: str, node: str, life: Life) -> Owner:
-        """See ``OwnedSink``."""
+        """See ``Sink``."""
         with self._writing():
             return self.target(pipeline, node).own(life)
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``LocatedConnector``."""
+        """See ``Sink``."""
         url = self.url.partition("?")[0]
         return (Location(url, url if "://" in url else os.path.realpath(url)),)
 
     def recorded(self, node: str) -> Target:
-        """See ``ResettableSink``."""
+        """See ``Sink``."""
         return Target(node, TargetKind.FILES, self.url)
 
     def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
-        """See ``ResettableSink``. A directory that is not there holds nothing, and is not made by being asked."""
+        """See ``Sink``. A directory that is not there holds nothing, and is not made by being asked."""
         return Holding("", self.url) if is_missing(self.url) else self._published(pipeline, node).holding()
 
     def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
-        """See ``ResettableSink``."""
+        """See ``Sink``."""
         if not is_missing(self.url):
             with self._writing():
                 self._published(pipeline, node).start_over(generation, life)
@@ -199,5 +202,5 @@ class FileSink:  # D6
         return PublishedFiles(self._storage(), SinkIdentity(pipeline, node))
 
     def how_to_forget(self, pipeline: str, node: str) -> str:
-        """See ``OwnedSink``."""
+        """See ``Sink``."""
         return f"headgate sinks forget '{pipeline}/{node}' '{self.url}'"

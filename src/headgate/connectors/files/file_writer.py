@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from headgate.codec.arrow import gains_zones, in_zones_of, read_stream
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
-from headgate.connectors.base import SealedTransaction, SinkContext
+from headgate.connectors.base import EmptyTransaction, SealedTransaction, SinkContext, SinkWriter
 from headgate.connectors.encode import FileFormat, encode
 from headgate.connectors.files.file_committer import refuse_if_fenced
 from headgate.connectors.files.publish_log import SinkIdentity, StagedFile, digest, encode_files
@@ -163,8 +163,10 @@ class FileNames:
         )
 
 
-class FileWriter:
+class FileWriter(SinkWriter):
     """Collects the output of one subtask: a transaction per checkpoint that does not hold its records back (D13)."""
+
+    can_hold_back = True
 
     def __init__(self, storage: Storage, names: FileNames, context: SinkContext, limits: Limits) -> None:
         self._storage, self._names, self._context, self._limits = storage, names, context, limits
@@ -184,7 +186,7 @@ class FileWriter:
         """Close the current transaction as the output of ``checkpoint``, or go on holding its records back."""
         if not self._is_due():
             self._held = self._current.compact()
-            return NothingSealed()
+            return EmptyTransaction()
         sealed = SealedFiles(self._storage, self._names, checkpoint, self._restored, self._current, self._limits)
         self._current = RowBuffer(self._context.schema, self._limits.buffer_bytes)
         self._restored, self._held, self._first_ms = [], (), None
@@ -223,15 +225,7 @@ class FileWriter:
         return self._context.clock_ms() - self._first_ms >= limits.roll_interval_ms
 
 
-class NothingSealed:
-    """No output: the records wait for a later checkpoint."""
-
-    def prepare(self) -> bytes | None:
-        """Return None (K4)."""
-        return None
-
-
-class SealedFiles:
+class SealedFiles(SealedTransaction):
     """One transaction on its way to staged files."""
 
     def __init__(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
 
 from headgate.codec.arrow import unzoned_schema
-from headgate.connectors.base import KEPT, Holding, SealedTransaction, SinkContext
+from headgate.connectors.base import KEPT, Committer, Holding, SealedTransaction, Sink, SinkContext, SinkWriter
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.lineage import Location
@@ -74,7 +74,7 @@ class _Payload(msgspec.Struct, frozen=True, array_like=True):
 _PAYLOAD_VERSION = 1
 
 
-class StreamSinkWriter:
+class StreamSinkWriter(SinkWriter):
     """Writes one subtask's records into the open transaction."""
 
     def __init__(self, store: Store, stream: str, context: SinkContext) -> None:
@@ -111,7 +111,7 @@ class StreamSinkWriter:
             self._current = None
 
 
-class _Sealed:
+class _Sealed(SealedTransaction):
     def __init__(self, stream: str, transaction: Transaction | None) -> None:
         self._stream = stream
         self._transaction = transaction
@@ -125,8 +125,11 @@ class _Sealed:
         return msgspec.msgpack.encode(_Payload(_PAYLOAD_VERSION, self._stream, self._transaction.name, count))
 
 
-class StreamCommitter:
+class StreamCommitter(Committer):
     """Decides the transactions of one sink."""
+
+    knows_outcomes = True
+    can_forget = True
 
     def __init__(self, store: Store, stream: str, node: str, owner: str, generation: Generation) -> None:
         """Use ``StreamSink.open_committer``."""
@@ -149,7 +152,7 @@ class StreamCommitter:
         self._left_behind = str(left[0]) if left else ""
 
     def left_behind(self) -> str:
-        """See ``TidyingCommitter``."""
+        """See ``Committer``."""
         return self._left_behind
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
@@ -165,15 +168,15 @@ class StreamCommitter:
                 self._store.look_after(stream)  # S71
 
     def denial(self, committable: Committable) -> str:
-        """See ``AskedCommitter``."""
+        """See ``Committer``."""
         name = transaction_of(committable)
         found = {x.name: x.status for x in self._store.list_transactions(owner=self._owner, prefix=name)}.get(name)
         if found is None:
             return f"the store found no record of the transaction {name}"
         return f"the transaction {name} was aborted" if found is Status.ABORTED else ""
 
-    def forget(self, before: CheckpointId) -> None:
-        """See ``ForgettingCommitter``."""
+    def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
+        """See ``Committer``."""
         decided = [x.name for x in self._store.list_transactions(owner=self._owner) if x.status.is_terminal]
         checkpoints = {name: checkpoint_of(name) for name in decided}
         names = [name for name, checkpoint in checkpoints.items() if checkpoint is not None and checkpoint < before]
@@ -211,7 +214,7 @@ _SHARED = (
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSink:
+class StreamSink(Sink):
     """Writes records to a stream of the store, exactly once.
 
     ``routing_key``, ``segments`` and ``retention`` only apply to a stream that the sink creates. An existing stream
@@ -233,6 +236,9 @@ class StreamSink:
     create: bool = True
     segments: int = 4
     retention: Retention | None = None
+
+    has_owner = True
+    can_be_reset = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "store", store_root(self.store))
@@ -256,7 +262,7 @@ class StreamSink:
             raise no_such_stream(self.stream, str(self.store), ())
 
     def make_target(self, schema: pa.Schema) -> None:  # SC7
-        """See ``MakingSink``: create the stream when it is missing."""
+        """See ``Sink``: create the stream when it is missing."""
         if self.create and self._find() is None:
             wanted = self._wanted(schema)
             Store.shared(self.store).create_stream(
@@ -278,27 +284,27 @@ class StreamSink:
         return StreamCommitter(Store.shared(self.store), self.stream, node, owner_of(pipeline, node), generation)
 
     def owner(self, pipeline: str, node: str) -> Owner:  # LV2
-        """See ``OwnedSink``. A store that is not there knows nobody, and is not made by being asked."""
+        """See ``Sink``. A store that is not there knows nobody, and is not made by being asked."""
         if not Store.exists(self.store):
             return Owner()
         return Store.shared(self.store).owner(owner_of(pipeline, node), self.stream, f"{pipeline}/")
 
     def own(self, pipeline: str, node: str, life: Life) -> Owner:
-        """See ``OwnedSink``."""
+        """See ``Sink``."""
         return Store.shared(self.store).own(owner_of(pipeline, node), life)
 
     def how_to_forget(self, pipeline: str, node: str) -> str:
-        """See ``OwnedSink``."""
+        """See ``Sink``."""
         return f"headgate streams forget '{owner_of(pipeline, node)}' --store '{self.store}'"
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``LocatedConnector``."""
+        """See ``Sink``."""
         store = str(self.store)
         real = store if "://" in store else os.path.realpath(store)
         return (Location(f"{store}#{self.stream}", f"{real}#{self.stream}"),)
 
     def recorded(self, node: str) -> Target:
-        """See ``ResettableSink``."""
+        """See ``Sink``."""
         policy = retention_policy_of(self.retention) or RetentionPolicy()
         return Target(
             node,
@@ -313,7 +319,7 @@ class StreamSink:
         )
 
     def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
-        """See ``ResettableSink``. A store that is not there holds nothing, and is not made by being asked."""
+        """See ``Sink``. A store that is not there holds nothing, and is not made by being asked."""
         where = f"stream {self.stream} in {self.store}"
         if not Store.exists(self.store):
             return Holding("", where)
@@ -325,7 +331,7 @@ class StreamSink:
         return Holding(f"{contents.events_count:,} events" if contents.ours else "", where)
 
     def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
-        """See ``ResettableSink``."""
+        """See ``Sink``."""
         StreamsOfOneSink((self,)).start_over(pipeline, node, generation, life, mine)
 
     def _wanted(self, schema: pa.Schema) -> StreamDefinition:
@@ -363,7 +369,7 @@ class StreamsOfOneSink:
     sinks: tuple[StreamSink, ...]
 
     def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
-        """See ``ResettableSink``. A stream that ``make_target`` makes again is deleted: its columns may change."""
+        """See ``Sink``. A stream that ``make_target`` makes again is deleted: its columns may change."""
         root = self.sinks[0].store
         if not Store.exists(root):
             return

@@ -27,7 +27,7 @@ from headgate.codec.snapshot import (
     snapshot_path,
 )
 from headgate.codec.snapshot_rows import difference, stored_rows
-from headgate.connectors.base import PiecewiseTransaction, SealedTransaction
+from headgate.connectors.base import SealedTransaction
 from headgate.environment import Pool, ThreadEnded
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
@@ -421,8 +421,7 @@ class SnapshotWriter:
         while self._unprepared:
             node, checkpoint, sealed = self._unprepared[0]
             try:
-                if isinstance(sealed, PiecewiseTransaction):
-                    self._store_pieces(checkpoint, sealed)
+                self._store_pieces(checkpoint, sealed)
                 payload = self._with_retries(sealed.prepare)
             except (CorruptionError, UsageError) as error:  # K21: the target knows this output, and it is another
                 raise PrepareRefused(node, checkpoint, str(error)) from error
@@ -432,7 +431,7 @@ class SnapshotWriter:
                 index = self._subtask.index
                 self._prepared.append(Committable(node, checkpoint, index, self._to.generation, payload, pieces=pieces))
 
-    def _store_pieces(self, checkpoint: CheckpointId, sealed: PiecewiseTransaction) -> None:
+    def _store_pieces(self, checkpoint: CheckpointId, sealed: SealedTransaction) -> None:
         """Make the pieces durable, each once; what fails goes on with the next snapshot (SF13)."""
         while len(self._pieces) < sealed.pieces_count:
             self._pieces.append(self._stored(checkpoint, sealed.piece(len(self._pieces))))

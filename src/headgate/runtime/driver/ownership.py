@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import cast
 
-from headgate.connectors.base import NeighbouringSink, OwnedSink
+from headgate.connectors.base import Sink
 from headgate.errors import PutCheckpointsBack, UsageError, with_remedy
 from headgate.model.graph import Role
 from headgate.model.ids import Generation
@@ -30,9 +31,9 @@ class SinkOwnership:
         self._pipeline, self._life, self._home = definition.config.name, life, home
         self._host = host_of(home, host)
         self._sinks = {
-            str(node.name): node.spec
+            str(node.name): sink
             for node in definition.graph.nodes
-            if node.role is Role.SINK and isinstance(node.spec, OwnedSink)
+            if node.role is Role.SINK and (sink := cast(Sink, node.spec)).has_owner
         }
 
     def ask(self) -> dict[str, Owner]:
@@ -118,9 +119,9 @@ class SinkOwnership:
         return "run the pipeline with that checkpoint directory, or give it another name"
 
 
-def _target(name: str, sink: OwnedSink) -> object:
+def _target(name: str, sink: Sink) -> object:
     """Return what is equal for sinks that share a target."""
-    return (type(sink), sink.shared_target) if isinstance(sink, NeighbouringSink) else name
+    return name if sink.shared_target is None else (type(sink), sink.shared_target)
 
 
 def host_of(home: str, host: str) -> str | None:

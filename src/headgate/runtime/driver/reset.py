@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from headgate.codec.json_files import Ending
-from headgate.connectors.base import KEPT, Holding, ResettableSink
-from headgate.connectors.sink_registry import Front, in_one_step, sink_of, target_of, targets_of, together
+from headgate.connectors.base import KEPT, Holding, Sink
+from headgate.connectors.sink_registry import Front, in_one_step, sink_of, targets_of, together
 from headgate.errors import StorageError, UsageError
 from headgate.model.graph import Role
 from headgate.model.heartbeat import Course
@@ -67,7 +67,7 @@ class FoundTarget:
     """A target that will be emptied, and what it holds. ``sink``: None if there is nothing to be emptied."""
 
     target: Target
-    sink: ResettableSink | None
+    sink: Sink | None
     owner: Owner
     holding: Holding
 
@@ -168,21 +168,22 @@ class TargetSinks:
         self._pipeline, self._home, self._host = pipeline, home, host
         self._program = program
         graph = () if program is None else program.graph.nodes
-        self._sinks: Mapping[str, object] = {str(node.name): node.spec for node in graph if node.role is Role.SINK}
+        sinks = {str(node.name): cast(Sink, node.spec) for node in graph if node.role is Role.SINK}
+        self._sinks: Mapping[str, Sink] = sinks
 
     def mine(self, known: Sequence[Life]) -> Mine:
         """Return which owners' output may be deleted, given the ``known`` identities of the pipeline."""
         home, host = self._home, self._host
         return lambda owner: any(ownership.may_empty(life, home, host, owner) for life in known or (None,))
 
-    def _sink(self, target: Target) -> ResettableSink | None:
+    def _sink(self, target: Target) -> Sink | None:
         """Return the program's own sink in front of ``target``, else one made of what is written down."""
         mine = self._sinks.get(target.sink)
-        if isinstance(mine, ResettableSink) and target_of(target.sink, mine).place_key == target.place_key:
+        if mine is not None and mine.can_be_reset and mine.recorded(target.sink).place_key == target.place_key:
             return mine
         return sink_of(target)
 
-    def known(self, target: Target, mine: Mine, generation: Generation = NO_GENERATION) -> tuple[ResettableSink, ...]:
+    def known(self, target: Target, mine: Mine, generation: Generation = NO_GENERATION) -> tuple[Sink, ...]:
         """Return the sinks in front of all places of ``target``, its own first.
 
         Where a user's sink writes to is written down nowhere. So each sink of the class is asked, which may be that
@@ -199,12 +200,12 @@ class TargetSinks:
         first = [] if sink is None else [sink]
         return tuple(first + own or [others[0][0]])
 
-    def _others_at(self, target: Target) -> list[tuple[ResettableSink, Owner]]:
+    def _others_at(self, target: Target) -> list[tuple[Sink, Owner]]:
         """Return the program's other sinks of the same user class with an owner of ``target``, and that owner."""
         if target.kind is not TargetKind.OWN:
             return []
         sinks = [sink for name, sink in self._sinks.items() if name != target.sink]
-        same = [sink for sink in sinks if isinstance(sink, ResettableSink) and type(sink).__name__ == target.place]
+        same = [sink for sink in sinks if sink.can_be_reset and type(sink).__name__ == target.place]
         known = [(sink, sink.owner(self._pipeline, target.sink)) for sink in same]
         return [(sink, owner) for sink, owner in known if not owner.is_nobody]
 
@@ -249,7 +250,7 @@ class TargetSinks:
         sink = self._sink(target) or next(others, None)
         return "" if sink is None else sink.how_to_forget(self._pipeline, target.sink)
 
-    def refuse_others(self, target: Target, sink: ResettableSink, generation: Generation, mine: Mine) -> None:
+    def refuse_others(self, target: Target, sink: Sink, generation: Generation, mine: Mine) -> None:
         """Refuse to empty a target that has got another owner since it was looked at (SO4) for reset ``generation``.
 
         Raises:
@@ -414,7 +415,7 @@ class Reset:
         found = [self._found_by(sink, target, mine) for sink in sinks]
         return list({one.owner: one for one in reversed(found)}.values())[::-1]
 
-    def _found_by(self, sink: ResettableSink, target: Target, mine: Mine) -> FoundTarget:
+    def _found_by(self, sink: Sink, target: Target, mine: Mine) -> FoundTarget:
         owner = self._at(target, lambda: sink.owner(self._pipeline, target.sink))
         holding = self._at(target, lambda: sink.holding(self._pipeline, target.sink, mine))
         if not owner.is_forgotten and not mine(owner):
@@ -508,7 +509,7 @@ class Reset:
             self._retrying(lambda path=path: self._remove(path, order))  # type: ignore[misc]
         self._retrying(lambda: self._log.records.carried_out(number, order.token))
 
-    def _known(self, target: Target, mine: Mine, generation: Generation) -> tuple[ResettableSink, ...]:
+    def _known(self, target: Target, mine: Mine, generation: Generation) -> tuple[Sink, ...]:
         return self._at(target, lambda: self._fronts.known(target, mine, generation))
 
     def _remove(self, path: str, order: ResetOrder) -> None:

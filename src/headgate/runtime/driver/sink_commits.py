@@ -14,14 +14,8 @@ from typing import TypeAlias, cast
 
 from headgate import fault_points
 from headgate.connectors.base import (
-    AskedCommitter,
     Committer,
-    ForgettingCommitter,
-    MakingSink,
-    NamingCommitter,
-    PiecewiseCommitter,
     Sink,
-    TidyingCommitter,
 )
 from headgate.environment import close_all
 from headgate.errors import (
@@ -102,8 +96,7 @@ class SinkCommits:
                     self._committers[name] = sink.open_committer(definition.config.name, name, generation)
                     _refuse_listening(name, sink, self._committers[name])
         for committer in self._committers.values():
-            if isinstance(committer, PiecewiseCommitter):
-                committer.read_pieces_with(self._output)
+            committer.read_pieces_with(self._output)
 
     def recover(self, permit: CommitPermit | None, keep: Sequence[Committable]) -> None:
         """Fence older generations, abort what the restored checkpoint does not promise, commit what it does (K6).
@@ -141,18 +134,20 @@ class SinkCommits:
         """
         for one in committables:
             committer = self._committers.get(one.sink)
-            if isinstance(committer, AskedCommitter):
+            if committer is None:
+                continue
+            if committer.knows_outcomes:
                 why = "" if may_lose else self._denial(committer, one)
                 if why:
                     return f"sink '{one.sink}' denies output that it promised for checkpoint {one.checkpoint}: {why}"
-            elif isinstance(committer, ForgettingCommitter | NamingCommitter) and one not in remembered:
+            elif committer.can_forget and one not in remembered:
                 return (
                     f"it is no longer known whether the output of checkpoint {one.checkpoint} was committed: the "
                     f"target of sink '{one.sink}' was let forget it"
                 )
         return ""
 
-    def _denial(self, committer: AskedCommitter, committable: Committable) -> str:
+    def _denial(self, committer: Committer, committable: Committable) -> str:
         try:
             with _denials(committable.sink, committable.checkpoint):
                 return committer.denial(self._with_payload(committable))
@@ -161,8 +156,7 @@ class SinkCommits:
 
     def left_behind(self) -> list[str]:
         """Return notes about unneeded things that ``recover`` could not remove (K24)."""
-        tidying = {name: found for name, found in self._committers.items() if isinstance(found, TidyingCommitter)}
-        left = {name: committer.left_behind() for name, committer in tidying.items()}
+        left = {name: committer.left_behind() for name, committer in self._committers.items()}
         return [
             f"could not remove what is left at sink '{name}': {why}; the next start tries again"
             for name, why in left.items()
@@ -231,10 +225,9 @@ class SinkCommits:
             promised: all that they ask for.
         """
         for name, committer in self._committers.items():
-            if isinstance(committer, ForgettingCommitter):
-                committer.forget(before)
-            if isinstance(committer, NamingCommitter):
-                committer.forget_all_but(before, [self._with_payload(c) for c in promised if c.sink == name])
+            if committer.can_forget:
+                mine = [c for c in promised if c.sink == name]
+                committer.forget(before, lambda mine=mine: [self._with_payload(c) for c in mine])  # type: ignore[misc]
 
     def close(self) -> None:
         """Release resources of every target (N73)."""
@@ -249,10 +242,10 @@ def make_targets(definition: PipelineDefinition) -> None:
         StorageError: repeating is safe.
     """
     for node in definition.graph.nodes:
-        if node.role is Role.SINK and isinstance(node.spec, MakingSink):
+        if node.role is Role.SINK:
             try:
                 with refusing_permanent_errors("its target cannot be made"):
-                    node.spec.make_target(definition.schema(node.name))
+                    cast(Sink, node.spec).make_target(definition.schema(node.name))
             except UsageError as error:
                 raise UsageError(f"operator '{node.name}': {error.message}") from None
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 from headgate.codec.messages import Deploy
 from headgate.connectors.base import (
     AnyReader,
-    HoldingWriter,
     InducedReader,
     InducedSource,
     Sink,
@@ -68,7 +67,7 @@ class SinkHead(Operator):
 
     def freeze(self) -> FrozenState | None:
         """Return what the writer holds back; its transaction has been sealed (D13)."""
-        return self._writer.freeze() if isinstance(self._writer, HoldingWriter) else None
+        return self._writer.freeze()
 
     def restore(self, states: Sequence[RestoredState]) -> None:
         """Give the writer what former ones held back.
@@ -76,7 +75,7 @@ class SinkHead(Operator):
         Raises:
             UsageError: it is of a sink that never holds anything back (D15).
         """
-        if not isinstance(self._writer, HoldingWriter):
+        if not self._writer.can_hold_back:
             raise UsageError(
                 f"the restored checkpoint holds records that sink '{self.context.node}' had not written yet, but now "
                 "it is of another kind that cannot take them over: bring the former sink back under this name"
@@ -85,8 +84,7 @@ class SinkHead(Operator):
 
     def finish(self) -> None:
         """Have the writer hold nothing back any more."""
-        if isinstance(self._writer, HoldingWriter):
-            self._writer.finish()
+        self._writer.finish()
 
 
 def edge_schemas(definition: PipelineDefinition) -> list[pa.Schema]:

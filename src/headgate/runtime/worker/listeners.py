@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headgate.codec.snapshot import LISTS_PREFIX, UNION_PREFIX
-from headgate.connectors.base import HoldingWriter
+from headgate.connectors.base import SinkWriter
 from headgate.environment import ThreadEnded
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
@@ -49,7 +49,7 @@ class SubtaskListeners:
                     "would have the same names; keep the lists in one of them"
                 )
         for function, lists in self._functions:
-            if isinstance(function, HoldingWriter):
+            if isinstance(function, SinkWriter) and function.can_hold_back:
                 raise UsageError(
                     f"the writer of sink '{lists.node}' is a CheckpointedFunction, and has freeze() and finish() of a "
                     "writer that holds records back: restore() cannot mean both; keep what it holds in lists"

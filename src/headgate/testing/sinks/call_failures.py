@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from headgate.connectors.base import MakingSink
 from headgate.connectors.fenced_sink import Fence
 from headgate.connectors.ledger_sink import LedgerOutput, LedgerSink
 from headgate.connectors.two_phase_sink import TwoPhaseSink, can_forget
@@ -58,8 +57,7 @@ def failing_target(target: Target) -> Target:
     failure = Failure()
     if target.failing is not None:
         return target
-    if isinstance(target.sink, MakingSink):
-        target.sink.make_target(SCHEMA)  # the sink that wraps it makes none
+    target.sink.make_target(SCHEMA)  # the sink that wraps it makes none
     if isinstance(target.sink, TwoPhaseSink):
         kind = _FailingForgettingSink if can_forget(target.sink) else _FailingTwoPhaseSink
         return replace(target, sink=kind(target.sink, failure), failing=failure.armed)

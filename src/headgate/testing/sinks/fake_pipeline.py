@@ -16,12 +16,6 @@ import pyarrow as pa
 
 from headgate.connectors.base import (
     Committer,
-    ForgettingCommitter,
-    HoldingWriter,
-    MakingSink,
-    NamingCommitter,
-    PiecewiseCommitter,
-    PiecewiseTransaction,
     SealedTransaction,
     Sink,
     SinkContext,
@@ -135,12 +129,10 @@ class SinkGeneration:
         self.generation, self.restored, self._calls = generation, restored, calls
         self.position = restored.position
         self.pending: list[Committable] = []
-        if isinstance(sink, MakingSink):
-            again(lambda: sink.make_target(SCHEMA))
+        again(lambda: sink.make_target(SCHEMA))
         self.committer: Committer = sink.open_committer(name.pipeline, name.node, generation)
         self._storage = storage
-        if isinstance(self.committer, PiecewiseCommitter):
-            self.committer.read_pieces_with(lambda piece: memoryview(storage[piece.path]))
+        self.committer.read_pieces_with(lambda piece: memoryview(storage[piece.path]))
         self.writers: list[SinkWriter] = []
         self._sink, self._name, self._parallelism = sink, name, parallelism
 
@@ -169,14 +161,13 @@ class SinkGeneration:
         ]
         if mine:
             writer = self.writers[index]
-            assert isinstance(writer, HoldingWriter), "a writer that cannot restore has held something back"
+            assert writer.can_hold_back, "a writer that cannot restore has held something back"
             writer.restore(mine)
 
     def finish(self) -> None:
         """All input has ended: nothing is held back any more."""
         for writer in self.writers:
-            if isinstance(writer, HoldingWriter):
-                writer.finish()
+            writer.finish()
 
     def write(self, rows: int) -> None:
         """Write the next numbers; a number always goes to the same subtask."""
@@ -192,7 +183,7 @@ class SinkGeneration:
         states: list[tuple[int, bytes]] = []
         for index, writer in enumerate(self.writers[:subtasks]):
             sealed = writer.seal(checkpoint)
-            frozen = writer.freeze() if isinstance(writer, HoldingWriter) else None
+            frozen = writer.freeze()
             pieces = self._stored(sealed)
             payloads = [again(sealed.prepare) for _ in range(self._calls)]
             payload = payloads[-1]
@@ -207,8 +198,7 @@ class SinkGeneration:
     def _stored(self, sealed: SealedTransaction) -> tuple[SnapshotPart, ...]:
         """Keep the pieces of a transaction that is prepared piece by piece (SF13)."""
         found: list[SnapshotPart] = []
-        for number in range(sealed.pieces_count if isinstance(sealed, PiecewiseTransaction) else 0):
-            assert isinstance(sealed, PiecewiseTransaction)
+        for number in range(sealed.pieces_count):
             tries = {bytes(sealed.piece(number)) for _ in range(self._calls)}
             assert len(tries) == 1, "a piece had other bytes when it was asked for again"
             path = f"piece-{len(self._storage)}"
@@ -226,17 +216,14 @@ class SinkGeneration:
     @property
     def can_forget(self) -> bool:
         """Whether the target can be told to forget outcomes."""
-        return isinstance(self.committer, (ForgettingCommitter, NamingCommitter))
+        return self.committer.can_forget
 
     def forget(self, retained: Sequence[Checkpoint]) -> None:
         """Let the target forget what none of ``retained`` promises (K20); do nothing if it cannot."""
         promised = [c for one in retained for c in one.committables]
         before = min([*(c.checkpoint for c in promised), *(one.checkpoint for one in retained)])
         for _ in range(self._calls):
-            if isinstance(self.committer, ForgettingCommitter):
-                self.committer.forget(before)
-            if isinstance(self.committer, NamingCommitter):
-                self.committer.forget_all_but(before, promised)
+            self.committer.forget(before, lambda: promised)
 
     def close(self) -> None:
         """Release everything."""

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from headgate.codec.json_files import encode_life
-from headgate.connectors.base import OwnedSink, ResettableSink
-from headgate.connectors.fenced_sink import Fence, RememberingSink, can_remove_output, owner_of
+from headgate.connectors.base import Sink
+from headgate.connectors.fenced_sink import Fence, FencedSink, can_remove_output, owner_of
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.pipeline_identity import Life, Mine, OtherSink, Owner
@@ -25,13 +25,13 @@ from headgate.testing.sinks.fake_pipeline import (
 )
 from headgate.testing.sinks.scenarios import NEIGHBOURS, expect_fenced, remembered
 
-NOT_OWNED = "the sink is no OwnedSink"
+NOT_OWNED = "the target of the sink remembers no owner"
 
 
 def check_owner(target: Target) -> str | None:
     """LV2, LV3: a target that remembers lives knows nobody at first, then the first one that comes, across restarts."""
     sink = target.sink
-    if not isinstance(sink, OwnedSink):
+    if not sink.has_owner:
         return NOT_OWNED
     first, second = Life("first", "/first", "kit", 1), Life("second", "/second", "kit", 2)
     assert sink.owner(PIPELINE, NODE) == Owner(), "a fresh target knows an owner"
@@ -46,7 +46,7 @@ def check_owner(target: Target) -> str | None:
     return _others_are_known(sink, another, first)
 
 
-def _others_are_known(sink: OwnedSink, another: Owner, first: Life) -> str | None:
+def _others_are_known(sink: Sink, another: Owner, first: Life) -> str | None:
     """LV9: what a former name of a sink left is known, and so is whose it is."""
     if not another.others:
         return "that a sink with a former name is known: the target lists none"
@@ -59,7 +59,7 @@ def _others_are_known(sink: OwnedSink, another: Owner, first: Life) -> str | Non
 def check_start_over(target: Target) -> str | None:
     """LV2 to LV4: the checkpoints were removed, or others of that name are elsewhere: all numbers begin anew."""
     sink = target.sink
-    if not isinstance(sink, OwnedSink):
+    if not sink.has_owner:
         return NOT_OWNED
     first, second = Life("first", "/first", "kit", 1), Life("second", "/second", "kit", 2)
     sink.own(PIPELINE, NODE, first)
@@ -71,7 +71,7 @@ def check_start_over(target: Target) -> str | None:
     assert ownership.objection(second, found, Generation(1)) is ownership.Objection.OTHER_LIFE, (
         f"a target remembers {found}"
     )
-    if not isinstance(sink, RememberingSink):
+    if not isinstance(sink, FencedSink):
         return "how it goes on: the sink is no TwoPhaseSink or LedgerSink"
     mine = Fence(owner_of(PIPELINE, NODE), int(found.generation), encode_life(second).decode())
     expect_fenced(lambda: sink.claim(mine), "of another life claimed the target, in the step that looks whose it is,")
@@ -103,9 +103,9 @@ STORY = "the pipeline starts over"
 def check_remove_output(fresh: Callable[[], Target]) -> str | None:
     """Remove the output of a sink: alone, beside others, and with each call failing once (KT7)."""
     sink = fresh().sink
-    if not isinstance(sink, ResettableSink):
+    if not sink.can_be_reset:
         return "the sink cannot start over"
-    if isinstance(sink, RememberingSink) and not can_remove_output(sink):
+    if isinstance(sink, FencedSink) and not can_remove_output(sink):
         return "the sink has no method remove_output, so a pipeline with it cannot start over"
     check_removal(fresh())
     check_removal_beside_others(fresh())
@@ -129,7 +129,7 @@ def check_removal(target: Target) -> None:
 def check_removal_beside_others(target: Target) -> None:
     """What other sinks and pipelines have at the target stays: committed, promised, and whose it is."""
     sink = target.sink
-    assert isinstance(sink, ResettableSink)
+    assert sink.can_be_reset
     others: list[tuple[FakePipeline, SinkGeneration, Checkpoint]] = []
     for name in NEIGHBOURS:
         other = FakePipeline(target, 4, f"{STORY}, and {name.pipeline}/{name.node} shares the target", name=name)
@@ -185,7 +185,7 @@ def check_removal_interrupted(fresh: Callable[[], Target]) -> str | None:
 def _written(target: Target) -> tuple[FakePipeline, SinkGeneration]:
     """Have two generations of the first life write: output is committed, promised, and prepared for nothing."""
     sink = target.sink
-    assert isinstance(sink, ResettableSink)
+    assert sink.can_be_reset
     sink.own(PIPELINE, NODE, FIRST)
     world = FakePipeline(target, 5, STORY)
     world.advance(world.start(2))
@@ -200,7 +200,7 @@ def _written(target: Target) -> tuple[FakePipeline, SinkGeneration]:
 def _start_over(target: Target) -> None:
     """Do what ``--fresh`` does, once its order is decided."""
     sink = target.sink
-    assert isinstance(sink, ResettableSink)
+    assert sink.can_be_reset
     holding = sink.holding(PIPELINE, NODE, IS_MINE)
     assert not holding.problem, f"{STORY}: it is refused: {holding.problem}"
     sink.start_over(PIPELINE, NODE, Generation(3), SECOND, IS_MINE)
@@ -209,14 +209,14 @@ def _start_over(target: Target) -> None:
 
 
 def _repeat_removal(target: Target) -> None:
-    if isinstance(target.sink, RememberingSink):
+    if isinstance(target.sink, FencedSink):
         target.sink.remove_output(Fence(owner_of(PIPELINE, NODE), 3, encode_life(SECOND).decode()))
 
 
 def _refuses_older(target: Target, world: FakePipeline) -> None:
     """A generation that was replaced removes nothing, and is told so."""
     sink = target.sink
-    if isinstance(sink, RememberingSink):
+    if isinstance(sink, FencedSink):
         older = Fence(owner_of(PIPELINE, NODE), 1, encode_life(FIRST).decode())
         expect_fenced(lambda: sink.remove_output(older), "removed output")
         world.check_visible(world.completed.position - world.rows, "after a stale generation wanted to remove it")
@@ -224,7 +224,7 @@ def _refuses_older(target: Target, world: FakePipeline) -> None:
 
 def _refuses_to_part(target: Target) -> None:
     """The target is one for all, and cannot be emptied of one sink's output: then nothing goes."""
-    assert isinstance(target.sink, ResettableSink)
+    assert target.sink.can_be_reset
     try:
         target.sink.start_over(PIPELINE, NODE, Generation(3), SECOND, IS_MINE)
     except UsageError:
