@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import typer
-from tests.store.catalogue.test_store_looking import GOLDEN, content
 from typer.testing import CliRunner
 
 from headgate import __version__
@@ -132,26 +130,6 @@ def test_describe_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "program.py"]
     with Store.open(tmp_path / "in") as store:
         assert [stream.name for stream in store.list_streams()] == ["lines"]
-
-
-@pytest.mark.parametrize("version", ["store_0_1", "store_2"])
-def test_describing_a_pipeline_changes_nothing_in_a_store_of_an_older_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:  # SC7, CT8
-    monkeypatch.setenv("PYTHONPATH", "")
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(GOLDEN / version, tmp_path / "in")
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import headgate as hg\np = hg.Pipeline('shown')\n"
-        "events = p.source(hg.StreamSource('app/events', store='in'))\n"
-        "events.sink(hg.StreamSink('app/events', store='in'), name='a')\n"
-        "events.sink(hg.StreamSink('copies', store='in'), name='b')\np.run()\n",
-        encoding="utf-8",
-    )
-    before = content(tmp_path)
-    assert run(monkeypatch, "run", str(program), "--describe") == 0
-    assert content(tmp_path) == before
 
 
 def test_how_a_run_ended_is_said_in_one_sentence() -> None:

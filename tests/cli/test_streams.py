@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.store.catalogue.test_store_looking import GOLDEN, content
 from typer.testing import CliRunner
 
 from headgate.cli.streams import commands
@@ -37,23 +35,6 @@ def test_lines_go_in_and_come_out() -> None:
     assert run("read", "app/log", "--limit", "2") == "one\ntwo\n"
     assert run("read", "app/log", "--format", "json", "-n", "1") == '{"line": "one"}\n'
     assert run("read", "app/log", "--start", "latest") == ""
-
-
-@pytest.mark.parametrize("version", ["store_0_1", "store_2"])
-def test_looking_at_a_store_of_an_older_version_changes_no_file(root: Path, version: str) -> None:  # CT8
-    shutil.copytree(GOLDEN / version, root)
-    before = content(root)
-    assert "app/events" in run("list")
-    assert '"app/done"' in run("list", "app", "--json")
-    assert "prepared transaction" in run("describe", "app/events")
-    assert run("read", "app/events", "--limit", "3").count("\n") == 3
-    assert "0 problems" in run("check")
-    run("describe", "app/none", code=2)
-    run("write", "app/done", text="[]", code=2)
-    assert content(root) == before
-    run("write", "app/events", text='{"key": "a", "value": 1}\n')
-    assert content(root)["catalogue.sqlite"] != before["catalogue.sqlite"]
-    assert len(run("read", "app/events").splitlines()) == 14
 
 
 def test_a_stream_is_given_a_policy_of_scaling() -> None:  # S79

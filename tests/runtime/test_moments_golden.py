@@ -1,4 +1,4 @@
-"""Checkpoints and streams with moments, as the first release that knew of them wrote them, in ``tests/golden``.
+"""Checkpoints with moments, as the first release that knew of them wrote them, in ``tests/golden``.
 
 ``write`` made them, and ``states.json`` is what that release read of the checkpoints.
 """
@@ -18,17 +18,13 @@ import pytest
 from tests.testing.test_moments_in_process import ROWS, SCHEMA, ByBatch, ByRow, latest
 
 import headgate as hg
-from headgate.codec.arrow import LOCAL_TIME, MOMENT
 from headgate.codec.json_files import decode_life, encode_life
-from headgate.protocol.store.transactions import Status
 from headgate.state.memory import incremental_snapshot
 from headgate.state.rocksdb import database_snapshot
-from headgate.store.store import Store
 from headgate.testing import EOF, PAUSE, ScriptedSource, run, running
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "moments"
 BACKENDS = ("memory", "rocksdb")
-STREAM, UPDATED = "app/all", "app/updated"
 SOME = 20
 NESTED = pa.struct({"at": pa.timestamp("us", "UTC"), "more": pa.list_(pa.timestamp("us", "UTC"))})
 WHOLE = pa.schema([*SCHEMA, pa.field("nested", NESTED)])
@@ -61,13 +57,8 @@ def golden(name: str, more: int, state: str | None = None) -> hg.Pipeline:
     return p
 
 
-def of_stream(numbers: range) -> pa.RecordBatch:
-    rows = [{**ROWS[n], "nested": {"at": ROWS[n]["at"], "more": [None, ROWS[n]["at"]]}} for n in numbers]
-    return pa.RecordBatch.from_pylist(rows, WHOLE)
-
-
 def write(root: Path = GOLDEN) -> None:
-    """Write the checkpoints, what is in them, and the store."""
+    """Write the checkpoints, and what is in them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(incremental_snapshot, "SIZE_BYTES_MIN", 1)  # in chunks, and in files of RocksDB, however small
         patch.setattr(database_snapshot, "SIZE_BYTES_MIN", 0)
@@ -85,19 +76,6 @@ def write(root: Path = GOLDEN) -> None:
         (root / state / "life").write_bytes(encode_life(replace(life, home=f"/checkpoints/{state}", host="host")))
     found = {state: states_of(root / state) for state in BACKENDS}
     (root / "states.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    with Store.open(root / "store") as store:
-        local = WHOLE.set(0, pa.field("at", LOCAL_TIME))
-        for name, schema in ((STREAM, WHOLE), (UPDATED, local)):
-            store.create_stream(name, schema, segments=2, routing_key="n")
-            with store.writer(name) as writer:
-                writer.append(of_stream(range(10)).cast(schema))
-        store.update_stream(UPDATED, columns=pa.schema({"at": MOMENT}))
-        with store.writer(UPDATED) as writer:
-            writer.append(of_stream(range(10, 20)).cast(store.find(UPDATED).schema))
-        transaction = store.begin(STREAM, owner="mine", epoch=1, name="later")
-        transaction.write(of_stream(range(10, 20)))
-        transaction.prepare()
-    remove(root / "store" / "catalogue.lock")
 
 
 def remove(path: Path) -> None:
@@ -151,27 +129,3 @@ def test_a_pipeline_goes_on_from_moments_that_were_kept(root: Path, tmp_path: Pa
     found, wanted = states_of(root / name), states_of(tmp_path / "whole" / name)
     assert found == wanted
     assert sum(row["value"] for row in found["batches/count"][1:]) == SOME + 40
-
-
-def events(store: Store, name: str) -> pa.Table:
-    readers = [store.reader(name, segment, 0) for segment in range(2)]
-    table = pa.Table.from_batches([batch for reader in readers for batch in iter(reader.read, None)])
-    return table.sort_by("n").combine_chunks()
-
-
-def test_moments_in_streams_are_read_for_ever(root: Path) -> None:  # OP11, S76, CT3
-    with Store.open(root / "store") as store:
-        assert store.fsck() == []
-        first, all_of_them = of_stream(range(10)), of_stream(range(20))
-        assert events(store, STREAM).to_batches() == [first]
-        updated = store.find(UPDATED).schema
-        assert events(store, UPDATED).to_batches() == [all_of_them.cast(updated)]
-        (prepared,) = store.list_transactions()
-        assert prepared.status is Status.PREPARED
-        store.commit_transactions([(STREAM, "later")], owner="mine", epoch=1)
-        assert events(store, STREAM).to_batches() == [all_of_them]
-        with store.writer(UPDATED) as writer:
-            writer.append(of_stream(range(20, 30)).cast(updated))
-        assert events(store, UPDATED).to_batches() == [of_stream(range(30)).cast(updated)]
-        before = store.find(UPDATED, schema_version=0).schema
-        assert (before.field("at").type, updated.field("at").type) == (LOCAL_TIME, MOMENT)

@@ -15,7 +15,7 @@ from headgate.errors import PipelineFailed
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.plan import PipelineDefinition
 from headgate.runtime.driver import coordinator_host
-from headgate.store.catalogue import sql, transaction_rows
+from headgate.store.catalogue import transaction_rows
 from headgate.store.store import Store
 
 STREAM = "app/out"
@@ -44,7 +44,7 @@ def test_a_busy_owner_does_not_keep_a_quiet_pipeline_from_starting(
     start: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # S17
     monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 3)
-    monkeypatch.setattr(sql, "OUTCOME_CLEANUP_INTERVAL", 1)
+    monkeypatch.setattr(transaction_rows, "OUTCOME_CLEANUP_INTERVAL", 1)
     assert start(piped(tmp_path, 60)).result().is_finished
     with Store.open(tmp_path / "store") as store:
         for n in range(9):

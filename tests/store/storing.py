@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -104,45 +102,6 @@ class Failing:
             return real(*args, **named)
 
         return called
-
-
-def as_version_0_1(catalogue: Path) -> None:
-    """Take from a catalogue what later versions added; nobody may have it open."""
-    with closing(sqlite3.connect(catalogue)) as tables:
-        tables.executescript(
-            """
-            DROP TABLE owners;
-            DROP TABLE markers;
-            DROP TABLE holds;
-            DROP TABLE garbage;
-            DROP TABLE former_authors;
-            DROP TABLE passed;
-            DROP TABLE former_schemas;
-            DROP TABLE reader_groups;
-            DROP TABLE shared_transactions;
-            DROP TABLE participants;
-            ALTER TABLE streams DROP COLUMN schema_version;
-            ALTER TABLE streams DROP COLUMN scaling;
-            ALTER TABLE streams DROP COLUMN scaled_ms;
-            ALTER TABLE chunks DROP COLUMN schema_version;
-            ALTER TABLE chunks RENAME COLUMN file TO path;
-            ALTER TABLE transactions DROP COLUMN layout_epoch;
-            ALTER TABLE parts DROP COLUMN visible_ms;
-            ALTER TABLE streams DROP COLUMN retention;
-            ALTER TABLE parts RENAME COLUMN segment_id TO segment;
-            ALTER TABLE prepared_parts RENAME COLUMN segment_id TO segment;
-            ALTER TABLE streams DROP COLUMN layout_epoch;
-            ALTER TABLE segments RENAME TO segments_3;
-            CREATE TABLE segments (
-                stream_id INTEGER NOT NULL, segment INTEGER NOT NULL, end_position BIGINT NOT NULL,
-                PRIMARY KEY (stream_id, segment)
-            ) WITHOUT ROWID;
-            INSERT INTO segments SELECT stream_id, segment_id, end_position FROM segments_3;
-            DROP TABLE segments_3;
-            UPDATE meta SET value = '1' WHERE key = 'version';
-            DELETE FROM meta WHERE key = 'dated_since_ms';
-            """
-        )
 
 
 def in_a_child(work: Callable[[], object]) -> None:

@@ -187,8 +187,8 @@ def test_a_look_that_fails_fails_nobody(
 def test_a_stream_that_a_pipeline_empties_keeps_its_policy(store: Store) -> None:  # S79, SO5
     for wanted in ((2, "key", None), None):
         life = Life(f"life {wanted}", "/a", "h", 1)
-        reset = StreamReset({STREAM: wanted}, "p/sink", 1, life, "p/", lambda owner: True)
-        assert store.start_over(reset) is None
+        reset = StreamReset({STREAM: wanted}, "p/sink", 1, life, "p/")
+        assert store.start_over(reset, lambda owner: True) is None
         assert store.find(STREAM).scaling == SCALING.checked()
 
 

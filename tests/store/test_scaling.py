@@ -427,8 +427,8 @@ def test_a_stream_that_was_scaled_by_hand_stays_so_when_its_pipeline_starts_over
     store.split(STREAM, 0)
     store.commit_transactions([(STREAM, "t")], owner="p/sink", epoch=1)
     streams = {STREAM: (3, "key", None)}
-    reset = StreamReset(streams, "p/sink", 5, Life("b", "/b", "h", 1), "p/", lambda owner: True)
-    assert store.start_over(reset) is None
+    reset = StreamReset(streams, "p/sink", 5, Life("b", "/b", "h", 1), "p/")
+    assert store.start_over(reset, lambda owner: True) is None
     info = store.describe(STREAM)
     assert (info.segments_count, info.layout_epoch, info.events_count) == (4, 0, 0)
     assert store.fsck() == []

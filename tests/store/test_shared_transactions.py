@@ -481,7 +481,7 @@ def test_what_is_prepared_never_expires(store: Store, clock: Clock) -> None:  # 
 
 def test_of_a_forgotten_outcome_nobody_says_committed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX11
     monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 0)
-    monkeypatch.setattr("headgate.store.catalogue.sql.DECISIONS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr("headgate.store.catalogue.transaction_rows.OUTCOME_CLEANUP_INTERVAL", 1)
     for end in (SharedTransaction.commit, SharedTransaction.abort):
         transaction = begin(store)
         writer = transaction.writer("a")
@@ -500,7 +500,7 @@ def test_outcomes_of_what_expired_are_forgotten_in_time_too(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # TX11
     monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 2)
-    monkeypatch.setattr("headgate.store.catalogue.sql.DECISIONS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr("headgate.store.catalogue.transaction_rows.OUTCOME_CLEANUP_INTERVAL", 1)
     for _ in range(5):
         begin(store)
         assert len(leave_silent(store, clock)) == 1
@@ -527,7 +527,7 @@ def rows_of(store: Store, table: object) -> list[object]:
 def test_an_open_transaction_is_not_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX11
     transaction = begin(store)
     monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 0)
-    monkeypatch.setattr("headgate.store.catalogue.sql.DECISIONS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr("headgate.store.catalogue.transaction_rows.OUTCOME_CLEANUP_INTERVAL", 1)
     begin(store).abort()
     store.forget_outcomes([transaction.id], owner="writers", epoch=0)
     write(transaction, "a", ("x", 1))

@@ -18,7 +18,7 @@ from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import transactions
-from headgate.store.catalogue import sql, tables, transaction_rows
+from headgate.store.catalogue import tables, transaction_rows
 from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
@@ -312,7 +312,7 @@ def test_what_no_thread_can_write_is_written_by_the_caller(monkeypatch: pytest.M
 @pytest.fixture
 def three_retained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 3)
-    monkeypatch.setattr(sql, "OUTCOME_CLEANUP_INTERVAL", 1)
+    monkeypatch.setattr(transaction_rows, "OUTCOME_CLEANUP_INTERVAL", 1)
 
 
 @pytest.mark.usefixtures("three_retained")

@@ -61,7 +61,6 @@ NOT_YET = {
     "model/state_schema.py": _CHANGED,
     "protocol/checkpoints/compatibility.py": _CHANGED,
     "protocol/store/micro_batches.py": "streams in jobs of Spark",
-    "store/catalogue/versions.py": "tables of older versions",
     "store/catalogue/postgresql": _SERVER,
     "store/location.py": _SERVER,
 }

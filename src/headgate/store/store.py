@@ -763,7 +763,7 @@ class OwnedStore(TransactionalStore):
         """
         return self._catalogue.contents(stream, of, mine)
 
-    def start_over(self, reset: StreamReset) -> str | None:  # SO5
+    def start_over(self, reset: StreamReset, mine: Mine) -> str | None:  # SO5
         """Fence the owner, empty its streams and record another life as the owner, in one step.
 
         A stream to which the pipeline has written nothing stays as it is, unless it is empty.
@@ -774,7 +774,7 @@ class OwnedStore(TransactionalStore):
         Raises:
             FencedError: a newer epoch exists.
         """
-        shared = self._catalogue.start_over(reset, self._now_ms())
+        shared = self._catalogue.start_over(reset, mine, self._now_ms())
         if shared is not None:
             return shared
         paths = self._storage.list("")

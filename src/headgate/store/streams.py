@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from headgate.errors import HeadgateError, UsageError
-from headgate.model.pipeline_identity import Life, Mine
+from headgate.model.pipeline_identity import Life
 from headgate.protocol.store.autoscaling import ScalingPolicy
 from headgate.protocol.store.layouts import SEGMENTS_MAX, Segment
 from headgate.store.policies import RetentionPolicy
@@ -114,7 +114,6 @@ class StreamReset:
         owner: in whose name the sink writes there; its epochs before ``epoch`` are fenced.
         life: the one that is ``owner`` afterwards.
         of: what the names of all owners of the pipeline begin with.
-        mine: whether what such an owner wrote may be deleted.
     """
 
     streams: Mapping[str, tuple[int, str | None, RetentionPolicy | None] | None]
@@ -122,7 +121,6 @@ class StreamReset:
     epoch: int
     life: Life
     of: str
-    mine: Mine
 
 
 def is_usable_name(name: str) -> bool:

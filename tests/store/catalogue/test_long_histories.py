@@ -30,7 +30,7 @@ from headgate.protocol.store.truncation import Hold
 from headgate.store.catalogue.records import ChunkRecord, GroupStart, Numbers, Reading, Shared
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.catalogue.sqlite import MemoryDatabase
-from headgate.store.catalogue.versions import make_tables
+from headgate.store.catalogue.tables import make_tables
 from headgate.store.policies import RetentionPolicy
 from headgate.store.streams import StreamDefinition, StreamInfo
 
@@ -57,9 +57,9 @@ class History:
 
     def __post_init__(self) -> None:
         self._now = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self.catalogue = SqlCatalogue(MemoryDatabase("store", self._now), "store")
+        self.catalogue = SqlCatalogue(MemoryDatabase("store", self._now, "store"))
         with self.catalogue._database.write() as connection:
-            make_tables(connection, "store")
+            make_tables(connection)
         self._fill()
         self.stream = self.catalogue.find_stream("s")
         self.read = read_so_far(self.catalogue.describe_stream("s"))

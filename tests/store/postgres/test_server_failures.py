@@ -14,14 +14,13 @@ import psycopg
 import pytest
 from tests.servers.postgres import PostgresServer, postgres_server
 from tests.store.postgres.conftest import schema_for
-from tests.store.postgres.test_server_opening import opened, set_version
+from tests.store.postgres.test_server_opening import opened
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
 from headgate.cli import app as cli
-from headgate.errors import StorageError, UsageError
+from headgate.errors import StorageError
 from headgate.model.failure import ExitCode
 from headgate.store.catalogue import postgresql_database as databases
-from headgate.store.catalogue.tables import CATALOGUE_VERSION
 from headgate.store.store import Store
 
 
@@ -66,20 +65,6 @@ def test_who_may_only_read_reads_and_is_told_what_is_missing(
         with store.writer(STREAM) as writer:
             writer.append(keyed(("a", 1)))
     assert drained(store) == [("a", 0), ("a", 1)]
-
-
-def test_who_may_only_read_cannot_raise_an_older_store(
-    store: Store, postgres: PostgresServer, tmp_path: Path
-) -> None:  # DB3, DB10
-    schema = schema_for(tmp_path)
-    let_read(store, schema, "onlooker")
-    set_version(store, CATALOGUE_VERSION - 1)
-    with pytest.raises(UsageError, match=r"cannot be opened: .*ask the owner of the store for the right") as caught:
-        opened(postgres.url(schema, user="onlooker"))
-    assert "\n" not in str(caught.value)
-    with psycopg.connect(store.root.partition("?")[0]) as connection:
-        connection.execute(f"UPDATE {schema}.meta SET value = '{CATALOGUE_VERSION}' WHERE key = 'version'".encode())
-    assert drained(store) == [("a", 0)]
 
 
 def test_a_server_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # DB8, DB10

@@ -378,6 +378,6 @@ class StreamsOfOneSink:
             for sink in self.sinks
         }
         owner, of = owner_of(pipeline, node), f"{pipeline}/"
-        shared = Store.shared(root).start_over(StreamReset(made, owner, generation, life, of, mine))
+        shared = Store.shared(root).start_over(StreamReset(made, owner, generation, life, of), mine)
         if shared is not None:
             raise UsageError(f"stream {shared} in {root} {_SHARED}")

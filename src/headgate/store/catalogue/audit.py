@@ -25,11 +25,11 @@ from headgate.protocol.store.schema_update import Incompatible, update
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import group_rows
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.chunk_index import STORED_PARTS, part_entry, stored_part
 from headgate.store.catalogue.group_rows import decode_group
 from headgate.store.catalogue.records import ChunkRecord, StoredPart
 from headgate.store.catalogue.stream_rows import find_schemas, recorded_layout, stream_info
-from headgate.store.catalogue.truncation import dated_since
 from headgate.store.fsck import Findings, check_at, check_or_report
 from headgate.store.schema_conversion import columns_of
 from headgate.store.streams import StreamInfo
@@ -51,6 +51,7 @@ def group_problems(connection: Connection) -> Findings:
     ]
 
 
+@t.implements(Catalogue.mend_groups)
 def mend_groups(connection: Connection) -> list[str]:
     """Have each group hold what it needs, and nobody hold for one that there is not; return what was mended."""
     done = []
@@ -139,11 +140,11 @@ _DIGITS_MAX = 18
 class SqlAudit:
     """See ``base.Audit``: all that it says is of the moment in which its transaction began."""
 
-    def __init__(self, connection: Connection, damage: Findings, where: str) -> None:
+    def __init__(self, connection: Connection, damage: Findings) -> None:
         """``damage``: what was found already, and is not in the tables of ``connection``."""
         self._connection = connection
         self._damage = damage
-        self._where = where
+
         self._layouts: dict[int, Layout | None] = {}
 
     def streams(self) -> list[StreamInfo]:
@@ -152,7 +153,7 @@ class SqlAudit:
 
     def problems(self) -> Findings:
         """See ``Audit``."""
-        found = [*self._damage, *check_at("catalogue", self._meta), *self._lives()]
+        found = [*self._damage, *self._lives()]
         found += [(name, str(error)) for name, error in self._streams.items() if isinstance(error, CorruptionError)]
         for stream in self.streams():
             for check in (self._layout, self._positions, self._schemas):
@@ -165,7 +166,7 @@ class SqlAudit:
         found: dict[str, StreamInfo | CorruptionError] = {}
         for row in self._connection.execute(sa.select(t.streams)):
             try:
-                found[row.name] = stream_info(row, self._where)
+                found[row.name] = stream_info(self._connection, row)
             except CorruptionError as error:
                 found[row.name] = error
         return found
@@ -173,7 +174,7 @@ class SqlAudit:
     def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
         """See ``Audit``."""
         with suppress(CorruptionError):
-            return find_schemas(self._connection, stream, self._where)
+            return find_schemas(self._connection, stream)
         return ()
 
     def parts(self, stream: StreamInfo) -> Iterator[StoredPart]:
@@ -215,11 +216,6 @@ class SqlAudit:
         )
         return bool(self._connection.scalar(query))
 
-    def _meta(self) -> list[str]:
-        """A store that was raised says since when it has dates (S66)."""
-        dated_since(self._connection, self._where)
-        return []
-
     def _lives(self) -> Findings:
         """Every owner's life can be read (LV2)."""
         found: Findings = []
@@ -238,7 +234,7 @@ class SqlAudit:
     def _schemas(self, stream: StreamInfo) -> Findings:
         """Every schema that a stream had is there, and each became the next one by an update; chunks name one (S76)."""
         try:
-            schemas = find_schemas(self._connection, stream, self._where)
+            schemas = find_schemas(self._connection, stream)
         except CorruptionError as error:
             return [(stream.name, str(error))]
         columns = [columns_of(schema) for schema in schemas]

@@ -7,7 +7,7 @@ docs/spec/stream-store.md. Never reads or writes a chunk file, and never lets an
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,12 +16,14 @@ from sqlalchemy.engine import Connection
 from headgate.codec.chunk import PartEntry
 from headgate.errors import CorruptionError, FencedError, TruncatedError, UsageError
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import AppendFound, ChunkRecord, Numbers, PartsFound, StoredPart
-from headgate.store.catalogue.stream_rows import inserted_id
+from headgate.store.catalogue.stream_rows import check_writable, inserted_id
 from headgate.store.catalogue.tables import checked_row
 from headgate.store.streams import RemovedFileError, StreamInfo
 
 
+@t.implements(Catalogue.register_writer)
 def register_writer(connection: Connection, stream: StreamInfo, writer_id: str, epoch: int) -> int:
     """Fence older epochs of the writer id (S9); return its last sequence number."""
     where = (t.writers.c.stream_id == stream.stream_id, t.writers.c.writer_id == writer_id)
@@ -51,6 +53,18 @@ def advance_writer(connection: Connection, stream: StreamInfo, numbers: Numbers)
 
 
 _PATHS_AT_A_TIME = 500
+
+
+@t.implements(Catalogue.append)
+def append(
+    connection: Connection, stream: StreamInfo, chunk: ChunkRecord, numbers: Numbers | None, now_ms: int
+) -> dict[int, int]:
+    """Record a durable chunk and make its parts visible."""
+    check_writable(connection, stream)
+    if numbers is not None:
+        advance_writer(connection, stream, numbers)
+    chunk_id = insert_chunk(connection, stream.stream_id, chunk)
+    return assign_positions(connection, stream.stream_id, [(chunk_id, entry) for entry in chunk.entries], now_ms)
 
 
 def insert_chunk(connection: Connection, stream_id: int, chunk: ChunkRecord) -> int:
@@ -114,16 +128,28 @@ def assign_positions(
     return first
 
 
-def known_chunks(connection: Connection, paths: Sequence[str]) -> set[str]:
+@t.implements(Catalogue.chunk_paths)
+def chunk_paths(connection: Connection, below: str = "") -> set[str]:
+    """Return the recorded chunk files below a directory."""
+    query = sa.select(t.chunks.c.file)
+    if below:
+        query = query.where(t.chunks.c.file.startswith(f"{below}/", autoescape=True))
+    return set(t.checked_values(connection.scalars(query), str))
+
+
+@t.implements(Catalogue.known_chunks)
+def known_chunks(connection: Connection, paths: Collection[str]) -> set[str]:
     """Return those of these files that are recorded."""
     found: set[str] = set()
-    for at in range(0, len(paths), _PATHS_AT_A_TIME):
-        some = t.chunks.c.file.in_(paths[at : at + _PATHS_AT_A_TIME])
+    ordered = sorted(paths)
+    for at in range(0, len(ordered), _PATHS_AT_A_TIME):
+        some = t.chunks.c.file.in_(ordered[at : at + _PATHS_AT_A_TIME])
         found.update(connection.scalars(sa.select(t.chunks.c.file).where(some)))
     return found
 
 
-def condemn(connection: Connection, paths: Sequence[str]) -> set[str]:
+@t.implements(Catalogue.condemn)
+def condemn(connection: Connection, paths: Collection[str]) -> set[str]:
     """Return those of these files that are not recorded. They never will be from now on (S89)."""
     condemned = set(paths) - known_chunks(connection, paths)
     left = sorted(condemned)
@@ -143,6 +169,7 @@ def _is_condemned(connection: Connection, path: str) -> bool:
 _OF_GARBAGE = sa.select(t.garbage.c.stream_id).where(t.garbage.c.path == sa.bindparam("path"))
 
 
+@t.implements(Catalogue.find_append)
 def find_append(connection: Connection, path: str) -> AppendFound:
     """Return what became of the append of a chunk (S68)."""
     chunk_id = connection.scalar(sa.select(t.chunks.c.id).where(t.chunks.c.file == path))
@@ -158,6 +185,7 @@ def find_append(connection: Connection, path: str) -> AppendFound:
     return AppendFound({int(row[0]): int(row[1]) for row in connection.execute(query)})
 
 
+@t.implements(Catalogue.parts)
 def find_parts(connection: Connection, stream: StreamInfo, segment: int, position: int, limit: int) -> PartsFound:
     """Return the parts of a segment that hold events from ``position`` on. One that is closed has an end (S74).
 

@@ -38,7 +38,7 @@ from headgate.protocol.store.reading_order import FirstStart, Progress, View
 from headgate.protocol.store.truncation import GROUP_HOLDER, is_of_group
 from headgate.store.catalogue import stream_rows as sql_streams
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue import truncation
+from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import GroupFound, GroupStart
 from headgate.store.catalogue.tables import checked_row, checked_values
 from headgate.store.streams import StreamInfo, is_usable_name
@@ -175,7 +175,7 @@ def find_stream_view(connection: Connection, group: Group, stream: str) -> tuple
     row = connection.execute(sa.select(t.streams).where(t.streams.c.id == group.streams[stream])).one_or_none()
     if row is None:
         return None
-    info = sql_streams.stream_info(row, "")
+    info = sql_streams.stream_info(connection, row)
     return info, stream_view(connection, info)
 
 
@@ -220,7 +220,7 @@ def stream_view(connection: Connection, info: StreamInfo) -> View:
     """Return a stream as it is."""
     epoch, is_sealed = sql_streams.look(connection, info)
     layout = sql_streams.find_layout(connection, replace(info, layout_epoch=epoch))
-    return View(layout, truncation.extents(connection, info), is_sealed)
+    return View(layout, sql_streams.extents(connection, info), is_sealed)
 
 
 SEGMENTS_SAMPLED = 32
@@ -246,13 +246,13 @@ _PARTS_BEHIND = (
 """Of a segment, the parts that hold events from a position on: asked for many at a time, so it is made once."""
 
 
-def create(
+@t.implements(Catalogue.create_group)
+def create_group(
     connection: Connection,
     name: str,
     streams: Sequence[str],
     start: GroupStart,
     kept: int,
-    where: str,
     claim: Claim | None = None,
 ) -> GroupFound:
     """Make a group, ``claim``'s if there is one, or return the one that there is of the same streams.
@@ -271,7 +271,7 @@ def create(
         return found
     if not is_usable_name(name):
         raise UsageError(f"reader group name {name!r} is not usable; use letters, digits, '_', '-', '.' and '/'")
-    infos = {stream: sql_streams.find_stream(connection, stream, where) for stream in streams}
+    infos = {stream: sql_streams.find_stream(connection, stream) for stream in streams}
     views = {stream: stream_view(connection, info) for stream, info in infos.items()}
     progress = {x: reading_order.first(views[x], _first(infos[x], views[x], start)) for x in infos}
     group = Group({stream: info.stream_id for stream, info in infos.items()}, progress, kept, claim=claim)
@@ -281,7 +281,8 @@ def create(
     return GroupFound(name, 1, group)
 
 
-def find(connection: Connection, name: str, where: str) -> GroupFound:
+@t.implements(Catalogue.find_group)
+def find_group(connection: Connection, name: str) -> GroupFound:
     """Return a group.
 
     Raises:
@@ -289,35 +290,37 @@ def find(connection: Connection, name: str, where: str) -> GroupFound:
     """
     row = _row(connection, name)
     if row is None:
-        there = _listed(names(connection))
+        where, there = t.store_of(connection), _listed(names(connection))
         raise UsageError(f"there is no reader group '{name}' in the store at {where}; groups there: {there}")
     return _group_found(row)
 
 
+@t.implements(Catalogue.groups)
 def names(connection: Connection) -> list[str]:
     """Return the names of all groups."""
     return checked_values(connection.scalars(sa.select(t.reader_groups.c.name).order_by(t.reader_groups.c.name)), str)
 
 
-def change(connection: Connection, name: str, event: Event, where: str) -> GroupFound:
+@t.implements(Catalogue.change_group)
+def change_group(connection: Connection, name: str, event: Event) -> GroupFound:
     """Decide about an event and record the answer.
 
     Raises:
         FencedError: it comes from a reader that is not in the group any more (RG12).
         UsageError: it is refused, or there is no such group.
     """
-    found = find(connection, name, where)
-    views = {x: _view_of(connection, found.group, x, where) for x in reader_group.views_for(found.group, event)}
+    found = find_group(connection, name)
+    views = {x: _view_of(connection, found.group, x) for x in reader_group.views_for(found.group, event)}
     return _record(connection, found, event, views)
 
 
-def reset(
+@t.implements(Catalogue.reset_group)
+def reset_group(
     connection: Connection,
     name: str,
     token: str,
     start: GroupStart,
     checkpoint: str | None,
-    where: str,
     claim: Claim | None = None,
 ) -> GroupFound:
     """Have a group begin anew (RG15), and be ``claim``'s from now on.
@@ -327,10 +330,10 @@ def reset(
         TruncatedError: what it would begin with is gone; nothing has changed.
         UsageError: there is no such group or checkpoint, a stream is missing, or a cut is of another one.
     """
-    found = find(connection, name, where)
+    found = find_group(connection, name)
     if found.group.reset == token:
         return found
-    infos = {stream: sql_streams.find_stream(connection, stream, where) for stream in sorted(found.group.streams)}
+    infos = {stream: sql_streams.find_stream(connection, stream) for stream in sorted(found.group.streams)}
     views = {stream: stream_view(connection, info) for stream, info in infos.items()}
     ids = {stream: info.stream_id for stream, info in infos.items()}
     begin = {} if checkpoint is not None else {x: _first(infos[x], views[x], start) for x in infos}
@@ -341,13 +344,15 @@ def reset(
     return _record(connection, found, ResetAsked(token, ids, begin, checkpoint, claim), views)
 
 
-def delete(connection: Connection, name: str) -> bool:
+@t.implements(Catalogue.delete_group)
+def delete_group(connection: Connection, name: str) -> bool:
     """Forget a group and what it holds; return whether there was one."""
     connection.execute(t.holds.delete().where(t.holds.c.holder == holder_of(name)))
     return connection.execute(t.reader_groups.delete().where(t.reader_groups.c.name == name)).rowcount > 0
 
 
-def cuts(connection: Connection, found: GroupFound, checkpoint: str | None) -> dict[str, dict[int, int]]:
+@t.implements(Catalogue.group_cuts)
+def group_cuts(connection: Connection, name: str, checkpoint: str | None) -> dict[str, dict[int, int]]:
     """Return, by stream, the cut of a completed checkpoint, or of the durable positions (RG10).
 
     A stream that was deleted has none (RG26).
@@ -355,6 +360,7 @@ def cuts(connection: Connection, found: GroupFound, checkpoint: str | None) -> d
     Raises:
         UsageError: there is no such checkpoint, or it is not complete.
     """
+    found = find_group(connection, name)
     progress = found.group.progress
     if checkpoint is not None:
         kept = found.group.checkpoint(checkpoint)
@@ -365,8 +371,10 @@ def cuts(connection: Connection, found: GroupFound, checkpoint: str | None) -> d
     return {x: reading_order.whole_cut(view, progress[x]) for x, view in views.items()}
 
 
-def unread(connection: Connection, found: GroupFound) -> dict[GroupSegment, int]:
+@t.implements(Catalogue.group_unread)
+def group_unread(connection: Connection, name: str) -> dict[GroupSegment, int]:
     """Return the bytes behind the durable positions, of every segment that has any. Reads all their parts."""
+    found = find_group(connection, name)
     sizes = {}
     for stream, view in _views_of_there(connection, found.group).items():
         cut = reading_order.whole_cut(view, found.group.progress[stream])
@@ -425,8 +433,8 @@ def _check_there(info: StreamInfo, view: View, progress: Progress) -> None:
             raise TruncatedError(info.name, number, progress.positions[number], view.extents[number].head)
 
 
-def _view_of(connection: Connection, group: Group, stream: str, where: str) -> View:
-    info = sql_streams.find_stream(connection, stream, where)
+def _view_of(connection: Connection, group: Group, stream: str) -> View:
+    info = sql_streams.find_stream(connection, stream)
     if info.stream_id != group.streams[stream]:
         raise UsageError(f"stream '{stream}' was deleted and created again; reset the reader group to read it")
     return stream_view(connection, info)

@@ -94,7 +94,8 @@ def sound_part(connection: Connection) -> Iterator[tuple[Connection, list[str]]]
         yield connection, []
         return
     with contextlib.closing(sqlite3.connect("", isolation_level=None, check_same_thread=False)) as copy:
-        engine = sa.create_engine("sqlite://", poolclass=StaticPool, creator=lambda: copy)
+        options = {t.STORE_OPTION: t.store_of(connection)}
+        engine = sa.create_engine("sqlite://", poolclass=StaticPool, creator=lambda: copy, execution_options=options)
         _fill(_raw(connection), copy)
         with engine.connect() as left:
             yield left, found

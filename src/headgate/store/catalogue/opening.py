@@ -29,8 +29,7 @@ from headgate.storage.permissions import access_in, has_access, open_created, op
 from headgate.store.catalogue import integrity
 from headgate.store.catalogue.integrity import CATALOGUE
 from headgate.store.catalogue.sqlite import BUSY_TIMEOUT_S, Database, FileDatabase, MemoryDatabase, translate_errors
-from headgate.store.catalogue.tables import CATALOGUE_VERSION
-from headgate.store.catalogue.versions import make_tables
+from headgate.store.catalogue.tables import check_version, make_tables
 
 LOCK_TIMEOUT_S = 60.0
 """Creating a store takes some milliseconds."""
@@ -220,10 +219,10 @@ def _copy(file: sqlite3.Connection) -> sqlite3.Connection:
 
 
 class ReadonlyDatabase:
-    """One process's access to a catalogue that it has not written to yet; once it is raised, to the file itself."""
+    """One process's access to a catalogue that it may not write; once it may, to the file itself."""
 
     def __init__(self, path: Path, open_to_write: Callable[[Path], FileDatabase]) -> None:
-        """``open_to_write`` raises the file to this version and opens it."""
+        """``open_to_write`` opens the file, or says why it cannot be written."""
         self._where = path
         self._open_to_write = open_to_write
         self._file: FileDatabase | None = None
@@ -252,12 +251,12 @@ class ReadonlyDatabase:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
-        """See ``Database``. The first one raises the file.
+        """See ``Database``.
 
         Raises:
-            UsageError: it may not be written, or a newer release has raised it.
+            UsageError: it may not be written.
         """
-        with self._raised().write() as connection:
+        with self._opened_to_write().write() as connection:
             yield connection
 
     def sound_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
@@ -288,21 +287,19 @@ class ReadonlyDatabase:
                 changes = self._look.changes()
                 if self._copy is not None and changes == self._copied_at:
                     return self._copy
-                if self._look.version() == CATALOGUE_VERSION and may_write(self._where):
-                    self._file = FileDatabase(self._where)  # another process has raised it
+                if may_write(self._where):
+                    self._file = FileDatabase(self._where)  # it may be written since
                     self._let_go()
                     return self._file
                 self._copy, self._copied_at = self._take_copy(), changes
                 return self._copy
 
     def _take_copy(self) -> MemoryDatabase:
-        """Copy the file and raise the copy. Who reads from the former one goes on."""
-        copy = MemoryDatabase(self.path, self._look.copy())
-        with copy.write() as connection:
-            make_tables(connection, str(self._where.parent))
-        return copy
+        """Copy the file. Readers of the former copy go on."""
+        check_version(self._look.version() or 0, str(self._where.parent))
+        return MemoryDatabase(self.path, self._look.copy(), str(self._where.parent))
 
-    def _raised(self) -> FileDatabase:
+    def _opened_to_write(self) -> FileDatabase:
         self._notice_fork()
         with self._lock:
             if self._file is None:
@@ -326,9 +323,9 @@ def open_database(path: Path) -> Database:
     """Open the catalogue at ``path``, creating it when there is none. One that is there is not changed (CT8).
 
     Raises:
-        UsageError: a newer release wrote it, it may not be read, or it is to be created and its place is not writable.
-        StorageError: it must be created, and somebody holds its lock.
-        CorruptionError: it is not a catalogue, or one of an older version that cannot be raised.
+        UsageError: another release wrote it, it may not be read, or it is to be created and its place is not writable.
+        StorageError: it must be created, and another process holds its lock.
+        CorruptionError: it is not a catalogue.
     """
     if not os.path.exists(path):
         return open_to_write(path)
@@ -338,20 +335,16 @@ def open_database(path: Path) -> Database:
         version = look.version()
     if version is None:
         return open_to_write(path)
-    if version == CATALOGUE_VERSION and may_write(path):
-        return FileDatabase(path)  # without the lock, which others may hold
-    database = ReadonlyDatabase(path, open_to_write)
-    with database.read():  # what cannot be raised is said now
-        return database
+    check_version(version, str(path.parent))
+    return FileDatabase(path) if may_write(path) else ReadonlyDatabase(path, open_to_write)
 
 
 def open_to_write(path: Path) -> FileDatabase:
-    """Open the catalogue at ``path``, created when there is none, and raised to this version.
+    """Open the catalogue at ``path``, created when there is none.
 
     Raises:
-        UsageError: a newer release wrote it, or it may not be written.
-        StorageError: somebody holds its lock.
-        CorruptionError: it cannot be raised.
+        UsageError: another release wrote it, or it may not be written.
+        StorageError: another process holds its lock.
     """
     try:
         with os.fdopen(open_lock(path.with_suffix(".lock")), "ab") as lock:
@@ -363,7 +356,7 @@ def open_to_write(path: Path) -> FileDatabase:
                 raise PermissionError(13, "Permission denied")
             database = FileDatabase(path)
             with database.write() as connection:
-                make_tables(connection, str(path.parent))
+                make_tables(connection)
     except OSError as error:
         raise UsageError(
             f"stream store at {path.parent} cannot be written to: {error.strerror}; use another store, or ask for the "

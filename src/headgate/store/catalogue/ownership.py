@@ -6,6 +6,8 @@ LV2 to LV4 of docs/spec/lives.md, SO4 to SO6 of docs/spec/starting-over.md. Neve
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -15,14 +17,23 @@ from headgate.model.pipeline_identity import Life, Mine, OtherSink, Owner
 from headgate.protocol.supervision import ownership
 from headgate.store.catalogue import stream_rows as sql_streams
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue import transaction_rows
+from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import Contents
+from headgate.store.catalogue.stream_rows import create_stream, find_stream_or_none, remove_stream
+from headgate.store.catalogue.transaction_rows import fence, recover
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 from headgate.store.transactions import owner_directory
 
 
-def find_owner(connection: Connection, owner: str, where: str) -> Owner:
-    """Return what the store at ``where`` remembers of ``owner``.
+@t.implements(Catalogue.owner)
+def describe_owner(connection: Connection, owner: str, stream: str = "", of: str = "") -> Owner:
+    """Return what the store remembers of ``owner``, and which others have written to ``stream``."""
+    found, info = find_owner(connection, owner), find_stream_or_none(connection, stream)
+    return found if info is None else replace(found, others=_other_sinks(connection, info, owner, of))
+
+
+def find_owner(connection: Connection, owner: str) -> Owner:
+    """Return what the store remembers of ``owner``.
 
     Raises:
         CorruptionError
@@ -32,14 +43,14 @@ def find_owner(connection: Connection, owner: str, where: str) -> Owner:
     data = connection.scalar(sa.select(t.owners.c.life).where(t.owners.c.owner == owner))
     if data is None:
         return Owner(None, generation)
-    life = decode_life(data, f"owner '{owner}' of the stream store at {where}")
+    life = decode_life(data, f"owner '{owner}' of the stream store at {t.store_of(connection)}")
     return Owner(life, generation, is_forgotten=life is None)
 
 
-def other_sinks(connection: Connection, info: StreamInfo, owner: str, of: str, where: str) -> tuple[OtherSink, ...]:
-    """Return who else begins with ``of`` and has written to the stream: the directory of a chunk tells (LV9)."""
+def _other_sinks(connection: Connection, info: StreamInfo, owner: str, of: str) -> tuple[OtherSink, ...]:
+    """Return the others that begin with ``of`` and have written to the stream: the directory of a chunk tells (LV9)."""
     names = sorted(name for name in names_of(connection, of) if name != owner and _has_written(connection, info, name))
-    return tuple(OtherSink(name.removeprefix(of), find_owner(connection, name, where)) for name in names)
+    return tuple(OtherSink(name.removeprefix(of), find_owner(connection, name)) for name in names)
 
 
 def names_of(connection: Connection, of: str) -> set[str]:
@@ -49,25 +60,22 @@ def names_of(connection: Connection, of: str) -> set[str]:
     return {owner for query in queries for owner in connection.scalars(query)}
 
 
-def own(connection: Connection, owner: str, life: Life, where: str) -> Owner:
-    """Let ``life`` be ``owner``, unless another one is; return which one is then."""
-    found = find_owner(connection, owner, where)
+@t.implements(Catalogue.own)
+def own(connection: Connection, owner: str, life: Life) -> Owner:
+    """Record ``life`` for ``owner``, unless another one is recorded; return the one that is recorded then."""
+    found = find_owner(connection, owner)
     if found.life is None and ownership.may_own(life, found):
         _set_life(connection, owner, life)
         return Owner(life, found.generation)
     return found
 
 
-def forget_owner(connection: Connection, owner: str, where: str) -> Owner:
-    """Let the next life be ``owner``; return which one was."""
-    found = find_owner(connection, owner, where)
+@t.implements(Catalogue.forget_owner)
+def forget_owner(connection: Connection, owner: str) -> Owner:
+    """Let the next life own ``owner``; return the former one."""
+    found = find_owner(connection, owner)
     _set_life(connection, owner, None)
     return found
-
-
-def hand_over(connection: Connection, owner: str, life: Life) -> None:
-    """Let ``life`` be ``owner``, whoever was."""
-    _set_life(connection, owner, life)
 
 
 def _has_written(connection: Connection, info: StreamInfo, owner: str) -> bool:
@@ -87,16 +95,17 @@ def _set_life(connection: Connection, owner: str, life: Life | None) -> None:
     connection.execute(t.owners.insert().values(owner=owner, life=encode_life(life)))
 
 
-def contents(connection: Connection, stream: str, of: str, mine: Mine, where: str) -> Contents:
+@t.implements(Catalogue.contents)
+def contents(connection: Connection, stream: str, of: str, mine: Mine) -> Contents:
     """Return what is in ``stream``: the directory of a chunk tells who wrote it.
 
     Ours is what owners that begin with ``of`` wrote, as far as they are ``mine``. What they have prepared does not
     count: it is aborted in any case. What others have prepared does.
     """
-    info = _find_stream(connection, stream, where)
+    info = find_stream_or_none(connection, stream)
     if info is None:
         return Contents()
-    known = {name: find_owner(connection, name, where) for name in names_of(connection, of)}
+    known = {name: find_owner(connection, name) for name in names_of(connection, of)}
     own = tuple(f"{owner_directory(info.stream_id, name)}/" for name, owner in known.items() if mine(owner))
     left = tuple(f"{owner_directory(info.stream_id, name)}/" for name, owner in known.items() if owner.is_forgotten)
     chunks = sa.select(t.chunks.c.id, t.chunks.c.file).where(t.chunks.c.stream_id == info.stream_id)
@@ -114,31 +123,36 @@ def contents(connection: Connection, stream: str, of: str, mine: Mine, where: st
     )
 
 
-def is_reset(connection: Connection, owner: str, life: Life, where: str) -> bool:
-    """Whether ``life`` is ``owner`` already: then all its streams were emptied, or are its own by now (SO6)."""
-    known = find_owner(connection, owner, where).life
-    return known is not None and known.id == life.id
+@t.implements(Catalogue.start_over)
+def start_over(connection: Connection, reset: StreamReset, mine: Mine, now_ms: int) -> str | None:
+    """Fence, empty the streams and record another life as their owner; a stream that others wrote to is returned."""
+    known = find_owner(connection, reset.owner).life
+    if known is not None and known.id == reset.life.id:
+        return None  # done before: its streams were emptied, or are its own by now (SO6)
+    # What is there is looked at before its owner is fenced.
+    found = {stream: contents(connection, stream, reset.of, mine) for stream in reset.streams}
+    shared = next((stream for stream in found if found[stream].is_shared), None)
+    if shared is not None:
+        return shared
+    fence(connection, reset.owner, reset.epoch)
+    for stream in found:
+        _empty_stream(connection, reset, stream, found[stream], now_ms)
+    _set_life(connection, reset.owner, reset.life)  # of all of them: it is one owner (SO6)
+    return None
 
 
-def empty_stream(
-    connection: Connection, reset: StreamReset, stream: str, found: Contents, now_ms: int, where: str
-) -> None:
-    """Abort what its owner has prepared, then empty ``stream``, unless ``found`` says that it is somebody else's."""
-    info = _find_stream(connection, stream, where)
+def _empty_stream(connection: Connection, reset: StreamReset, stream: str, found: Contents, now_ms: int) -> None:
+    """Abort what its owner has prepared, then empty ``stream``, unless ``found`` says that others wrote to it."""
+    info = find_stream_or_none(connection, stream)
     if info is None:
         return
-    transaction_rows.recover(connection, info, reset.owner, reset.epoch, (), now_ms, where)
+    recover(connection, stream, reset.owner, reset.epoch, (), now_ms)
     if found.others:
         return
-    sql_streams.delete_stream(connection, info)
+    remove_stream(connection, info)
     is_made_alike = reset.streams[stream] == (info.segments_count, info.routing_key, info.retention)
     if info.scaling is not None or not is_made_alike:
         again = StreamDefinition(
             info.name, info.schema, info.segments_count, info.routing_key, info.retention, info.scaling
         )
-        sql_streams.insert_stream(connection, again, now_ms, if_not_exists=False, where=where)
-
-
-def _find_stream(connection: Connection, stream: str, where: str) -> StreamInfo | None:
-    row = connection.execute(sa.select(t.streams).where(t.streams.c.name == stream)).one_or_none()
-    return None if row is None else sql_streams.stream_info(row, where)
+        create_stream(connection, again, now_ms, if_not_exists=False)

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,14 +23,12 @@ from headgate.environment import is_cancelled
 from headgate.errors import StorageError, UsageError
 from headgate.store.addresses import PostgresAddress
 from headgate.store.catalogue import postgresql_database
-from headgate.store.catalogue import postgresql_database as databases
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.base import Verb
 from headgate.store.catalogue.postgresql_database import InterruptedVerbError, PostgresDatabase
 from headgate.store.catalogue.records import Place
 from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.catalogue.tables import CATALOGUE_VERSION
-from headgate.store.catalogue.versions import check_not_newer, make_tables
+from headgate.store.catalogue.tables import check_version, make_tables
 
 _TEXT = sa.Text(collation="C")
 """Compared as bytes, as everywhere (CT10): the order of the database may be that of some language."""
@@ -46,18 +44,6 @@ def postgres_tables() -> sa.MetaData:
                 column.type = _TEXT
     return made
 
-
-def compare_texts_as_bytes(connection: Connection) -> None:
-    """Give the columns that a step between versions has made what they have in new tables."""
-    quoted = connection.dialect.identifier_preparer.quote
-    for table in postgres_tables().sorted_tables:
-        changes = [f'ALTER COLUMN {quoted(c.name)} TYPE TEXT COLLATE "C"' for c in table.columns if c.type is _TEXT]
-        if changes:
-            connection.exec_driver_sql(f"ALTER TABLE {quoted(table.name)} {', '.join(changes)}")
-
-
-_NO_VERBS = {"path", "is_untouched", "close", "changes", "audit"}
-"""``audit`` lasts as long as its caller wants: whoever checks a store while the server goes checks it again."""
 
 PAUSE_S = 0.05
 
@@ -75,25 +61,16 @@ class PostgresCatalogue(SqlCatalogue):
             asked = sa.text("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
             return int(connection.execute(asked).scalar_one())
 
-
-def _repeated_when_interrupted(verb: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(verb)
-    def carried_out(*args: Any, **kwargs: Any) -> Any:
+    def carry_out(self, verb: Verb, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """See ``Catalogue``. A verb that was interrupted before it changed anything is carried out again (DB8)."""
         deadline_s = time.monotonic() + postgresql_database.PATIENCE_S
         while True:
             try:
-                return verb(*args, **kwargs)
+                return super().carry_out(verb, arguments, named)
             except InterruptedVerbError:
                 if is_cancelled() or time.monotonic() >= deadline_s:
                     raise
             time.sleep(PAUSE_S)
-
-    return carried_out
-
-
-for _name in sorted(vars(Catalogue)):
-    if not _name.startswith("_") and _name not in _NO_VERBS:
-        setattr(PostgresCatalogue, _name, _repeated_when_interrupted(getattr(SqlCatalogue, _name)))
 
 
 CHUNKS, STORE_ID = "chunks", "store_id"
@@ -114,8 +91,8 @@ def open_catalogue(address: PostgresAddress, chunks: str | None) -> tuple[Postgr
     """Open the catalogue at ``address``; make it where there is none, for a store whose chunks are at ``chunks``.
 
     Raises:
-        UsageError: there is none and ``chunks`` is not given, it has them elsewhere, a newer release raised it, or the
-            server does not let us in.
+        UsageError: there is none and ``chunks`` is not given, it has them elsewhere, another release made it, or
+            the server does not let us in.
         StorageError: the server cannot be reached.
     """
     with _opened(address) as database:
@@ -125,17 +102,16 @@ def open_catalogue(address: PostgresAddress, chunks: str | None) -> tuple[Postgr
                 f"there is no stream store at {address.url}; make it once, and say where its chunks are to be: "
                 "Store.open(url, chunks='s3://bucket/prefix'), or headgate streams create NAME --store URL --chunks URL"
             )
-        if meta is not None:
-            check_not_newer(int(meta["version"]), address.url)
-        if meta is None or int(meta["version"]) < CATALOGUE_VERSION:
+        if meta is None:
             meta = _make(database, address, chunks)
+        check_version(int(meta["version"]), address.url)
         if chunks is not None and chunks != meta[CHUNKS]:
             raise UsageError(
                 f"the store at {address.url} has its chunks at {meta[CHUNKS]}, not at {chunks}; open it without chunks"
             )
     database = PostgresDatabase(address)
-    database.patience_s = databases.PATIENCE_S
-    return PostgresCatalogue(database, address.url), Place(meta[CHUNKS], meta[STORE_ID])
+    database.patience_s = postgresql_database.PATIENCE_S
+    return PostgresCatalogue(database), Place(meta[CHUNKS], meta[STORE_ID])
 
 
 @contextlib.contextmanager
@@ -157,10 +133,8 @@ def _make(database: PostgresDatabase, address: PostgresAddress, chunks: str | No
         if not connection.scalar(sa.text("SELECT 1 FROM pg_namespace WHERE nspname = :name"), {"name": address.schema}):
             connection.exec_driver_sql(f'CREATE SCHEMA "{address.schema}"')
         is_there = _meta(connection) is not None
-        make_tables(connection, address.url, postgres_tables())
-        if is_there:
-            compare_texts_as_bytes(connection)
-        else:
+        make_tables(connection, postgres_tables())
+        if not is_there:
             for key, value in ((CHUNKS, chunks), (STORE_ID, secrets.token_hex(16))):
                 connection.execute(t.meta.insert().values(key=key, value=value))
         meta = _meta(connection)

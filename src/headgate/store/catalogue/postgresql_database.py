@@ -24,7 +24,7 @@ from sqlalchemy.engine import Connection, Engine
 from headgate.environment import is_cancelled
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError
 from headgate.store.addresses import PostgresAddress
-from headgate.store.catalogue.tables import CATALOGUE_VERSION
+from headgate.store.catalogue.tables import CATALOGUE_VERSION, STORE_OPTION
 from headgate.store.server_signals import ChangeListener
 
 DATABASE_ERRORS = (sa.exc.DBAPIError, psycopg.Error)
@@ -229,7 +229,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def making(self) -> Iterator[Connection]:
-        """Give a transaction that makes or raises the tables; one process at a time is in it (DB3)."""
+        """Give a transaction that makes the tables; one process at a time is in it (DB3)."""
         with self._transaction("make", _making(self._address.schema), checks_version=False) as connection:
             yield connection
 
@@ -344,6 +344,7 @@ class PostgresDatabase:
             max_overflow=12,
             pool_timeout=BUSY_TIMEOUT_S,
             use_native_hstore=False,
+            execution_options={STORE_OPTION: self._address.url},
         )
 
     def _connect(self) -> psycopg.Connection:

@@ -19,11 +19,18 @@ from headgate.protocol.store import layouts
 from headgate.protocol.store.autoscaling import Observed, Unit
 from headgate.protocol.store.layouts import Change, Layout, Outdated, Plan, Range, Refused, Segment
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import Reading
-from headgate.store.catalogue.stream_rows import check_takes_events, find_layout, look
+from headgate.store.catalogue.stream_rows import check_takes_events, find_layout, find_stream, look
 from headgate.store.catalogue.tables import checked_values
 from headgate.store.policies import decode_scaling
 from headgate.store.streams import OtherLayoutError, StreamInfo
+
+
+@t.implements(Catalogue.scale_stream)
+def scale_stream(connection: Connection, name: str, plan: Plan, now_ms: int) -> Layout:
+    """Carry out ``plan`` for the stream of this name."""
+    return scale(connection, find_stream(connection, name), plan, now_ms)
 
 
 def scale(connection: Connection, stream: StreamInfo, plan: Plan, now_ms: int) -> Layout:
@@ -86,6 +93,7 @@ class Reopening:
                 _apply_change(self._connection, stream, change, self._now_ms)
 
 
+@t.implements(Catalogue.pass_segments)
 def pass_segments(connection: Connection, stream: StreamInfo, reader: Reading, segments: Collection[int]) -> None:
     """Record that a pipeline has passed these segments; forget what its former generations had."""
     mine = (t.passed.c.stream_id == stream.stream_id, t.passed.c.reader == reader.reader)
@@ -102,6 +110,7 @@ def pass_segments(connection: Connection, stream: StreamInfo, reader: Reading, s
         connection.execute(t.passed.insert(), [{**key, "segment_id": segment} for segment in new])
 
 
+@t.implements(Catalogue.passed)
 def passed(connection: Connection, stream: StreamInfo, reader: Reading) -> set[int]:
     """Return the segments that were passed in one generation."""
     query = sa.select(t.passed.c.segment_id).where(
@@ -144,6 +153,7 @@ def _apply_change(connection: Connection, stream: StreamInfo, change: Change, no
     return change.layout
 
 
+@t.implements(Catalogue.observe)
 def observe(connection: Connection, stream: StreamInfo, now_ms: int) -> Observed | None:
     """Return what the policy of ``stream`` decides upon, of one moment; None if it has none, or takes no more events.
 
@@ -160,6 +170,7 @@ def observe(connection: Connection, stream: StreamInfo, now_ms: int) -> Observed
     return Observed(layout, now_ms - scaled_ms, amounts)
 
 
+@t.implements(Catalogue.autoscale)
 def autoscale(connection: Connection, stream: StreamInfo, plan: Plan, now_ms: int) -> bool:
     """Make the step that the policy of ``stream`` has decided upon; return whether it was made.
 

@@ -15,7 +15,6 @@ from sqlalchemy.engine import Connection
 
 from headgate.errors import CorruptionError, FencedError, UsageError
 from headgate.protocol.store import transactions as machine
-from headgate.protocol.store import transactions as single
 from headgate.protocol.store.layouts import Segment
 from headgate.protocol.store.transactions import (
     Participant,
@@ -27,36 +26,47 @@ from headgate.protocol.store.transactions import (
     Verdict,
 )
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.chunk_index import insert_chunk, part_row
 from headgate.store.catalogue.records import ChunkRecord, ExpiredTransaction, Shared
 from headgate.store.catalogue.scaling import Reopening
-from headgate.store.catalogue.stream_rows import check_takes_events, find_layout, find_schemas, look
+from headgate.store.catalogue.stream_rows import check_takes_events, find_layout, find_schemas, find_stream, look
 from headgate.store.catalogue.tables import checked_row
 from headgate.store.catalogue.transaction_rows import apply_commit, drop, fence_of, insert, set_fence, set_status
 from headgate.store.streams import StreamInfo
 
 
-def begin(connection: Connection, wanted: Shared, now_ms: int) -> None:
+@t.implements(Catalogue.begin_shared)
+def begin_shared(
+    connection: Connection, stream: str, name: str, owner: str, epoch: int, lease_ms: int, now_ms: int
+) -> Shared:
     """Record an open transaction, unless it is there (TX1)."""
-    check_takes_events(connection, wanted.stream)
-    answer = _decide(connection, wanted, machine.BeginShared(), "")
-    if not isinstance(answer, machine.Apply):
-        return
-    request = single.Request(Verb.BEGIN, wanted.name, wanted.owner, wanted.epoch)
-    values = {
-        "transaction_id": insert(connection, wanted.stream, request, Status.OPEN, 0, now_ms),
-        "stream_id": wanted.stream.stream_id,
-        "begun_ms": now_ms,
-        "lease_ms": wanted.lease_ms,
-        "due_ms": now_ms + wanted.lease_ms,
-        "is_expired": False,
-        "schema_version": wanted.stream.schema_version,
-        "size_bytes": 0,
-    }
-    connection.execute(t.shared_transactions.insert().values(values))
+    present = find_stream(connection, stream)
+    check_takes_events(connection, present)
+    wanted = Shared(present, name, owner, epoch, lease_ms)
+    if isinstance(_decide(connection, wanted, machine.BeginShared(), ""), machine.Apply):
+        request = machine.Request(Verb.BEGIN, name, owner, epoch)
+        values = {
+            "transaction_id": insert(connection, present, request, Status.OPEN, 0, now_ms),
+            "stream_id": present.stream_id,
+            "begun_ms": now_ms,
+            "lease_ms": lease_ms,
+            "due_ms": now_ms + lease_ms,
+            "is_expired": False,
+            "schema_version": present.schema_version,
+            "size_bytes": 0,
+        }
+        connection.execute(t.shared_transactions.insert().values(values))
+    return _find(connection, present, name)
 
 
-def find(connection: Connection, present: StreamInfo, name: str, where: str) -> Shared:
+@t.implements(Catalogue.find_shared)
+def find_shared(connection: Connection, stream: str, name: str) -> Shared:
+    """Return a transaction, open or not."""
+    return _find(connection, find_stream(connection, stream), name)
+
+
+def _find(connection: Connection, present: StreamInfo, name: str) -> Shared:
     """Return a transaction with its stream as it was when it began: layout and schema (TX12).
 
     Raises:
@@ -73,7 +83,7 @@ def find(connection: Connection, present: StreamInfo, name: str, where: str) -> 
         raise CorruptionError(what, 0, expected, f"schema {version} and layout {row.layout_epoch}")
     schema = present.schema
     if version != present.schema_version:
-        schema = find_schemas(connection, present, where)[version]
+        schema = find_schemas(connection, present)[version]
     stream = replace(
         present,
         schema=schema,
@@ -92,10 +102,11 @@ def _segments(connection: Connection, present: StreamInfo, epoch: int) -> tuple[
     return find_layout(connection, present).of_epoch(epoch) if epoch < present.layout_epoch else ()
 
 
-def join(connection: Connection, shared: Shared, participant: str, token: str, now_ms: int) -> int:
+@t.implements(Catalogue.join_shared)
+def join_shared(connection: Connection, wanted: Shared, participant: str, token: str, now_ms: int) -> int:
     """Give a participant a new life (TX4); return the number of its last recorded write."""
-    _decide(connection, shared, machine.Join(token), participant)
-    transaction_id = _renew(connection, shared, now_ms)
+    _decide(connection, wanted, machine.Join(token), participant)
+    transaction_id = _renew(connection, wanted, now_ms)
     known = _participant(connection, transaction_id, participant)
     mine = (t.participants.c.transaction_id == transaction_id, t.participants.c.participant == participant)
     if known is not None:
@@ -106,26 +117,28 @@ def join(connection: Connection, shared: Shared, participant: str, token: str, n
     return 0
 
 
-def write(
+@t.implements(Catalogue.write_shared)
+def write_shared(
     connection: Connection,
-    shared: Shared,
+    wanted: Shared,
     participant: str,
-    request: machine.Write,
+    token: str,
+    numbers: tuple[int, int],
     chunk: ChunkRecord | None,
     now_ms: int,
 ) -> None:
     """Record a durable chunk of a participant's writes, hidden, behind all that is recorded already (TX3, TX5)."""
-    answer = _decide(connection, shared, request, participant)
+    answer = _decide(connection, wanted, machine.Write(token, *numbers), participant)
     if not isinstance(answer, machine.Apply):
         return
-    transaction_id = _renew(connection, shared, now_ms)
+    transaction_id = _renew(connection, wanted, now_ms)
     entries = () if chunk is None else chunk.entries
     if chunk is not None:
-        _hide(connection, shared, transaction_id, chunk)
+        _hide(connection, wanted, transaction_id, chunk)
     events = sum(entry.events_count for entry in entries)
     mine = (t.participants.c.transaction_id == transaction_id, t.participants.c.participant == participant)
     more = t.participants.c.events_count + events
-    connection.execute(t.participants.update().where(*mine).values(sequence=request.last, events_count=more))
+    connection.execute(t.participants.update().where(*mine).values(sequence=numbers[1], events_count=more))
     whole = t.transactions.c.id == transaction_id
     more = t.transactions.c.events_count + events
     connection.execute(t.transactions.update().where(whole).values(events_count=more))
@@ -147,32 +160,35 @@ def _hide(connection: Connection, shared: Shared, transaction_id: int, chunk: Ch
     connection.execute(hidden.insert(), rows)
 
 
-def ping(connection: Connection, shared: Shared, now_ms: int) -> None:
+@t.implements(Catalogue.ping_shared)
+def ping_shared(connection: Connection, wanted: Shared, now_ms: int) -> None:
     """Renew the lease (TX7)."""
-    if isinstance(_decide(connection, shared, machine.Ping(), ""), machine.Apply):
-        _renew(connection, shared, now_ms)
+    if isinstance(_decide(connection, wanted, machine.Ping(), ""), machine.Apply):
+        _renew(connection, wanted, now_ms)
 
 
-def give_verdict(
-    connection: Connection, shared: Shared, verdict: Verdict, reopening: Reopening, now_ms: int
-) -> tuple[str, ...]:
+@t.implements(Catalogue.decide_shared)
+def decide_shared(connection: Connection, wanted: Shared, verdict: Verdict, now_ms: int) -> tuple[str, ...]:
     """Prepare, commit or abort (TX2); return the files that nothing refers to any more."""
-    answer = _decide(connection, shared, verdict, "")
-    fence = fence_of(connection, shared.owner)
-    set_fence(connection, shared.owner, fence, single.next_fence(fence, shared.epoch))
+    answer = _decide(connection, wanted, verdict, "")
+    newest = fence_of(connection, wanted.owner)
+    set_fence(connection, wanted.owner, newest, machine.next_fence(newest, wanted.epoch))
     if not isinstance(answer, machine.Apply):
         return ()
     match verdict:
         case machine.Prepare():
-            set_status(connection, shared.stream, shared.name, Status.PREPARED, now_ms)
+            set_status(connection, wanted.stream, wanted.name, Status.PREPARED, now_ms)
         case machine.Commit():
-            apply_commit(connection, shared.stream, shared.name, reopening, now_ms)
+            reopening = Reopening(connection, now_ms)
+            apply_commit(connection, wanted.stream, wanted.name, reopening, now_ms)
+            reopening.close()
         case machine.Abort():
-            return drop(connection, shared.stream, shared.name, now_ms)
+            return drop(connection, wanted.stream, wanted.name, now_ms)
     return ()
 
 
-def expire(connection: Connection, stream: StreamInfo, now_ms: int) -> list[ExpiredTransaction]:
+@t.implements(Catalogue.expire_shared)
+def expire_shared(connection: Connection, stream: StreamInfo, now_ms: int) -> list[ExpiredTransaction]:
     """Look at the leases of a stream (TX8); return who was aborted."""
     is_due = (t.shared_transactions.c.stream_id == stream.stream_id, t.shared_transactions.c.due_ms <= now_ms)
     # The stream is said of both tables: with that of ``transactions`` alone all of them would be looked at.

@@ -23,6 +23,7 @@ from sqlalchemy.pool import StaticPool
 from headgate.errors import CorruptionError, StorageError
 from headgate.store.catalogue import integrity
 from headgate.store.catalogue.integrity import CATALOGUE
+from headgate.store.catalogue.tables import STORE_OPTION
 
 
 class Database(Protocol):
@@ -177,6 +178,7 @@ def _engine(path: Path) -> Engine:
         connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
         pool_size=4,
         max_overflow=-1,
+        execution_options={STORE_OPTION: str(path.parent)},
     )
 
     def on_connect(connection: Any, _: object) -> None:
@@ -197,13 +199,19 @@ def _engine(path: Path) -> Engine:
 class MemoryDatabase:
     """Tables behind one connection that everybody shares."""
 
-    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
-        """``path`` is where it is, or where it comes from, for messages; ``connection`` leaves BEGIN to us."""
+    def __init__(self, path: str, connection: sqlite3.Connection, store: str) -> None:
+        """Use the database of ``connection``, which leaves BEGIN to us.
+
+        ``path`` is where it is, or where it comes from, and ``store`` where its store is, for messages.
+        """
         self._path = path
         self._lock = threading.RLock()
         self._writes_count = 0
         connection.execute(CASE_SENSITIVE_LIKE)
-        self._engine = sa.create_engine("sqlite://", poolclass=StaticPool, creator=lambda: connection)
+        options = {STORE_OPTION: store}
+        self._engine = sa.create_engine(
+            "sqlite://", poolclass=StaticPool, creator=lambda: connection, execution_options=options
+        )
         event.listen(self._engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))
 
     @property

@@ -20,7 +20,9 @@ from headgate.protocol.store.autoscaling import ScalingPolicy
 from headgate.protocol.store.layouts import Layout, Segment, first_layout, gaps_between
 from headgate.protocol.store.schema_update import Incompatible, Unchanged, update
 from headgate.protocol.store.transactions import Status
+from headgate.protocol.store.truncation import Extent
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.tables import checked_row, checked_values
 from headgate.store.policies import RetentionPolicy, decode_retention, decode_scaling, encode_retention, encode_scaling
 from headgate.store.schema_conversion import columns_of, newest_matching
@@ -36,20 +38,16 @@ from headgate.store.schemas import (
 from headgate.store.streams import OtherLayoutError, StreamDefinition, StreamInfo, check_open, no_such_stream
 
 
-def insert_stream(
-    connection: Connection, wanted: StreamDefinition, now_ms: int, *, if_not_exists: bool, where: str
-) -> StreamInfo:
-    """Create a stream; with ``if_not_exists`` return the one there is when it fits.
-
-    Raises:
-        UsageError: it exists, or exists with another schema or routing key.
-    """
+@t.implements(Catalogue.create_stream)
+def create_stream(connection: Connection, wanted: StreamDefinition, now_ms: int, *, if_not_exists: bool) -> StreamInfo:
+    """Create a stream; with ``if_not_exists`` return the one there is when it fits."""
+    where = t.store_of(connection)
     row = connection.execute(sa.select(t.streams).where(t.streams.c.name == wanted.name)).one_or_none()
     if row is not None:
         if not if_not_exists:
             raise UsageError(f"stream '{wanted.name}' exists already in {where}; delete it or choose another name")
-        found = stream_info(row, where)
-        had = find_schemas(connection, found, where)
+        found = stream_info(connection, row)
+        had = find_schemas(connection, found)
         if newest_matching(had, lambda schema: schema_difference(schema, wanted.schema)) is None:
             check_same_schema(found.name, found.schema, wanted.schema)
         if wanted.routing_key is not None and wanted.routing_key != found.routing_key:
@@ -73,14 +71,7 @@ def insert_stream(
             scaled_ms=now_ms,
         )
     )
-    insert_segments(connection, inserted_id(result), layout.segments, {})
-    return find_stream(connection, wanted.name, where)
-
-
-def insert_segments(
-    connection: Connection, stream_id: int, segments: tuple[Segment, ...], ends: dict[int, int]
-) -> None:
-    """Record segments of a stream. ``ends`` by number; 0 where it says nothing."""
+    stream_id = inserted_id(result)
     rows = [
         {
             "stream_id": stream_id,
@@ -88,12 +79,12 @@ def insert_segments(
             "key_low": segment.key_low,
             "key_high": segment.key_high,
             "created_epoch": segment.created_epoch,
-            "closed_epoch": segment.closed_epoch,
-            "end_position": ends.get(segment.segment_id, 0),
+            "end_position": 0,
         }
-        for segment in segments
+        for segment in layout.segments
     ]
     connection.execute(t.segments.insert(), rows)
+    return find_stream(connection, wanted.name)
 
 
 def inserted_id(result: sa.CursorResult[Any]) -> int:
@@ -103,17 +94,73 @@ def inserted_id(result: sa.CursorResult[Any]) -> int:
     return int(key[0])
 
 
-def find_stream(connection: Connection, name: str, where: str) -> StreamInfo:
+@t.implements(Catalogue.find_stream)
+def find_stream(connection: Connection, name: str) -> StreamInfo:
     """Return the stream without its counts.
 
     Raises:
         UsageError: there is none; the message names those there are.
     """
-    row = connection.execute(sa.select(t.streams).where(t.streams.c.name == name)).one_or_none()
-    if row is None:
+    found = find_stream_or_none(connection, name)
+    if found is None:
         names = connection.scalars(sa.select(t.streams.c.name).order_by(t.streams.c.name)).all()
-        raise no_such_stream(name, where, names)
-    return with_segments(connection, stream_info(row, where))
+        raise no_such_stream(name, t.store_of(connection), names)
+    return with_segments(connection, found)
+
+
+def find_stream_or_none(connection: Connection, name: str) -> StreamInfo | None:
+    """Return the stream without counts and segments; None: there is none."""
+    row = connection.execute(sa.select(t.streams).where(t.streams.c.name == name)).one_or_none()
+    return None if row is None else stream_info(connection, row)
+
+
+@t.implements(Catalogue.describe_stream)
+def describe_stream(connection: Connection, name: str) -> StreamInfo:
+    """Return a stream with its counts."""
+    (found,) = with_counts(connection, [find_stream(connection, name)])
+    return found
+
+
+@t.implements(Catalogue.list_streams)
+def list_streams(connection: Connection, scope: str) -> list[StreamInfo]:
+    """Return the streams by name, with their counts."""
+    query = sa.select(t.streams).order_by(t.streams.c.name)
+    if scope:
+        query = query.where(t.streams.c.name.startswith(scope.rstrip("/") + "/", autoescape=True))
+    return with_counts(connection, [stream_info(connection, row) for row in connection.execute(query).all()])
+
+
+@t.implements(Catalogue.layout)
+def layout(connection: Connection, name: str) -> Layout:
+    """Return the segments of a stream, those of former layouts included."""
+    return find_layout(connection, find_stream(connection, name))
+
+
+@t.implements(Catalogue.layout_and_extents)
+def layout_and_extents(connection: Connection, stream: StreamInfo) -> tuple[Layout, dict[int, Extent]]:
+    """Return the present segments of a stream, with head and end of each."""
+    epoch, _ = look(connection, stream)
+    return find_layout(connection, replace(stream, layout_epoch=epoch)), extents(connection, stream)
+
+
+@t.implements(Catalogue.extents)
+def extents(connection: Connection, stream: StreamInfo) -> dict[int, Extent]:
+    """Return head and end of every segment.
+
+    Raises:
+        UsageError: the stream was deleted.
+    """
+    found = find_extents(connection, t.segments.c.stream_id == stream.stream_id)
+    if not found:
+        raise UsageError(f"stream '{stream.name}' was deleted")
+    return found
+
+
+def find_extents(connection: Connection, *of: sa.ColumnElement[bool]) -> dict[int, Extent]:
+    """Return head and end of the segments that fulfil conditions."""
+    columns = (t.segments.c.segment_id, t.segments.c.head_position, t.segments.c.end_position)
+    rows = connection.execute(sa.select(*columns).where(*of).order_by(t.segments.c.segment_id)).all()
+    return {number: Extent(head, end) for number, head, end in (t.checked_row(row, int, int, int) for row in rows)}
 
 
 def with_segments(connection: Connection, info: StreamInfo) -> StreamInfo:
@@ -161,13 +208,13 @@ def _segment(row: Sequence[Any]) -> Segment:
     return Segment(number, key_low, key_high, created_epoch, closed_epoch)
 
 
-def stream_info(row: Any, where: str) -> StreamInfo:
+def stream_info(connection: Connection, row: Any) -> StreamInfo:
     """Return a row of ``streams`` as a value.
 
     Raises:
         CorruptionError: it is none.
     """
-    named = f"{where} (stream '{row.name}')"
+    named = f"{t.store_of(connection)} (stream '{row.name}')"
     checked_row((row.name, row.is_sealed, row.routing_key, row.retention, row.scaling), str, bool, *[str | None] * 3)
     checked_row((row.id, row.segments_count, row.layout_epoch, row.created_ms, row.schema_version), *[int] * 5)
     if row.segments_count < 1:
@@ -237,7 +284,8 @@ def _by_stream(connection: Connection, query: sa.Select[Any]) -> dict[int, list[
     return found
 
 
-def find_schemas(connection: Connection, stream: StreamInfo, where: str) -> tuple[pa.Schema, ...]:
+@t.implements(Catalogue.schemas)
+def find_schemas(connection: Connection, stream: StreamInfo) -> tuple[pa.Schema, ...]:
     """Return the schemas that a stream has had, by version.
 
     Raises:
@@ -248,13 +296,14 @@ def find_schemas(connection: Connection, stream: StreamInfo, where: str) -> tupl
     present = connection.execute(sa.select(*columns).where(t.streams.c.id == stream.stream_id)).one_or_none()
     if present is None:
         raise UsageError(f"stream '{stream.name}' was deleted; open it again if it was created anew")
+    named = f"{t.store_of(connection)} (stream '{stream.name}')"
     query = sa.select(t.former_schemas).where(t.former_schemas.c.stream_id == stream.stream_id)
     former = connection.execute(query.order_by(t.former_schemas.c.version)).all()
     found = [row.version for row in former]
     if found != list(range(present.schema_version)):
         expected = f"{present.schema_version} former schemas"
-        raise CorruptionError(f"{where} (stream '{stream.name}')", 0, expected, f"{len(found)}: {found}")
-    return tuple(decode_schema(f"{where} (stream '{stream.name}')", bytes(row.schema)) for row in (*former, present))
+        raise CorruptionError(named, 0, expected, f"{len(found)}: {found}")
+    return tuple(decode_schema(named, bytes(row.schema)) for row in (*former, present))
 
 
 def check_writable(connection: Connection, stream: StreamInfo) -> None:
@@ -279,6 +328,7 @@ def check_takes_events(connection: Connection, stream: StreamInfo) -> int:
     return epoch
 
 
+@t.implements(Catalogue.look)
 def look(connection: Connection, stream: StreamInfo) -> tuple[int, bool]:
     """Return the number of the present layout, and whether the stream is sealed.
 
@@ -292,28 +342,32 @@ def look(connection: Connection, stream: StreamInfo) -> tuple[int, bool]:
     return int(row.layout_epoch), bool(row.is_sealed)
 
 
-def set_retention(connection: Connection, name: str, policy: RetentionPolicy | None, where: str) -> StreamInfo:
-    """Let ``policy`` be that of a stream; return the stream."""
-    info = find_stream(connection, name, where)
+@t.implements(Catalogue.set_retention)
+def set_retention(connection: Connection, name: str, policy: RetentionPolicy | None) -> StreamInfo:
+    """Set the retention policy of a stream; return the stream."""
+    info = find_stream(connection, name)
     text = encode_retention(policy)
     connection.execute(t.streams.update().where(t.streams.c.id == info.stream_id).values(retention=text))
     return replace(info, retention=policy)
 
 
-def set_scaling(connection: Connection, name: str, policy: ScalingPolicy | None, where: str) -> StreamInfo:
-    """Let ``policy`` be that of a stream; return the stream."""
-    info = find_stream(connection, name, where)
+@t.implements(Catalogue.set_scaling)
+def set_scaling(connection: Connection, name: str, policy: ScalingPolicy | None) -> StreamInfo:
+    """Set the scaling policy of a stream; return the stream."""
+    info = find_stream(connection, name)
     text = encode_scaling(policy)
     connection.execute(t.streams.update().where(t.streams.c.id == info.stream_id).values(scaling=text))
     return replace(info, scaling=policy)
 
 
-def seal_stream(connection: Connection, info: StreamInfo) -> None:
+@t.implements(Catalogue.seal_stream)
+def seal_stream(connection: Connection, name: str) -> None:
     """End a stream.
 
     Raises:
         UsageError: a prepared transaction waits, whose commit must not fail (S12), or several processes write one.
     """
+    info = find_stream(connection, name)
     for status in (Status.PREPARED, Status.OPEN):
         waiting = _names_of(connection, info.stream_id, status)
         if waiting:
@@ -324,7 +378,7 @@ def seal_stream(connection: Connection, info: StreamInfo) -> None:
     connection.execute(t.streams.update().where(t.streams.c.id == info.stream_id).values(is_sealed=True))
 
 
-def delete_stream(connection: Connection, info: StreamInfo) -> None:
+def remove_stream(connection: Connection, info: StreamInfo) -> None:
     """Remove everything the catalogue knows of a stream; its chunks are orphans afterwards."""
     own = sa.select(t.transactions.c.id).where(t.transactions.c.stream_id == info.stream_id)
     for table in (t.prepared_parts, t.participants):
@@ -372,8 +426,10 @@ _PREPARED = sa.select(t.transactions.c.stream_id, t.transactions.c.name)
 """What ``with_counts`` asks of many streams at once."""
 
 
-def update_schema(connection: Connection, stream: StreamInfo, wanted: pa.Schema, *, is_whole: bool) -> StreamInfo:
-    """Give a stream other columns, unless it has them; see ``Catalogue.update_schema``."""
+@t.implements(Catalogue.update_schema)
+def update_schema(connection: Connection, name: str, wanted: pa.Schema, *, is_whole: bool) -> StreamInfo:
+    """Give a stream other columns, unless it has them."""
+    stream = find_stream(connection, name)
     check_takes_events(connection, stream)
     check_added_may_be_null(stream.name, stream.schema, wanted)
     schema = plain_schema(wanted)

@@ -7,6 +7,7 @@ of one process is in no table; ``shared_transaction_rows`` has those of several.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -31,10 +32,17 @@ from headgate.protocol.store.transactions import (
     next_fence,
 )
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.chunk_index import assign_positions, insert_chunk, part_entry, part_row
 from headgate.store.catalogue.records import ChunkRecord, ParticipantInfo, Recovered, TransactionInfo
 from headgate.store.catalogue.scaling import Reopening
-from headgate.store.catalogue.stream_rows import inserted_id, stream_info
+from headgate.store.catalogue.stream_rows import (
+    check_takes_events,
+    check_writable,
+    find_stream,
+    inserted_id,
+    stream_info,
+)
 from headgate.store.catalogue.tables import checked_row, checked_values
 from headgate.store.streams import StreamInfo
 
@@ -45,6 +53,12 @@ OUTCOME_CLEANUP_INTERVAL = 1_000
 """One look costs as much as some hundred decisions, so there may be so many outcomes more."""
 
 _NAMES_AT_A_TIME = 500
+
+
+def _clean_up_outcomes(connection: Connection, owner: str, transaction_id: int) -> None:
+    """Forget old outcomes of ``owner``, on average once in so many decisions, whatever numbers they have."""
+    if zlib.crc32(transaction_id.to_bytes(8, "big")) % OUTCOME_CLEANUP_INTERVAL == 0:
+        forget_oldest_outcomes(connection, owner)
 
 
 def forget_oldest_outcomes(connection: Connection, owner: str) -> None:
@@ -61,8 +75,10 @@ def forget_oldest_outcomes(connection: Connection, owner: str) -> None:
         _forget_numbers(connection, oldest[at : at + _NAMES_AT_A_TIME])
 
 
-def forget_outcomes(connection: Connection, owner: str, names: Sequence[str]) -> None:
+@t.implements(Catalogue.forget_outcomes)
+def forget_outcomes(connection: Connection, names: Sequence[str], owner: str, epoch: int) -> None:
     """Forget the outcomes of these transactions of ``owner``; one that is not decided, or not there, is passed over."""
+    fence(connection, owner, epoch)
     for at in range(0, len(names), _NAMES_AT_A_TIME):
         some = t.transactions.c.name.in_(names[at : at + _NAMES_AT_A_TIME])
         _forget_numbers(
@@ -81,9 +97,8 @@ def _is_decided(owner: str) -> tuple[sa.ColumnElement[bool], ...]:
     return (t.transactions.c.owner == owner, terminal)
 
 
-def transaction_infos(
-    connection: Connection, owner: str | None, prefix: str, stream: str | None
-) -> list[TransactionInfo]:
+@t.implements(Catalogue.transactions)
+def transactions(connection: Connection, owner: str | None, prefix: str, stream: str | None) -> list[TransactionInfo]:
     """Return recorded transactions by name."""
     wanted: list[sa.ColumnElement[bool]] = []
     if owner is not None:
@@ -160,16 +175,30 @@ def _participants(connection: Connection, wanted: list[sa.ColumnElement[bool]]) 
     return found
 
 
-def check_begin(connection: Connection, stream: StreamInfo, request: Request) -> None:
-    """Refuse to begin what could not be prepared; record nothing."""
-    record = _find_record(connection, stream.stream_id, request.name)
-    _refuse(decide(request, record, fence_of(connection, request.owner)), request, stream.name)
+@t.implements(Catalogue.begin)
+def begin(connection: Connection, stream: str, name: str, owner: str, epoch: int) -> StreamInfo:
+    """Return the stream, if a transaction of this name may be begun; record nothing."""
+    info = find_stream(connection, stream)
+    check_writable(connection, info)
+    request = Request(Verb.BEGIN, name, owner, epoch)
+    record = _find_record(connection, info.stream_id, name)
+    _refuse(decide(request, record, fence_of(connection, owner)), request, stream)
+    return info
 
 
+@t.implements(Catalogue.prepare)
 def prepare(
-    connection: Connection, stream: StreamInfo, request: Request, chunks: Sequence[ChunkRecord], now_ms: int
+    connection: Connection,
+    stream: StreamInfo,
+    name: str,
+    owner: str,
+    epoch: int,
+    chunks: Sequence[ChunkRecord],
+    now_ms: int,
 ) -> None:
     """Record a transaction as prepared, with the files that hold its events (S12)."""
+    check_takes_events(connection, stream)
+    request = Request(Verb.PREPARE, name, owner, epoch, ",".join(chunk.path for chunk in chunks))
     decision = _decide(connection, stream, request)
     if not isinstance(decision, Record):
         return
@@ -186,19 +215,39 @@ def prepare(
         connection.execute(t.prepared_parts.insert(), rows)
 
 
-def commit(connection: Connection, stream: StreamInfo, request: Request, reopening: Reopening, now_ms: int) -> None:
-    """Make the events of a prepared transaction visible; nothing when they are already."""
-    if isinstance(_decide(connection, stream, request), Record):
-        apply_commit(connection, stream, request.name, reopening, now_ms)
+@t.implements(Catalogue.commit)
+def commit(connection: Connection, names: Sequence[tuple[str, str]], owner: str, epoch: int, now_ms: int) -> None:
+    """Make the events of prepared transactions visible, of all at once; nothing of those that are visible already."""
+    reopening = Reopening(connection, now_ms)
+    for stream_name, name in names:
+        stream = _find_promised_stream(connection, stream_name, owner, epoch)
+        if isinstance(_decide(connection, stream, Request(Verb.COMMIT, name, owner, epoch)), Record):
+            apply_commit(connection, stream, name, reopening, now_ms)
+    reopening.close()
 
 
-def abort(connection: Connection, stream: StreamInfo, request: Request, now_ms: int) -> tuple[str, ...]:
+def _find_promised_stream(connection: Connection, stream: str, owner: str, epoch: int) -> StreamInfo:
+    """Return a stream that is to be committed to. A fenced owner hears that, not that the stream is gone (S18)."""
+    try:
+        return find_stream(connection, stream)
+    except UsageError as error:
+        fence(connection, owner, epoch)
+        gone(error)
+        raise
+
+
+@t.implements(Catalogue.abort)
+def abort(connection: Connection, stream: str, name: str, owner: str, epoch: int, now_ms: int) -> tuple[str, ...]:
     """Record the abort; return the files that nothing refers to any more."""
+    return _abort(connection, find_stream(connection, stream), Request(Verb.ABORT, name, owner, epoch), now_ms)
+
+
+def _abort(connection: Connection, stream: StreamInfo, request: Request, now_ms: int) -> tuple[str, ...]:
     decision = _decide(connection, stream, request)
     if not isinstance(decision, Record):
         return ()
     if _find_record(connection, stream.stream_id, request.name) is None:
-        insert(connection, stream, request, decision.status, 0, now_ms)
+        _clean_up_outcomes(connection, request.owner, insert(connection, stream, request, decision.status, 0, now_ms))
         return ()
     return drop(connection, stream, request.name, now_ms)
 
@@ -214,56 +263,53 @@ def drop(connection: Connection, stream: StreamInfo, name: str, now_ms: int) -> 
     return paths
 
 
+@t.implements(Catalogue.recover)
 def recover(
-    connection: Connection,
-    present: StreamInfo,
-    owner: str,
-    epoch: int,
-    keep: Collection[str],
-    now_ms: int,
-    where: str,
+    connection: Connection, stream: str, owner: str, epoch: int, keep: Collection[str], now_ms: int
 ) -> Recovered:
-    """Abort what ``owner`` has prepared or open and is not in ``keep``, in ``present`` and wherever it wrote (S43)."""
-    raise_fence(connection, owner, epoch)
+    """Abort what ``owner`` has prepared or open and is not in ``keep``, in ``stream`` and wherever it wrote (S43)."""
+    fence(connection, owner, epoch)  # before it says that there is no stream
+    present = find_stream(connection, stream)
     orphans: list[str] = []
     aborted: list[str] = []
-    streams = [present, *_other_streams(connection, present, owner, where)]
-    for stream in streams:
+    streams = [present, *_other_streams(connection, present, owner)]
+    for each in streams:
         names = sa.select(t.transactions.c.name).where(
             t.transactions.c.owner == owner,
-            t.transactions.c.stream_id == stream.stream_id,
+            t.transactions.c.stream_id == each.stream_id,
             t.transactions.c.status.in_([Status.PREPARED.value, Status.OPEN.value]),
         )
         for name in sorted(set(connection.scalars(names)) - set(keep)):
-            orphans += abort(connection, stream, Request(Verb.ABORT, name, owner, epoch), now_ms)
+            orphans += _abort(connection, each, Request(Verb.ABORT, name, owner, epoch), now_ms)
             aborted.append(name)
     return Recovered(tuple(sorted(aborted)), tuple(orphans), tuple(streams))
 
 
-def raise_fence(connection: Connection, owner: str, epoch: int) -> None:
+@t.implements(Catalogue.fence)
+def fence(connection: Connection, owner: str, epoch: int) -> None:
     """Refuse older epochs from now on (S18).
 
     Raises:
         FencedError: a newer epoch exists.
     """
-    fence = fence_of(connection, owner)
-    if epoch < fence:
-        raise FencedError(f"'{owner}'", epoch, fence)
-    set_fence(connection, owner, fence, epoch)
+    newest = fence_of(connection, owner)
+    if epoch < newest:
+        raise FencedError(f"'{owner}'", epoch, newest)
+    set_fence(connection, owner, newest, epoch)
 
 
-def _other_streams(connection: Connection, present: StreamInfo, owner: str, where: str) -> list[StreamInfo]:
+def _other_streams(connection: Connection, present: StreamInfo, owner: str) -> list[StreamInfo]:
     mine = sa.select(t.transactions.c.stream_id).where(t.transactions.c.owner == owner)
     others = sa.select(t.streams).where(t.streams.c.id.in_(mine), t.streams.c.id != present.stream_id)
-    return [stream_info(row, where) for row in connection.execute(others.order_by(t.streams.c.id))]
+    return [stream_info(connection, row) for row in connection.execute(others.order_by(t.streams.c.id))]
 
 
 def _decide(connection: Connection, stream: StreamInfo, request: Request) -> Decision:
     record = _find_record(connection, stream.stream_id, request.name)
-    fence = fence_of(connection, request.owner)
-    decision = decide(request, record, fence)
+    newest = fence_of(connection, request.owner)
+    decision = decide(request, record, newest)
     _refuse(decision, request, stream.name)
-    set_fence(connection, request.owner, fence, next_fence(fence, request.epoch))
+    set_fence(connection, request.owner, newest, next_fence(newest, request.epoch))
     return decision
 
 
@@ -307,10 +353,13 @@ def set_status(connection: Connection, stream: StreamInfo, name: str, status: St
     """Record another status, which is not open and has no lease; return the number of the transaction."""
     where = (t.transactions.c.stream_id == stream.stream_id, t.transactions.c.name == name)
     connection.execute(t.transactions.update().where(*where).values(status=status.value, changed_ms=now_ms))
-    transaction_id = int(connection.scalars(sa.select(t.transactions.c.id).where(*where)).one())
+    columns = (t.transactions.c.id, t.transactions.c.owner)
+    transaction_id, owner = t.checked_row(connection.execute(sa.select(*columns).where(*where)).one(), int, str)
     shared = t.shared_transactions
     connection.execute(shared.update().where(shared.c.transaction_id == transaction_id).values(due_ms=None))
-    return transaction_id
+    if status.is_terminal:
+        _clean_up_outcomes(connection, owner, transaction_id)
+    return int(transaction_id)
 
 
 def _find_record(connection: Connection, stream_id: int, name: str) -> TransactionRecord | None:

@@ -11,39 +11,23 @@ from collections.abc import Mapping, Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from headgate.errors import CorruptionError, FencedError, TruncatedError, UsageError
+from headgate.errors import FencedError, TruncatedError, UsageError
 from headgate.protocol.store import truncation
-from headgate.protocol.store.truncation import Extent, Held, Hold, Move, Outside
+from headgate.protocol.store.truncation import Held, Hold, Move, Outside
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import Swept
+from headgate.store.catalogue.stream_rows import extents, find_extents, find_stream, remove_stream
 from headgate.store.catalogue.tables import checked_row, checked_values
 from headgate.store.policies import RetentionPolicy, decode_retention
 from headgate.store.streams import StreamInfo
 from headgate.store.transactions import TRANSACTIONS
 
 
-def extents(connection: Connection, stream: StreamInfo) -> dict[int, Extent]:
-    """Return head and end of every segment.
-
-    Raises:
-        UsageError: the stream was deleted.
-    """
-    found = _extents(connection, t.segments.c.stream_id == stream.stream_id)
-    if not found:
-        raise UsageError(f"stream '{stream.name}' was deleted")
-    return found
-
-
-def _extents(connection: Connection, *of: sa.ColumnElement[bool]) -> dict[int, Extent]:
-    columns = (t.segments.c.segment_id, t.segments.c.head_position, t.segments.c.end_position)
-    rows = connection.execute(sa.select(*columns).where(*of).order_by(t.segments.c.segment_id)).all()
-    return {number: Extent(head, end) for number, head, end in (checked_row(row, int, int, int) for row in rows)}
-
-
+@t.implements(Catalogue.cut_at)
 def cut_at(connection: Connection, stream: StreamInfo, date_ms: int) -> dict[int, int]:
     """Return the first event of every segment that became visible at ``date_ms`` or later, or its end (S66)."""
-    if date_ms <= dated_since(connection, stream.name):
-        date_ms = 0  # what has no date has this one
+
     of_stream = t.parts.c.stream_id == stream.stream_id
     query = (
         sa.select(t.parts.c.segment_id, sa.func.min(t.parts.c.start).label("start"))
@@ -55,19 +39,7 @@ def cut_at(connection: Connection, stream: StreamInfo, date_ms: int) -> dict[int
     return {segment: max(extent.head, first.get(segment, extent.end)) for segment, extent in found.items()}
 
 
-def dated_since(connection: Connection, where: str) -> int:
-    """Return since when there are dates; ``where`` is for the error.
-
-    Raises:
-        CorruptionError: what says so is no number.
-    """
-    text = connection.scalar(sa.select(t.meta.c.value).where(t.meta.c.key == t.DATED_SINCE))
-    try:
-        return int(text or 0)
-    except ValueError as error:
-        raise CorruptionError(f"the catalogue ({where})", 0, f"a number as {t.DATED_SINCE}", repr(text)) from error
-
-
+@t.implements(Catalogue.truncate)
 def truncate(connection: Connection, stream: StreamInfo, cut: Mapping[int, int], *, anyway: bool) -> dict[int, int]:
     """Move heads forward to ``cut``; return those that moved.
 
@@ -86,6 +58,18 @@ def truncate(connection: Connection, stream: StreamInfo, cut: Mapping[int, int],
     return _move(connection, stream, answer)
 
 
+@t.implements(Catalogue.delete_stream)
+def delete_stream(connection: Connection, name: str, *, force: bool) -> StreamInfo:
+    """Delete a stream that is sealed and that no holder needs, or any with ``force``."""
+    info = find_stream(connection, name)
+    if not force:
+        if not info.is_sealed:
+            raise UsageError(f"stream '{name}' is not sealed, so it may be in use; seal it first, or force")
+        check_not_held(connection, info)
+    remove_stream(connection, info)
+    return info
+
+
 def check_not_held(connection: Connection, stream: StreamInfo) -> None:
     """Check that the events of a stream that is to be deleted have been read by everybody who holds them.
 
@@ -102,6 +86,7 @@ def check_not_held(connection: Connection, stream: StreamInfo) -> None:
         )
 
 
+@t.implements(Catalogue.retention_cut)
 def retention_cut(connection: Connection, stream: StreamInfo, now_ms: int) -> dict[int, int]:
     """Return the heads that ``stream.retention`` would move, as far as nobody holds; reads all parts of the stream."""
     policy = stream.retention
@@ -113,6 +98,7 @@ def retention_cut(connection: Connection, stream: StreamInfo, now_ms: int) -> di
     return dict(_retention_move(connection, stream, cut_at(connection, stream, date_ms)).heads)
 
 
+@t.implements(Catalogue.retain)
 def retain(connection: Connection, stream: StreamInfo, cut: Mapping[int, int]) -> dict[int, int]:
     """Move heads forward to what ``retention_cut`` found, as far as nobody holds by now; return those that moved.
 
@@ -125,6 +111,7 @@ def retain(connection: Connection, stream: StreamInfo, cut: Mapping[int, int]) -
     return _move(connection, stream, move) if _policy(connection, stream) == stream.retention else {}
 
 
+@t.implements(Catalogue.sweep)
 def sweep(connection: Connection, stream: StreamInfo, limit: int) -> Swept:
     """Forget at most ``limit`` parts before the heads; give what is to be deleted, also what an earlier sweep left."""
     left, found = limit, extents(connection, stream)
@@ -152,44 +139,48 @@ _WITH_PARTS_BEFORE_HEAD = (
 """Segments of which something is to be forgotten: of a stream with a long history these are few."""
 
 
+@t.implements(Catalogue.swept)
 def forget_garbage(connection: Connection, paths: Sequence[str]) -> None:
     """Forget garbage whose files are deleted."""
     for path in paths:
         connection.execute(t.garbage.delete().where(t.garbage.c.path == path))
 
 
-def hold(connection: Connection, stream: StreamInfo, wanted: Hold) -> None:
-    """Let ``wanted`` take the place of what its holder held in the stream before.
+@t.implements(Catalogue.hold)
+def hold(connection: Connection, stream: StreamInfo, hold: Hold) -> None:
+    """Let ``hold`` take the place of what its holder held in the stream before.
 
     Raises:
         TruncatedError: a segment begins behind its position; then nothing has changed.
         FencedError: a later generation of its holder holds already.
         UsageError: it names what is not there.
     """
-    named = t.segments.c.segment_id.in_(sorted(wanted.positions))  # of those only: a stream may have had many
-    found = _extents(connection, t.segments.c.stream_id == stream.stream_id, named) or extents(connection, stream)
-    newest = _newest(connection, stream, wanted.holder)
-    if newest is not None and wanted.is_replaced_by(*newest):
-        raise FencedError(f"'{wanted.holder}'", wanted.epoch, newest[1])
-    for segment, position in sorted(wanted.positions.items()):
+    named = t.segments.c.segment_id.in_(sorted(hold.positions))  # of those only: a stream may have had many
+    found = find_extents(connection, t.segments.c.stream_id == stream.stream_id, named) or extents(connection, stream)
+    newest = _newest(connection, stream, hold.holder)
+    if newest is not None and hold.is_replaced_by(*newest):
+        raise FencedError(f"'{hold.holder}'", hold.epoch, newest[1])
+    for segment, position in sorted(hold.positions.items()):
         extent = found.get(segment)
         if extent is None or position > extent.end:
             raise _outside(stream, Outside(segment, position, extent))
         if position < extent.head:
             raise TruncatedError(stream.name, segment, position, extent.head)
-    release(connection, stream, wanted.holder)
+    release(connection, stream, hold.holder)
     first = min(found)
-    positions = wanted.positions or {first: found[first].head}  # who names none needs all, and has to have a row
-    key = {"stream_id": stream.stream_id, "holder": wanted.holder, "life": wanted.life, "epoch": wanted.epoch}
+    positions = hold.positions or {first: found[first].head}  # a holder that names none needs all, and has a row
+    key = {"stream_id": stream.stream_id, "holder": hold.holder, "life": hold.life, "epoch": hold.epoch}
     rows = [{**key, "segment_id": segment, "position": position} for segment, position in positions.items()]
     connection.execute(t.holds.insert(), rows)
 
 
+@t.implements(Catalogue.release)
 def release(connection: Connection, stream: StreamInfo, holder: str) -> None:
     """Forget what ``holder`` holds in the stream."""
     connection.execute(t.holds.delete().where(t.holds.c.stream_id == stream.stream_id, t.holds.c.holder == holder))
 
 
+@t.implements(Catalogue.holds)
 def holds(connection: Connection, stream: StreamInfo) -> list[Hold]:
     """Return who holds what in the stream, by holder."""
     columns = (t.holds.c.holder, t.holds.c.segment_id, t.holds.c.position)

@@ -29,10 +29,9 @@ from headgate.errors import (
     UsageError,
     gone,
 )
-from headgate.model.pipeline_identity import Life, Owner
+from headgate.model.pipeline_identity import Mine, Owner
 from headgate.storage.base import AlreadyExists, NotFound, Storage
-from headgate.store.catalogue.base import Catalogue
-from headgate.store.policies import RetentionPolicy
+from headgate.store.catalogue.base import VERBS, Catalogue
 from headgate.store.streams import OtherLayoutError, OtherSchemaError, RemovedFileError
 
 _T = TypeVar("_T")
@@ -156,26 +155,16 @@ def decode_failure(data: bytes, root: str, url: str) -> Exception:
     return gone(error) if failure.is_output_gone and isinstance(error, HeadgateError) else error
 
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 1
 """Of all that client and server say to each other. Raised with every change of a type that is sent, and with every
 version of the catalogue's tables: whoever does not know what is in them must not write there (SS5)."""
 
 OF_THE_CATALOGUE, OF_THE_STORAGE = "catalogue", "storage"
 
-NO_VERBS = frozenset({"path", "is_untouched", "close", "changes", "audit"})
 """Of the catalogue, what is no verb. The server checks its store by itself (SS16)."""
 
-READING = frozenset(
-    {
-        "find_stream", "describe_stream", "list_streams", "observe", "schemas", "layout", "layout_and_extents", "look",
-        "passed", "find_append", "parts", "extents", "cut_at", "holds", "retention_cut", "frontier", "find_group",
-        "groups", "group_cuts", "group_unread", "begin", "transactions", "known_chunks", "find_shared", "owner",
-        "chunk_paths", "contents",
-    }
-)  # fmt: skip
 """Verbs that change nothing: asked again when an answer is lost."""
 
-REPEATED = frozenset({"seal_stream", "truncate"})
 """Verbs that change something, and nothing more when they are asked again: their callers need not know of a loss."""
 
 STORAGE_VERBS = ("list", "delete", "rename_if_absent", "sweep_unfinished")
@@ -190,33 +179,24 @@ Judged: TypeAlias = list[tuple[Owner, bool]]
 """Owners that a pipeline was asked about, and whether what they wrote is its own (SS17)."""
 
 
-class Reset(msgspec.Struct, frozen=True):
-    """``StreamReset``, without its question."""
-
-    streams: Mapping[str, tuple[int, str | None, RetentionPolicy | None] | None]
-    owner: str
-    epoch: int
-    life: Life
-    of: str
-    judged: Judged
-
-
-_INSTEAD: dict[tuple[str, str], Any] = {("contents", "mine"): Judged, ("start_over", "reset"): Reset}
 """Questions are answered where they come from: what is sent instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a verb takes and gives.
+    """What a verb takes and gives, as its declaration says.
 
     Attributes:
         kinds: of an argument that is one of several kinds of values, the kinds by name.
+        judge: the argument that is a question about owners, which is answered where it comes from (SS17); its answers
+            are sent instead. Empty: there is none.
         takes: a struct of its arguments, by name.
         gives: type of its answer.
     """
 
     name: str
     kinds: Mapping[str, Mapping[str, type]]
+    judge: str
     takes: type[msgspec.Struct]
     gives: Any
 
@@ -233,16 +213,18 @@ def _named(value: object) -> Named:
 def _signature(owner: type, name: str) -> Signature:
     verb = getattr(owner, name)
     hints = get_type_hints(verb)
-    kinds, fields = {}, []
+    kinds, judge, fields = {}, "", []
     for parameter in list(inspect.signature(verb).parameters.values())[1:]:
         of = hints[parameter.name]
         among = _kinds(of)
         if among:
             kinds[parameter.name], of = among, Named
-        of = _INSTEAD.get((name, parameter.name), of)
+        if of == Mine:
+            judge, of = parameter.name, Judged
         is_needed = parameter.default is inspect.Parameter.empty
         fields.append((parameter.name, of) if is_needed else (parameter.name, of, parameter.default))
-    return Signature(name, kinds, msgspec.defstruct(f"Arguments_{name}", fields, kw_only=True), hints["return"])
+    takes = msgspec.defstruct(f"Arguments_{name}", fields, kw_only=True)
+    return Signature(name, kinds, judge, takes, hints["return"])
 
 
 def _kinds(of: Any) -> dict[str, type]:
@@ -256,5 +238,5 @@ def _of(owner: type, names: list[str]) -> dict[str, Signature]:
     return {name: _signature(owner, name) for name in names}
 
 
-CATALOGUE_SIGNATURES = _of(Catalogue, sorted({x for x in vars(Catalogue) if not x.startswith("_")} - NO_VERBS))
+CATALOGUE_SIGNATURES = _of(Catalogue, sorted(VERBS))
 STORAGE_SIGNATURES = _of(Storage, sorted(STORAGE_VERBS))

@@ -7,10 +7,10 @@ given the URL. Source: SS1, SS6 to SS13, SS16 and SS17 of docs/spec/served-store
 from __future__ import annotations
 
 import http.client
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -20,8 +20,7 @@ from headgate.model.pipeline_identity import Mine
 from headgate.storage.base import Bytes, Storage
 from headgate.storage.object_names import checked_path
 from headgate.store.addresses import parse_server_url
-from headgate.store.catalogue.base import Audit, Catalogue
-from headgate.store.catalogue.records import Contents
+from headgate.store.catalogue.base import Audit, Catalogue, Verb
 from headgate.store.client import requests as clients
 from headgate.store.client.connection import (
     ConnectionLostError,
@@ -34,12 +33,9 @@ from headgate.store.client.messages import (
     CATALOGUE_SIGNATURES,
     OF_THE_CATALOGUE,
     OF_THE_STORAGE,
-    READING,
-    REPEATED,
     REPEATED_STORAGE_VERBS,
     STORAGE_SIGNATURES,
     Judged,
-    Reset,
     Signature,
     UnjudgedError,
     decode,
@@ -47,7 +43,6 @@ from headgate.store.client.messages import (
 from headgate.store.client.requests import Client, request_of
 from headgate.store.fsck import Problem
 from headgate.store.server_signals import ChangeListener, ServerClock
-from headgate.store.streams import StreamReset
 
 CHECK = "/check"
 
@@ -163,8 +158,8 @@ class ServerChangeListener(ChangeListener):
 DATE, UNTOUCHED = "/date", "/untouched"
 
 
-class RemoteCatalogue:
-    """A catalogue behind a server. Its verbs are made of their declarations, below."""
+class RemoteCatalogue(Catalogue):
+    """A catalogue behind a server."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -209,53 +204,28 @@ class RemoteCatalogue:
         """Have the server check its store, and wait for what it finds (SS16)."""
         return check_on_server(self._client, verify_events)
 
-    def contents(self, stream: str, of: str, mine: Mine) -> Contents:
-        """See ``Catalogue``."""
-        return cast(Contents, self._judging(mine, lambda judged: self.carry_out("contents", (stream, of, judged), {})))
-
-    def start_over(self, reset: StreamReset, now_ms: int) -> str | None:
-        """See ``Catalogue``."""
-
-        def ask(judged: Judged) -> object:
-            told = Reset(reset.streams, reset.owner, reset.epoch, reset.life, reset.of, judged)
-            return self.carry_out("start_over", (told, now_ms), {})
-
-        return cast(str | None, self._judging(reset.mine, ask))
-
-    def carry_out(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Have the server carry out a verb."""
-        signature = CATALOGUE_SIGNATURES[name]
-        question = request_of(f"/verb/{OF_THE_CATALOGUE}/{name}", signature.bound(arguments, named))
-        changes_something = name not in READING
-        try:
-            may_repeat = name in REPEATED
-            data = self._client.ask(question, is_once=changes_something, may_repeat=may_repeat)
-            return decode(data, signature.gives)
-        finally:
-            if changes_something:
-                self._hearing.changed_here()
-
-    def _judging(self, mine: Mine, ask: Callable[[Judged], object]) -> object:
-        """Ask, and say of each owner that the server comes upon whether it is the caller's own (SS17)."""
+    def carry_out(self, verb: Verb, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """See ``Catalogue``. Of owners that only the caller can judge, the server asks, one by one (SS17)."""
+        signature = CATALOGUE_SIGNATURES[verb.name]
+        given = signature.bound(arguments, named)
+        if not signature.judge:
+            return self._ask(verb, signature, given)
+        is_mine: Mine = given[signature.judge]
         judged: Judged = []
         while True:
             try:
-                return ask(judged)
+                return self._ask(verb, signature, {**given, signature.judge: judged})
             except UnjudgedError as unjudged:
-                judged = [*judged, (unjudged.owner, mine(unjudged.owner))]
+                judged = [*judged, (unjudged.owner, is_mine(unjudged.owner))]
 
-
-def _verb(signature: Signature) -> Callable[..., Any]:
-    def carried_out(self: RemoteCatalogue, *arguments: Any, **named: Any) -> Any:
-        return self.carry_out(signature.name, arguments, named)
-
-    carried_out.__name__, carried_out.__doc__ = signature.name, "See ``Catalogue``."
-    return carried_out
-
-
-for _signature in CATALOGUE_SIGNATURES.values():
-    if not hasattr(RemoteCatalogue, _signature.name):
-        setattr(RemoteCatalogue, _signature.name, _verb(_signature))
+    def _ask(self, verb: Verb, signature: Signature, given: Mapping[str, Any]) -> Any:
+        request = request_of(f"/verb/{OF_THE_CATALOGUE}/{verb.name}", given)
+        try:
+            data = self._client.ask(request, is_once=not verb.is_reading, may_repeat=verb.is_repeatable)
+            return decode(data, signature.gives)
+        finally:
+            if not verb.is_reading:
+                self._hearing.changed_here()
 
 
 CHUNK = "/chunk/"
@@ -366,4 +336,4 @@ def open_remote_store(url: str, around: Environment = SYSTEM_ENVIRONMENT) -> Rem
         raise UsageError(f"stream store at {url} cannot be opened: {error.cause}") from error
     client.patience_s = clients.PATIENCE_S
     catalogue = RemoteCatalogue(client)
-    return RemoteStore(cast(Catalogue, catalogue), RemoteStorage(client), ServerClock(catalogue.date_ms, around))
+    return RemoteStore(catalogue, RemoteStorage(client), ServerClock(catalogue.date_ms, around))

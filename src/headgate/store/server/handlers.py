@@ -20,15 +20,13 @@ from headgate.environment import SYSTEM_ENVIRONMENT, SYSTEM_THREADS, Clock, Envi
 from headgate.errors import ProtocolViolation
 from headgate.model.pipeline_identity import Mine, Owner
 from headgate.storage.base import Storage
-from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.base import VERBS, Catalogue
 from headgate.store.client.messages import (
     CATALOGUE_SIGNATURES,
     OF_THE_CATALOGUE,
     OF_THE_STORAGE,
-    READING,
     STORAGE_SIGNATURES,
     Judged,
-    Reset,
     Signature,
     UnjudgedError,
     decode,
@@ -40,7 +38,6 @@ from headgate.store.client.requests import SETTLE
 from headgate.store.fsck import check_store
 from headgate.store.server.connections import ChunkStorage, IncompleteError, Range
 from headgate.store.server.long_polls import ChangeFeed, CheckJobs, Deduplication, VoidError
-from headgate.store.streams import StreamReset
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +109,8 @@ def _arguments(signature: Signature, data: bytes) -> dict[str, Any]:
     found = {name: getattr(told, name) for name in signature.takes.__struct_fields__}
     for name, kinds in signature.kinds.items():
         found[name] = _of_its_kind(kinds, found[name])
-    if signature.name == "contents":
-        found["mine"] = _mine(found["mine"])
-    if signature.name == "start_over":
-        found["reset"] = _reset(found["reset"])
+    if signature.judge:
+        found[signature.judge] = _mine(found[signature.judge])
     return found
 
 
@@ -127,10 +122,6 @@ def _of_its_kind(kinds: Mapping[str, type], told: tuple[str, Any]) -> object:
         return msgspec.convert(told[1], kind)
     except (msgspec.ValidationError, ValueError) as error:
         raise ProtocolViolation("store server", f"no {told[0]}: {error}") from error
-
-
-def _reset(told: Reset) -> StreamReset:
-    return StreamReset(told.streams, told.owner, told.epoch, told.life, told.of, _mine(told.judged))
 
 
 def _mine(judged: Judged) -> Mine:
@@ -248,7 +239,7 @@ class RequestHandlers:
         try:
             return self._carrying.carry_out(of, verb, data)
         finally:
-            if of == OF_THE_CATALOGUE and verb not in READING:
+            if of == OF_THE_CATALOGUE and verb in VERBS and not VERBS[verb].is_reading:
                 self._news.changed()
 
     def _tell(self, seen: SeenChanges) -> SeenChanges:
