@@ -31,13 +31,12 @@ from headgate.store.catalogue.opening import open_database
 from headgate.store.catalogue.sqlite import Database, MemoryDatabase
 from headgate.store.catalogue.tables import IMPLEMENTATIONS, make_tables
 
-IMPLEMENTED_IN = (
+_IMPLEMENTED_IN = (
     *(audit, chunk_index, group_rows, markers, ownership, scaling, shared_transaction_rows, stream_rows),
     *(transaction_rows, truncation),
 )
-"""Modules whose functions implement verbs."""
 
-assert IMPLEMENTATIONS.keys() == VERBS.keys(), f"verbs: {sorted(IMPLEMENTATIONS.keys() ^ VERBS.keys())}"
+assert IMPLEMENTATIONS.keys() == VERBS.keys(), f"{_IMPLEMENTED_IN} implement {sorted(IMPLEMENTATIONS)}"
 
 
 class SqlCatalogue(Catalogue):

@@ -95,12 +95,11 @@ segments = sa.Table(
     sa.Column("end_position", sa.BigInteger, nullable=False),
     sa.Column("head_position", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("latest_ms", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Index("present_segments", "stream_id", "closed_epoch"),
     sqlite_with_rowid=False,
 )
-"""All segments that a stream ever had: ``layouts.Segment``. ``latest_ms``: when its last part became visible."""
-
-present_segments = sa.Index("present_segments", segments.c.stream_id, segments.c.closed_epoch)
-"""Finds those that take events, however many did before: see ``present``."""
+"""All segments that a stream ever had: ``layouts.Segment``. ``latest_ms``: when its last part became visible. The index
+finds those that take events, however many did before: see ``open_segments``."""
 
 chunks = sa.Table(
     "chunks",

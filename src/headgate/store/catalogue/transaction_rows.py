@@ -55,10 +55,11 @@ OUTCOME_CLEANUP_INTERVAL = 1_000
 _NAMES_AT_A_TIME = 500
 
 
-def _clean_up_outcomes(connection: Connection, owner: str, transaction_id: int) -> None:
-    """Forget old outcomes of ``owner``, on average once in so many decisions, whatever numbers they have."""
+def _clean_up_outcomes(connection: Connection, transaction_id: int) -> None:
+    """Forget old outcomes of the owner of a transaction that was decided: on average once in so many decisions."""
     if zlib.crc32(transaction_id.to_bytes(8, "big")) % OUTCOME_CLEANUP_INTERVAL == 0:
-        forget_oldest_outcomes(connection, owner)
+        owner = connection.scalar(sa.select(t.transactions.c.owner).where(t.transactions.c.id == transaction_id))
+        forget_oldest_outcomes(connection, str(owner))
 
 
 def forget_oldest_outcomes(connection: Connection, owner: str) -> None:
@@ -247,7 +248,7 @@ def _abort(connection: Connection, stream: StreamInfo, request: Request, now_ms:
     if not isinstance(decision, Record):
         return ()
     if _find_record(connection, stream.stream_id, request.name) is None:
-        _clean_up_outcomes(connection, request.owner, insert(connection, stream, request, decision.status, 0, now_ms))
+        _clean_up_outcomes(connection, insert(connection, stream, request, decision.status, 0, now_ms))
         return ()
     return drop(connection, stream, request.name, now_ms)
 
@@ -260,6 +261,7 @@ def drop(connection: Connection, stream: StreamInfo, name: str, now_ms: int) -> 
     paths = tuple(checked_values(connection.scalars(sa.select(t.chunks.c.file).where(t.chunks.c.id.in_(numbers))), str))
     connection.execute(t.prepared_parts.delete().where(mine))
     connection.execute(t.chunks.delete().where(t.chunks.c.id.in_(numbers)))
+    _clean_up_outcomes(connection, transaction_id)
     return paths
 
 
@@ -347,19 +349,17 @@ def apply_commit(connection: Connection, stream: StreamInfo, name: str, reopenin
     placed = [(chunk_id, structs.replace(entry, segment=places[entry.segment])) for chunk_id, entry in parts]
     assign_positions(connection, stream.stream_id, placed, now_ms)
     connection.execute(t.prepared_parts.delete().where(mine))
+    _clean_up_outcomes(connection, transaction_id)
 
 
 def set_status(connection: Connection, stream: StreamInfo, name: str, status: Status, now_ms: int) -> int:
     """Record another status, which is not open and has no lease; return the number of the transaction."""
     where = (t.transactions.c.stream_id == stream.stream_id, t.transactions.c.name == name)
     connection.execute(t.transactions.update().where(*where).values(status=status.value, changed_ms=now_ms))
-    columns = (t.transactions.c.id, t.transactions.c.owner)
-    transaction_id, owner = t.checked_row(connection.execute(sa.select(*columns).where(*where)).one(), int, str)
+    transaction_id = int(connection.scalars(sa.select(t.transactions.c.id).where(*where)).one())
     shared = t.shared_transactions
     connection.execute(shared.update().where(shared.c.transaction_id == transaction_id).values(due_ms=None))
-    if status.is_terminal:
-        _clean_up_outcomes(connection, owner, transaction_id)
-    return int(transaction_id)
+    return transaction_id
 
 
 def _find_record(connection: Connection, stream_id: int, name: str) -> TransactionRecord | None:
