@@ -62,10 +62,10 @@ _T = TypeVar("_T")
 
 
 class ThreadEnded(BaseException):
-    """Ends the thread in which it is raised, with its worker or process: nobody handles it.
+    """Ends the thread in which it is raised, with its worker or process. Never handle it.
 
-    Whatever else a call raises that somebody waits for is told them, `SystemExit` and a panic of a native library too,
-    which are no ``Exception``: else they would wait for ever (CS26).
+    Everything else that a call raises is passed to its waiters, also `SystemExit` and a panic of a native library,
+    which are no ``Exception``: otherwise they would wait for ever (CS26).
     """
 
 
@@ -96,10 +96,10 @@ class Event(Protocol):
 
 
 class Condition(Lock, Protocol):
-    """A lock with a bell."""
+    """A condition variable."""
 
     def notify_all(self) -> None:
-        """Wake everybody who waits."""
+        """Wake all waiting threads."""
 
     def wait_for(self, predicate: Callable[[], _T], timeout: float | None = None) -> _T:
         """Wait until ``predicate`` holds, at most ``timeout`` seconds; return its last value."""
@@ -191,13 +191,13 @@ _cancelled: ContextVar[Event | None] = ContextVar("headgate.off", default=None)
 
 
 def is_cancelled() -> bool:
-    """Whether nothing needs what this thread does any more: it waits for no server that is away (G16)."""
+    """Whether this thread's work is cancelled: it does not wait for an unavailable server (G16)."""
     off = _cancelled.get()
     return off is not None and off.is_set()
 
 
 def cancellable(off: Event | None, call: Callable[..., _T]) -> Callable[..., _T]:
-    """Return ``call`` as one that is called off when ``off`` is set; None: as one that never is."""
+    """Return ``call``, cancelled when ``off`` is set; None: never."""
 
     @functools.wraps(call)
     def called(*arguments: Any) -> _T:
@@ -211,13 +211,13 @@ def cancellable(off: Event | None, call: Callable[..., _T]) -> Callable[..., _T]
 
 
 def cancellable_as_here(call: Callable[..., _T]) -> Callable[..., _T]:
-    """Return ``call``, for another thread, as one that is called off when what this thread does is."""
+    """Return ``call`` for another thread, cancelled together with this thread's work."""
     off = _cancelled.get()
     return call if off is None else cancellable(off, call)
 
 
 class CancellablePool:
-    """A pool whose calls are called off when ``off`` is set (see ``Pool``)."""
+    """A pool that cancels its calls when ``off`` is set (see ``Pool``)."""
 
     def __init__(self, pool: Pool, off: Event) -> None:
         self._pool, self._off = pool, off
@@ -345,13 +345,13 @@ def wait_for(asked: Future[_T], timeout_s: float | None) -> _T | None:
 
 
 class Environment(Clock, Threads, Protocol):
-    """What a process has around it."""
+    """The OS services of one process."""
 
     def sleep(self, seconds: float) -> None:
-        """Let this thread pause."""
+        """Pause this thread."""
 
     def token(self, size_bytes: int) -> bytes:
-        """Return bytes that nobody can guess."""
+        """Return unpredictable bytes."""
 
     def connect(self, host: str, port: int, timeout_seconds: float) -> Any:
         """Return a connected TCP socket (``socket.socket``).
@@ -362,7 +362,7 @@ class Environment(Clock, Threads, Protocol):
 
 
 class SystemEnvironment(SystemClock, SystemThreads):
-    """The operating system (see ``Around``)."""
+    """The operating system's services (see ``Environment``)."""
 
     def sleep(self, seconds: float) -> None:
         """Pause this thread."""
@@ -381,7 +381,7 @@ SYSTEM_ENVIRONMENT = SystemEnvironment()
 
 
 def close_all(closes: Iterable[Callable[[], object]]) -> None:
-    """Make every call, whatever the others raise; then raise the first error.
+    """Make every call, even if others raise; then raise the first error.
 
     Connectors are users' code: ``SystemExit`` and a panic of a native library are errors like others (CS26).
     """

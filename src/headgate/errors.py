@@ -51,7 +51,7 @@ class GoBackBehind:
 
 @dataclass(frozen=True, slots=True)
 class LeaveBehind:
-    """The pipeline lacks the operator or sink ``name``: bring it back, or allow what it has to be left behind."""
+    """The pipeline lacks the operator or sink ``name``: bring it back, or allow its state to be dropped."""
 
     name: str
 
@@ -207,7 +207,7 @@ class OutputDenied(HeadgateError):
 
     Attributes:
         sink: name of the sink.
-        checkpoint: whose output it is, or 0 while nothing is promised yet.
+        checkpoint: the checkpoint of the output, or 0 while nothing is promised yet.
         cause: what the target said.
     """
 
@@ -252,7 +252,7 @@ class FencedError(HeadgateError):
 
 
 class TruncatedError(HeadgateError):
-    """Events that a reader wants to read, or a holder to keep, were truncated: the stream now begins behind them.
+    """Events that a reader or a hold needs were truncated: the stream now begins after them.
 
     Attributes:
         stream, segment: the stream and the segment of these events.

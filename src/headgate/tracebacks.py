@@ -24,7 +24,7 @@ _FRAMES_OF_TOOLS = frozenset({"typer", "click", "IPython", "ipykernel", "_pytest
 
 
 def wants_full_traceback() -> bool:
-    """Return whether the user has asked for whole tracebacks."""
+    """Return whether the user wants whole tracebacks."""
     return bool(os.environ.get(TRACEBACK_VARIABLE))
 
 
@@ -80,13 +80,13 @@ def _shown(frame: traceback.FrameSummary) -> str:
 
 
 def install_excepthook() -> None:
-    """Have this process say errors of Headgate's in a sentence, unless somebody else decides what it says."""
+    """Print Headgate's errors as one sentence, unless the process already has an excepthook."""
     if sys.excepthook is sys.__excepthook__ and not wants_full_traceback():
         sys.excepthook = print_error
 
 
 def print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print ``error`` with the user's line that led to it; one that is not Headgate's with everything, as ever."""
+    """Print an error of Headgate with the user's line that led to it, any other one with its traceback."""
     if not isinstance(error, HeadgateError) or sys.stderr is None:
         sys.__excepthook__(kind, error, trace)
         return

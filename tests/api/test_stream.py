@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import polars as pl
 import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.model.graph import BAD_RECORDS, Edge, Partitioner, Role
+from headgate.model.graph import BAD_RECORDS, Edge, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
 
 ROWS = [{"service": "a", "level": "ERROR", "n": 1, "ts": 5_000}]
@@ -190,3 +191,11 @@ def test_what_is_not_there_yet_says_so_in_one_sentence(call: Callable[[hg.Stream
     with pytest.raises(hg.UsageError, match="is not there yet") as caught:
         call(rows)
     assert "\n" not in str(caught.value)
+
+
+def test_pre_aggregation_reads_the_output_and_input_that_the_window_would_read() -> None:
+    keyed = hg.Pipeline("p").source(hg.FromRows([{"k": 1, "ts": 1}])).with_timestamps("ts").key_by("k")
+    side = OutputTag("side")
+    keyed._edges = tuple(replace(edge, tag=side) for edge in keyed._edges)
+    keyed.window(hg.Tumbling("1m")).agg(n=pl.len())
+    assert keyed._pipeline._builder.node(NodeName("window-combine")).inputs == (Edge(NodeName("key-by"), tag=side),)

@@ -18,16 +18,16 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from headgate.errors import HeadgateError, UsageError
 
 THREADS = 8
-"""So many calls of one store run at the same time; others wait for their turn, and the loop for none of them."""
+"""How many calls of one store run at the same time; the event loop waits for none of them."""
 
 _T = TypeVar("_T")
 
 
 class CallExecutor:
-    """Carries out blocking calls for the tasks of one event loop."""
+    """Runs blocking calls for the tasks of one event loop in a thread pool."""
 
     def __init__(self, threads: int = THREADS) -> None:
-        """Made by a task of the loop. It begins threads as they are needed."""
+        """Bind to the running event loop. Threads start as they are needed."""
         if threads < 1:
             raise UsageError(f"a store needs at least one thread, not {threads}")
         self.loop = asyncio.get_running_loop()
@@ -36,10 +36,10 @@ class CallExecutor:
         self.is_closed = False
 
     async def run(self, call: Callable[[], _T], undo: Callable[[_T], object] | None = None) -> _T:
-        """Carry out ``call`` in a thread and return what it returns.
+        """Run ``call`` in a thread and return its result.
 
-        Cancelled before it has begun, it is never carried out. Cancelled later, the task ends when the call has ended
-        (AC2): then ``undo`` is carried out with what it returned, since nobody gets that (AC3).
+        If the task is cancelled before the call has begun, the call never runs. If it is cancelled later, the task ends
+        when the call has ended (AC2); then ``undo`` runs with the result, which no task receives (AC3).
 
         Raises:
             UsageError: the store is closed, or belongs to another event loop.
@@ -80,7 +80,7 @@ class CallExecutor:
         return asked
 
     async def _settle(self, asked: Future[_T], undo: Callable[[_T], object] | None) -> None:
-        """Wait for the end of a call whose task was cancelled, and take back what it did."""
+        """Wait for the end of a call after its task was cancelled, and undo it."""
         await _ended_whatever_comes(asked)
         if undo is not None and asked.exception() is None:
             found = asked.result()
@@ -88,7 +88,7 @@ class CallExecutor:
 
 
 async def future_result(asked: Future[_T]) -> _T:
-    """Return what comes of ``asked``, which goes on whether or not anybody waits for it."""
+    """Return the result of ``asked``, which goes on even if no task waits for it."""
     await _ended(asked)
     return asked.result()
 
@@ -103,7 +103,7 @@ async def _ended(asked: Future[Any]) -> None:
             waiter.set_result(None)
 
     def tell(_: Future[Any]) -> None:
-        with suppress(RuntimeError):  # the loop is closed, so nobody waits
+        with suppress(RuntimeError):  # the loop is closed: no task waits
             loop.call_soon_threadsafe(wake)
 
     asked.add_done_callback(tell)
@@ -127,9 +127,9 @@ _R = TypeVar("_R")
 
 
 class AsyncProxy(Generic[_B]):
-    """An object of the store, for tasks.
+    """A store object for asyncio tasks: its calls run in the executor's threads.
 
-    ``in_turn``: it is one whose calls must not overlap; they are carried out in the order in which tasks made them.
+    ``in_turn``: calls must not overlap; they run in the order in which tasks made them.
     """
 
     def __init__(self, calls: CallExecutor, blocking: _B, *, in_turn: bool = False) -> None:
@@ -152,7 +152,7 @@ _C = TypeVar("_C", bound=_Block)
 
 
 class AsyncContextProxy(AsyncProxy[_C]):
-    """One that is a context manager, for tasks too: what the end of the block does is the blocking one's."""
+    """A proxy of a context manager: the end of an ``async with`` block does what the blocking object does."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -164,7 +164,7 @@ class AsyncContextProxy(AsyncProxy[_C]):
 
 
 def awaitable(method: Callable[Concatenate[_B, _P], _R]) -> Callable[Concatenate[Any, _P], Coroutine[Any, Any, _R]]:
-    """Return the method of the same name and meaning for tasks (AC9)."""
+    """Return an awaitable method with the same name and meaning (AC9)."""
 
     @functools.wraps(method)
     async def passing(self: AsyncProxy[_B], /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -185,7 +185,7 @@ _E = TypeVar("_E", bound=_Entered)
 
 
 class Opening(Generic[_E]):
-    """Something that is opened by waiting for it: ``x = await opening``, or ``async with opening as x``."""
+    """An awaitable that opens something: ``x = await opening``, or ``async with opening as x``."""
 
     def __init__(self, open: Callable[[], Coroutine[Any, Any, _E]]) -> None:
         self._open = open
@@ -207,7 +207,7 @@ class Opening(Generic[_E]):
 
 
 class Unclosed:
-    """Something that need not be closed: a context manager for the sake of ``async with``."""
+    """A context manager without effect, for objects that need no closing."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -219,14 +219,14 @@ class Unclosed:
 
 
 LOOK_PAUSE_S = 0.01
-"""So often it looks at one number, which costs microseconds (RG21)."""
+"""How often it compares one number, which costs microseconds (RG21)."""
 
 IDLE_S = 1.0
-"""So long the thread stays when nobody waits any more."""
+"""How long the thread stays when no task waits any more."""
 
 
 class ChangePoller:
-    """Wakes tasks of one event loop."""
+    """Wakes waiting tasks of one event loop when their store has changed: one thread polls for all of them."""
 
     def __init__(self, changes: Callable[[], int], loop: asyncio.AbstractEventLoop) -> None:
         """``changes`` gives another number when the store has changed."""
@@ -238,7 +238,7 @@ class ChangePoller:
         self._is_closed = False
 
     async def wait(self, seen: int, timeout_s: float | None) -> None:
-        """Return when the store is not any more as it was at ``seen``, or after ``timeout_s``, or for no reason."""
+        """Return when the store's number is no longer ``seen``, after ``timeout_s``, or spuriously."""
         waiter = self._loop.create_future()
         with self._changed:
             if self._is_closed:
@@ -257,14 +257,14 @@ class ChangePoller:
                 self._waiters.pop(waiter, None)
 
     def close(self) -> None:
-        """Wake everybody, and look no more."""
+        """Wake all tasks and stop polling."""
         with self._changed:
             self._is_closed = True
             self._ring(self._waiters)
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Wait until the thread looks no more; not in the loop."""
+        """Wait for the thread to end. Never call it in the event loop."""
         with self._changed:
             thread = self._thread
         if thread is not None:
@@ -275,7 +275,7 @@ class ChangePoller:
             try:
                 number: int | None = self._changes()
             except HeadgateError:
-                number = None  # whoever waits looks for himself, and is told
+                number = None  # the waiting task reads the store itself and gets this error
             with self._changed:
                 self._ring(waiter for waiter, seen in self._waiters.items() if seen != number)
                 self._changed.wait_for(lambda: self._is_closed, LOOK_PAUSE_S)
@@ -294,7 +294,7 @@ class ChangePoller:
         for waiter in rung:
             del self._waiters[waiter]
         if rung:
-            with suppress(RuntimeError):  # the loop is closed, so nobody waits
+            with suppress(RuntimeError):  # the loop is closed: no task waits
                 self._loop.call_soon_threadsafe(_wake, rung)
 
 

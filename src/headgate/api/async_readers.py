@@ -31,7 +31,7 @@ async def _next(
     bell: ChangePoller,
     timeout: Duration | None,
 ) -> _F | None:
-    """Look until something is found, nothing can come, or ``timeout`` is over; no thread waits meanwhile."""
+    """Read until something is found, the input has ended, or ``timeout`` is over; no thread waits meanwhile."""
     now_s = asyncio.get_running_loop().time
     until_s = None if timeout is None else now_s() + duration_ms(timeout, "timeout") / 1_000
     while True:

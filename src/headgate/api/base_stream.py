@@ -98,7 +98,7 @@ class Records:
         return type(self)(self._pipeline, edges, schema, time_column, self._keys)
 
     def _add(self, node: NodeName, spec: OperatorSpec, *, refuses: bool = False) -> pa.Schema:
-        """Add an operator behind these records and return the schema of its output."""
+        """Add an operator for these records and return the schema of its output."""
         schema = catalog.output_schema(spec, self._schema, str(node))
         text, rules = catalog.state_text(spec, str(node)), catalog.state_rules(spec, str(node))
         self._pipeline._builder.add(
@@ -275,7 +275,7 @@ class StatelessVerbs(Records):
         return self._routed(Partitioner.BROADCAST)
 
     def _then(self, kind: str, name: str | None, spec: OperatorSpec, *, refuses: bool = False) -> Self:
-        """Add an operator behind this stream and return its output."""
+        """Add an operator after this stream and return its output."""
         node = self._pipeline._builder.claim_name(kind, name)
         schema = self._add(node, spec, refuses=refuses)
         return self._like((Edge(node),), schema, self._time_column_in(schema))

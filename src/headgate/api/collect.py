@@ -84,7 +84,7 @@ _RESULT = "result"
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """When a run ends before its input does: after so many records of the result, or so long after it runs (N43)."""
+    """The limits of a run that ends before its input does: records of the result, or seconds (N43)."""
 
     limit: int | None = None
     seconds: float | None = None
@@ -147,11 +147,11 @@ def _frame(table: pa.Table) -> pl.DataFrame:
 
 @contextmanager
 def _explored(stream: Records, bound: Bound, call: str, spark: Any) -> Iterator[tuple[Sequence[str], ScratchDirectory]]:
-    """Run what ``stream`` needs; the files with its records are there until somebody removes the directory (N41).
+    """Run what ``stream`` needs; yield the files with its records, and their directory, which the caller removes (N41).
 
     Raises:
         UsageError: a source never ends and there is no bound.
-        HeadgateError: it was stopped by somebody else, or failed.
+        HeadgateError: it was stopped by another caller, or failed.
     """
     refuse_exploring_while_loading(call)
     parent = stream._pipeline
@@ -176,7 +176,7 @@ def _explored(stream: Records, bound: Bound, call: str, spark: Any) -> Iterator[
 
 
 class _Watcher:
-    """Stops a run when it has given enough."""
+    """Stops a run when it has committed enough records or its time is over."""
 
     def __init__(self, bound: Bound, where: Path) -> None:
         self._bound, self._where = bound, where

@@ -327,7 +327,7 @@ def checked_runtime(loop_memory_bytes: int, loop_disk_bytes_max: int) -> Runtime
 
 
 def checked_bad_records(policy: BadRecords) -> BadRecords:
-    """Return ``policy``, whose sink can take bad records.
+    """Return ``policy`` if its sink can take bad records.
 
     Raises:
         UsageError
@@ -417,7 +417,7 @@ StateChoice: TypeAlias = Memory | RocksDB
 
 
 def state_config(state: StateChoice) -> model.StateConfig:
-    """Return what users say of state as plain data.
+    """Return a state choice as plain data.
 
     Raises:
         UsageError: it is none, a value is wrong, or a package is not installed.
@@ -426,22 +426,8 @@ def state_config(state: StateChoice) -> model.StateConfig:
     return found.to_config()
 
 
-def pipeline_state(state: StateChoice | None, backend: str) -> model.StateConfig:
-    """Return what users say of the state of a pipeline; ``backend`` is how they said it before there was a choice.
-
-    Raises:
-        UsageError: see ``state_config``, or there is no such backend.
-    """
-    if backend != "memory":
-        raise UsageError(
-            f"state_backend={backend!r} is not known: give state=headgate.Memory() or "
-            "state=headgate.RocksDB(memory='2GB')"
-        )
-    return state_config(state or Memory())
-
-
 def operator_state(state: StateChoice | None) -> model.StateConfig | None:
-    """Return what users say of the state of one operator; None: it is where the pipeline has its state.
+    """Return the state choice of one operator as plain data; None: that of the pipeline.
 
     Raises:
         UsageError: see ``state_config``.
@@ -454,10 +440,10 @@ PathText = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Who may read what a pipeline writes, and how its processes talk to each other.
+    """Permissions of a pipeline's files, and encryption of its connections.
 
     Attributes:
-        access: who may read a checkpoint directory that the pipeline creates. "owner": only the user that runs the
+        access: the readers of a checkpoint directory that the pipeline creates. "owner": only the user that runs the
             pipeline. "group": also the directory's group, for drivers and executors that run as different users. For an
             existing directory, its permissions decide: it is shared if its group may write to it and its setgid bit is
             set.

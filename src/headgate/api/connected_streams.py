@@ -27,7 +27,7 @@ S = TypeVar("S", bound=Records)
 
 
 class ConnectedStreams(Generic[S]):
-    """A stream, keyed or not, connected with a broadcast stream whose records reach every subtask."""
+    """A stream, keyed or not, connected with a broadcast stream. Every subtask receives all broadcast records."""
 
     def __init__(self, main: Records, side: Records, stream: type[S]) -> None:
         """For ``connect`` only."""
@@ -73,7 +73,7 @@ class ConnectedStreams(Generic[S]):
         return self._stream(main._pipeline, (Edge(node),), made, main._time_column_in(made))
 
     def _ordered(self, node: NodeName, *, by_row: bool) -> Edge:
-        """Add the operator that has the broadcast side's records come in one order; return the way from there."""
+        """Add the operator that puts the records of the broadcast side in one order; return the edge from it."""
         side, builder = self._side, self._side._pipeline._builder
         ordering = builder.claim_name(f"{node}-broadcast", None, part_of=node)
         edges = tuple(replace(edge, partitioner=Partitioner.FIRST) for edge in side._edges)

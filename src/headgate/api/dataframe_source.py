@@ -23,7 +23,7 @@ from headgate.storage.urls import local_directory
 
 @runtime_checkable
 class PlacedSource(Protocol):
-    """A source whose input is kept in the pipeline's directory."""
+    """A source that keeps its input in the pipeline's directory, which is known only at the start."""
 
     def at(self, root: str, pipeline: str, node: str) -> CapturableSource:
         """Return the source with its place below the checkpoint directory ``root``."""
@@ -31,7 +31,7 @@ class PlacedSource(Protocol):
 
 @runtime_checkable
 class CapturableSource(Source, Protocol):
-    """A placed source whose input is written there when the pipeline starts."""
+    """A placed source that writes its input there when the pipeline starts."""
 
     def capture(self) -> Any:
         """Write what is to be read, once for all restarts; return the SparkSession it came from."""
@@ -154,7 +154,7 @@ class CapturedDataFrame(DataFrameSource):
         self._directory = directory
 
     def at(self, root: str, pipeline: str, node: str) -> CapturedDataFrame:
-        """It has its place already."""
+        """Return the source itself: it already has a directory."""
         return self
 
     def capture(self) -> Any:

@@ -31,7 +31,7 @@ _loading = threading.local()
 
 
 class RunRequested(BaseException):
-    """A program that the command line only loads called ``run`` or ``start``; carries its ``Pipeline``.
+    """Raised by ``run`` and ``start`` in a program that the command line only loads; carries the ``Pipeline``.
 
     Not an ``Exception``, so that the program does not catch it by accident.
     """
@@ -103,15 +103,15 @@ class LoggingObserver:
 
 
 class NumbersPort(Protocol):
-    """``api.prometheus.MetricsPort`` or ``api.otlp.MetricsPush``, which are imported only where there is one.
+    """``api.metrics.MetricsPort`` or ``api.metrics.MetricsPush``, which are imported only if used.
 
-    ``told``: what its user is told of it.
+    ``told``: a note for the user that says where the metrics are.
     """
 
     told: str
 
     def watch(self, pipeline: str, progress: Callable[[], Progress]) -> None:
-        """Show the numbers of ``pipeline`` from now on."""
+        """Show the metrics of ``pipeline`` from now on."""
 
     def close(self) -> None:
         """Give the port up. From any thread; may be called again."""
@@ -120,7 +120,7 @@ class NumbersPort(Protocol):
 def start_with_metrics(
     port: NumbersPort, pipeline: str, observer: Observer, start: Callable[[], PipelineHandle]
 ) -> PipelineHandle:
-    """Start, with the numbers of the run at ``port`` until it has ended (OM5, OM9)."""
+    """Start, and show the metrics of the run at ``port`` until it has ended (OM5, OM9)."""
     try:
         handle = start()
         observer.on_note(port.told)
@@ -140,7 +140,7 @@ def start_with_numbers(
     observer: Observer,
     start: Callable[[], PipelineHandle],
 ) -> PipelineHandle:
-    """Start, with the numbers of the run where its user wants them: at a port, at a collector that gets them, or both.
+    """Start, and show the metrics of the run at a port, send them to a collector, or both.
 
     Raises:
         UsageError: the port is taken, or there can be no such collector.
@@ -174,10 +174,11 @@ def shown_in_notebooks(handle: PipelineHandle) -> None:
 def run_to_end(
     start: Callable[[], PipelineHandle], started: Callable[[PipelineHandle], None] = lambda handle: None
 ) -> RunResult:
-    """Start, tell ``started``, then wait until the pipeline ended or a signal stopped it.
+    """Start, call ``started``, then wait until the pipeline has ended or a signal has stopped it.
 
     The first SIGINT or SIGTERM stops with a last checkpoint. The second one does not wait for that, and removes
-    nothing; whoever ends a whole group of processes sends SIGTERM twice in one moment, which is once (OM6). SIGUSR1
+    nothing; two SIGTERM within a
+    moment count once, because a command that ends a process group sends two (OM6). SIGUSR1
     drains; SIGUSR2 does what others ask for. Outside the main thread signals are left alone.
 
     Raises:

@@ -48,15 +48,15 @@ def check_name(name: str, what: str) -> str:
 
 @dataclass(slots=True)
 class GraphBuilder:
-    """Nodes in the order of their making, which is topological.
+    """The graph of a pipeline while it is written: nodes in topological order, as they were added.
 
     Attributes:
         outputs: schema of every output of each node (of a sink: what it receives, as its main output). Nodes that may
             hand over bad records have an output ``BAD_RECORDS``.
-        bodies: the loops whose bodies are being written right now, outermost first.
-        explored: nodes whose stream was looked at (``collect`` and the like): nothing else needs to read it.
-        derived: nodes that the user gave no name.
-        states: where the state of nodes is that say so themselves.
+        bodies: the loops that are being defined right now, outermost first.
+        explored: nodes that ``collect`` or a similar call reads: nothing else needs to read them.
+        derived: nodes without a name from the user.
+        states: the state configuration of nodes that have one of their own.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -75,7 +75,7 @@ class GraphBuilder:
         return next((node.loops for node in self.nodes if node.name == name), ())
 
     def keep_state(self, name: NodeName, state: StateConfig | None) -> None:
-        """Say where the state of node ``name`` is; None: where the pipeline has its state."""
+        """Set the state configuration of node ``name``; None: that of the pipeline."""
         if state is not None:
             self.states[name] = state
 
@@ -116,13 +116,23 @@ class GraphBuilder:
         refuses: bool = False,
         side_outputs: Mapping[OutputTag, pa.Schema] | None = None,
     ) -> NodeName:
-        """Add a node and return its name; ``name`` comes from ``claim_name``.
+        """Add a node and return its name.
 
-        ``schema``: of its main output; ``refuses``: it may hand over bad records, its first side output. It is in
-        those loops whose bodies are being written and whose records it gets.
+        The node belongs to those loops being defined from which it gets records.
+
+        Args:
+            name: from ``claim_name``.
+            role: what kind of node it is.
+            edges: its inputs.
+            spec: its configuration.
+            schema: the schema of its main output.
+            state_text: identifies its state.
+            state_rules: how its state may change between two versions of a program.
+            refuses: it may divert bad records, to the side output ``BAD_RECORDS``.
+            side_outputs: schemas of its other side outputs, to which it sends with ``Output.emit_to``.
 
         Raises:
-            UsageError: it wants to hear of finished rounds, and cannot.
+            UsageError: it has ``on_round``, which would never be called.
         """
         entered = {loop for edge in edges for loop in self.loops_of(edge.upstream)} | {name}
         loops = tuple(loop for loop in self.bodies if loop in entered)
@@ -136,7 +146,7 @@ class GraphBuilder:
 
     @contextmanager
     def loop(self, name: NodeName, edges: tuple[Edge, ...], spec: LoopHeadSpec) -> Iterator[None]:
-        """Add the head of a loop; within the context its body is written. If that fails, nothing of it remains.
+        """Add the head of a loop; the body is defined within the context. If that fails, nothing of the loop remains.
 
         Afterwards: the body must have called ``feed_back``.
         """
@@ -159,7 +169,7 @@ class GraphBuilder:
             raise
 
     def feed_back(self, name: NodeName, edges: tuple[Edge, ...]) -> None:
-        """Tie the body's ``edges`` to the head ``name``."""
+        """Connect the feedback ``edges`` to the loop head ``name``."""
         self.nodes = [replace(node, feedback=edges) if node.name == name else node for node in self.nodes]
 
     def finished(
@@ -203,7 +213,7 @@ class GraphBuilder:
         return GraphBuilder(nodes, outputs, derived=self.derived & needed, states=states)
 
     def leave_hooks_out(self) -> None:
-        """Have sources do without the hooks that they would bring along."""
+        """Remove the hooks that sources bring along."""
         self.nodes = [
             replace(node, spec=node.spec.without_hook()) if isinstance(node.spec, HookedSource) else node
             for node in self.nodes

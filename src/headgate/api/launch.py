@@ -26,7 +26,7 @@ from headgate.storage.urls import absolute_location, local_directory
 
 
 def start_over(definition: PipelineDefinition, watcher: Observer, leave: Sequence[str] = ()) -> None:
-    """Delete the checkpoints of the pipeline and all its output, but for that of the sinks to ``leave`` (SO10).
+    """Delete the pipeline's checkpoints and all its output, except that of the sinks in ``leave`` (SO10).
 
     The directory is there.
 
@@ -45,7 +45,7 @@ def start_over(definition: PipelineDefinition, watcher: Observer, leave: Sequenc
 
 
 def finish_reset(definition: PipelineDefinition, watcher: Observer) -> None:
-    """Finish a reset that was cut short (SO3); nothing happens if there is none.
+    """Finish an interrupted reset (SO3), if there is one.
 
     Raises:
         UsageError, CorruptionError, StorageError: it cannot be finished now.
@@ -59,7 +59,7 @@ def finish_reset(definition: PipelineDefinition, watcher: Observer) -> None:
 
 
 def deletion_text(plan: ResetPlan) -> str:
-    """Return what goes, in one line."""
+    """Return what a reset deletes, in one line."""
     count = len(plan.checkpoints)
     parts = [f"{count} checkpoint{'s' * (count != 1)}"] if count else []
     parts += [f"the captured DataFrame of source '{name}'" for name in plan.captured]
@@ -104,7 +104,7 @@ def check_master(master: str | None, spark: Any) -> None:
 
 
 def placed_in_directory(graph: Graph, config: PipelineConfig) -> Graph:
-    """Tell sources that live in the pipeline's own directory where that is."""
+    """Give sources that keep their input in the pipeline's directory the path of that directory."""
     nodes = []
     for node in graph.nodes:
         if isinstance(node.spec, PlacedSource):
@@ -114,7 +114,7 @@ def placed_in_directory(graph: Graph, config: PipelineConfig) -> Graph:
 
 
 def make_checkpoint_directory(config: PipelineConfig) -> None:
-    """Make it for whom the user wants, before anything is written there.
+    """Create the checkpoint directory with the permissions that the user wants.
 
     Raises:
         UsageError: it cannot be made, or exists and is not shared as the user wants.
@@ -131,10 +131,10 @@ def make_checkpoint_directory(config: PipelineConfig) -> None:
 
 
 def capture_inputs(definition: PipelineDefinition) -> Any:
-    """Have sources write what is to be read; return the SparkSession it came from, None if there is none.
+    """Have sources capture their input; return its SparkSession, or None.
 
     Raises:
-        UsageError: naming whose input cannot be written.
+        UsageError: the input of a source cannot be written; the message names the source.
     """
     spark = None
     for node in definition.graph.nodes:
@@ -164,7 +164,7 @@ def with_captured(definition: PipelineDefinition) -> PipelineDefinition:
 
 
 def announce(definition: PipelineDefinition, watcher: Observer) -> None:
-    """Say where everything is: the default places depend on the directory that one stands in."""
+    """Note where checkpoints and streams are: the default places depend on the working directory."""
     config = definition.config
     stores = sorted({str(node.spec.store) for node in definition.graph.nodes if hasattr(node.spec, "store")})
     streams = f", streams in {' and '.join(stores)}" if stores else ""
@@ -193,7 +193,7 @@ StartOptions: TypeAlias = tuple[Restorable | None, int | None, Sequence[str], Ma
 
 NO_MOVES: Mapping[str, str] = MappingProxyType({})
 START_DEFAULT: StartOptions = (None, None, (), NO_MOVES)
-"""A start that says nothing: it goes on from the pipeline's own newest checkpoint."""
+"""A start without options: it continues from the pipeline's own newest checkpoint."""
 
 
 def prepare_start(
@@ -203,10 +203,10 @@ def prepare_start(
     fresh: Callable[[], None] | None,
     leave: Sequence[str],
 ) -> tuple[PipelineDefinition, Any]:
-    """Do what comes before a start; return what is started, and the SparkSession that its input came from, if any.
+    """Prepare a start; return the definition to run, and the SparkSession that its input came from, or None.
 
-    ``fresh`` is for one that starts over: it looks whether the run can begin, before anything is deleted (SO4), of
-    which ``leave`` names the sinks that stay as they are (SO10).
+    ``fresh`` is given if the pipeline starts over: it checks that the run can begin before anything is deleted (SO4).
+    ``leave`` names the sinks that keep their output (SO10).
 
     Raises:
         UsageError: see ``Pipeline.start``.
@@ -232,7 +232,7 @@ def start_config(
     allow_unclaimed_state: Sequence[str],
     moved: Mapping[str, str] = NO_MOVES,
 ) -> StartConfig:
-    """Return it as plain data.
+    """Return where a start begins, as plain data.
 
     Raises:
         UsageError: a value is of the wrong kind.

@@ -1,4 +1,4 @@
-"""Describes every node whose state could be given to a wrong one after the program was edited (EV13, EV14).
+"""The lineage of nodes: keeps state from going to a wrong node after the program was edited (EV13, EV14).
 
 Digests are the same in every process that runs the same program: no address, no order of a set and no hash of Python's
 goes into them. Counterpart: ``protocol.checkpoints.matching``, which compares them. Never runs anything.
@@ -25,9 +25,9 @@ from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.plain_text import encodable
 
 VALUES_MAX = 20_000
-"""Values looked at of one node: what is beyond does not tell it from others."""
+"""How many values of one node go into its digest."""
 BYTES_MAX = 1 << 20
-"""Of an array: larger ones are told apart by their types and sizes."""
+"""Of an array: larger ones are distinguished by their types and sizes."""
 
 _OPAQUE = ("pyspark", "py4j", "threading", "_thread", "socket", "_socket", "ssl", "io", "_io", "logging")
 """Modules of objects that hold other things in each process."""
@@ -74,7 +74,7 @@ class _Describing:
         self._digests[node.name] = _digest(_told(node.spec), node.state_text, *self._ways(node.inputs))
 
     def _ways(self, edges: tuple[Edge, ...]) -> Iterator[str]:
-        """Yield what inputs add to a digest; a source or named node stands for all that is upstream of it."""
+        """Yield what inputs add to a digest; a source or named node represents everything upstream of it."""
         for edge in edges:
             is_known = str(edge.upstream) not in self._derived or not self._graph.node(edge.upstream).inputs
             way = edge.partitioner.value, edge.keys, edge.tag, edge.input
@@ -96,7 +96,7 @@ class _Describing:
 
 
 def _told(spec: object) -> str:
-    """Return what a node does; where it reads or writes is in its locations."""
+    """Return a text that identifies what a node does; where it reads or writes is in its locations."""
     return repr(list(_Telling().values(spec))) if _locations_of(spec) is None else type(spec).__qualname__
 
 
@@ -106,7 +106,7 @@ def _locations_of(spec: object) -> tuple[Location, ...] | None:
 
 
 class _Telling:
-    """Walks a value and yields texts that tell it from others."""
+    """Walks a value and yields texts that distinguish it from others."""
 
     def __init__(self, around: frozenset[int] = frozenset()) -> None:
         """``around``: the objects that the value is inside of, by their ids."""
@@ -173,7 +173,7 @@ class _Telling:
             yield from self._attributes(value)
 
     def _attributes(self, value: Any) -> Iterator[str]:
-        """Yield what an object holds, without its help: attributes, or bytes."""
+        """Yield the attributes of an object, or its bytes, without calling its methods."""
         try:
             view = memoryview(value)
         except TypeError:
@@ -187,7 +187,7 @@ class _Telling:
 
 
 def _expression(value: pl.Expr) -> str:
-    """Return what tells an expression from others: its text leaves out what is long."""
+    """Return a digest of an expression: its text leaves out what is long."""
     try:
         return hashlib.sha256(value.meta.serialize()).hexdigest()
     except Exception:  # it holds a function that cannot be serialized, which Polars says in several ways

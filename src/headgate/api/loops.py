@@ -34,7 +34,7 @@ Output = TypeVar("Output")
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """The arguments of ``iterate`` beside the body."""
+    """The options of ``iterate``."""
 
     max_rounds: int | None
     round_column: str | None
@@ -43,7 +43,7 @@ class LoopOptions:
 
 
 def iterate(stream: Records, body: Callable[[Any], tuple[Feedback, Output]], options: LoopOptions) -> Output:
-    """Add a loop behind ``stream`` and return the outputs of its body.
+    """Add a loop after ``stream`` and return the outputs of its body.
 
     Raises:
         UsageError: an option, or what the body returned, is wrong. Nothing of the loop remains then.
@@ -95,7 +95,7 @@ def _feedback_edges(
 
 
 def _to_keys(back: Records, name: NodeName, keys: tuple[str, ...]) -> tuple[Edge, ...]:
-    """Bring records back to the head that owns their key. One without a key is a bad record, as in ``key_by``."""
+    """Route feedback to the subtask of its key. A record without a key is a bad record, as in ``key_by``."""
     if back._keys:
         return tuple(replace(edge, partitioner=Partitioner.HASH, keys=keys) for edge in back._edges)
     builder = back._pipeline._builder
@@ -105,7 +105,7 @@ def _to_keys(back: Records, name: NodeName, keys: tuple[str, ...]) -> tuple[Edge
 
 
 def _behind(stream: Records, name: NodeName, output: Records) -> Records:
-    """Return an output as it is behind the loop: without event time (L37)."""
+    """Return an output as it leaves the loop: without event time (L37)."""
     _check_pipeline(stream, name, "output", output)
     return output._like(output._edges, output._schema)
 

@@ -41,7 +41,7 @@ HEAD_BYTES_MAX = 16 << 10
 """Limit of the request line and headers; a scraper sends far less."""
 
 LOOK_S = 0.05
-"""How often the thread of the port looks whether the run has ended."""
+"""How often the port's thread checks whether the run has ended."""
 
 _log = logging.getLogger("headgate")
 
@@ -113,14 +113,14 @@ PIPELINE_GAUGES: Sequence[tuple[str, str, Callable[[Progress], float | None]]] =
 
 
 class ProgressCollector(Collector):
-    """Makes metric families of the latest progress of one pipeline, anew for each request."""
+    """Makes metric families of the latest progress of one pipeline for each request."""
 
     def __init__(self, pipeline: str, progress: Callable[[], Progress]) -> None:
         self._pipeline = pipeline
         self._progress = progress
 
     def describe(self) -> list[Family]:
-        """Nothing before it is asked for."""
+        """Return nothing: families depend on the progress."""
         return []
 
     def collect(self) -> Iterator[Family]:
@@ -184,7 +184,7 @@ class ProgressCollector(Collector):
 
 
 class MetricsPort:
-    """A port that answers Prometheus from the moment it is made until it is closed; before ``watch`` it has nothing."""
+    """A port that answers Prometheus until it is closed; before ``watch`` there are no metrics."""
 
     def __init__(self, port: int, host: str) -> None:
         """Take ``port`` of ``host``; 0 is any that is free.
@@ -206,7 +206,7 @@ class MetricsPort:
         self.told = f"metrics at {self.url}"
 
     def watch(self, pipeline: str, progress: Callable[[], Progress]) -> None:
-        """Show the numbers of ``pipeline`` from now on."""
+        """Show the metrics of ``pipeline`` from now on."""
         self._registry.register(ProgressCollector(pipeline, progress))
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class _Server(ThreadingWSGIServer):
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        """Without asking a name server for a name that nobody reads."""
+        """Bind without asking a name server for a host name that is never used."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
@@ -253,7 +253,7 @@ class _Server(ThreadingWSGIServer):
         self.callers.left(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of what a caller does; the terminal belongs to the pipeline."""
+        """Do not print errors of a connection; the terminal belongs to the pipeline."""
         if not isinstance(sys.exc_info()[1], (OSError, TooLongError)):
             _log.exception("the port for metrics could not answer")
 
@@ -280,7 +280,7 @@ class _Caller(WSGIRequestHandler):
         return True
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: the terminal belongs to the pipeline."""
+        """Do not log requests: the terminal belongs to the pipeline."""
 
 
 def _listening(host: str, port: int, registry: CollectorRegistry) -> _Server:
@@ -311,7 +311,7 @@ LAST_PUSH_MS_MAX = 3_000
 
 
 class MetricsPush:
-    """Sends the numbers of one run until it is closed; before ``watch`` there are none.
+    """Sends the metrics of one run to a collector until it is closed; before ``watch`` it sends none.
 
     A collector that does not answer is no failure of the run: the SDK logs it and tries again.
     """
@@ -336,7 +336,7 @@ class MetricsPush:
         self._is_closed = False
 
     def watch(self, pipeline: str, progress: Callable[[], Progress]) -> None:
-        """Send the numbers of ``pipeline`` from now on."""
+        """Send the metrics of ``pipeline`` from now on."""
         meter = self._provider.get_meter("headgate")
         collector = ProgressCollector(pipeline, progress)
         for family in collector.collect():
@@ -346,7 +346,7 @@ class MetricsPush:
             make(name, [partial(_observed, collector, family.name)], description=family.documentation)
 
     def close(self) -> None:
-        """Send the last numbers and end. From any thread; may be called again."""
+        """Send the last metrics and end. From any thread; idempotent."""
         with self._closing:
             if not self._is_closed:
                 self._is_closed = True

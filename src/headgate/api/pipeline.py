@@ -14,6 +14,7 @@ from headgate.api.config import (
     DeadLetter,
     ExponentialDelay,
     Fail,
+    Memory,
     Restart,
     Security,
     StateChoice,
@@ -23,7 +24,7 @@ from headgate.api.config import (
     checked_restart,
     checked_runtime,
     instance,
-    pipeline_state,
+    state_config,
     whole,
 )
 from headgate.api.dataframe_source import check_captures
@@ -74,67 +75,6 @@ from headgate.spark.py_files import Submission
 from headgate.storage.urls import absolute_location
 from headgate.tracebacks import install_excepthook
 
-
-def describe_plan(definition: PipelineDefinition) -> str:
-    """Return one block a chain: where its records come from, then its operators with their schemas.
-
-    Of an operator in a loop it names the loop, or the loops, outermost first.
-    """
-    config, plan = definition.config, definition.plan
-    lines = [
-        f"pipeline {config.name}: {len(plan.vertices)} chains, parallelism {config.parallelism}, "
-        f"checkpoints in {config.checkpoint_root}"
-    ]
-    for vertex in plan.vertices:
-        lines.append(f"chain {vertex.id}")
-        lines += [f"  <- {_edge(edge)}" for edge in plan.edges if edge.target == vertex.id]
-        lines += [f"  {_node(node)}" for node in vertex.nodes]
-    return "\n".join(lines)
-
-
-def _edge(edge: PlanEdge) -> str:
-    tag = "" if edge.tag == MAIN else f" ({edge.tag})"
-    how = edge.partitioner.value
-    if edge.partitioner is Partitioner.HASH:
-        how += f" on {', '.join(edge.keys)}"
-    back = ", comes back" if edge.is_feedback else ""
-    return f"{edge.from_node}{tag}, {how}{back}"
-
-
-def _node(node: Node) -> str:
-    return f"{node.name} [{', '.join([node.role.value, *_facts(node)])}] {node.schema_text}"
-
-
-def _facts(node: Node) -> list[str]:
-    facts: list[str] = []
-    if isinstance(node.spec, LoopHeadSpec):
-        spec = node.spec
-        facts += [f"by {', '.join(spec.keys)}"] if spec.keys else []
-        facts += [f"rounds in {spec.round_column}"] if spec.round_column else []
-        facts += [f"at most {spec.max_rounds}"] if spec.max_rounds else []
-    elif node.state_text and node.role is Role.OPERATOR:
-        facts.append("keeps state")
-    around = [str(loop) for loop in node.loops if loop != node.name]
-    return [*facts, f"in {' > '.join(around)}"] if around else facts
-
-
-def hook_spec(name: str, hook: object, timeout: Duration) -> HookSpec:
-    """Return it as what the driver calls, each call for ``timeout`` at most.
-
-    Raises:
-        UsageError: it is not a hook, cannot have that name, or the timeout is not positive.
-    """
-    check_name(name, "a hook")
-    if not isinstance(hook, CoordinatorHook):
-        raise UsageError(f"hook '{name}' must be an instance of a headgate.CoordinatorHook, not {hook!r}")
-    refuse_uncalled_methods(f"hook '{name}'", hook)
-    refuse_operator_state(f"hook '{name}'", hook)
-    timeout_ms = duration_ms(timeout, f"timeout of hook '{name}'")
-    if timeout_ms == 0:
-        raise UsageError(f"timeout of hook '{name}' must be positive")
-    return HookSpec(name, hook, timeout_ms)
-
-
 PARALLELISM_DEFAULT = 2
 """On local Spark, when neither the pipeline nor the master says otherwise."""
 
@@ -159,7 +99,6 @@ class Pipeline:
         on_damaged_checkpoint: str | None = None,
         on_denied_output: str = "fail",
         state: StateChoice | None = None,
-        state_backend: str = "memory",
         loop_memory_bytes: int = LOOP_MEMORY_BYTES,
         loop_disk_bytes_max: int = LOOP_DISK_BYTES_MAX,
         security: Security | None = None,
@@ -179,11 +118,10 @@ class Pipeline:
             on_denied_output: "fail" (default) stops if a target has lost output that a completed checkpoint promised;
                 "lose" continues without it, reports the loss, counts it, and records it next to the checkpoints.
             state: where keyed state is kept: ``Memory()`` (default) or ``RocksDB()``. Each start may choose again.
-            state_backend: "memory"; an older option that ``state`` replaces.
             loop_memory_bytes: how many bytes of circulating records the loops of one worker keep in memory. Beyond
                 that, records go to disk, and new input of the loops waits.
             loop_disk_bytes_max: how many bytes they may take on disk; beyond that, the pipeline fails.
-            security: who may read what the pipeline writes; default is ``Security()``.
+            security: permissions and encryption; default is ``Security()``.
 
         Raises:
             UsageError: a value is wrong.
@@ -197,7 +135,7 @@ class Pipeline:
         self._bad_records = checked_bad_records(bad_records or Fail())
         self._on_damaged = None if on_damaged_checkpoint is None else checked_damage_policy(on_damaged_checkpoint)
         self._on_denied = checked_denial_policy(on_denied_output)
-        self._state = pipeline_state(state, state_backend)
+        self._state = state_config(state or Memory())
         self._runtime = checked_runtime(loop_memory_bytes, loop_disk_bytes_max)
         self._security = instance(security or Security(), Security, "security").to_config()
         self._builder = GraphBuilder()
@@ -256,8 +194,8 @@ class Pipeline:
         Args:
             name: the name of the hook, under which a checkpoint stores the data that the hook returns.
             hook: the hook, which is called in the driver.
-            timeout: the time limit of each call. A checkpoint whose ``trigger`` takes longer is aborted, which counts
-                as a failure.
+            timeout: the time limit of each call. A checkpoint is aborted
+                if its ``trigger`` takes longer, which counts as a failure.
 
         Raises:
             UsageError: ``hook`` is not a hook, the name is taken, or the timeout is not positive.
@@ -379,9 +317,9 @@ class Pipeline:
             restore: where to start: a savepoint, or a checkpoint of a pipeline (``DIR/NAME`` for the newest, or
                 ``DIR/NAME/chk-ID``), or the id of one of the pipeline's own checkpoints. If the pipeline is started
                 again with the same value, it continues from its own newest checkpoint.
-            go_back_behind: id of the pipeline's newest checkpoint. Allows ``restore`` to go back behind it, so that
-                output that was committed since is repeated.
-            allow_unclaimed_state: names of removed operators whose state may be left behind.
+            go_back_behind: id of the pipeline's newest checkpoint. Allows ``restore`` to go back to an older
+                one, so that output that was committed since is repeated.
+            allow_unclaimed_state: names of removed operators; their state is dropped.
             moved: directories and files that sources read and sinks write, and that are elsewhere now, each with its
                 new place. What is there is taken for what was at the former place.
             fresh: start over: delete the pipeline's checkpoints and everything that it has written to its sinks, all or
@@ -506,7 +444,7 @@ class Pipeline:
             raise_no_attribute("Pipeline", name, PIPELINE_HINTS, dir(Pipeline))
 
     def _pictured(self) -> tuple[Node, ...]:
-        """Return what would run, or, as long as nothing could, what is there."""
+        """Return the nodes that would run; those that are there while the pipeline is incomplete."""
         letters = self._bad_records if isinstance(self._bad_records, DeadLetter) else None
         try:
             graph, _ = self._builder.finished(None if letters is None else letters.sink)
@@ -545,7 +483,7 @@ class Pipeline:
     def _ready(
         self, definition: PipelineDefinition, watcher: Observer, given: StartOptions, fresh: Callable[[], None] | None
     ) -> tuple[PipelineDefinition, Any]:
-        """Do what comes before a start, which begins as the command line says where it says nothing itself."""
+        """Prepare a start; options of the command line apply where the call gives none."""
         begins = self._begins if given == START_DEFAULT else given
         found = prepare_start(definition, watcher, begins, fresh, self._leave)
         if self._announces:
@@ -554,3 +492,65 @@ class Pipeline:
 
     def _checked_parallelism(self, parallelism: int) -> int:
         return whole(parallelism, self._max_parallelism, "parallelism")
+
+
+def describe_plan(definition: PipelineDefinition) -> str:
+    """Return one block per chain: its inputs, then its operators with their schemas.
+
+    An operator names the side output that it reads within the chain, and the loops that it is in, outermost first.
+    """
+    config, plan = definition.config, definition.plan
+    lines = [
+        f"pipeline {config.name}: {len(plan.vertices)} chains, parallelism {config.parallelism}, "
+        f"checkpoints in {config.checkpoint_root}"
+    ]
+    for vertex in plan.vertices:
+        lines.append(f"chain {vertex.id}")
+        lines += [f"  <- {_edge(edge)}" for edge in plan.edges if edge.target == vertex.id]
+        lines += [f"  {_node(node, is_chained=node is not vertex.head)}" for node in vertex.nodes]
+    return "\n".join(lines)
+
+
+def _edge(edge: PlanEdge) -> str:
+    tag = "" if edge.tag == MAIN else f" ({edge.tag})"
+    how = edge.partitioner.value
+    if edge.partitioner is Partitioner.HASH:
+        how += f" on {', '.join(edge.keys)}"
+    back = ", comes back" if edge.is_feedback else ""
+    return f"{edge.from_node}{tag}, {how}{back}"
+
+
+def _node(node: Node, is_chained: bool) -> str:
+    tagged = [edge for edge in node.inputs if is_chained and edge.tag != MAIN]
+    side = [f"from {' and '.join(f'{edge.upstream} ({edge.tag})' for edge in tagged)}"] if tagged else []
+    return f"{node.name} [{', '.join([node.role.value, *side, *_facts(node)])}] {node.schema_text}"
+
+
+def _facts(node: Node) -> list[str]:
+    facts: list[str] = []
+    if isinstance(node.spec, LoopHeadSpec):
+        spec = node.spec
+        facts += [f"by {', '.join(spec.keys)}"] if spec.keys else []
+        facts += [f"rounds in {spec.round_column}"] if spec.round_column else []
+        facts += [f"at most {spec.max_rounds}"] if spec.max_rounds else []
+    elif node.state_text and node.role is Role.OPERATOR:
+        facts.append("keeps state")
+    around = [str(loop) for loop in node.loops if loop != node.name]
+    return [*facts, f"in {' > '.join(around)}"] if around else facts
+
+
+def hook_spec(name: str, hook: object, timeout: Duration) -> HookSpec:
+    """Return ``hook`` as the driver calls it, each call for ``timeout`` at most.
+
+    Raises:
+        UsageError: it is not a hook, cannot have that name, or the timeout is not positive.
+    """
+    check_name(name, "a hook")
+    if not isinstance(hook, CoordinatorHook):
+        raise UsageError(f"hook '{name}' must be an instance of a headgate.CoordinatorHook, not {hook!r}")
+    refuse_uncalled_methods(f"hook '{name}'", hook)
+    refuse_operator_state(f"hook '{name}'", hook)
+    timeout_ms = duration_ms(timeout, f"timeout of hook '{name}'")
+    if timeout_ms == 0:
+        raise UsageError(f"timeout of hook '{name}' must be positive")
+    return HookSpec(name, hook, timeout_ms)

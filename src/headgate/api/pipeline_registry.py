@@ -34,7 +34,7 @@ from headgate.storage.urls import local_directory, open_storage
 
 
 def remember_pipeline(pipeline: str, root: str) -> list[str]:
-    """Note that ``pipeline`` has its checkpoints in ``root``; return the other places where it has some."""
+    """Record that ``pipeline`` has its checkpoints in ``root``; return other places where it has some."""
     try:
         directory = user_state_directory() / "pipelines" / pipeline
         make_directories(directory)
@@ -47,7 +47,7 @@ def remember_pipeline(pipeline: str, root: str) -> list[str]:
 
 
 def remembered_pipelines() -> list[tuple[str, str]]:
-    """Return the name and the place of each pipeline that was noted, but for directories in which it is no more."""
+    """Return the name and place of each recorded pipeline, without directories in which it no longer is."""
     try:
         directories = list((user_state_directory() / "pipelines").iterdir())
     except (OSError, RuntimeError):
@@ -101,7 +101,7 @@ class ServedPage:
 
 @contextmanager
 def announced_page(pipeline: str, address: str) -> Iterator[None]:
-    """Let others find the page at ``address`` for the time of the block."""
+    """Record that a page is served at ``address`` until the block ends."""
     note = None
     with suppress(OSError, RuntimeError):  # no home directory, or one that is read-only
         directory = _directory()
@@ -160,21 +160,21 @@ class KnownState(Enum):
     CANCELLED = "cancelled"
     FAILED = "failed"
     DIED = "died"
-    """Its process ended without a word: it was killed, or the machine went down."""
+    """Its process vanished without reporting: it was killed, or the machine went down."""
     UNKNOWN = "not known"
-    """Its checkpoints are in an object store, or its process belongs to somebody else."""
+    """Its checkpoints are in an object store, or its process belongs to another user."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPipeline:
-    """A pipeline at one place.
+    """A pipeline and its checkpoint directory.
 
     Attributes:
         name: of the pipeline.
         place: directory or URL of its checkpoints.
         state: what it does.
-        owner: who runs it, or ran it last, for people; "" if nobody said so.
-        detail: why it failed, or what could not be told; "" if there is nothing to say.
+        owner: the user that runs it, or ran it last, for people; "" if unknown.
+        detail: why it failed, or what could not be found out; "" if there is nothing to say.
         checkpoint: the newest completed one, None if there is none.
         triggered_ms: when that was triggered, in milliseconds since 1970 by its driver's clock.
         duration_ms: how long it took.
@@ -200,14 +200,14 @@ def known_fields(known: KnownPipeline) -> dict[str, Any]:
 
 
 class PipelineRegistry:
-    """Looks at the pipelines that are known, again and again; a log is read again only when it has changed."""
+    """Lists the known pipelines; a checkpoint log is read again only when it has changed."""
 
     def __init__(self, directories: Iterable[str] = ()) -> None:
         self._directories = tuple(directories)
         self._newest: dict[tuple[str, str], tuple[int, Manifest | None]] = {}
 
     def look(self) -> list[KnownPipeline]:
-        """Return the pipelines, running ones first, then by name and place. Those that are gone are left out."""
+        """Return the pipelines that still exist: running ones first, then by name and place."""
         places = {*remembered_pipelines(), *(found for root in self._directories for found in pipelines_below(root))}
         found = [self._look_at(name, place) for name, place in places]
         return sorted(found, key=lambda one: (one.state is not KnownState.RUNNING, one.name, one.place))

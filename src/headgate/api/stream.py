@@ -90,7 +90,7 @@ class ProcessorOptions:
 
 
 def processor_operator(keyed: Records, node: NodeName, options: ProcessorOptions) -> KeyFunctionSpec:
-    """Return the operator that calls a processor behind ``keyed``.
+    """Return the operator that calls a processor for the records of ``keyed``.
 
     Raises:
         UsageError: something that is wrong, or not supported.
@@ -315,7 +315,7 @@ _AGG = (
 
 
 class KeyedStream(Records):
-    """A stream whose records are grouped by key.
+    """A stream with records grouped by key.
 
     Records with equal keys reach the same subtask, in the order in which each upstream subtask sent them.
     """
@@ -546,7 +546,7 @@ class WindowedStream:
         operators = window_operators(aggregate, keyed._schema, str(node))
         edges = keyed._edges
         if operators.combine is not None:
-            before = tuple(Edge(edge.upstream) for edge in edges)
+            before = tuple(replace(edge, partitioner=Partitioner.FORWARD, keys=()) for edge in edges)
             combine = builder.claim_name(f"{node}-combine", None, node)
             partial = catalog.output_schema(operators.combine, keyed._schema, str(combine))
             text = catalog.state_text(operators.combine)

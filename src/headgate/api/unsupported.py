@@ -10,7 +10,7 @@ from headgate.errors import UsageError
 
 
 def not_there_yet(what: str, instead: str = "") -> NoReturn:
-    """Raise the sentence for ``what`` (with its article or in quotes); ``instead`` says what to use today.
+    """Raise that ``what`` (with its article or in quotes) is not there yet; ``instead`` says what to use.
 
     Raises:
         UsageError: always.
@@ -58,11 +58,11 @@ SYSTEMS_TO_COME = {
 """Foreign systems and formats, as they occur in names, such as ``KafkaSource`` and ``read_csv``."""
 
 ENDLESS = ("kafka", "kinesis", "pulsar", "rabbit", "mqtt")
-"""Systems whose input goes on: a DataFrame that is captured once would be the wrong advice."""
+"""Systems with endless input: a DataFrame that is captured once would be the wrong advice."""
 
 
 def name_hint(name: str, names: Sequence[str]) -> str:
-    """Return what the error about an unknown ``name`` says to use instead; "" if there is no hint."""
+    """Return the hint for an unknown ``name`` of the package; "" if there is none."""
     if name in NAMES_TO_COME:
         return f": {NAMES_TO_COME[name]}"
     words = name.lower().replace("_", "")
@@ -88,7 +88,7 @@ METHODS_TO_COME = {
     "processElement": "the method is called process",
     "close": "functions are not told of their end yet",
 }
-"""Methods that people give their functions because other engines call them."""
+"""Methods of functions for other engines, which Headgate never calls."""
 
 
 def refuse_foreign_methods(node: str, function: object) -> None:
@@ -107,7 +107,7 @@ def refuse_foreign_methods(node: str, function: object) -> None:
 
 
 def refuse_life_cycle(verb: str, function: object) -> None:
-    """Refuse a function of a verb without state that wants to be opened, closed or timed: nobody would do it.
+    """Refuse a function of a stateless verb with ``open``, ``close`` or ``on_timer``, which would never be called.
 
     Raises:
         UsageError
@@ -122,8 +122,10 @@ def refuse_life_cycle(verb: str, function: object) -> None:
 
 
 def refuse_uncalled_methods(where: str, function: object, names: tuple[str, ...] = ("notify_checkpoint_",)) -> None:
-    """Refuse an object with a method that begins with one of ``names`` and is called of those only who derive from a
-    class that it does not derive from (HL1), and a method of an object that listens or keeps lists (HL20).
+    """Refuse an object with methods that would never be called, because its class lacks a base class or is hidden.
+
+    Methods that begin with one of ``names`` are called only of objects of certain base classes (HL1), and only of the
+    object itself, not of one of which only a method is given (HL20).
 
     Raises:
         UsageError
@@ -142,7 +144,7 @@ def refuse_uncalled_methods(where: str, function: object, names: tuple[str, ...]
 
 
 def refuse_operator_state(where: str, found: object) -> None:
-    """Refuse an object in the driver that wants to keep operator state: only subtasks have some (HL20).
+    """Refuse an object in the driver that keeps operator state: only subtasks have some (HL20).
 
     Raises:
         UsageError
@@ -204,7 +206,7 @@ PIPELINE_HINTS = {
 
 
 def raise_no_attribute(kind: str, name: str, words: dict[str, str], names: Sequence[str]) -> NoReturn:
-    """Say that an object of ``kind`` has no ``name``, and what it is called: a guess, or the nearest of ``names``.
+    """Raise an AttributeError with a hint: from ``words``, or the nearest of ``names``.
 
     Raises:
         AttributeError: always.

@@ -27,7 +27,7 @@ from headgate.protocol.supervision.restart_policy import longest_outage_ms
 
 
 def check_overtaking(graph: Graph) -> None:
-    """Refuse what barriers cannot overtake (UA2).
+    """Refuse unaligned checkpoints in a pipeline with loops (UA2).
 
     Raises:
         UsageError
@@ -41,7 +41,7 @@ def check_overtaking(graph: Graph) -> None:
 
 
 def check_guarantee(graph: Graph, mode: Guarantee, on_damaged: DamagedCheckpoint | None) -> None:
-    """Refuse what cannot hold.
+    """Refuse a pipeline for which the guarantee ``mode`` is not possible.
 
     Raises:
         UsageError
@@ -74,9 +74,9 @@ def check_guarantee(graph: Graph, mode: Guarantee, on_damaged: DamagedCheckpoint
 
 
 def check_retention(graph: Graph, checkpoints: CheckpointConfig, hooks: Iterable[HookSpec] = ()) -> None:
-    """Refuse to remove the checkpoints of a pipeline in which somebody listens to them (C75).
+    """Refuse to remove the checkpoints of a pipeline with a checkpoint listener (C75).
 
-    What a listener has yet to do for a completed checkpoint is nowhere else.
+    Only the checkpoint holds what a listener has yet to do for it.
 
     Raises:
         UsageError
@@ -94,7 +94,7 @@ def check_retention(graph: Graph, checkpoints: CheckpointConfig, hooks: Iterable
 
 
 def check_transactions(graph: Graph, checkpoints: CheckpointConfig, restart: RestartStrategy) -> None:
-    """Refuse a sink whose target may end a transaction before checkpoints that go well have committed it (CS9).
+    """Refuse a sink if its target may end a transaction before healthy checkpoints have committed it (CS9).
 
     It is open for an interval, then prepared until the checkpoint is completed, or one that follows it: each failure
     that is tolerated leaves it to the next. Then a worker or the driver may fail, and the next generation commits it.
@@ -119,7 +119,7 @@ def check_transactions(graph: Graph, checkpoints: CheckpointConfig, restart: Res
 
 
 def check_owners(graph: Graph) -> None:
-    """Refuse a sink that cannot say whose its target is (LV8).
+    """Refuse a sink that does not know the owner of its target (LV8).
 
     Raises:
         UsageError
@@ -135,24 +135,24 @@ def check_owners(graph: Graph) -> None:
 
 
 def _is_listening(hook: object) -> bool:
-    """Whether ``restore`` may owe something to a completed checkpoint: unless the hook says that it does not."""
+    """Whether the hook has work to do for completed checkpoints, unless it says that it has none."""
     return isinstance(hook, CheckpointListener) and bool(getattr(hook, "is_listening", True))
 
 
 def policy_for(graph: Graph, mode: Guarantee) -> DamagedCheckpoint:
-    """Return what happens to a damaged checkpoint when nobody said (R52): output is not repeated unasked."""
+    """Return the default policy for a damaged checkpoint (R52): output is not repeated unasked."""
     sinks = [node.spec for node in graph.nodes if node.role is Role.SINK]
     matters = mode is Guarantee.AT_MOST_ONCE or any(is_transactional(sink) for sink in sinks)
     return DamagedCheckpoint.FAIL if matters else DamagedCheckpoint.PREVIOUS
 
 
 def is_transactional(sink: object) -> bool:
-    """Return whether what a sink shows is that of completed checkpoints; it is, unless it says otherwise."""
+    """Return whether a sink shows only the output of completed checkpoints; it does, unless it says otherwise."""
     return bool(getattr(sink, "is_transactional", True))
 
 
 ROUND_COLUMN_DEFAULT = "round"
-"""Where ``max_rounds`` or ``on_round`` need rounds and the user named no column for them."""
+"""The round column if ``max_rounds`` or ``on_round`` need one and the user named none."""
 
 
 def head_spec(
@@ -277,10 +277,11 @@ def check_feedback_once(loop: NodeName, upstreams: Sequence[object]) -> None:
 
 
 def check_listener(node: NodeName, spec: object, loops: tuple[NodeName, ...], has_rounds: bool) -> None:
-    """Check that an operator or a head in ``loops`` that wants to hear of finished rounds can be told.
+    """Check that ``on_round`` of an operator or loop head would be called, and that no loop contains timers.
 
     Raises:
-        UsageError: it is in no loop, rounds are not counted, or it is in an inner loop; or it has timers in a loop.
+        UsageError: it has ``on_round`` and is in no loop, in one that counts no rounds, or in an inner one; or it has
+            timers in a loop.
     """
     if loops and isinstance(spec, ProcessSpec | BatchProcessSpec | KeyFunctionSpec) and spec.has_timers:
         has = "a time mode, so it has timers" if isinstance(spec, KeyFunctionSpec) else "on_timer"
@@ -308,7 +309,7 @@ def check_listener(node: NodeName, spec: object, loops: tuple[NodeName, ...], ha
 
 
 def _listens(spec: object) -> bool:
-    """Whether ``spec`` is a loop's with a callback, or holds a process function that overrides ``on_round``."""
+    """Whether ``spec`` is a loop head with ``on_round``, or has a process function that overrides it."""
     if isinstance(spec, LoopHeadSpec):
         return spec.on_round is not None
     if isinstance(spec, ProcessSpec):

@@ -94,7 +94,7 @@ class Layout:
 
 
 def make_layout(nodes: Sequence[Node]) -> Layout:
-    """Return the places of ``nodes``, which come in topological order. What leads back has no say in them."""
+    """Return the layout of ``nodes``, which are in topological order. Feedback edges do not influence it."""
     depth: dict[NodeName, int] = {}
     for node in nodes:
         depth[node.name] = max((depth[edge.upstream] + 1 for edge in node.inputs), default=0)
@@ -196,7 +196,7 @@ def _line(path: str, head: str, colour: str = "currentColor") -> str:
 
 
 def _head(x: float, y: float, towards: str) -> str:
-    """Return a triangle whose tip is at the end of a line: no marker, whose id two pictures in one page would share."""
+    """Return an arrow head at the end of a line. It is no SVG marker: two pictures in one page would share its id."""
     if towards == "up":
         return f"M{x:g} {y:g} l-4 8 l8 0 z"
     return f"M{x:g} {y:g} l-8 -4 l0 8 z"

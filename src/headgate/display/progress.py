@@ -25,7 +25,7 @@ MimeBundle: TypeAlias = dict[str, str]
 
 
 def in_notebook() -> bool:
-    """Whether this code runs in a kernel, whose front end shows HTML and takes updates. Imports nothing."""
+    """Whether this code runs in a notebook kernel, which shows HTML and takes updates. Imports nothing."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
@@ -109,7 +109,7 @@ def node_cells(node: NodeProgress) -> tuple[str, ...]:
 
 
 def by_busy(nodes: Sequence[NodeProgress]) -> list[NodeProgress]:
-    """Return the operators, the busiest first: whoever is busy all the time holds back those in front of it.
+    """Return the operators, the busiest first: one that is always busy holds back its upstreams.
 
     Shares that are nearly the same do not count as different, so that rows keep their places.
     """
@@ -186,10 +186,10 @@ def end_text(end: RunResult | BaseException) -> str:
 
 
 class RunDisplay:
-    """What shows itself; ``progress`` is the run's."""
+    """Base class of a handle that shows its run: live in a notebook, as one line elsewhere."""
 
     def __init__(self, name: str, result: Future[RunResult]) -> None:
-        """Of the pipeline ``name``, whose run has ended with ``result``."""
+        """Display the run of the pipeline ``name``, which ends with ``result``."""
         self._name, self._result = name, result
         self._live = LiveDisplay(self._shown, lambda timeout_s: not wait([result], timeout_s).not_done)
 

@@ -43,7 +43,7 @@ class Mark(Enum):
 
 
 EOF = Mark.EOF
-"""An item of a script: the source ends here. A source whose script does not end with it never ends."""
+"""An item of a script: the source ends here. Without it the source never ends."""
 
 PAUSE = Mark.PAUSE
 """An item of a script: the source delivers nothing for a while, so that checkpoints can complete."""

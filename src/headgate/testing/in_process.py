@@ -38,7 +38,7 @@ HOST = "127.0.0.1"
 
 
 class _WorkerExit(ThreadEnded):
-    """Ends the thread that asked for the end of its worker; not an error that anybody handles."""
+    """Ends the thread that ended its worker. Never handle it."""
 
 
 def _until_exit(target: Callable[..., None], *arguments: Any) -> None:
@@ -47,7 +47,7 @@ def _until_exit(target: Callable[..., None], *arguments: Any) -> None:
 
 
 class ThreadSurroundings(Process):
-    """This process, as one worker has it: it knows the worker's threads, and ends the worker alone."""
+    """The environment of one worker thread: it knows the worker's threads, and ends only this worker."""
 
     def __init__(self, leave: Callable[[], None]) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ RESTART_DELAY_MS_MAX = 10
 """A delay gives what failed time to recover; in one process there is nothing to wait for (TR9)."""
 
 Kills: TypeAlias = int | Sequence[int] | None
-"""Behind which completed checkpoints of a run, counted from 1, a worker is lost (TR10)."""
+"""After which completed checkpoints of a run, counted from 1, a worker is killed (TR10)."""
 
 
 class StartOptions(TypedDict, total=False):
@@ -394,7 +394,7 @@ class _Watcher:
 
     @property
     def missed(self) -> int | None:
-        """The last checkpoint behind which a worker was to be lost, if the run has not come so far."""
+        """The last checkpoint after which a worker was to be killed, if the run did not reach it."""
         last = max(self._kills, default=0)
         return last if self.checkpoints_count < last else None
 
@@ -471,7 +471,7 @@ def _soon(restart: RestartStrategy) -> RestartStrategy:
 
 
 class _ProcessSettings:
-    """What workers set for their process, which is somebody else's here, and runs in several threads at once (TR5)."""
+    """Saves and restores process-wide settings that workers change; several runs may share the process (TR5)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Conformance kit for sources that grow: splits that appear late are read once, whoever reads them and whenever (N24).
+"""Conformance kit for sources that grow: splits that appear late are read exactly once (N24).
 
 Counterpart: ``connectors.base.Source``; ``source_kit`` reads what is there from the beginning. A fake runtime polls all
 readers in turn, restarts them at other parallelism, and goes back to earlier positions as after a crash.
@@ -27,7 +27,7 @@ LATE = 3
 
 @dataclass(frozen=True, slots=True)
 class Growing:
-    """A fresh source whose number of splits can grow.
+    """A fresh source with a growing number of splits.
 
     Attributes:
         source: the source. It may have any number of splits at the beginning, or none. If its input ends, the next
@@ -223,7 +223,7 @@ def check_restarts_within_late_splits(pipeline: GrowingPipeline, after: int) -> 
 
 
 def check_crashes_behind_discovery(pipeline: GrowingPipeline, after: int) -> None:
-    """Went back behind the moment when a late split was found."""
+    """Went back to before a late split was found."""
     for _ in range(LATE):
         pipeline.checkpoint()
         pipeline.add()

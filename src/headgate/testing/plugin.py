@@ -65,7 +65,7 @@ def headgate_start(headgate_directory: Path) -> Iterator[Callable[..., PipelineH
 
 @pytest.fixture
 def headgate_collect(headgate_directory: Path) -> Callable[[], Collect]:
-    """Makes sinks whose committed records the test reads: ``sink = headgate_collect()``, then ``sink.rows()``."""
+    """Makes sinks with readable committed records: ``sink = headgate_collect()``, then ``sink.rows()``."""
     from headgate.testing.connectors import Collect
 
     made: list[Collect] = []

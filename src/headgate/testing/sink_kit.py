@@ -109,7 +109,7 @@ def check_sink(
 
 
 def _not_seen(target: Target) -> Iterator[str]:
-    """What no scenario compares."""
+    """Yield what no scenario compares."""
     if not target.is_ordered:
         yield f"the order of the output: {missing_option('is_ordered')}"
     if target.leftovers is tuple:
@@ -122,7 +122,7 @@ def _left_out(check: Callable[..., object], why: str | None) -> list[str]:
 
 @contextlib.contextmanager
 def _told(story: str) -> Iterator[None]:
-    """Say in which scenario the sink gave up."""
+    """Name the scenario if the sink raises."""
     try:
         yield
     except HeadgateError as error:

@@ -42,9 +42,9 @@ def check_source(
     """Check that a bounded source delivers the same records with and without restarts; return the records.
 
     The records must be the same multiset for every parallelism and every restart. If the source brings a hook along
-    that puts markers into it, each restart begins behind the marker of a checkpoint, the newest or an older one, and
+    that puts markers into it, each restart begins after the marker of a checkpoint, the newest or an older one, and
     the hook stays reset. If it brings none, this check is left out, and the function prints so. Sources and readers
-    that are listeners are told how checkpoints end.
+    that are listeners are notified of how checkpoints end.
 
     Args:
         source: a source whose input ends. If reading changes something outside, such as a broker that forgets
@@ -84,7 +84,7 @@ def check_source(
 
 
 def _maker(source: AnySource | Callable[[], AnySource]) -> Callable[[], AnySource]:
-    """A class is a function that makes a source, too, though it has ``open``."""
+    """Return a function that makes the source; a class is one, too."""
     if callable(source) and not hasattr(type(source), "open"):
         return source
     return lambda: source  # type: ignore[return-value]
@@ -110,8 +110,8 @@ def _run(
 ) -> tuple[list[dict[str, Any]], int]:
     """Read with ``parallelism`` readers in turn; replace all of them where ``restarts_after`` says so.
 
-    ``if_changed``: unless they would begin where these began. A source may need several polls to tell that its splits
-    have ended, and would come to no end if it had to begin anew behind each of them (KT5).
+    ``if_changed``: unless they would begin where these began. A source may need several polls to notice that its splits
+    have ended, and would never end if it was restarted after each of them (KT5).
     """
     begin = SourceCheckpoint()
     life = SourceGeneration(source, NO_GENERATION, parallelism, begin)
@@ -135,12 +135,12 @@ def _run(
 def check_markers(
     source: AnySource, hook: CoordinatorHook, parallelism: int, polls: int, expected: list[dict[str, Any]]
 ) -> None:
-    """Take checkpoint after checkpoint, each behind other numbers of polls; behind every one a generation begins.
+    """Take one checkpoint after another, each after a different number of polls; a generation begins after each.
 
     Now and then it begins at the one before the newest, so that markers of the newest may come again (EI23, KT4).
 
     Raises:
-        AssertionError: records are lost or come again, or the reader does not stand still behind its markers.
+        AssertionError: records are lost or come again, or the reader does not stop at its markers.
     """
     cut: _Cut | None = None
     completed: list[SourceCheckpoint] = []
@@ -203,7 +203,7 @@ class _Cut:
                 self._take(reader, None)
 
     def to_marker(self, checkpoint: int, polls_max: int) -> list[dict[str, Any]]:
-        """Read until every split stands behind the marker, or has ended; return all rows."""
+        """Read until every split has reached the marker, or has ended; return all rows."""
         for reader in self._readers:
             polls = 0
             while not set(reader.splits()) <= self._still:
@@ -215,7 +215,7 @@ class _Cut:
         return self._rows
 
     def check_standing_still(self, checkpoint: int) -> None:
-        """Behind the marker nothing comes until it is asked for, and the marker itself does not come again."""
+        """After the marker nothing comes until ``read_on``, and the marker itself does not come again."""
         before = self.positions()
         for reader in self._readers:
             found: Polled = None if reader.is_finished() else reader.poll()

@@ -27,7 +27,7 @@ from headgate.operators.operator_state import OperatorLists
 NODE = "source"
 
 CHECKPOINT_EVERY = 8
-"""So many polls lie between two checkpoints of readers that nothing happens to: a source may wait for one (KT5)."""
+"""Polls between two checkpoints of undisturbed readers: a source may wait for a checkpoint (KT5)."""
 
 AnySource: TypeAlias = Source | InducedSource
 Row: TypeAlias = dict[str, Any]
@@ -48,12 +48,12 @@ class SourceCheckpoint:
     lists: tuple[tuple[bytes, ...], ...] = ()
 
     def holds_the_same_as(self, other: SourceCheckpoint) -> bool:
-        """Whether a generation that begins with it does what one does that begins with ``other``."""
+        """Whether restoring it equals restoring ``other``."""
         return replace(self, number=other.number) == other
 
 
 class SourceGeneration:
-    """All subtasks of one generation, which begins with ``begin``."""
+    """All subtasks of one generation, restored from the checkpoint ``begin``."""
 
     def __init__(self, source: AnySource, generation: int, parallelism: int, begin: SourceCheckpoint) -> None:
         """Open all readers."""
@@ -77,7 +77,7 @@ class SourceGeneration:
 
     @property
     def is_listening(self) -> bool:
-        """Whether a source or reader hears of checkpoints."""
+        """Whether a source or reader is a ``CheckpointListener``."""
         return any(True for subtask in self._subtasks for _ in subtask.listeners())
 
     @property
@@ -109,13 +109,13 @@ class SourceGeneration:
         return SourceCheckpoint(number, positions, tuple(rows), tuple(lists))
 
     def tell_completed(self, number: int) -> None:
-        """Say that the checkpoint is durable."""
+        """Notify listeners that the checkpoint is complete."""
         for subtask in self._subtasks:
             for listener in subtask.listeners():
                 listener.notify_checkpoint_complete(number)
 
     def tell_aborted(self, number: int) -> None:
-        """Say that it was given up."""
+        """Notify listeners that the checkpoint was aborted."""
         for subtask in self._subtasks:
             for listener in subtask.listeners():
                 listener.notify_checkpoint_aborted(number)
@@ -127,7 +127,7 @@ class SourceGeneration:
 
 
 class _Subtask:
-    """One reader, its source, and what they keep."""
+    """One reader, its copy of the source, and their operator state."""
 
     def __init__(self, source: AnySource, context: SourceContext, begin: SourceCheckpoint) -> None:
         mine = own_copy_of(NODE, source)  # HL2
@@ -169,7 +169,7 @@ class _Subtask:
 
 
 def is_time_for_checkpoint(poll: int) -> bool:
-    """Whether a checkpoint is taken and completed behind poll number ``poll``."""
+    """Whether a checkpoint is taken and completed after poll number ``poll``."""
     return poll % CHECKPOINT_EVERY == CHECKPOINT_EVERY - 1
 
 
@@ -189,7 +189,7 @@ CRASHES_MAX = 4
 """Moments of a crash tried in each scenario at each pair of parallelisms, evenly spread, beside the beginning."""
 
 FURTHER_POLLS = 2
-"""Polls of each subtask that come behind a checkpoint, before the next thing happens."""
+"""Polls of each subtask after a checkpoint, before the next event."""
 
 
 class SourceRun:
@@ -211,36 +211,36 @@ class SourceRun:
         self.start(parallelism)
 
     def start(self, parallelism: int) -> None:
-        """Whatever ran is dead; another generation begins with the last completed checkpoint."""
+        """Crash, and begin another generation with the last completed checkpoint."""
         self._turns = 0
         self.life = SourceGeneration(self._source, next(self._generations), parallelism, self._completed)
 
     def poll(self, polls: int) -> None:
-        """Poll so often, one subtask after the other."""
+        """Poll ``polls`` times, one subtask after another."""
         for _ in range(polls):
             self.life.poll(self._turns % self.life.parallelism)
             self._turns += 1
 
     def poll_on(self) -> None:
-        """Have every subtask read a little more."""
+        """Poll every subtask a few times."""
         self.poll(FURTHER_POLLS * self.life.parallelism)
 
     def checkpoint(self) -> SourceCheckpoint:
-        """Take one, which may never complete."""
+        """Take a checkpoint, which may never complete."""
         return self.life.checkpoint(next(self._numbers), is_polled=True)
 
     def complete(self, done: SourceCheckpoint, *, is_lost: bool = False) -> None:
-        """It is durable; ``is_lost``: nobody hears of it (HL3)."""
+        """The checkpoint is durable; ``is_lost``: no listener is notified (HL3)."""
         self._completed = done
         if not is_lost:
             self.life.tell_completed(done.number)
 
     def abort(self, given_up: SourceCheckpoint) -> None:
-        """It never completed."""
+        """Abort a checkpoint."""
         self.life.tell_aborted(given_up.number)
 
     def finish(self, expected: Sequence[Row]) -> None:
-        """Read to the end, once more after the last checkpoint, and compare (HL8)."""
+        """Read to the end, and once more after the last checkpoint, and compare (HL8)."""
         while not self.life.is_finished:
             assert self._turns <= self._polls_max, f"{self.story}: the source had not ended after {self._turns} polls"
             self.poll(1)
@@ -264,7 +264,7 @@ def check_first_epoch(run: SourceRun, polls: int, after: int) -> None:
 
 
 def check_going_back(run: SourceRun, polls: int, after: int) -> None:
-    """Crashed behind a completed checkpoint, and behind one that was given up."""
+    """Crashed after a completed checkpoint, and after one that was aborted."""
     run.poll(polls)
     done = run.checkpoint()
     run.poll_on()  # completions come late: what was polled meanwhile is in no checkpoint
@@ -278,7 +278,7 @@ def check_going_back(run: SourceRun, polls: int, after: int) -> None:
 
 
 def check_lost_word(run: SourceRun, polls: int, after: int) -> None:
-    """Crashed behind a checkpoint whose completion nobody heard of."""
+    """Crashed after a checkpoint, before the source was notified of its completion."""
     run.poll(polls)
     run.complete(run.checkpoint(), is_lost=True)
     run.poll_on()

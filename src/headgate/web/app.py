@@ -40,7 +40,7 @@ RUN_FILES: Mapping[str, tuple[str, str]] = {
 def make_app(
     story: RunView, asking: RunActions, logs: LogDirectory, access: Access, is_closing: Callable[[], bool]
 ) -> Starlette:
-    """Return the application for one run. ``is_closing``: whether those who follow have to be let go."""
+    """Return the application for one run. ``is_closing``: whether event streams have to end."""
 
     def may(request: Request) -> dict[str, bool]:
         return {"may_ask": access.is_right(request), "may_read_logs": access.is_owner(request)}
@@ -136,7 +136,7 @@ class Overview:
 
 
 def make_overview_app(overview: Overview, access: Access, is_closing: Callable[[], bool]) -> Starlette:
-    """Return the application. ``is_closing``: whether those who follow have to be let go."""
+    """Return the application for all pipelines. ``is_closing``: whether event streams have to end."""
 
     async def look(request: Request) -> Response:
         return json_response(await _overview_json(overview, access.is_right(request)))

@@ -42,7 +42,7 @@ def is_same_user(browser: Address, page: Address) -> bool:
 
 
 def owner_in(table: Iterable[str], browser: Address, page: Address) -> int | None:
-    """Return whose the end ``browser`` is of its connection to ``page``, None if ``table`` does not say.
+    """Return the user id of the connection from ``browser`` to ``page``, None if ``table`` lacks it.
 
     Args:
         table: lines as in ``/proc/net/tcp``; the first one has titles.
@@ -104,11 +104,11 @@ NextEvent: TypeAlias = Callable[[], Awaitable[str | None]]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may do what.
+    """Access rules of a page.
 
     Attributes:
-        token: what whoever asks for something must send; None: nobody may.
-        is_needed_to_read: whether looking needs it, too.
+        token: the token that an action needs; None: no actions.
+        is_needed_to_read: whether reading needs it, too.
         hosts: names under which browsers may call this machine; another site's name that leads here is refused (PG5).
     """
 
@@ -132,7 +132,7 @@ class Access:
         return is_same_user((browser.host, browser.port), (str(page[0]), int(page[1])))
 
     def of_owner(self, endpoint: Endpoint) -> Endpoint:
-        """Return ``endpoint`` for the user who runs the page."""
+        """Return ``endpoint``, restricted to the user that runs the page."""
 
         async def checked(request: Request) -> Response:
             if not self.is_owner(request):
@@ -142,7 +142,7 @@ class Access:
         return checked
 
     def reading(self, endpoint: Endpoint) -> Endpoint:
-        """Return ``endpoint`` for those who may look."""
+        """Return ``endpoint``, restricted to requests that may read."""
 
         async def checked(request: Request) -> Response:
             if self.is_needed_to_read and not self.is_right(request):
@@ -152,7 +152,7 @@ class Access:
         return checked
 
     def asking(self, ask: Act) -> Endpoint:
-        """Return the endpoint that passes a wish on to ``ask``, for those who may."""
+        """Return the endpoint that passes an action on to ``ask``, restricted to requests with the token."""
 
         async def checked(request: Request) -> Response:
             if not self.is_right(request):

@@ -21,7 +21,7 @@ from headgate.http_limits import HEAD_S
 from headgate.web.responses import Access
 
 MakeApp: TypeAlias = Callable[[Access, Callable[[], bool]], Starlette]
-"""Gets who may do what, and whether those who follow have to be let go."""
+"""Makes the application from the access rules and ``is_closing``, which says whether event streams have to end."""
 
 LAST_LOOK_S = 5
 """How long connections may stay open when the run is over; those that follow end by themselves (``app.PERIOD_S``)."""
@@ -34,7 +34,7 @@ BACKLOG = 32
 
 
 class BrowserProtocol(H11Protocol):
-    """A connection of a browser, whose process has few descriptors for it. Its head has 16 KiB at most (h11)."""
+    """A connection of a browser. Their number is limited (SE9); a request's head has 16 KiB at most (h11)."""
 
     _numbers = itertools.count()
 
@@ -45,7 +45,7 @@ class BrowserProtocol(H11Protocol):
         super().connection_made(transport)
         self._deadline = self.loop.call_later(HEAD_S, self._end_if_silent)
         for oldest in others[: len(self.connections) - CONNECTIONS_MAX] if len(others) >= CONNECTIONS_MAX else ():
-            self.connections.discard(oldest)  # at once: what is on its way out takes nobody's place
+            self.connections.discard(oldest)  # at once: a connection that is ending no longer counts
             oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -71,7 +71,7 @@ def serve_page(make_app: MakeApp, port: int, host: str, token: str | None, optio
         make_app: makes what answers.
         port: 0 takes a free one.
         host: an address of this machine. Not on loopback, ``token`` is needed for looking, too.
-        token: None: nobody may ask for anything.
+        token: None: there are no actions.
         option: what chooses another port, for messages.
 
     Raises:

@@ -1,6 +1,6 @@
 """What a page shows of a run: the graph, the latest numbers, and what happened lately. Bounded, whatever happens (PG2).
 
-Pure but for its lock: whoever watches the run adds, browsers' requests look, in threads of their own.
+Its only side effect is a lock: the observer of the run adds, requests of browsers read, in their own threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ JsonObject: TypeAlias = dict[str, Any]
 
 
 class RunView:
-    """What happened in one run of one pipeline. Times are dates in milliseconds since 1970, for people to read."""
+    """The state of one run's page. Times are dates in milliseconds since 1970, for people to read."""
 
     def __init__(self, definition: PipelineDefinition) -> None:
         self._lock = threading.Lock()
@@ -96,7 +96,7 @@ class RunView:
         self._add(self._notes, {"text": text, "at_ms": at_ms})
 
     def ended(self, outcome: str, text: str, at_ms: int) -> None:
-        """The run is over; nothing comes behind this."""
+        """The run is over; this is the last call."""
         with self._lock:
             self._ended = {"outcome": outcome, "text": text, "at_ms": at_ms}
             self._version += 1
@@ -122,7 +122,7 @@ class RunView:
             self._version += 1
 
     def _with_alignment(self, checkpoint: JsonObject) -> JsonObject:
-        """Return ``checkpoint`` with the subtask that waited longest for its barriers; None: nobody has reported."""
+        """Return ``checkpoint`` with the subtask that waited longest for its barriers; None: no report yet."""
         found = self._alignments.get(checkpoint["checkpoint"], ())
         longest = max(found, key=lambda one: one.aligned_us, default=None)
         return {**checkpoint, "longest": None if longest is None else asdict(longest)}

@@ -24,7 +24,7 @@ def state_of(**options: Any) -> Any:
 
 
 def test_a_pipeline_says_where_its_state_is() -> None:
-    assert state_of() == state_of(state=hg.Memory()) == state_of(state_backend="memory") == MemoryState()
+    assert state_of() == state_of(state=hg.Memory()) == MemoryState()
     assert state_of(state=hg.RocksDB()) == RocksState(512 << 20)
     assert state_of(state=hg.RocksDB(memory="2GB", dir="/disk")) == RocksState(2 << 30, "/disk")
 

@@ -67,7 +67,7 @@ def failing_target(target: Target) -> Target:
 
 
 class _FailingTwoPhaseSink(TwoPhaseSink[Any]):
-    """Fails where another try is made: ``begin`` and ``write`` are not among these."""
+    """A two-phase sink that fails in calls that are retried: not in ``begin`` and ``write``."""
 
     def __init__(self, inner: TwoPhaseSink[Any], failure: Failure) -> None:
         self._inner, self._failure = inner, failure
@@ -108,7 +108,7 @@ class _FailingTwoPhaseSink(TwoPhaseSink[Any]):
 
 
 class _FailingForgettingSink(_FailingTwoPhaseSink):
-    """Fails while its target is told to forget, too."""
+    """Fails in ``committed`` and ``forget``, too."""
 
     def committed(self, owner: str) -> Iterable[str]:
         return self._failure.during(lambda: list(self._inner.committed(owner)))
@@ -118,7 +118,7 @@ class _FailingForgettingSink(_FailingTwoPhaseSink):
 
 
 class _FailingLedgerSink(LedgerSink):
-    """Keeps each batch in a piece of its own, and fails between them, too."""
+    """A ledger sink that writes each batch as a piece of its own, and fails between them, too."""
 
     piece_bytes = 1
 
@@ -147,7 +147,7 @@ class _FailingLedgerSink(LedgerSink):
 
 
 class _FailingOutput(LedgerOutput):
-    """Fails in front of each batch."""
+    """Output that may fail before each batch."""
 
     def __init__(self, inner: LedgerOutput, failure: Failure) -> None:
         self._inner, self._failure = inner, failure
@@ -187,7 +187,7 @@ def check_interruptions(fresh: Callable[[], Target]) -> str | None:
 def check_interruption(target: Target, number: int, *, is_after: bool, is_killed: bool) -> bool:
     """Prepare, commit and recover with one failure on the way; return whether it came to that.
 
-    ``is_killed``: recovery is begun by another generation, not repeated by the one whose call failed.
+    ``is_killed``: another generation recovers, not the one with the failed call.
     """
     assert target.failing is not None
     when = "after" if is_after else "before"

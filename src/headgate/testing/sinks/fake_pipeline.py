@@ -78,7 +78,7 @@ NUMBERS_MAX = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """As whom a world writes."""
+    """The names under which a fake pipeline writes."""
 
     pipeline: str = PIPELINE
     node: str = NODE
@@ -98,12 +98,12 @@ class Checkpoint:
 
     @property
     def shown(self) -> int:
-        """Below this position every record is visible after the commit."""
+        """The position below which every record is visible after the commit."""
         return 0 if self.states else self.position
 
 
 class SinkGeneration:
-    """The live objects of one generation."""
+    """The live writers and committer of one generation."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class SinkGeneration:
         self._sink, self._name, self._parallelism = sink, name, parallelism
 
     def recover(self) -> None:
-        """Have the target give up what the restored checkpoint does not keep."""
+        """Fence older generations and abort what the restored checkpoint does not keep."""
         for _ in range(self._calls):
             self.committer.recover(self.restored.committables)
 
@@ -165,7 +165,7 @@ class SinkGeneration:
             writer.restore(mine)
 
     def finish(self) -> None:
-        """All input has ended: nothing is held back any more."""
+        """End the input: writers hold nothing back any more."""
         for writer in self.writers:
             writer.finish()
 
@@ -215,7 +215,7 @@ class SinkGeneration:
 
     @property
     def can_forget(self) -> bool:
-        """Whether the target can be told to forget outcomes."""
+        """Whether the sink can have the target forget outcomes."""
         return self.committer.can_forget
 
     def forget(self, retained: Sequence[Checkpoint]) -> None:
@@ -233,7 +233,7 @@ class SinkGeneration:
 
 
 class FakePipeline:
-    """A pipeline over a target: its durable checkpoints, and one life at a time."""
+    """A pipeline with one sink: its durable checkpoints, and one generation at a time."""
 
     def __init__(self, target: Target, rows: int, story: str, calls: int = 1, name: Name | None = None) -> None:
         """``rows`` are written for each checkpoint; ``story`` begins what is said when something is wrong."""
@@ -245,7 +245,7 @@ class FakePipeline:
         self._storage: dict[str, bytes] = {}
 
     def go_back_to(self, older: Checkpoint) -> None:
-        """``older`` is restored next; ids go on behind it, below some that the target has seen (K7)."""
+        """Restore ``older`` next; ids go on after it, below some that the target has seen (K7)."""
         self.completed = older
         self._ids = itertools.count(older.checkpoint + 1)
 
@@ -276,11 +276,11 @@ class FakePipeline:
         return prepared
 
     def complete(self, done: Checkpoint) -> None:
-        """Its manifest is durable."""
+        """Make ``done`` the completed checkpoint: its manifest is durable."""
         self.completed = done
 
     def advance(self, life: SinkGeneration) -> None:
-        """One checkpoint without trouble; its commit is repeated, late and out of order too."""
+        """Take and commit one checkpoint; its commit is repeated, also late and out of order."""
         before = self.completed
         done = self.prepare(life)
         self.complete(done)
@@ -292,7 +292,7 @@ class FakePipeline:
         self.check_visible(done.shown, "after repeated commits")
 
     def finish(self, life: SinkGeneration) -> None:
-        """All input has ended: the last checkpoint shows whatever was held back."""
+        """End the input: the last checkpoint shows everything that was held back."""
         life.finish()
         done = life.prepare(self.next_id())
         assert not done.states, f"{self.story}: records are held back after all input has ended"
@@ -320,7 +320,7 @@ class FakePipeline:
         return [n for n in found if 0 <= n < NUMBERS_MAX]
 
     def check_end(self, parallelism: int, *, is_alone: bool = True) -> None:
-        """After one more restart everything completed is visible with its content, and nothing is left behind.
+        """After one more restart everything completed is visible with its content, and nothing else is left.
 
         ``is_alone``: what is left behind can only be this world's.
         """

@@ -30,7 +30,7 @@ def check_lost_prepared(target: Target) -> str | None:
 
 
 def check_lost_prepared_in_recovery(target: Target) -> str | None:
-    """B13, K5: the same, found by the next generations, each of which is told so."""
+    """B13, K5: the same, found by the next generations, each of which gets the error."""
     if target.lose_prepared is None:
         return missing_option("lose_prepared")
     world, _, _ = _lost(target, "the target lost what was prepared, and the pipeline was started again")
@@ -142,7 +142,7 @@ def check_outage(target: Target, moment: Moment, away_ms: int, *, may_deny: bool
 
 
 def _goes_on(world: FakePipeline, life: SinkGeneration, moment: Moment, may_deny: bool) -> bool:
-    """Go on, or start again; return whether the sink did what was asked of it."""
+    """Go on, or start again; return whether the sink succeeded."""
     if moment is Moment.OPEN:
         prepared = _finish_open(world, life, may_deny)
         if prepared is None:
@@ -156,7 +156,7 @@ def _goes_on(world: FakePipeline, life: SinkGeneration, moment: Moment, may_deny
 
 
 def _finish_open(world: FakePipeline, life: SinkGeneration, may_fail: bool) -> Checkpoint | None:
-    """Write on in transactions that may have ended, and prepare them; None if that failed, which starts again."""
+    """Go on writing in transactions that may have ended, and prepare them; None if that failed."""
     try:
         life.write(world.rows - 3)
         return life.prepare(world.next_id())

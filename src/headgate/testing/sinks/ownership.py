@@ -29,7 +29,7 @@ NOT_OWNED = "the target of the sink remembers no owner"
 
 
 def check_owner(target: Target) -> str | None:
-    """LV2, LV3: a target that remembers lives knows nobody at first, then the first one that comes, across restarts."""
+    """LV2, LV3: a target has no owner at first, then the first pipeline that claims it, across restarts."""
     sink = target.sink
     if not sink.has_owner:
         return NOT_OWNED
@@ -47,7 +47,7 @@ def check_owner(target: Target) -> str | None:
 
 
 def _others_are_known(sink: Sink, another: Owner, first: Life) -> str | None:
-    """LV9: what a former name of a sink left is known, and so is whose it is."""
+    """LV9: the target knows the output of a sink's former name, and its owner."""
     if not another.others:
         return "that a sink with a former name is known: the target lists none"
     assert another.others == (OtherSink(NODE, Owner(first, Generation(1))),), f"a target remembers {another.others}"
@@ -57,7 +57,7 @@ def _others_are_known(sink: Sink, another: Owner, first: Life) -> str | None:
 
 
 def check_start_over(target: Target) -> str | None:
-    """LV2 to LV4: the checkpoints were removed, or others of that name are elsewhere: all numbers begin anew."""
+    """LV2 to LV4: the checkpoints were removed, or others of that name are elsewhere: all numbers start at 1 again."""
     sink = target.sink
     if not sink.has_owner:
         return NOT_OWNED
@@ -113,7 +113,7 @@ def check_remove_output(fresh: Callable[[], Target]) -> str | None:
 
 
 def check_removal(target: Target) -> None:
-    """Nothing of the former life stays, in whatever state it was; a removal may be repeated; then all begins anew."""
+    """Nothing of the former owner stays, in whatever state it was; a removal may be repeated; then a new run works."""
     world, life = _written(target)
     _refuses_older(target, world)
     for _ in range(2):  # the answer was lost
@@ -127,7 +127,7 @@ def check_removal(target: Target) -> None:
 
 
 def check_removal_beside_others(target: Target) -> None:
-    """What other sinks and pipelines have at the target stays: committed, promised, and whose it is."""
+    """What other sinks and pipelines have at the target stays: committed and promised output, and its owners."""
     sink = target.sink
     assert sink.can_be_reset
     others: list[tuple[FakePipeline, SinkGeneration, Checkpoint]] = []
@@ -163,7 +163,7 @@ def check_removal_beside_others(target: Target) -> None:
 
 
 def check_removal_interrupted(fresh: Callable[[], Target]) -> str | None:
-    """Each call at the target fails once while it is emptied, before its effect or behind it; then it is repeated."""
+    """Each call at the target fails once while it is emptied, before or after its effect; then it is repeated."""
     for is_after in (False, True):
         for number in range(1, CALLS_MAX):
             target = failing_target(fresh())
@@ -214,7 +214,7 @@ def _repeat_removal(target: Target) -> None:
 
 
 def _refuses_older(target: Target, world: FakePipeline) -> None:
-    """A generation that was replaced removes nothing, and is told so."""
+    """A generation that was replaced removes nothing and gets a FencedError."""
     sink = target.sink
     if isinstance(sink, FencedSink):
         older = Fence(owner_of(PIPELINE, NODE), 1, encode_life(FIRST).decode())
@@ -241,7 +241,7 @@ def _check_removed(target: Target) -> None:
 
 
 def _begin_anew(target: Target) -> FakePipeline:
-    """The next life begins with the first checkpoint and the first record."""
+    """Begin the next run with the first checkpoint and the first record."""
     world = FakePipeline(target, 5, f"{STORY}, and writes again")
     while (life := world.next_life(2)).generation <= 3:
         continue  # LV4: the next one that is claimed exceeds what the target has seen

@@ -31,7 +31,7 @@ NEIGHBOURS = (Name(PIPELINE, f"{NODE}2", NUMBERS_MAX), Name(f"{PIPELINE}2", NODE
 
 
 def check_stale_generation(target: Target) -> None:
-    """B18, B19: two generations at once: the older one changes nothing, and is told so when it commits or recovers."""
+    """B18, B19: two generations at once: the older one changes nothing; its commit and recovery are fenced."""
     world = FakePipeline(target, 6, "a stale generation goes on")
     old = world.start(2)
     world.advance(old)
@@ -52,7 +52,7 @@ def check_stale_generation(target: Target) -> None:
 
 
 def check_commit_in_flight(target: Target, *, is_late: bool) -> None:
-    """B5: the commit of a driver that died is under way, and arrives while its heir recovers, or behind that."""
+    """B5: the commit of a dead driver arrives while the next generation recovers, or after that."""
     world = FakePipeline(target, 6, "the commit of a dead driver arrives " + ("late" if is_late else "in the recovery"))
     old = world.start(2)
     old.finish()
@@ -71,7 +71,7 @@ def check_commit_in_flight(target: Target, *, is_late: bool) -> None:
 
 
 def expect_fenced(attempt: Callable[[], None], what: str) -> None:
-    """``attempt`` is told that it was replaced; ``what`` says who did it, and what."""
+    """Check that ``attempt`` raises FencedError; ``what`` describes it."""
     try:
         attempt()
     except FencedError:
@@ -80,7 +80,7 @@ def expect_fenced(attempt: Callable[[], None], what: str) -> None:
 
 
 def check_neighbours(target: Target) -> None:
-    """B3: another sink and another pipeline, whose names begin as ours do, prepare at the same target."""
+    """B3: another sink and another pipeline, with names that begin as ours, prepare at the same target."""
     others = [
         FakePipeline(target, 4, f"{name.pipeline}/{name.node} shares the target", name=name) for name in NEIGHBOURS
     ]
@@ -129,7 +129,7 @@ def check_kill(
 
 
 def check_first_epoch(target: Target, point: KillPoint) -> None:
-    """B14: killed before the first checkpoint completed, then started with fewer subtasks: nobody is in the way."""
+    """B14: killed before the first checkpoint completed, then started with fewer subtasks: nothing blocks."""
     world = FakePipeline(target, 7, f"killed in its first epoch, {point.value}")
     _die(world, world.start(5), point, 1)
     life = world.start(1)
@@ -139,7 +139,7 @@ def check_first_epoch(target: Target, point: KillPoint) -> None:
 
 
 def _die(world: FakePipeline, life: SinkGeneration, point: KillPoint, after: int) -> None:
-    """Go to ``point``; what is alive there is abandoned."""
+    """Run up to ``point``, where all processes die."""
     if point is KillPoint.WRITING:
         life.write(world.rows)
         return
@@ -168,7 +168,7 @@ PENDING_MANY = 20
 
 
 def check_lost_answers(target: Target) -> None:
-    """B6, B11: the answer to every call is lost once: whoever repeats it changes nothing, and hears the same."""
+    """B6, B11: the answer to every call is lost once: the repeated call changes nothing and gets the same answer."""
     world = FakePipeline(target, 6, "every answer was lost once", calls=2)
     life = world.start(2)
     world.advance(life)
@@ -231,7 +231,7 @@ def check_many_pending(target: Target) -> None:
 
 
 def check_late_commits(target: Target) -> None:
-    """B9, K7: output of an earlier checkpoint is committed behind that of a later one."""
+    """B9, K7: output of an earlier checkpoint is committed after that of a later one."""
     world = FakePipeline(target, 4, "earlier output was committed after later output")
     life = world.start(2)
     life.finish()
@@ -265,7 +265,7 @@ def check_older_checkpoint(target: Target) -> None:
 
 
 def check_rewound(target: Target) -> None:
-    """B1, K7: an older checkpoint is restored behind newer commits: later ones have ids that the target has seen."""
+    """B1, K7: an older checkpoint is restored after newer commits: later ones have ids that the target has seen."""
     world = FakePipeline(target, 5, "restored from a checkpoint older than the newest commit")
     life = world.start(2)
     life.finish()
@@ -328,7 +328,7 @@ def remembered(target: Target) -> set[str]:
 
 
 def _check_forgotten(world: FakePipeline, known: set[str], promised: int) -> None:
-    """CS24: of what was ``known`` no more is left than is ``promised``; to be told again changes nothing."""
+    """CS24: of what was ``known`` no more is left than is ``promised``; forgetting again changes nothing."""
     sink, left = world.target.sink, remembered(world.target)
     assert len(left) <= promised, f"{world.story}: it was told to forget, and remembers {sorted(left)[:3]}"
     if isinstance(sink, TwoPhaseSink) and known > left:
@@ -341,7 +341,7 @@ LIVES = 4
 
 
 def check_closed(target: Target) -> str | None:
-    """Every life opens, writes, commits and is closed: the process has no more open files than behind the first one."""
+    """Generations open, write, commit and are closed: the process has no more open files than after the first one."""
     me = psutil.Process()
     if not hasattr(me, "num_fds"):
         return "open files and connections: this system does not count them"
