@@ -42,7 +42,7 @@ def no_session(*_: object, **__: object) -> None:
 def test_a_pipeline_that_has_finished_says_so_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = testing.run(pipeline(tmp_path))
     assert not first.had_finished
-    for name in ("found_session", "make_session", "ensure_jvm"):
+    for name in ("find_session", "make_session", "ensure_jvm"):
         monkeypatch.setattr(session, name, no_session)
     notes = Notes()
     handle = pipeline(tmp_path).start(observer=notes)

@@ -28,7 +28,7 @@ import signal, sys
 from headgate.codec.json_files import Ending
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import CheckpointOutcome
-from headgate.runtime.driver import asking
+from headgate.runtime.driver.remote_control import waiting_requests
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 wanted = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
@@ -36,7 +36,7 @@ with taking_signals():
     lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
 print("ready", flush=True)
 while (number := signal.sigwait(wanted)) == signal.SIGUSR2:
-    for ask in asking.left(sys.argv[1], "p"):
+    for ask in waiting_requests(sys.argv[1], "p"):
         request = ask.take()
         ask.answer(CheckpointOutcome(CheckpointId(9), savepoint=request.savepoint or None))
 lock.release(Ending.DRAINED if number == signal.SIGUSR1 else Ending.STOPPED, 9, "")
