@@ -181,8 +181,10 @@ class _Finder:
         is_name = isinstance(targets[0], ast.Name)
         if isinstance(statement, ast.AnnAssign) and "TypeAlias" in ast.unparse(statement.annotation):
             return
-        if isinstance(targets[0], ast.Name) and targets[0].id.lstrip("_").isupper() and _is_plain(statement.value):
-            return  # a limit or a name: a choice, and no logic
+        if isinstance(targets[0], ast.Name) and (
+            targets[0].id.startswith("__") or (targets[0].id.lstrip("_").isupper() and _is_plain(statement.value))
+        ):
+            return  # __all__; a limit or a name: a choice, and no logic
         if isinstance(statement, ast.AugAssign):
             self._swap(statement.op, statement.target, statement.value, "=")
         is_making = self._function is None or self._function.name in ("__init__", "__post_init__")

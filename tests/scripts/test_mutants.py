@@ -68,6 +68,7 @@ def test_each_change_is_made(tool: Any, body: str, wanted: list[str]) -> None:
     [
         '"""Docs."""',
         "LIMIT_MS = 5 * 1000",
+        "__all__ = ['a']",
         "Number = NewType('Number', int)",
         "Event: TypeAlias = A | B",
         "if TYPE_CHECKING:\n    x = 1 + 1",

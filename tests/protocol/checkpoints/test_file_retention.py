@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, seed, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.mutants.harness import assert_caught, patched
 from tests.protocol.making import cp, gen
 
 from headgate.model.ids import CheckpointId, Generation
-from headgate.protocol.checkpoints.retention import FileRetention, StoredFile
+from headgate.protocol.checkpoints.coordinator_events import DropCheckpoint
+from headgate.protocol.checkpoints.retention import FileRetention, Retention, StoredFile
 
 
 def file(checkpoint: int, generation: int = 1, name: str = "v") -> StoredFile:
@@ -234,57 +233,11 @@ def tell(data: st.DataObject) -> None:
     story.check_no_leak()
 
 
-def plain_cases() -> None:
-    test_leftovers_of_dead_generations_go()
-    test_a_file_stays_while_a_retained_checkpoint_refers_to_it()
-    test_what_an_upload_may_still_write_stays()
-    test_a_checkpoint_that_was_given_up_takes_no_shared_file_with_it()
-    test_the_base_of_an_upload_stays_until_it_is_over()
-    test_what_was_written_before_something_unreadable_stays()
-
-
-def only_the_newest_counts(self: FileRetention) -> frozenset[str]:
-    return self._retained.get(self.newest, frozenset()).union(*self._bases.values())
-
-
-def completed_and_forgotten(self: FileRetention, checkpoint: CheckpointId, files: frozenset[str]) -> None:
-    self._retained[checkpoint] = files
-    self._bases = {}
-
-
-MUTANTS: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "only files of the newest checkpoint are needed": lambda: patched(FileRetention, "_needed", only_the_newest_counts),
-    "the base of an upload is not kept": lambda: patched(
-        FileRetention, "_needed", lambda self: frozenset().union(*self._retained.values())
-    ),
-    "the bases of younger uploads go with a completion": lambda: patched(
-        FileRetention, "completed", completed_and_forgotten
-    ),
-    "files of uploads under way go": lambda: patched(FileRetention, "_may_be_written", lambda self, found: False),
-    "files of dead generations stay": lambda: patched(
-        FileRetention, "_may_be_written", lambda self, found: found.checkpoint > self.newest
-    ),
-    "leftovers of this generation stay": lambda: patched(
-        FileRetention, "_may_be_written", lambda self, found: found.generation >= self._generation
-    ),
-    "a checkpoint that is given up takes what it shares": lambda: patched(
-        FileRetention, "unneeded", lambda self, given: tuple(given)
-    ),
-    "what was set aside is not kept": lambda: patched(FileRetention, "set_aside", lambda self, below: None),
-    "nothing is dropped": lambda: patched(FileRetention, "dropped", lambda self, checkpoint: None),
-    "what is skipped counts as retained": lambda: patched(FileRetention, "narrowed", lambda self, retained: None),
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_of_the_file_retention_is_caught(name: str) -> None:
-    plain_cases()
-    assert_caught(MUTANTS[name], plain_cases)
-
-
-@pytest.mark.parametrize(
-    "name", ["only files of the newest checkpoint are needed", "files of uploads under way go", "nothing is dropped"]
-)
-def test_stories_find_a_mutant_too(name: str) -> None:
-    same = settings(max_examples=300, database=None, phases=[Phase.generate])
-    assert_caught(MUTANTS[name], seed(1)(same(given(st.data())(tell))))
+@pytest.mark.parametrize(("count_max", "oldest"), [(0, 7), (1, 7), (2, 5), (3, 4), (9, 2)])
+def test_the_newest_checkpoints_stay(count_max: int, oldest: int) -> None:  # C31, C35
+    retention = Retention(count_max, [cp(2), cp(4), cp(5)])
+    assert retention.all == (cp(2), cp(4), cp(5))
+    assert retention.oldest_with(cp(7)) == oldest
+    dropped = [number for number in (2, 4, 5) if number < oldest]
+    assert retention.completed(cp(7)) == [DropCheckpoint(cp(number)) for number in dropped]
+    assert retention.all == tuple(cp(number) for number in (2, 4, 5, 7) if number >= oldest)

@@ -189,3 +189,10 @@ def test_whatever_is_edited_no_unnamed_node_gets_the_state_of_another(
 def test_the_same_program_goes_on_whatever_is_alike_in_it(drawn: list[tuple[str, int]]) -> None:  # EV14
     nodes = {name: node.lineage for name, node in called([Node(n, *node) for n, node in enumerate(drawn)]).items()}
     assert why(nodes, nodes) == ""
+
+
+def test_a_source_whose_places_are_others_says_what_it_read() -> None:  # EV17
+    found = Matching("checkpoint 3", {"a": source("x")}, {"a": source("x", "y"), "b": source("z")}, {}, ())
+    assert found.relocation("a") == Relocation(source("x").locations, source("x", "y").locations, ())
+    assert found.relocation("b") is None, "it is new"
+    assert Matching("c", {"a": source("x")}, {"a": source("x")}, {}, ()).relocation("a") is None

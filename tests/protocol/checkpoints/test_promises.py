@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 from tests.protocol.making import cp, gen, inline_part, sub
 
 from headgate.model.manifest import Committable, Left, Manifest, SnapshotPart, SubtaskEntry
-from headgate.protocol.checkpoints.commit import among, giving_up, is_in_line, leaving, settled, without
+from headgate.protocol.checkpoints.commit import (
+    among,
+    given_up,
+    giving_up,
+    is_in_line,
+    leaving,
+    promised_here,
+    settled,
+    without,
+)
 
 
 def output(checkpoint: int, sink: str = "out") -> Committable:
@@ -58,3 +69,18 @@ def test_nothing_is_known_of_checkpoints_that_were_left() -> None:  # SV26
     assert [one for one in range(1, 9) if is_in_line(cp(one), newer)] == [1, 2, 5, 6, 7]
     assert settled(manifest(4), newer) == frozenset()
     assert leaving(manifest(4), cp(8)) == (Left(cp(4), cp(8)),), "who goes on from it has it in line again"
+
+
+def test_who_goes_on_with_the_next_id_leaves_nothing() -> None:  # SV26
+    base = manifest(2, left=(Left(cp(0), cp(1)),))
+    assert leaving(base, cp(3)) == base.left
+
+
+def test_what_a_sink_promised_that_was_removed_by_name_is_given_up() -> None:  # SV30
+    restored = manifest(3, output(2), output(2, "other"), own=output(3))
+    definition: Any = SimpleNamespace(
+        plan=SimpleNamespace(state_texts=lambda: {"out": ""}),
+        config=SimpleNamespace(start=SimpleNamespace(allow_unclaimed_state=("other", "out"))),
+    )
+    assert promised_here(restored, definition) == (output(2), output(3))
+    assert given_up(restored, definition) == (Left(cp(1), cp(4), "other"),)
