@@ -23,7 +23,7 @@ from tests.runtime.test_process_results import events, generator, same
 from tests.runtime.test_unaligned import KilledAt
 
 import headgate as hg
-from headgate.codec.snapshot import FILES_PREFIX, TIMED_DESCRIPTION
+from headgate.codec.snapshot import DATABASE_DESCRIPTION, FILES_PREFIX
 from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import HeadgateError
 from headgate.model.config import MemoryState, RocksState, StateConfig
@@ -183,7 +183,7 @@ def test_workers_that_die_while_they_write_and_restore_files_lose_nothing(start:
     run = start(padded(tmp_path, source, 2, rocks, Timed()), prepare=killed)
     run.wait(lambda: not killed.missing(), "all have died")
     run.wait(lambda: has_shared(tmp_path), "a checkpoint that refers to files of an earlier one")
-    assert any(part.name == TIMED_DESCRIPTION for manifest in manifests(tmp_path) for part in manifest.parts)
+    assert any(part.name == DATABASE_DESCRIPTION for manifest in manifests(tmp_path) for part in manifest.parts)
     assert run.result().is_finished
     check(tmp_path, source, TIMERS)
 

@@ -115,5 +115,5 @@ class Parts:
     def put_file(self, name: str, chunks: Iterable[Any], key_groups: KeyGroups | None = None) -> SnapshotPart:
         raise AssertionError("portable parts are wanted")
 
-    def describe_files(self, chunks: Iterable[Any], rows: Any, name: str = "") -> SnapshotPart:
+    def describe_files(self, chunks: Iterable[Any], rows: Any, name: str) -> SnapshotPart:
         raise AssertionError("portable parts are wanted")

@@ -15,12 +15,9 @@ import xxhash
 
 from headgate.codec.json_files import MALFORMED, not_beginning_with
 from headgate.codec.snapshot import (
-    CHUNK_SUFFIX,
+    CHUNKS_DESCRIPTION,
     FILES_PREFIX,
-    FORMER_CHUNK_SUFFIX,
     IN_FLIGHT_PREFIX,
-    PACKED_DESCRIPTION,
-    TIMED_DESCRIPTION,
 )
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
@@ -81,13 +78,8 @@ def _version(entry: LogEntry) -> int:
         return ORDER_VERSION
     parts = entry.parts if isinstance(entry, Manifest) else ()
     files = [part.name for part in parts if part.section.startswith(FILES_PREFIX)]
-    if PACKED_DESCRIPTION in files:
-        return PACKED_FILES_VERSION
-    if TIMED_DESCRIPTION in files:
-        return TIMED_FILES_VERSION
-    for suffix, version in ((CHUNK_SUFFIX, CHUNKS_VERSION), (FORMER_CHUNK_SUFFIX, FORMER_CHUNKS_VERSION)):
-        if any(name.endswith(suffix) for name in files):
-            return version
+    if CHUNKS_DESCRIPTION in files:
+        return CHUNKS_VERSION
     if isinstance(entry, Manifest) and entry.left:
         return LEFT_VERSION
     if files:

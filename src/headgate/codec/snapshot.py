@@ -41,17 +41,11 @@ IN_FLIGHT_PREFIX = "in-flight/"
 FILES_PREFIX = "files/"
 """What the section of a node holds: the prefix stands before the node's name."""
 
-CHUNK_SUFFIX = ".chunk2"
-"""How the names of files end that are chunks of state in memory; the other files of a backend are a database's."""
+CHUNKS_DESCRIPTION = "chunks"
+"""Name of the part that describes the files of one state if they are chunks of state in memory (MC5)."""
 
-FORMER_CHUNK_SUFFIX = ".chunk"
-"""How they ended while chunks had neither timers nor the records of windows (MC8)."""
-
-TIMED_DESCRIPTION = "timed-description"
-"""Name of the part that describes the files of a database with timers, windows or expiries; any other one has none."""
-
-PACKED_DESCRIPTION = "packed-description"
-"""The same if several states share the rows of a database, whatever else there is."""
+DATABASE_DESCRIPTION = "database"
+"""The same if they are the files of a RocksDB database (RB20)."""
 
 OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, BROADCAST_PREFIX, IN_FLIGHT_PREFIX)
 """Those whose rows are counted. Lists, unions and broadcast states belong to no key: they are dealt out at a restore,

@@ -19,10 +19,8 @@ import pyarrow as pa
 
 from headgate.codec.arrow import read_stream
 from headgate.codec.snapshot import (
-    CHUNK_SUFFIX,
-    FORMER_CHUNK_SUFFIX,
-    PACKED_DESCRIPTION,
-    TIMED_DESCRIPTION,
+    CHUNKS_DESCRIPTION,
+    DATABASE_DESCRIPTION,
     Buffer,
     encode_sections,
 )
@@ -104,7 +102,7 @@ class StoredFiles:
     @property
     def are_chunks(self) -> bool:
         """Whether the files are chunks of state in memory, and no database."""
-        return any(part.name.endswith((CHUNK_SUFFIX, FORMER_CHUNK_SUFFIX)) for part in self.parts)
+        return any(part.name == CHUNKS_DESCRIPTION for part in self.parts)
 
     @property
     def files(self) -> Mapping[str, SnapshotPart]:
@@ -123,7 +121,7 @@ class StoredFiles:
 
 def is_description(part: SnapshotPart) -> bool:
     """Whether a part of the files of a backend says what the others are."""
-    return part.name in ("", TIMED_DESCRIPTION, PACKED_DESCRIPTION)
+    return part.name in (CHUNKS_DESCRIPTION, DATABASE_DESCRIPTION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +180,13 @@ class SnapshotTarget(Protocol):
             StorageError
         """
 
-    def describe_files(self, chunks: Iterable[Buffer], rows: Mapping[str, int], name: str = "") -> SnapshotPart:
+    def describe_files(self, chunks: Iterable[Buffer], rows: Mapping[str, int], name: str) -> SnapshotPart:
         """Write what the files of this snapshot are.
 
         Args:
-            chunks: for whoever opens them.
-            rows: of each state in them. Nobody else counts them before they are restored (U7).
-            name: of the description, if releases that know only nameless ones cannot read it (SF16).
+            chunks: the description, for a restore.
+            rows: of each state in the files. Nothing else counts them before they are restored (U7).
+            name: of the description: it says which backend wrote the files.
 
         Raises:
             StorageError

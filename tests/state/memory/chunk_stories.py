@@ -31,7 +31,7 @@ from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, Sta
 from headgate.state.memory import change_tracking, column_backend, column_states, incremental_snapshot
 from headgate.state.memory import timers as timers_module
 from headgate.state.memory.row_backend import MemoryRowBackend
-from headgate.state.snapshot import FrozenState, OwnedKeys
+from headgate.state.snapshot import FrozenState, OwnedKeys, is_description
 from headgate.state.timers import TIMERS, TimeKind
 from headgate.state.ttl import TTL
 from headgate.state.worker_backends import worker_states
@@ -534,7 +534,7 @@ def _files(parts: Sequence[SnapshotPart]) -> list[SnapshotPart]:
 
 def chunks_of(manifest: Manifest) -> list[SnapshotPart]:
     """Return the files of a checkpoint that are chunks."""
-    return [part for part in _files(manifest.entries[0].parts) if part.name]
+    return [part for part in _files(manifest.entries[0].parts) if not is_description(part)]
 
 
 def new_bytes(manifest: Manifest) -> int:

@@ -32,11 +32,10 @@ from tests.state.rocksdb.increments import manifest_of, restored_states
 from tests.state.test_backends import Columns, Rows
 
 import headgate as hg
-from headgate.codec.log_entry import decode_log_entry, encode_log_entry
-from headgate.codec.snapshot import FILES_PREFIX, STATE_PREFIX, decode_sections, encode_sections
+from headgate.codec.snapshot import STATE_PREFIX, decode_sections, encode_sections
 from headgate.errors import CorruptionError
 from headgate.model.ids import WorkerIndex
-from headgate.model.manifest import CHUNKS_VERSION, Manifest
+from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.runtime.checkpoints.restore import parts_for_worker
 from headgate.state import snapshot
@@ -490,23 +489,14 @@ def test_a_snapshot_without_one_of_its_chunks_is_damage() -> None:
 
 # MC5
 def test_chunks_of_an_unknown_version_are_refused() -> None:
-    found = encode_sections({"chunks": [b'{"version": 3}']})
+    found = encode_sections({"chunks": [b'{"version": 2}']})
     data = memoryview(b"".join(bytes(memoryview(one)) for one in found))
-    with pytest.raises(CorruptionError, match=r"chunks of state, version 2.*version 3"):
+    with pytest.raises(CorruptionError, match=r"chunks of state, version 1.*version 2"):
         incremental_snapshot.decode_description(data, "here")
     with pytest.raises(CorruptionError, match="what the chunks of a state are"):
         incremental_snapshot.decode_description(
             memoryview(b"".join(bytes(memoryview(o)) for o in encode_sections({}))), "here"
         )
-
-
-# MC8
-def test_a_manifest_with_chunks_is_of_a_version_of_its_own() -> None:
-    _, first = begun("column")
-    data = encode_log_entry(first)
-    assert data.startswith(b"headgate-log %d " % CHUNKS_VERSION)
-    assert decode_log_entry(data, "x") == first
-    assert {part.section for part in first.entries[0].parts} == {f"{FILES_PREFIX}sum"}
 
 
 # MC1 MC5 MC10

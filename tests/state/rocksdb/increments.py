@@ -20,7 +20,7 @@ from headgate.runtime.checkpoints.restore import parts_for_worker, read_restored
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
 from headgate.state.backend import ContinuingBackend, Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
-from headgate.state.snapshot import OwnedKeys
+from headgate.state.snapshot import OwnedKeys, is_description
 from headgate.state.worker_backends import WorkerStates, _InMemory, worker_states
 from headgate.storage.base import Storage
 from headgate.storage.memory import MemoryStorage
@@ -108,7 +108,7 @@ def manifest_of(checkpoint: int, parts: tuple[SnapshotPart, ...], generation: in
 
 
 def files_of(parts: tuple[SnapshotPart, ...]) -> list[SnapshotPart]:
-    return [part for part in parts if part.section.startswith(FILES_PREFIX) and part.name]
+    return [part for part in parts if part.section.startswith(FILES_PREFIX) and not is_description(part)]
 
 
 def written_by(parts: tuple[SnapshotPart, ...], checkpoint: int) -> list[SnapshotPart]:

@@ -21,7 +21,6 @@ from headgate.state.rocksdb.sst_checksums import check_blocks
 from headgate.state.snapshot import LocalDamage
 
 KEYS = 4_000
-GOLDEN = Path(__file__).parents[2] / "golden" / "rocksdb_6"
 
 
 @pytest.fixture
@@ -119,14 +118,6 @@ def test_filters_and_indexes_are_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
             check_blocks(spoiled, path)
 
 
-# RB25
-def test_files_whose_filter_is_one_block_can_be_checked() -> None:
-    paths = [path for path in GOLDEN.rglob("*.f*") if path.is_file()]
-    assert paths
-    for path in paths:
-        check_blocks(path.read_bytes(), path)
-
-
 # RB23
 @pytest.mark.parametrize("shape", ["little", "compacted", "removed"])
 def test_files_of_every_shape_can_be_checked(subtask: Subtask, shape: str) -> None:
@@ -193,7 +184,6 @@ def test_files_of_another_release_are_known_by_their_checksums(
     """They may have another format: a checkpoint has them, so they were sound."""
     with monkeypatch.context() as patch:
         patch.setattr(database_module, "FORMAT_VERSION", 5)
-        patch.setattr(database_snapshot, "OPTIONS", "none")  # they had these
         patch.setattr(database_snapshot, "check_blocks", lambda data, path: None)
         former = Subtask(tmp_path / "former", subtask.storage)
         former.claim()

@@ -24,11 +24,10 @@ from tests.state.rocksdb.increments import (
 )
 
 import headgate as hg
-from headgate.codec.log_entry import decode_log_entry, encode_log_entry
 from headgate.codec.snapshot import FILES_PREFIX, STATE_PREFIX
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId
-from headgate.model.manifest import FILES_VERSION, SnapshotPart
+from headgate.model.manifest import SnapshotPart
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 from headgate.state.rocksdb import database as rocks_memory
 from headgate.state.rocksdb import database_restore
@@ -37,7 +36,7 @@ from headgate.state.rocksdb.database import Changes, Database, SharedMemory, Use
 from headgate.state.rocksdb.database_snapshot import FrozenDatabase
 from headgate.state.rocksdb.file_manifest import decode_description
 from headgate.state.rocksdb.tables import Table
-from headgate.state.snapshot import LocalDamage
+from headgate.state.snapshot import LocalDamage, is_description
 from headgate.storage.urls import open_storage
 
 KEYS = 4_000
@@ -86,7 +85,7 @@ def test_what_describes_a_database_does_not_grow_with_its_age(
         young.put([number], version=number)
         manifest = young.checkpoint(number)
         (described,) = [
-            one for one in manifest.entries[0].parts if not one.name and one.section == f"{FILES_PREFIX}sum"
+            one for one in manifest.entries[0].parts if is_description(one) and one.section == f"{FILES_PREFIX}sum"
         ]
         sizes.append(described.size_bytes)
     assert max(sizes) < sizes[0] + 2_500, "each checkpoint adds about 200 bytes"
@@ -101,7 +100,7 @@ def test_what_describes_a_database_does_not_grow_with_its_age(
 def test_options_are_in_no_checkpoint(subtask: Subtask) -> None:
     subtask.put(range(KEYS))
     parts = subtask.checkpoint(1).entries[0].parts
-    (described,) = [one for one in parts if not one.name and one.section == f"{FILES_PREFIX}sum"]
+    (described,) = [one for one in parts if is_description(one) and one.section == f"{FILES_PREFIX}sum"]
     assert described.inline is not None
     found = decode_description(memoryview(described.inline), "here").small
     assert sorted(name.partition("-")[0] for name in found) == ["CURRENT", "MANIFEST", "rocksdict"]
@@ -353,17 +352,6 @@ def test_a_description_without_one_of_its_files_is_damage(subtask: Subtask, tmp_
     without = tuple(part for part in parts if part != lost)
     with pytest.raises(CorruptionError, match=f"{lost.name}.*no part with this name"):
         Restored(subtask.storage, manifest_of(1, without), tmp_path / "other")
-
-
-# SF16
-def test_a_manifest_with_files_is_of_a_version_of_its_own(subtask: Subtask) -> None:
-    subtask.put(range(KEYS))
-    manifest = subtask.checkpoint(1)
-    data = encode_log_entry(manifest)
-    assert data.startswith(b"headgate-log %d " % FILES_VERSION)
-    assert decode_log_entry(data, "x") == manifest
-    assert manifest.entries[0].rows == {"sum": {"value": KEYS, "list": 2 * KEYS}}, "rows are recorded as ever (U7)"
-    assert encode_log_entry(manifest_of(2, ())).startswith(b"headgate-log 2 ")
 
 
 class Counting:

@@ -17,6 +17,7 @@ from rocksdict import Rdict
 from tests.state.rocksdb.increments import GROUPS, IN_MEMORY, Restored, Subtask, files_of, manifest_of
 
 import headgate as hg
+from headgate.codec.snapshot import encode_sections
 from headgate.errors import CorruptionError
 from headgate.model.manifest import KeyGroups, Manifest
 from headgate.runtime.checkpoints.snapshot_files import read_part
@@ -161,15 +162,6 @@ def test_who_looks_at_keys_fetches_only_files_with_their_key_groups(
     subtask.worker.close()
 
 
-# RB29
-def test_files_without_ranges_are_all_fetched(subtask: Subtask) -> None:
-    """Earlier releases did not write down where the files are."""
-    description = replace(told(subtask, merged(subtask)), ranges=())
-    again = decode_description(memoryview(b"".join(map(bytes, description.encode()))), "it")
-    assert files_of_key_groups(again, KeyGroups(0, 1)) == again
-    assert again.is_whole
-
-
 # RB29 R57
 def test_files_without_a_manifest_are_named_as_ever(subtask: Subtask, tmp_path: Path) -> None:
     manifest = merged(subtask)
@@ -287,3 +279,10 @@ def test_what_is_needed_is_what_overlaps(wanted: tuple[int, int]) -> None:
     has_some = [bool({*range(first, end)} & {*range(start, last + 1)}) for start, last in places]
     assert list(found.names) == list(compress(names, has_some))
     assert found.is_whole == all(has_some)
+
+
+# SF16
+def test_a_description_of_another_version_is_refused() -> None:
+    data = b"".join(map(bytes, encode_sections({"what": [b'{"version": 2}']})))
+    with pytest.raises(CorruptionError, match=r"files of a database, version 1.*version 2"):
+        decode_description(memoryview(data), "it")

@@ -17,13 +17,10 @@ from tests.state.moved import NODE, Moved, restore
 from tests.state.rocksdb.test_rocksdb_timed_files import GROUPS, owned_by
 
 import headgate as hg
-from headgate.codec.log_entry import decode_log_entry, encode_log_entry
-from headgate.codec.snapshot import PACKED_DESCRIPTION, decode_sections
+from headgate.codec.snapshot import DATABASE_DESCRIPTION, decode_sections
 from headgate.errors import CorruptionError
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import FILES_VERSION, PACKED_FILES_VERSION, Manifest, SubtaskEntry
 from headgate.state.backend import Ownership
-from headgate.state.descriptors import Evolution, KeyColumns, StateDescriptor, StateKind, state_identity
+from headgate.state.descriptors import Evolution, KeyColumns, StateDescriptor, StateKind
 from headgate.state.rocksdb.tables import PackedTable, Table, tables_of
 from headgate.state.vectors import to_numpy
 from headgate.state.worker_backends import WorkerStates
@@ -137,8 +134,6 @@ def test_a_number_alone_has_rows_of_its_own_and_so_has_what_expires(worker: Work
     state.put(EXPIRES, {1: 1})
     tables = tables_of(KEYS, [COUNT, NAME, EXPIRES])
     assert rows_by_table(state.backend) == {tables[COUNT].number: 1, tables[EXPIRES].number: 1}
-    parts = Moved(state.backend.freeze(), groups=GROUPS).parts
-    assert all(part.name != PACKED_DESCRIPTION for part in parts), "as before: every release can read it"
 
 
 @given(st.data())
@@ -254,29 +249,13 @@ def test_rows_of_states_that_are_restored_one_after_the_other_keep_each_other(wo
 def test_a_value_that_is_missing_in_a_row_is_named(worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:
     state = some_state(worker)
     moved = Moved(state.backend.freeze(), groups=GROUPS)
-    (told,) = [part for part in moved.parts if part.name == PACKED_DESCRIPTION]
+    (told,) = [part for part in moved.parts if part.name == DATABASE_DESCRIPTION]
     assert told.rows is not None
     wrong = {NODE: {**told.rows[NODE], "last": 101}}
     moved.parts = tuple(replace(part, rows=wrong) if part == told else part for part in moved.parts)
     for q in (1, 2):
         with pytest.raises(CorruptionError, match=r"101 rows of state 'last', found 100 rows"):
             restore(State(worker, subtask=q).backend, [moved], 0, q)
-
-
-def test_a_manifest_with_packed_files_is_of_a_version_of_its_own(worker: WorkerStates) -> None:  # SF16
-    def manifest(state: State) -> Manifest:
-        parts = Moved(state.backend.freeze(), groups=GROUPS).parts
-        texts = {NODE: state_identity(KEYS, state.descriptors)}
-        entries = (SubtaskEntry(SubtaskId(VertexId(NODE), 0), parts),)
-        return Manifest(CheckpointId(1), Generation(1), 1, GROUPS, entries, state_texts=texts)
-
-    found = manifest(some_state(worker))
-    data = encode_log_entry(found)
-    assert data.startswith(b"headgate-log %d " % PACKED_FILES_VERSION)
-    assert decode_log_entry(data, "x") == found
-    plain = State(worker, [COUNT, NAME], subtask=1)
-    plain.put(COUNT, {key: key for key in range(9)})
-    assert encode_log_entry(manifest(plain)).startswith(b"headgate-log %d " % FILES_VERSION)
 
 
 def test_states_that_were_written_are_counted_once_for_a_write_back(worker: WorkerStates) -> None:

@@ -6,7 +6,7 @@ Random histories that go through such files: ``tests/state/test_timer_stores.py`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ from tests.state.moved import NODE, Moved, restore
 from tests.state.rocksdb.test_rocksdb_windows import taken
 
 import headgate as hg
-from headgate.codec.log_entry import decode_log_entry, encode_log_entry
 from headgate.codec.snapshot import STATE_PREFIX
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, key_groups_of_subtask
-from headgate.model.manifest import FILES_VERSION, TIMED_FILES_VERSION, Manifest, SubtaskEntry
+from headgate.model.manifest import Manifest, SubtaskEntry
 from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
 from headgate.state.key_hash import hash_columns, key_groups
@@ -457,20 +456,6 @@ def _windows(worker: WorkerStates) -> Any:
     state.meta = b"about"
     add(state, (1, 1, 1, 1, 1))
     return state
-
-
-@pytest.mark.parametrize("make", [_timers, _expiring, _windows])
-def test_a_manifest_with_timers_in_files_is_of_a_version_of_its_own(
-    make: Callable[[WorkerStates], Any], worker: WorkerStates
-) -> None:  # SF16
-    manifest = manifest_of(Moved(make(worker).freeze(), groups=GROUPS))
-    data = encode_log_entry(manifest)
-    assert data.startswith(b"headgate-log %d " % TIMED_FILES_VERSION)
-    assert decode_log_entry(data, "x") == manifest
-    plain = Function("rows", worker, descriptors=(PLAIN,), has_timers=False)
-    plain.put(PLAIN, range(9))
-    others = manifest_of(Moved(plain.backend.freeze(), groups=GROUPS))
-    assert encode_log_entry(others).startswith(b"headgate-log %d " % FILES_VERSION), "any release that knows files"
 
 
 def test_a_timer_that_is_missing_in_files_is_named(worker: WorkerStates) -> None:  # R30

@@ -212,7 +212,7 @@ class _NodeTarget:
         """See ``SnapshotTarget``."""
         return self._target.put_apart(self._files, chunks, key_groups or self._groups, name)
 
-    def describe_files(self, chunks: Iterable[Buffer], rows: Mapping[str, int], name: str = "") -> SnapshotPart:
+    def describe_files(self, chunks: Iterable[Buffer], rows: Mapping[str, int], name: str) -> SnapshotPart:
         """See ``SnapshotTarget``."""
         self._count(rows)
         return self._target.put(self._files, chunks, {self._node: dict(rows)}, self._groups, name)

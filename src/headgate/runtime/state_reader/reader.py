@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.codec.exact_values import MisfitError, exact_array
-from headgate.codec.snapshot import BROADCAST_PREFIX, LISTS_PREFIX, PACKED_DESCRIPTION, TIMED_DESCRIPTION, UNION_PREFIX
+from headgate.codec.snapshot import BROADCAST_PREFIX, DATABASE_DESCRIPTION, LISTS_PREFIX, UNION_PREFIX
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.model.state_schema import StateIdentity
@@ -72,7 +72,7 @@ class StoredState:
 
     def _may_have_expired(self, piece: Piece) -> bool:
         """Whether ``piece`` has rows that count although they had expired."""
-        is_described = piece.part.name in (TIMED_DESCRIPTION, PACKED_DESCRIPTION)
+        is_described = piece.part.name == DATABASE_DESCRIPTION
         return self.shape.expires and is_described and piece.rows != 0
 
     @property

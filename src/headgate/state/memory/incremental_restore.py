@@ -22,7 +22,6 @@ from headgate.state.backend import Ownership, StateBackend
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.key_index import KeyIndex, make_key_index
 from headgate.state.memory.incremental_snapshot import (
-    VERSION,
     Change,
     ChunkFile,
     ChunkLog,
@@ -98,8 +97,6 @@ def continue_from(
     description = read_description(stored)
     groups = key_groups_of_subtask(owner.subtask_index, owner.max_parallelism, owner.parallelism)
     keys = OwnedKeys(KeyGroups(groups.start, len(groups)), owner.max_parallelism)
-    if description.version != VERSION:
-        return False
     if description.keys != keys or list(description.states) != list(states):
         return False
     for read in PortableChunks(stored, description, keys.groups).parts:

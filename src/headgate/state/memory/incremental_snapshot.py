@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import CHUNK_SUFFIX, Buffer, decode_sections, encode_sections
+from headgate.codec.snapshot import CHUNKS_DESCRIPTION, Buffer, decode_sections, encode_sections
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.state.descriptors import KeyColumns, Section
@@ -90,7 +90,7 @@ class ChunkLog:
 
     def name(self, number: int, place: int) -> str:
         """Return what to call a file of the snapshot ``number``: no other one of its snapshot is called so."""
-        return f"{self._names_before + number}-{place}{CHUNK_SUFFIX}"
+        return f"{self._names_before + number}-{place}{_CHUNK_SUFFIX}"
 
     def chain(self, shareable: Mapping[str, SnapshotPart]) -> list[Chunk]:
         """Return the longest chain of which every file may be shared. They all are of one snapshot (SF15)."""
@@ -128,8 +128,11 @@ def chunks_to_share(chain: Sequence[Chunk], live_rows: int, changed: Callable[[i
     return chain if sum(chunk.rows for chunk in chain) + new_rows < 2 * live_rows else ()
 
 
-VERSION = 2
-"""In version 1 every chunk but the first one has changes only, and all columns are those of a section."""
+VERSION = 1
+"""Of a description, and of the chunks that it tells of."""
+
+_CHUNK_SUFFIX = ".chunk"
+"""How the names of files end that are chunks."""
 
 ROWS, GONE = "rows/", "gone/"
 _WHAT, _SCHEMA, _META = "chunks", "schema/", "meta/"
@@ -273,8 +276,7 @@ class Description:
         keys: whose.
         chunks: the oldest one first, which has all that there was then.
         now_ms: what time it was: what had expired is not among the rows (TL6). None: nothing expires.
-        meta: sections that belong to no key, which whoever restores rows needs beside them.
-        version: of all that.
+        meta: sections that belong to no key, which a restore of the rows needs beside them.
     """
 
     states: Sequence[Replaced]
@@ -282,7 +284,6 @@ class Description:
     chunks: Sequence[DescribedChunk]
     now_ms: int | None = None
     meta: Mapping[str, bytes] = field(default_factory=dict)
-    version: int = VERSION
 
     def since(self, state: str) -> Sequence[DescribedChunk]:
         """Return the chunks that say anything of ``state``: one that has all of it, and those behind it."""
@@ -293,7 +294,7 @@ class Description:
         """Return it as a container."""
         groups = self.keys.groups
         what = {
-            "version": self.version,
+            "version": VERSION,
             "groups": [groups.first, groups.count, self.keys.max_parallelism],
             "now_ms": self.now_ms,
             "chunks": [[c.rows, [_written(file) for file in c.files], sorted(c.whole)] for c in self.chunks],
@@ -313,15 +314,14 @@ def decode_description(data: memoryview, where: str) -> Description:
     sections = decode_sections(data, where)
     try:
         what = json.loads(bytes(sections[_WHAT]))
-        version = what["version"]
-        if version not in range(1, VERSION + 1):
-            raise UnknownFormat(where, 0, f"chunks of state, version {VERSION} at most", f"version {version}")
+        if what["version"] != VERSION:
+            raise UnknownFormat(where, 0, f"chunks of state, version {VERSION}", f"version {what['version']}")
         first, count, max_parallelism = what["groups"]
         chunks = [_decoded_chunk(*one) for one in what["chunks"]]
         states = [_decoded_state(sections, *one) for one in what["states"]]
         meta = {name.removeprefix(_META): bytes(one) for name, one in sections.items() if name.startswith(_META)}
         keys = OwnedKeys(KeyGroups(first, count), max_parallelism)
-        return Description(states, keys, chunks, what["now_ms"], meta, version)
+        return Description(states, keys, chunks, what["now_ms"], meta)
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise CorruptionError(where, 0, "what the chunks of a state are", str(error)) from error
 
@@ -330,7 +330,7 @@ def _written(file: ChunkFile) -> list[object]:
     return [file.name, file.groups.first, file.groups.count]
 
 
-def _decoded_chunk(rows: int, files: Sequence[tuple[str, int, int]], whole: Sequence[str] = ()) -> DescribedChunk:
+def _decoded_chunk(rows: int, files: Sequence[tuple[str, int, int]], whole: Sequence[str]) -> DescribedChunk:
     found = [ChunkFile(name, KeyGroups(first, count)) for name, first, count in files]
     return DescribedChunk(rows, found, frozenset(whole))
 
@@ -341,7 +341,7 @@ def _decoded_state(
     keys: Sequence[str],
     identity: Sequence[str],
     group: Sequence[str],
-    more: Sequence[str] = (),
+    more: Sequence[str],
 ) -> Replaced:
     columns = list(pa.ipc.read_schema(pa.py_buffer(sections[f"{_SCHEMA}{name}"])))
     own, others = columns[: len(columns) - len(more)], columns[len(columns) - len(more) :]
@@ -350,7 +350,7 @@ def _decoded_state(
 
 
 SIZE_BYTES_MIN = 256 << 10
-"""Less state is written as rows each time: there is little to be saved, and older releases read these."""
+"""Less state is written as rows each time: there is little to be saved."""
 
 
 class ChunkedState(KeyedState):
@@ -435,7 +435,9 @@ class ChunkedState(KeyedState):
         rows = self._rows()
         of_states = {state.section.name: rows[state.section.name] for state in states}
         target.describe_files(
-            Description(states, keys, found, self._now_ms(), self._meta_of_rows()).encode(), of_states
+            Description(states, keys, found, self._now_ms(), self._meta_of_rows()).encode(),
+            of_states,
+            CHUNKS_DESCRIPTION,
         )
 
 

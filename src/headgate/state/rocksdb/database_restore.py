@@ -35,7 +35,7 @@ from headgate.model.ids import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.state.backend import Ownership
 from headgate.state.rocksdb.database import FileRange, Rows, SharedMemory, directory_error, disk_error, open_read_only
-from headgate.state.rocksdb.database_snapshot import OPTIONS, PART_BYTES, KnownFiles, encode_sections_of
+from headgate.state.rocksdb.database_snapshot import PART_BYTES, KnownFiles, encode_sections_of
 from headgate.state.rocksdb.file_manifest import AnyTable, Continued, Description, decode_description, sections_of
 from headgate.state.rocksdb.local_databases import LocalDatabase
 from headgate.state.rocksdb.row_encoding import group_start, runs
@@ -120,11 +120,8 @@ _MANIFEST = "MANIFEST-"
 
 
 def files_of_key_groups(description: Description, groups: KeyGroups) -> Description:
-    """Return the database that ``description`` tells of without the files that have no row of ``groups``.
-
-    Earlier releases did not write down where the files are: then it is all of them.
-    """
-    told = dict(zip(description.names, description.ranges, strict=False))
+    """Return the database that ``description`` tells of without the files that have no row of ``groups``."""
+    told = dict(zip(description.names, description.ranges, strict=True))
     removed = {name: found for name, found in told.items() if not _may_have(found, groups)}
     manifests = [name for name in description.small if name.startswith(_MANIFEST)]
     if not removed or len(manifests) != 1:  # without one, who opens it says what is wrong
@@ -206,7 +203,7 @@ def fetch(stored: StoredFiles, description: Description, to: Path, near: LocalCo
             if not any(_is_linked(path, to / name, part) for path in near(name)):
                 _write(to / name, stored.read(part))
             known[name] = part.size_bytes, part.checksum
-        for name, data in _small_files(description):
+        for name, data in description.small.items():
             _write(to / name, data)
     except OSError as error:
         shutil.rmtree(to, ignore_errors=True)
@@ -215,15 +212,6 @@ def fetch(stored: StoredFiles, description: Description, to: Path, near: LocalCo
         shutil.rmtree(to, ignore_errors=True)
         raise
     return known
-
-
-def _small_files(description: Description) -> list[tuple[str, bytes]]:
-    """Return the small files that a database is opened with.
-
-    Earlier releases wrote options as well: the library would go on with these, whatever it is told: with the format of
-    who wrote them (RB23), and its memory.
-    """
-    return [(name, data) for name, data in description.small.items() if not name.startswith(OPTIONS)]
 
 
 def _is_linked(path: Path, to: Path, part: SnapshotPart) -> bool:
@@ -322,7 +310,7 @@ def _changed_file(stored: StoredFiles, description: Description, directory: Path
 
 def _changed_small_file(description: Description, directory: Path) -> Path | None:
     try:
-        for name, data in _small_files(description):
+        for name, data in description.small.items():
             path = directory / name
             if name.startswith(_UNCHANGED_NAMES) and path.read_bytes() != data:
                 return path

@@ -21,7 +21,7 @@ from typing import TypeAlias
 import pyarrow as pa
 import xxhash
 
-from headgate.codec.snapshot import Buffer, encode_sections
+from headgate.codec.snapshot import DATABASE_DESCRIPTION, Buffer, encode_sections
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.state.descriptors import Section
 from headgate.state.key_hash import hash_columns, key_groups
@@ -53,8 +53,8 @@ SST_SUFFIX = ".sst"
 _UNDESCRIBED_ENDINGS = (SST_SUFFIX, ".log", "LOG", "LOCK", "IDENTITY")
 """Endings of what is in no description: nothing was logged (RB4), and who opens it makes the others."""
 
-OPTIONS = "OPTIONS-"
-"""What the name begins with of what is in no description either: who opens it has options of its own (RB21)."""
+_OPTIONS_PREFIX = "OPTIONS-"
+"""Files of options are in no description either: a restored database is opened with options of its own (RB21)."""
 
 
 def can_write_files(checkpoint: Path, tables: Sequence[object]) -> bool:
@@ -104,11 +104,11 @@ def write_files(
     if set(names) != ranges.keys():
         raise LocalDamage(str(checkpoint), 0, f"the files {sorted(ranges)}", f"{names}")
     whole = replace(description, names=names, ranges=[ranges[name] for name in names], small=small)
-    target.describe_files(whole.encode(), rows, whole.name)
+    target.describe_files(whole.encode(), rows, DATABASE_DESCRIPTION)
 
 
 def _is_described(name: str) -> bool:
-    return not name.startswith(OPTIONS) and not name.endswith(_UNDESCRIBED_ENDINGS)
+    return not name.startswith(_OPTIONS_PREFIX) and not name.endswith(_UNDESCRIBED_ENDINGS)
 
 
 def _check(path: Path, data: bytes, known: tuple[int, int] | None) -> None:

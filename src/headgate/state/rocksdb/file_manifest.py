@@ -1,9 +1,7 @@
-"""What the files of a database in a checkpoint are: its tables, its keys, and its small files (RB20).
+"""Description of a database's files in a checkpoint: its tables, its keys, and its small files (RB20).
 
-Counterparts: ``increments`` writes it, ``reopening`` reads it. Large files are parts of their own; the small ones that
-change with every checkpoint are in here. What version 1 cannot tell, timers, expiries and what belongs to no key, is
-told by version 2, and rows that several states share by version 3. Each has a name of its own, so that nobody takes it
-for another (SF16).
+``database_snapshot`` writes it, ``database_restore`` reads it. Large files are parts of their own; the small ones that
+change with every checkpoint are in the description.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import PACKED_DESCRIPTION, TIMED_DESCRIPTION, Buffer, decode_sections, encode_sections
-from headgate.errors import CorruptionError
+from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
+from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.manifest import KeyGroups
 from headgate.state.descriptors import Section, StateKind
 from headgate.state.rocksdb.database import FileRange
@@ -30,9 +28,6 @@ from headgate.state.ttl import TTL
 from headgate.storage.object_names import read_name
 
 VERSION = 1
-TIMED_VERSION = 2
-PACKED_VERSION = 3
-_VERSIONS = (VERSION, TIMED_VERSION, PACKED_VERSION)
 
 AnyTable: TypeAlias = Table | PackedTable | TimerTable
 
@@ -47,7 +42,7 @@ _PACK = "pack"
 """Of a table whose rows it shares with those beside it: the number of their table."""
 
 _LARGE_NAME = re.compile(r"[0-9]{6,20}\.sst")
-_SMALL_NAME = re.compile(r"CURRENT|(?:MANIFEST|OPTIONS)-[0-9]{6,20}|rocksdict-config\.json")
+_SMALL_NAME = re.compile(r"CURRENT|MANIFEST-[0-9]{6,20}|rocksdict-config\.json")
 """What RocksDB and its library call files: whoever opens a database writes files with these names (SE8)."""
 
 _SOME_TTL = TTL("1ms")
@@ -66,7 +61,7 @@ class Description:
         tables: what its rows mean.
         keys: whose keys are in it.
         names: of its large files.
-        ranges: where each of these is, in the same order; nothing in what earlier releases wrote.
+        ranges: where each of these is, in the same order.
         small: its other files.
         meta: sections that belong to no key: whoever restores rows needs them.
         now_ms: what time it was: what had expired is nobody's (TL6).
@@ -82,29 +77,6 @@ class Description:
     now_ms: int = 0
     is_whole: bool = True
 
-    @property
-    def is_timed(self) -> bool:
-        """Whether there are timers, expiries, or anything that belongs to no key."""
-        return bool(self.meta) or any(isinstance(one, TimerTable) or one.ttl is not None for one in self.tables)
-
-    @property
-    def name(self) -> str:
-        """What the part is called that it is."""
-        if self._is_packed:
-            return PACKED_DESCRIPTION
-        return TIMED_DESCRIPTION if self.is_timed else ""
-
-    @property
-    def _is_packed(self) -> bool:
-        return any(isinstance(table, PackedTable) for table in self.tables)
-
-    @property
-    def _version(self) -> int:
-        """The first one that can tell everything."""
-        if self._is_packed:
-            return PACKED_VERSION
-        return TIMED_VERSION if self.is_timed else VERSION
-
     def is_of(self, tables: Sequence[AnyTable]) -> bool:
         """Whether rows of ``tables`` are stored as they are here, however long they live."""
         return [_storage_form(table) for table in self.tables] == [_storage_form(table) for table in tables]
@@ -118,8 +90,8 @@ class Description:
         """Return it as a container."""
         groups = self.keys.groups
         what = {
-            "version": self._version,
-            **({"now_ms": self.now_ms} if self.is_timed else {}),
+            "version": VERSION,
+            "now_ms": self.now_ms,
             "groups": [groups.first, groups.count, self.keys.max_parallelism],
             "files": list(self.names),
             "ranges": [astuple(one) for one in self.ranges],
@@ -157,17 +129,16 @@ def decode_description(data: memoryview, where: str) -> Description:
     sections = decode_sections(data, where)
     try:
         what = json.loads(bytes(sections[_WHAT]))
-        if what["version"] not in _VERSIONS:
-            expected = f"files of a database, version {VERSION} to {PACKED_VERSION}"
-            raise CorruptionError(where, 0, expected, f"version {what['version']}")
+        if what["version"] != VERSION:
+            raise UnknownFormat(where, 0, f"files of a database, version {VERSION}", f"version {what['version']}")
         first, count, max_parallelism = what["groups"]
         tables = _decoded_tables(what["tables"], sections)
         names = [read_name(str(name), where, _LARGE_NAME) for name in what["files"]]
-        ranges = [FileRange(*map(int, one)) for one in what.get("ranges", ())]
-        now_ms = int(what.get("now_ms", 0))
+        ranges = [FileRange(*map(int, one)) for one in what["ranges"]]
+        now_ms = int(what["now_ms"])
     except (KeyError, TypeError, ValueError, pa.ArrowException) as error:
         raise CorruptionError(where, 0, "what the files of a database are", str(error)) from error
-    if ranges and len(ranges) != len(names):
+    if len(ranges) != len(names):
         raise CorruptionError(where, 0, f"where each of {len(names)} files is", f"{len(ranges)} places")
     small, meta = (_named(sections, prefix) for prefix in (_SMALL, _META))
     for name in small:
