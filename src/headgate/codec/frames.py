@@ -24,7 +24,7 @@ from headgate.model.ids import CheckpointId
 from headgate.protocol.loops.prober import Probe
 
 MAGIC = b"HG"
-FRAME_VERSION = 2
+FRAME_VERSION = 1
 PAYLOAD_BYTES_MAX = 256 << 20
 """Largest payload of one frame: bounds what a single length field can make a receiver allocate (CH2)."""
 CONTROL_PAYLOAD_BYTES_MAX = 64 << 10

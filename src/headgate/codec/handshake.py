@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from headgate.errors import ProtocolViolation
 
-HANDSHAKE_VERSION = 2
+HANDSHAKE_VERSION = 1
 NONCE_BYTES = 32
 SECRET_BYTES_MIN = 16
 

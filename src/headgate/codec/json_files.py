@@ -17,6 +17,15 @@ from headgate.model.heartbeat import HEARTBEAT_VERSION, Beat
 from headgate.model.manifest import SAVEPOINT_VERSION, Savepoint
 from headgate.model.pipeline_identity import LIFE_VERSION, TARGETS_VERSION, Life, ResetOrder, Target
 
+_HEARTBEAT_MAGIC = b"headgate-heartbeat %d" % HEARTBEAT_VERSION
+_IDENTITY_MAGIC = b"headgate-life"
+_LOCK_MAGIC = b"headgate-lock 1"
+_SAVEPOINT_MAGIC = b"headgate-savepoint"
+_SINKS_MAGIC = b"headgate-targets"
+_RESET_MAGIC = b"headgate-reset"
+
+_T = TypeVar("_T")
+
 MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 """Other fields; no UTF-8, or what a value of the model refuses; numbers too large; what is nested too deeply."""
 
@@ -27,27 +36,63 @@ def not_beginning_with(magic: bytes, data: bytes, path: str, what: str) -> Corru
     return (CorruptionError if is_cut else UnknownFormat)(path, 0, what, repr(data[:24]))
 
 
-_HEARTBEAT_MAGIC = b"headgate-heartbeat %d" % HEARTBEAT_VERSION
+def readable_json(value: object) -> bytes:
+    """Return ``value`` as JSON that a person can read. Equal values have equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=1)
+
+
+def _encoded(magic: bytes, version: int, value: object) -> bytes:
+    body = readable_json(value)
+    return b"%s %d %s\n%s" % (magic, version, xxhash.xxh3_64_hexdigest(body).encode(), body)
+
+
+def _decoded(magic: bytes, version: int, data: bytes, path: str, what: str, kind: type[_T]) -> _T:
+    """Return the value in ``data``, a file that is ``what``; ``path`` names it in errors.
+
+    Raises:
+        CorruptionError: it is truncated, altered, or of a format that this version does not know.
+    """
+    head, _, body = data.partition(b"\n")
+    words = head.split(b" ")
+    if len(words) != 3 or words[0] != magic:
+        raise not_beginning_with(magic, data, path, what)
+    if words[1] != str(version).encode():
+        raise UnknownFormat(path, len(magic) + 1, f"format version {version}", words[1].decode("latin-1"))
+    found = xxhash.xxh3_64_hexdigest(body)
+    if found.encode() != words[2]:
+        raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except MALFORMED as error:
+        raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error
+
+
+def _sealed_line(magic: bytes, value: object) -> bytes:
+    body = msgspec.json.encode(value) + b"\n"
+    return b"%s %s\n%s" % (magic, xxhash.xxh3_64_hexdigest(body).encode(), body)
+
+
+def _read_line(magic: bytes, data: bytes, kind: type[_T]) -> _T | None:
+    head, _, body = data.partition(b"\n")
+    if head != b"%s %s" % (magic, xxhash.xxh3_64_hexdigest(body).encode()):
+        return None
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except MALFORMED:
+        return None
+
+
+# -- heartbeats ------------------------------------------------------------------------------------------------------
 
 
 def encode_beat(beat: Beat) -> bytes:
     """Return the bytes of ``beat``."""
-    fields = msgspec.to_builtins(beat)
-    if not beat.was_draining:
-        del fields["was_draining"]  # the bytes are those of releases that do not know it
-    body = msgspec.json.encode(fields) + b"\n"
-    return b"%s %s\n%s" % (_HEARTBEAT_MAGIC, xxhash.xxh3_64_hexdigest(body).encode(), body)
+    return _sealed_line(_HEARTBEAT_MAGIC, beat)
 
 
 def decode_beat(data: bytes) -> Beat | None:
     """Return what ``data`` says, or None when it is damaged or of another version."""
-    head, _, body = data.partition(b"\n")
-    if head != b"%s %s" % (_HEARTBEAT_MAGIC, xxhash.xxh3_64_hexdigest(body).encode()):
-        return None
-    try:
-        return msgspec.json.decode(body, type=Beat)
-    except MALFORMED:
-        return None
+    return _read_line(_HEARTBEAT_MAGIC, data, Beat)
 
 
 def mark_of(data: bytes) -> str:
@@ -71,39 +116,51 @@ def generation_of(name: str) -> int | None:
     return int(number) if len(number) >= 10 and number.isascii() and number.isdigit() else None
 
 
-_IDENTITY_MAGIC = b"headgate-life"
+# -- identity of a pipeline, what it writes to, savepoints ----------------------------------------------------------
 
 
 def encode_life(life: Life | None) -> bytes:
     """Return the bytes of ``life``; None: forgotten."""
-    body = msgspec.json.format(msgspec.json.encode(life), indent=1)
-    return b"%s %d %s\n%s" % (_IDENTITY_MAGIC, LIFE_VERSION, xxhash.xxh3_64_hexdigest(body).encode(), body)
+    return _encoded(_IDENTITY_MAGIC, LIFE_VERSION, life)
 
 
 def decode_life(data: bytes, path: str) -> Life | None:
-    """Return the life in ``data``; ``path`` names it in errors.
-
-    Raises:
-        CorruptionError: it is truncated, altered, or of a format that this version does not know.
-    """
-    head, _, body = data.partition(b"\n")
-    words = head.split(b" ")
-    if len(words) != 3 or words[0] != _IDENTITY_MAGIC:
-        raise not_beginning_with(_IDENTITY_MAGIC, data, path, "the life of a pipeline")
-    if words[1] != str(LIFE_VERSION).encode():
-        raise UnknownFormat(
-            path, len(_IDENTITY_MAGIC) + 1, f"format version {LIFE_VERSION}", words[1].decode("latin-1")
-        )
-    found = xxhash.xxh3_64_hexdigest(body)
-    if found.encode() != words[2]:
-        raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)
-    try:
-        return msgspec.json.decode(body, type=Life | None)
-    except MALFORMED as error:
-        raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error
+    """Return the life in ``data``; raises CorruptionError, which names ``path``."""
+    found: Life | None = _decoded(_IDENTITY_MAGIC, LIFE_VERSION, data, path, "the life of a pipeline", Life | None)  # type: ignore[arg-type]
+    return found
 
 
-_LOCK_MAGIC = b"headgate-lock 1"
+def encode_savepoint(savepoint: Savepoint) -> bytes:
+    """Return the bytes of ``savepoint``."""
+    return _encoded(_SAVEPOINT_MAGIC, SAVEPOINT_VERSION, savepoint)
+
+
+def decode_savepoint(data: bytes, path: str) -> Savepoint:
+    """Return the savepoint in ``data``; raises CorruptionError, which names ``path`` (SV6)."""
+    return _decoded(_SAVEPOINT_MAGIC, SAVEPOINT_VERSION, data, path, "a savepoint", Savepoint)
+
+
+def encode_targets(targets: tuple[Target, ...]) -> bytes:
+    """Return the bytes of what a pipeline writes to."""
+    return _encoded(_SINKS_MAGIC, TARGETS_VERSION, targets)
+
+
+def decode_targets(data: bytes, path: str) -> tuple[Target, ...]:
+    """Return the targets in ``data``; raises CorruptionError, which names ``path``."""
+    return _decoded(_SINKS_MAGIC, TARGETS_VERSION, data, path, "headgate-targets", tuple[Target, ...])
+
+
+def encode_order(order: ResetOrder) -> bytes:
+    """Return the bytes of an order to start over."""
+    return _encoded(_RESET_MAGIC, TARGETS_VERSION, order)
+
+
+def decode_order(data: bytes, path: str) -> ResetOrder:
+    """Return the order in ``data``; raises CorruptionError, which names ``path``."""
+    return _decoded(_RESET_MAGIC, TARGETS_VERSION, data, path, "headgate-reset", ResetOrder)
+
+
+# -- the lock file of a pipeline -------------------------------------------------------------
 
 
 class Ending(Enum):
@@ -135,7 +192,7 @@ class LockHolder:
         takes_savepoints: whether what it is asked for may be a savepoint.
         takes_cancels: whether it may be asked to cancel.
         keeper: the process that starts it again when it died, 0 if there is none.
-        claimant: the name under which it claims, exactly; "" in files of older releases, and of what does not claim.
+        claimant: the name under which it claims, exactly; "" of what does not claim.
         is_in_doubt: it was cancelled, and nobody can tell whether its checkpoints are given up (C72).
     """
 
@@ -157,101 +214,9 @@ class LockHolder:
 
 def encode_holder(holder: LockHolder) -> bytes:
     """Return the bytes of ``holder``."""
-    body = msgspec.json.encode(holder) + b"\n"
-    return b"%s %s\n%s" % (_LOCK_MAGIC, xxhash.xxh3_64_hexdigest(body).encode(), body)
+    return _sealed_line(_LOCK_MAGIC, holder)
 
 
 def decode_holder(data: bytes) -> LockHolder | None:
     """Return what ``data`` says, or None when it is empty, half written or of another format."""
-    head, _, body = data.partition(b"\n")
-    if head != b"%s %s" % (_LOCK_MAGIC, xxhash.xxh3_64_hexdigest(body).encode()):
-        return None
-    try:
-        return msgspec.json.decode(body, type=LockHolder)
-    except MALFORMED:
-        return None
-
-
-_SAVEPOINT_MAGIC = b"headgate-savepoint"
-
-
-def encode_savepoint(savepoint: Savepoint) -> bytes:
-    """Return the bytes of ``savepoint``."""
-    body = msgspec.json.format(msgspec.json.encode(savepoint), indent=1)
-    return b"%s %d %s\n%s" % (_SAVEPOINT_MAGIC, SAVEPOINT_VERSION, xxhash.xxh3_64_hexdigest(body).encode(), body)
-
-
-def decode_savepoint(data: bytes, path: str) -> Savepoint:
-    """Return the savepoint in ``data``; ``path`` names it in errors.
-
-    Raises:
-        CorruptionError: it is truncated, altered, or of a format that this version does not know (SV6).
-    """
-    head, _, body = data.partition(b"\n")
-    words = head.split(b" ")
-    if len(words) != 3 or words[0] != _SAVEPOINT_MAGIC:
-        raise not_beginning_with(_SAVEPOINT_MAGIC, data, path, "a savepoint")
-    if words[1] != str(SAVEPOINT_VERSION).encode():
-        expected = f"format version {SAVEPOINT_VERSION} or less"
-        raise UnknownFormat(path, len(_SAVEPOINT_MAGIC) + 1, expected, words[1].decode("latin-1"))
-    found = xxhash.xxh3_64_hexdigest(body)
-    if found.encode() != words[2]:
-        raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)
-    try:
-        return msgspec.json.decode(body, type=Savepoint)
-    except MALFORMED as error:
-        raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error
-
-
-_TARGETS, _RESET = b"headgate-targets", b"headgate-reset"
-
-_T = TypeVar("_T")
-
-
-def encode_targets(targets: tuple[Target, ...]) -> bytes:
-    """Return the bytes of a record. Equal targets have equal bytes."""
-    return _encoded(_TARGETS, targets)
-
-
-def decode_targets(data: bytes, path: str) -> tuple[Target, ...]:
-    """Return the targets in ``data``; ``path`` names it in errors.
-
-    Raises:
-        CorruptionError: it is damaged, or of a format that this version does not know.
-    """
-    return _decoded(_TARGETS, data, path, tuple[Target, ...])
-
-
-def encode_order(order: ResetOrder) -> bytes:
-    """Return the bytes of an order to start over."""
-    return _encoded(_RESET, order)
-
-
-def decode_order(data: bytes, path: str) -> ResetOrder:
-    """Return the order in ``data``; ``path`` names it in errors.
-
-    Raises:
-        CorruptionError: it is damaged, or of a format that this version does not know.
-    """
-    return _decoded(_RESET, data, path, ResetOrder)
-
-
-def _encoded(magic: bytes, value: object) -> bytes:
-    body = msgspec.json.format(msgspec.json.encode(value), indent=1)
-    return b"%s %d %s\n%s" % (magic, TARGETS_VERSION, xxhash.xxh3_64_hexdigest(body).encode(), body)
-
-
-def _decoded(magic: bytes, data: bytes, path: str, kind: type[_T]) -> _T:
-    head, _, body = data.partition(b"\n")
-    words = head.split(b" ")
-    if len(words) != 3 or words[0] != magic:
-        raise not_beginning_with(magic, data, path, magic.decode())
-    if words[1] != str(TARGETS_VERSION).encode():
-        raise UnknownFormat(path, len(magic) + 1, f"format version {TARGETS_VERSION}", words[1].decode("latin-1"))
-    found = xxhash.xxh3_64_hexdigest(body)
-    if found.encode() != words[2]:
-        raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except MALFORMED as error:
-        raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error
+    return _read_line(_LOCK_MAGIC, data, LockHolder)

@@ -48,32 +48,8 @@ class RestoredFrom:
     adopted: CheckpointId | None = None
 
 
-MANIFEST_VERSION = 2
-"""1: a subtask has one snapshot, which is read as one part (SF2)."""
-IN_FLIGHT_VERSION = 3
-"""Of manifests with records in flight: who does not know of them would lose them (UA18)."""
-LATER_LIFE_VERSION = 4
-"""Of entries of a later life: who does not know of lives would take it for the first, and produce all output again."""
-PIECES_VERSION = 5
-"""Of manifests that promise output in pieces: who does not know of them would delete their files (SF14)."""
-
-FILES_VERSION = 6
-"""Of manifests with files of a database: who does not know of them would restore without that state (SF16)."""
-ORDER_VERSION = 7
-"""Of claims that order to start over: who does not know of them would leave the output that is to go (SO9)."""
-LEFT_VERSION = 8
-"""Of manifests that say what was left: who does not know of that would take it for committed (SV26)."""
-FORMER_CHUNKS_VERSION = 9
-"""Of manifests with chunks of state in memory: who does not know of them would take them for a database (MC8)."""
-CHUNKS_VERSION = 10
-"""Of manifests whose chunks may have all of a state: who does not know of that would add what is there no more (MC8).
-"""
-TIMED_FILES_VERSION = 11
-"""Of manifests with files of a database that has timers, windows or expiries: who does not know what these are in it
-would take them for damage (SF16)."""
-PACKED_FILES_VERSION = 12
-"""Of manifests with files of a database whose rows several states share: who does not know of that would take them for
-damage (SF16)."""
+LOG_VERSION = 1
+"""Format of the entries of the checkpoint log."""
 
 BUNDLE = ""
 """Section of a part that holds several small ones: a container of ``codec.snapshot``."""
@@ -113,8 +89,8 @@ class SnapshotPart:
 
     ``path`` is relative to the pipeline's directory in the checkpoint storage; "" means inline.
     ``checksum`` is xxh3-64 of the part's bytes.
-    ``rows`` says how many rows each state in it had at the barrier, by node and state (U7); None where nobody counted:
-    manifests of version 0.1, and files whose rows only their backend can count.
+    ``rows`` says how many rows each state in it had at the barrier, by node and state (U7); None where
+    nothing was counted: files whose rows only their backend can count.
     ``section`` says whose it is (``state/<node>``), or that it is a ``BUNDLE``; ``key_groups`` what keys are in it, if
     it has keys.
     """
@@ -224,10 +200,9 @@ class Claim:
     generation: Generation
     owner: str
     wall_ms: int
-    version: int = MANIFEST_VERSION
     follows: int | None = None
     """Sequence of the newest manifest (or of what cannot be read and may be one) when this was written, 0 if there was
-    none; what lies between counts for nothing. None: written by version 0.1, and the entry before it is followed."""
+    none; what lies between counts for nothing. None: the entry right before this one."""
     life: int = 0
     """Sequence of the claim that ended the life before the present one, by removing all checkpoints; 0: there was none
     (C72). That claim names itself."""
@@ -266,17 +241,16 @@ class Manifest:
     is_final: bool = False
     trigger_wall_ms: int = 0
     duration_ms: int = 0
-    version: int = MANIFEST_VERSION
     is_draining: bool = False
     """It began after the sources were told to end, so some may have ended before their input did (E9)."""
     follows: int | None = None
-    """Sequence of the manifest that this checkpoint descends from, 0 if none. None: written by version 0.1."""
+    """Sequence of the manifest that this checkpoint descends from, 0 if none. None: the entry right before this one."""
     log_start: int = 0
     """Sequence of the oldest manifest that is retained with this one: what lies before it counts for nothing."""
     mode: Guarantee = Guarantee.EXACTLY_ONCE
-    """Of the run that took it (GM4). Version 0.1 knew no other and did not write it."""
+    """Of the run that took it (GM4)."""
     hooks: tuple[HookState, ...] = ()
-    """Of every hook that the pipeline had then, by name. Version 0.1 had none and did not write any."""
+    """Of every hook that the pipeline had then, by name."""
     origin: RestoredFrom | None = None
     """What this checkpoint, or the newest one before it that was restored by name, was restored from (SV24)."""
     place: Place | None = None

@@ -32,7 +32,6 @@ from headgate.model.config import CheckpointConfig
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, key_groups_of_subtask
 from headgate.model.manifest import (
     BUNDLE,
-    MANIFEST_VERSION,
     Committable,
     KeyGroups,
     Manifest,
@@ -231,7 +230,6 @@ class _Writer:
             left=(*former.left, *giving_up(former, self._given_up(former.committables))),
             state_texts=dict(resolved.texts),
             is_final=former.is_final and not resolved.positions and not resolved.gone,  # WS9
-            version=max(MANIFEST_VERSION, former.version),
             origin=None,
             follows=None,
             log_start=0,

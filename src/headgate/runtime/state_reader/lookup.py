@@ -291,15 +291,12 @@ def _like(
 
 
 def _may_have(checkpoint: StoredCheckpoint, entry: SubtaskEntry, part: SnapshotPart, operator: str) -> bool:
-    """Whether a part can hold anything of ``operator``; bundles hold what is small of the operator that begins a chain.
-
-    In manifests of version 1 they hold all (SF2), and version 0.1 did not record whose (RS11).
-    """
+    """Whether a part can hold anything of ``operator``; bundles hold sections of the first operator of a chain."""
     if part.section != BUNDLE:
         return _named(part.section)[1] == operator
     if part.rows is not None:
         return operator in part.rows or operator == entry.subtask.vertex
-    return operator == entry.subtask.vertex or checkpoint.manifest.version == 1
+    return operator == entry.subtask.vertex
 
 
 def operators_of(checkpoint: StoredCheckpoint) -> list[str]:
