@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from headgate.api import metrics
-from headgate.api.foreground import start_with_metrics
+from headgate.api.foreground import start_with_endpoint
 from headgate.api.metrics import MetricsPush
 from headgate.errors import UsageError
 from headgate.model.ids import NodeName
@@ -117,7 +117,7 @@ def test_a_run_is_watched_until_it_has_ended(collector: Collector) -> None:  # O
     observer, handle = SilentObserver(), Handle()
     observer.on_note = notes.append  # type: ignore[method-assign]
     push = MetricsPush(f"http://127.0.0.1:{collector.server_port}")
-    assert start_with_metrics(push, "p", observer, lambda: handle) is handle  # type: ignore[arg-type, return-value]
+    assert start_with_endpoint(push, "p", observer, lambda: handle) is handle  # type: ignore[arg-type, return-value]
     assert notes == [f"metrics are sent to http://127.0.0.1:{collector.server_port}/v1/metrics"]
     for call in handle.calls:
         call()
@@ -130,7 +130,7 @@ def test_a_start_that_fails_sends_nothing(collector: Collector) -> None:  # OM9
 
     push = MetricsPush(f"http://127.0.0.1:{collector.server_port}")
     with pytest.raises(UsageError, match="no"):
-        start_with_metrics(push, "p", SilentObserver(), start)
+        start_with_endpoint(push, "p", SilentObserver(), start)
     assert push._is_closed
     assert collector.requests == []
 

@@ -20,7 +20,7 @@ from prometheus_client.samples import Sample
 from tests.servers.objects import OWN
 
 from headgate.api import metrics
-from headgate.api.foreground import start_with_metrics
+from headgate.api.foreground import start_with_endpoint
 from headgate.api.metrics import MetricsPort
 from headgate.api.pipeline import METRICS_HOST
 from headgate.cli.options import RunOptions, StartPoint
@@ -173,7 +173,7 @@ def test_a_port_answers_from_the_start_to_the_end_of_a_run(port: MetricsPort) ->
     assert fetched(port.url) == "", "nothing runs yet"
     handle: Any = Ending()
     observer = Noting()
-    assert start_with_metrics(port, "counts", observer, lambda: handle) is handle
+    assert start_with_endpoint(port, "counts", observer, lambda: handle) is handle
     assert observer.notes == [f"metrics at {port.url}"]
     assert "headgate_state" in fetched(port.url)
     (end,) = handle.calls
@@ -188,7 +188,7 @@ def test_a_start_that_fails_gives_its_port_up(port: MetricsPort) -> None:  # OM5
         raise UsageError("no Java")
 
     with pytest.raises(UsageError, match="no Java"):
-        start_with_metrics(port, "counts", SilentObserver(), start)
+        start_with_endpoint(port, "counts", SilentObserver(), start)
     assert not is_open(port)
 
 

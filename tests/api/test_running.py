@@ -10,7 +10,7 @@ import pytest
 from tests.clocks import HandClock
 
 import headgate as hg
-from headgate.api.foreground import SAME_WISH_MS, RunRequested, loading_only, refuse_while_loading, run_to_end
+from headgate.api.foreground import REPEATED_SIGNAL_MS, RunRequested, loading_only, refuse_while_loading, run_to_end
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import (
@@ -108,7 +108,7 @@ def test_sigterm_twice_in_one_moment_is_once(monkeypatch: pytest.MonkeyPatch) ->
     class Later(FakeHandle):
         def stop(self, *arguments: object, **options: object) -> None:
             super().stop()
-            clock.advance(SAME_WISH_MS)
+            clock.advance(REPEATED_SIGNAL_MS)
             os.kill(os.getpid(), signal.SIGTERM)
 
     later = Later([signal.SIGTERM], stops=False)

@@ -81,7 +81,7 @@ def test_a_failure_is_shown(heard: Heard, tmp_path: Path) -> None:
         assert state_at(heard.notes[0])["ended"] == {
             "outcome": "failed",
             "text": str(error),
-            "at_ms": page._story.shown()["ended"]["at_ms"],
+            "at_ms": page._story.to_json()["ended"]["at_ms"],
         }
     assert heard.calls[-1] == "on_failure"
 

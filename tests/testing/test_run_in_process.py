@@ -21,7 +21,7 @@ import headgate as hg
 from headgate import testing
 from headgate.model.progress import SilentObserver
 from headgate.testing import EOF, PAUSE, Collect, FailOnce, ScriptedSource, in_process
-from headgate.testing.in_process import ThreadLauncher, ThreadSurroundings
+from headgate.testing.in_process import ThreadEnvironment, ThreadLauncher
 
 SCHEMA = {"word": pa.string(), "n": pa.int64()}
 
@@ -242,7 +242,7 @@ def test_the_end_of_a_worker_is_not_the_end_of_the_process(monkeypatch: pytest.M
     left: list[str] = []
     errors: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", errors.append)
-    around = ThreadSurroundings(lambda: left.append("left"))
+    around = ThreadEnvironment(lambda: left.append("left"))
     thread = around.thread(lambda: around.exit(75), "headgate-test")
     thread.start()
     thread.join()
@@ -251,7 +251,7 @@ def test_the_end_of_a_worker_is_not_the_end_of_the_process(monkeypatch: pytest.M
 
 
 def test_a_worker_is_gone_when_its_last_thread_is() -> None:  # TR5
-    around, release, order = ThreadSurroundings(lambda: None), threading.Event(), list[str]()
+    around, release, order = ThreadEnvironment(lambda: None), threading.Event(), list[str]()
 
     def work() -> None:
         release.wait()

@@ -36,7 +36,7 @@ class Page:
 
     def __init__(self, root: Path, token: str | None = None, host: str = "127.0.0.1") -> None:
         self.story, self.asking, self.logs = RunView(definition(root)), RunActions(), LogDirectory()
-        self.story.progressed(progress(), NOW_MS, 0)
+        self.story.set_progress(progress(), NOW_MS, 0)
         self._token, self._host = token, host
 
     @contextmanager
@@ -129,7 +129,7 @@ def test_news_is_sent_as_it_comes(page: Page) -> None:
     answer = connection.getresponse()
     assert answer.headers["Content-Type"].startswith("text/event-stream")
     first = _event(answer)
-    page.story.noted("something happened", NOW_MS)
+    page.story.add_note("something happened", NOW_MS)
     second = _event(answer)
     assert second["version"] > first["version"]
     assert second["notes"][0]["text"] == "something happened"
@@ -143,7 +143,7 @@ def test_it_ends_with_the_run_though_somebody_looks(tmp_path: Path) -> None:  # 
         connection.request("GET", "/api/events")
         answer = connection.getresponse()
         _event(answer)
-        page.story.ended("finished", "finished after 3 s", NOW_MS)
+        page.story.set_end("finished", "finished after 3 s", NOW_MS)
         assert _event(answer)["ended"]["outcome"] == "finished"
         opened.close()
     assert not any(thread.name == "headgate-page" for thread in threading.enumerate())
@@ -171,7 +171,7 @@ def test_other_machines_need_the_token_to_look(tmp_path: Path) -> None:  # PG4
 
 def test_the_alignment_of_a_checkpoint_is_told_by_subtask(page: Page) -> None:  # PG15
     assert page.get("/api/alignment/7")[0] == 404
-    page.story.aligned({CheckpointId(7): (SubtaskAlignment("w[0]", 10, 1), SubtaskAlignment("w[1]", 4_000, 2))})
+    page.story.set_alignments({CheckpointId(7): (SubtaskAlignment("w[0]", 10, 1), SubtaskAlignment("w[1]", 4_000, 2))})
     found = json.loads(page.get("/api/alignment/7")[1])
     assert [one["subtask"] for one in found["subtasks"]] == ["w[1]", "w[0]"]
     assert page.get("/api/alignment/x")[0] == 404
@@ -181,7 +181,7 @@ def test_logs_are_read_by_their_owner_and_by_whoever_has_the_token(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # PG13
     (tmp_path / "worker-0.log").write_text("seen 17\n")
-    page.logs.are_in(str(tmp_path))
+    page.logs.set_directory(str(tmp_path))
     assert json.loads(page.get("/api/logs")[1]) == {"place": str(tmp_path), "logs": ["worker-0"]}
     assert json.loads(page.get("/api/state")[1])["may_read_logs"] is True
     monkeypatch.setattr(responses, "TABLES", ())  # as if the browser belonged to somebody else
@@ -199,7 +199,7 @@ def test_a_log_is_followed_and_no_other_file_is_read(page: Page, tmp_path: Path)
     log.write_text("seen 17\n")
     (tmp_path / "secret.log").write_text("secret\n")
     (log.parent / "secret.log").write_text("secret\n")
-    page.logs.are_in(str(log.parent))
+    page.logs.set_directory(str(log.parent))
     for name in ("secret", "worker-1", "..%2Fsecret", "%2e%2e/secret", "worker-0.log"):
         assert page.get(f"/api/logs/{name}/events")[0] == 404, name
     connection = page.connect()

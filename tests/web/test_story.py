@@ -11,7 +11,7 @@ from headgate.web.view_model import CHECKPOINTS_MAX, NOTES_MAX, RATES_MAX, RESTA
 
 
 def test_the_graph_has_every_operator_and_every_way(tmp_path: Path) -> None:
-    graph = RunView(definition(tmp_path)).shown()["graph"]
+    graph = RunView(definition(tmp_path)).to_json()["graph"]
     names = {node["name"]: node["role"] for node in graph["nodes"]}
     assert names["orders"] == "source"
     assert names["out"] == "sink"
@@ -26,14 +26,14 @@ def test_the_graph_has_every_operator_and_every_way(tmp_path: Path) -> None:
 
 def test_everything_shown_is_json(tmp_path: Path) -> None:
     story = RunView(definition(tmp_path))
-    before = json.loads(json.dumps(story.shown()))
+    before = json.loads(json.dumps(story.to_json()))
     assert before["progress"] is None
-    story.progressed(progress(), NOW_MS, 0)
-    story.checkpoint_completed(7, 30, 2_048, NOW_MS)
-    story.restarted("worker 1 was lost", 100, NOW_MS)
-    story.noted("generation 2 continues from checkpoint 7", NOW_MS)
-    story.ended("finished", "finished after 3 s", NOW_MS)
-    shown = json.loads(json.dumps(story.shown()))
+    story.set_progress(progress(), NOW_MS, 0)
+    story.add_checkpoint(7, 30, 2_048, NOW_MS)
+    story.add_restart("worker 1 was lost", 100, NOW_MS)
+    story.add_note("generation 2 continues from checkpoint 7", NOW_MS)
+    story.set_end("finished", "finished after 3 s", NOW_MS)
+    shown = json.loads(json.dumps(story.to_json()))
     assert shown["pipeline"] == "shop"
     assert shown["progress"]["state"] == "running"
     assert shown["progress"]["nodes"][0]["node"] == "orders"
@@ -48,11 +48,11 @@ def test_everything_shown_is_json(tmp_path: Path) -> None:
 def test_a_story_is_bounded_whatever_happens(tmp_path: Path) -> None:  # PG2
     story = RunView(definition(tmp_path))
     for number in range(2_000):
-        story.progressed(progress(), NOW_MS + number, 1_000 * number)
-        story.checkpoint_completed(number, 1, 1, NOW_MS)
-        story.restarted("again", 1, NOW_MS)
-        story.noted("again", NOW_MS)
-    shown = story.shown()
+        story.set_progress(progress(), NOW_MS + number, 1_000 * number)
+        story.add_checkpoint(number, 1, 1, NOW_MS)
+        story.add_restart("again", 1, NOW_MS)
+        story.add_note("again", NOW_MS)
+    shown = story.to_json()
     assert len(shown["rates"]) == RATES_MAX
     assert len(shown["checkpoints"]) == CHECKPOINTS_MAX
     assert len(shown["restarts"]) == RESTARTS_MAX
@@ -63,25 +63,25 @@ def test_a_story_is_bounded_whatever_happens(tmp_path: Path) -> None:  # PG2
 def test_curves_are_paced_by_a_clock_that_only_goes_forward(tmp_path: Path) -> None:  # PG2
     story = RunView(definition(tmp_path))
     for uptime_ms, at_ms in ((0, NOW_MS), (400, NOW_MS + 3_600_000), (1_000, NOW_MS - 3_600_000), (1_500, NOW_MS)):
-        story.progressed(progress(), at_ms, uptime_ms)
-    assert [at_ms for at_ms, *_ in story.shown()["rates"]] == [NOW_MS, NOW_MS - 3_600_000]
+        story.set_progress(progress(), at_ms, uptime_ms)
+    assert [at_ms for at_ms, *_ in story.to_json()["rates"]] == [NOW_MS, NOW_MS - 3_600_000]
 
 
 def test_a_checkpoint_shows_who_waited_longest_for_its_barriers(tmp_path: Path) -> None:  # PG15
     story = RunView(definition(tmp_path))
-    story.checkpoint_completed(7, 30, 2_048, NOW_MS)
-    assert story.shown()["checkpoints"][0]["longest"] is None
+    story.add_checkpoint(7, 30, 2_048, NOW_MS)
+    assert story.to_json()["checkpoints"][0]["longest"] is None
     assert story.alignment(7) is None
     subtasks = [SubtaskAlignment(f"w[{number}]", number, 1) for number in range(SUBTASKS_MAX + 3)]
     version = story.version
-    story.aligned({CheckpointId(7): tuple(subtasks), CheckpointId(8): ()})
+    story.set_alignments({CheckpointId(7): tuple(subtasks), CheckpointId(8): ()})
     assert story.version > version
     last = SUBTASKS_MAX + 2
-    assert story.shown()["checkpoints"][0]["longest"] == {"subtask": f"w[{last}]", "aligned_us": last, "frozen_us": 1}
+    assert story.to_json()["checkpoints"][0]["longest"] == {"subtask": f"w[{last}]", "aligned_us": last, "frozen_us": 1}
     found = story.alignment(7)
     assert found is not None
     assert len(found["subtasks"]) == SUBTASKS_MAX
     assert (found["subtasks"][0]["subtask"], found["left_out"]) == (f"w[{last}]", 3)
     version = story.version
-    story.aligned({CheckpointId(7): tuple(subtasks), CheckpointId(8): ()})
+    story.set_alignments({CheckpointId(7): tuple(subtasks), CheckpointId(8): ()})
     assert story.version == version, "nothing has changed"

@@ -48,7 +48,7 @@ class CallExecutor:
             raise UsageError("a store is used by the event loop in which it was opened; open another one in this loop")
         asked = self._begin(call)
         try:
-            await _ended(asked)
+            await _wait_for(asked)
         except asyncio.CancelledError:
             if not asked.cancel():
                 await self._settle(asked, undo)
@@ -60,9 +60,9 @@ class CallExecutor:
         self.is_closed = True
         was_cancelled = False
         for asked in tuple(self._under_way):
-            was_cancelled |= await _ended_whatever_comes(asked)
+            was_cancelled |= await _wait_uncancelled(asked)
         closing = self._pool.submit(last)
-        was_cancelled |= await _ended_whatever_comes(closing)
+        was_cancelled |= await _wait_uncancelled(closing)
         self._pool.shutdown(wait=False)
         if was_cancelled:
             raise asyncio.CancelledError
@@ -81,19 +81,19 @@ class CallExecutor:
 
     async def _settle(self, asked: Future[_T], undo: Callable[[_T], object] | None) -> None:
         """Wait for the end of a call after its task was cancelled, and undo it."""
-        await _ended_whatever_comes(asked)
+        await _wait_uncancelled(asked)
         if undo is not None and asked.exception() is None:
             found = asked.result()
-            await _ended_whatever_comes(self._submit(lambda: undo(found)))
+            await _wait_uncancelled(self._submit(lambda: undo(found)))
 
 
 async def future_result(asked: Future[_T]) -> _T:
     """Return the result of ``asked``, which goes on even if no task waits for it."""
-    await _ended(asked)
+    await _wait_for(asked)
     return asked.result()
 
 
-async def _ended(asked: Future[Any]) -> None:
+async def _wait_for(asked: Future[Any]) -> None:
     """Wait until ``asked`` is done, without ever cancelling it."""
     loop = asyncio.get_running_loop()
     waiter = loop.create_future()
@@ -110,12 +110,12 @@ async def _ended(asked: Future[Any]) -> None:
     await waiter
 
 
-async def _ended_whatever_comes(asked: Future[Any]) -> bool:
+async def _wait_uncancelled(asked: Future[Any]) -> bool:
     """Wait until ``asked`` is done, also when the task is cancelled meanwhile; return whether it was."""
     was_cancelled = False
     while not asked.done():
         try:
-            await _ended(asked)
+            await _wait_for(asked)
         except asyncio.CancelledError:
             was_cancelled = True
     return was_cancelled
@@ -271,7 +271,7 @@ class ChangePoller:
             thread.join()
 
     def _run(self) -> None:
-        while self._somebody_waits():
+        while self._has_waiters():
             try:
                 number: int | None = self._changes()
             except HeadgateError:
@@ -280,7 +280,7 @@ class ChangePoller:
                 self._ring(waiter for waiter, seen in self._waiters.items() if seen != number)
                 self._changed.wait_for(lambda: self._is_closed, LOOK_PAUSE_S)
 
-    def _somebody_waits(self) -> bool:
+    def _has_waiters(self) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._waiters or self._is_closed, IDLE_S)
             if self._waiters and not self._is_closed:

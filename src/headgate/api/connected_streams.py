@@ -66,7 +66,7 @@ class ConnectedStreams(Generic[S]):
         inputs = {MAIN_INPUT: main._schema, BROADCAST_INPUT: self._side._schema}
         made = catalog.output_schemas(spec, inputs, str(node))[MAIN]
         text, rules = catalog.state_text(spec, str(node)), catalog.state_rules(spec, str(node))
-        with builder.together():
+        with builder.all_or_nothing():
             edges = (*main._edges, self._ordered(node, by_row=isinstance(function, BroadcastProcessFunction)))
             builder.add(node, Role.OPERATOR, edges, spec, made, state_text=text, state_rules=rules, refuses=True)
         builder.keep_state(node, where)

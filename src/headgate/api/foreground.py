@@ -23,7 +23,7 @@ from headgate.runtime.driver.remote_control import ASK, DRAIN
 WAIT_S = 0.2
 """How long a signal may go unnoticed."""
 
-SAME_WISH_MS = 1_000
+REPEATED_SIGNAL_MS = 1_000
 """``timeout`` sends SIGTERM to its command and then to the whole group: twice within a moment, and once meant."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, DRAIN, ASK)
@@ -102,7 +102,7 @@ class LoggingObserver:
         )
 
 
-class NumbersPort(Protocol):
+class MetricsEndpoint(Protocol):
     """``api.metrics.MetricsPort`` or ``api.metrics.MetricsPush``, which are imported only if used.
 
     ``told``: a note for the user that says where the metrics are.
@@ -117,8 +117,8 @@ class NumbersPort(Protocol):
         """Give the port up. From any thread; may be called again."""
 
 
-def start_with_metrics(
-    port: NumbersPort, pipeline: str, observer: Observer, start: Callable[[], PipelineHandle]
+def start_with_endpoint(
+    port: MetricsEndpoint, pipeline: str, observer: Observer, start: Callable[[], PipelineHandle]
 ) -> PipelineHandle:
     """Start, and show the metrics of the run at ``port`` until it has ended (OM5, OM9)."""
     try:
@@ -132,7 +132,7 @@ def start_with_metrics(
     return handle
 
 
-def start_with_numbers(
+def start_with_metrics(
     port: int | None,
     host: str,
     push: str | None,
@@ -151,16 +151,16 @@ def start_with_numbers(
             return start()
         from headgate.api.metrics import MetricsPush
 
-        return start_with_metrics(MetricsPush(push), pipeline, observer, start)
+        return start_with_endpoint(MetricsPush(push), pipeline, observer, start)
 
     if port is None:
         return start_pushing()
     from headgate.api.metrics import MetricsPort
 
-    return start_with_metrics(MetricsPort(port, host), pipeline, observer, start_pushing)
+    return start_with_endpoint(MetricsPort(port, host), pipeline, observer, start_pushing)
 
 
-def shown_in_notebooks(handle: PipelineHandle) -> None:
+def show_in_notebook(handle: PipelineHandle) -> None:
     """Show the run in the notebook's cell that waits for it; elsewhere do nothing (ND4)."""
     show = getattr(handle, "_ipython_display_", None)
     if show is None or not in_notebook():
@@ -193,7 +193,7 @@ def run_to_end(
         now_ms = SYSTEM_CLOCK.monotonic_ms()
         if number == signal.SIGTERM:
             told_ms.append(now_ms)
-            if len(told_ms) > 1 and now_ms - told_ms[0] < SAME_WISH_MS:
+            if len(told_ms) > 1 and now_ms - told_ms[0] < REPEATED_SIGNAL_MS:
                 return
         received.append(number)
 

@@ -53,7 +53,7 @@ class GraphBuilder:
     Attributes:
         outputs: schema of every output of each node (of a sink: what it receives, as its main output). Nodes that may
             hand over bad records have an output ``BAD_RECORDS``.
-        bodies: the loops that are being defined right now, outermost first.
+        open_loops: the loops that are being defined right now, outermost first.
         explored: nodes that ``collect`` or a similar call reads: nothing else needs to read them.
         derived: nodes without a name from the user.
         states: the state configuration of nodes that have one of their own.
@@ -61,7 +61,7 @@ class GraphBuilder:
 
     nodes: list[Node] = field(default_factory=list)
     outputs: dict[NodeName, dict[OutputTag, pa.Schema]] = field(default_factory=dict)
-    bodies: list[NodeName] = field(default_factory=list)
+    open_loops: list[NodeName] = field(default_factory=list)
     explored: set[NodeName] = field(default_factory=set)
     derived: set[NodeName] = field(default_factory=set)
     states: dict[NodeName, StateConfig] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class GraphBuilder:
             UsageError: it has ``on_round``, which would never be called.
         """
         entered = {loop for edge in edges for loop in self.loops_of(edge.upstream)} | {name}
-        loops = tuple(loop for loop in self.bodies if loop in entered)
+        loops = tuple(loop for loop in self.open_loops if loop in entered)
         node = Node(name, role, edges, spec, schema_text(schema), state_text, loops=loops, state_rules=state_rules)
         check_listener(name, spec, loops, has_rounds=self._counts_rounds(node))
         self.nodes.append(node)
@@ -150,16 +150,16 @@ class GraphBuilder:
 
         Afterwards: the body must have called ``feed_back``.
         """
-        self.bodies.append(name)
+        self.open_loops.append(name)
         try:
-            with self.together():
+            with self.all_or_nothing():
                 self.add(name, Role.LOOP_HEAD, edges, spec, spec.schema, state_text=spec.state_text())
                 yield
         finally:
-            self.bodies.pop()
+            self.open_loops.pop()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
+    def all_or_nothing(self) -> Iterator[None]:
         """Add several nodes; if that fails, none of them remains."""
         before = len(self.nodes)
         try:
@@ -227,20 +227,20 @@ class GraphBuilder:
         self.nodes = [node for node in self.nodes if node.name not in names]
         self.outputs = {name: schemas for name, schemas in self.outputs.items() if name not in names}
 
-    def refuse_in_a_body(self) -> None:
+    def refuse_in_loop_body(self) -> None:
         """Refuse to run while the body of a loop is being written.
 
         Raises:
             UsageError
         """
-        if self.bodies:
+        if self.open_loops:
             raise UsageError(
-                f"the body of loop '{self.bodies[-1]}' is still being written; return the stream as output of the "
+                f"the body of loop '{self.open_loops[-1]}' is still being written; return the stream as output of the "
                 "loop, and run or describe the pipeline after that"
             )
 
     def _check(self) -> None:
-        self.refuse_in_a_body()
+        self.refuse_in_loop_body()
         if not self.nodes:
             raise UsageError("the pipeline is empty; begin with .source(...) and end with .sink(...)")
         if not any(node.role is Role.SINK for node in self.nodes):

@@ -103,7 +103,7 @@ def check_master(master: str | None, spark: Any) -> None:
         find_session(spark, master)
 
 
-def placed_in_directory(graph: Graph, config: PipelineConfig) -> Graph:
+def place_sources(graph: Graph, config: PipelineConfig) -> Graph:
     """Give sources that keep their input in the pipeline's directory the path of that directory."""
     nodes = []
     for node in graph.nodes:
@@ -150,7 +150,7 @@ def _capture(name: NodeName, source: CapturableSource) -> Any:
         raise UsageError(f"operator '{name}': {error.message}") from None
 
 
-def with_captured(definition: PipelineDefinition) -> PipelineDefinition:
+def replace_captured(definition: PipelineDefinition) -> PipelineDefinition:
     """Return ``definition`` with every captured DataFrame replaced by a source of its files."""
     if not any(isinstance(node.spec, CapturableSource) for node in definition.graph.nodes):
         return definition
@@ -222,7 +222,7 @@ def prepare_start(
         fresh()
         start_over(definition, watcher, leave)
     spark = capture_inputs(definition)
-    return with_captured(definition), spark
+    return replace_captured(definition), spark
 
 
 def start_config(

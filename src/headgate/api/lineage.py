@@ -43,10 +43,10 @@ def lineages_of(graph: Graph, derived: Collection[str]) -> dict[str, Lineage]:
         graph: the program.
         derived: nodes without a name of their own.
     """
-    return _Describing(graph, derived).found()
+    return _LineageBuilder(graph, derived).found()
 
 
-class _Describing:
+class _LineageBuilder:
     """One pass over a graph, in topological order."""
 
     def __init__(self, graph: Graph, derived: Collection[str]) -> None:
@@ -71,7 +71,7 @@ class _Describing:
         if str(node.name) not in self._derived:  # its name tells it
             self._digests[node.name] = ""
             return
-        self._digests[node.name] = _digest(_told(node.spec), node.state_text, *self._ways(node.inputs))
+        self._digests[node.name] = _digest(_spec_text(node.spec), node.state_text, *self._ways(node.inputs))
 
     def _ways(self, edges: tuple[Edge, ...]) -> Iterator[str]:
         """Yield what inputs add to a digest; a source or named node represents everything upstream of it."""
@@ -95,9 +95,9 @@ class _Describing:
         return Lineage(kind, True, locations, sources, digest)
 
 
-def _told(spec: object) -> str:
+def _spec_text(spec: object) -> str:
     """Return a text that identifies what a node does; where it reads or writes is in its locations."""
-    return repr(list(_Telling().values(spec))) if _locations_of(spec) is None else type(spec).__qualname__
+    return repr(list(_Fingerprint().values(spec))) if _locations_of(spec) is None else type(spec).__qualname__
 
 
 def _locations_of(spec: object) -> tuple[Location, ...] | None:
@@ -105,7 +105,7 @@ def _locations_of(spec: object) -> tuple[Location, ...] | None:
     return spec.locations() if isinstance(spec, LocatedConnector) else None
 
 
-class _Telling:
+class _Fingerprint:
     """Walks a value and yields texts that distinguish it from others."""
 
     def __init__(self, around: frozenset[int] = frozenset()) -> None:
@@ -152,7 +152,7 @@ class _Telling:
                 yield from self._object(value)
 
     def _apart(self, value: Any) -> str:
-        return repr(list(_Telling(frozenset(self._around)).values(value)))
+        return repr(list(_Fingerprint(frozenset(self._around)).values(value)))
 
     def _each(self, what: str, values: Any) -> Iterator[str]:
         yield f"{what} of {len(values)}"

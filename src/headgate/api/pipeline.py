@@ -32,8 +32,8 @@ from headgate.api.foreground import (
     LoggingObserver,
     refuse_while_loading,
     run_to_end,
-    shown_in_notebooks,
-    start_with_numbers,
+    show_in_notebook,
+    start_with_metrics,
 )
 from headgate.api.graph_builder import GraphBuilder, check_name
 from headgate.api.launch import (
@@ -44,7 +44,7 @@ from headgate.api.launch import (
     announce,
     available_slots,
     check_master,
-    placed_in_directory,
+    place_sources,
     prepare_start,
 )
 from headgate.api.lineage import lineages_of
@@ -241,7 +241,7 @@ class Pipeline:
             state=self._state,
             operator_states=tuple((str(node), state) for node, state in self._builder.states.items()),
         )
-        graph = placed_in_directory(graph, config)
+        graph = place_sources(graph, config)
         plan = make_plan(graph, config.parallelism, config.max_parallelism)
         hooks, forgotten = tuple(self._hooks.values()), frozenset(self._forgotten_hooks)
         derived = frozenset(str(name) for name in self._builder.derived)
@@ -340,7 +340,7 @@ class Pipeline:
             begins = (restore, go_back_behind, allow_unclaimed_state, moved)
             return self._start(master, spark, watcher, begins, fresh)
 
-        return start_with_numbers(metrics_port, metrics_host, metrics_push, self.name, watcher, start)
+        return start_with_metrics(metrics_port, metrics_host, metrics_push, self.name, watcher, start)
 
     def _start(
         self,
@@ -436,7 +436,7 @@ class Pipeline:
             "metrics_host": metrics_host,
             "metrics_push": metrics_push,
         }
-        return run_to_end(lambda: self.start(master, spark=spark, observer=observer, **begins), shown_in_notebooks)
+        return run_to_end(lambda: self.start(master, spark=spark, observer=observer, **begins), show_in_notebook)
 
     if not TYPE_CHECKING:
 
@@ -461,7 +461,7 @@ class Pipeline:
 
         Bad records go where this one's would fail it, or nowhere (N44). ``interval`` None keeps this one's.
         """
-        self._builder.refuse_in_a_body()
+        self._builder.refuse_in_loop_body()
         self._builder.explored.update(edge.upstream for edge in edges)
         checkpointing = replace(
             self._checkpointing,

@@ -331,34 +331,34 @@ class PageObserver:
 
     def on_progress(self, progress: Progress) -> None:
         """See ``Observer``."""
-        self._story.progressed(progress, SYSTEM_CLOCK.wall_ms(), SYSTEM_CLOCK.monotonic_ms())
+        self._story.set_progress(progress, SYSTEM_CLOCK.wall_ms(), SYSTEM_CLOCK.monotonic_ms())
         if self._handle is not None:
-            self._story.aligned(self._handle.alignments())
+            self._story.set_alignments(self._handle.alignments())
         self._other.on_progress(progress)
 
     def on_restart(self, reason: str, delay_ms: int) -> None:
         """See ``Observer``."""
-        self._story.restarted(reason, delay_ms, SYSTEM_CLOCK.wall_ms())
+        self._story.add_restart(reason, delay_ms, SYSTEM_CLOCK.wall_ms())
         self._other.on_restart(reason, delay_ms)
 
     def on_note(self, text: str) -> None:
         """See ``Observer``."""
-        self._story.noted(text, SYSTEM_CLOCK.wall_ms())
+        self._story.add_note(text, SYSTEM_CLOCK.wall_ms())
         if isinstance(text, LogPlace):
-            self._logs.are_in(text.directory)
+            self._logs.set_directory(text.directory)
         self._other.on_note(text)
 
     def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
         """See ``Observer``."""
-        self._story.checkpoint_completed(checkpoint, duration_ms, size_bytes, SYSTEM_CLOCK.wall_ms())
+        self._story.add_checkpoint(checkpoint, duration_ms, size_bytes, SYSTEM_CLOCK.wall_ms())
         self._other.on_checkpoint(checkpoint, duration_ms, size_bytes)
 
     def on_result(self, result: RunResult) -> None:
         """See ``ShownObserver``."""
-        self._story.ended(outcome_of(result), result_text(result), SYSTEM_CLOCK.wall_ms())
+        self._story.set_end(outcome_of(result), result_text(result), SYSTEM_CLOCK.wall_ms())
         self._other.on_result(result)
 
     def on_failure(self, error: HeadgateError) -> None:
         """See ``ShownObserver``."""
-        self._story.ended("failed", str(error), SYSTEM_CLOCK.wall_ms())
+        self._story.set_end("failed", str(error), SYSTEM_CLOCK.wall_ms())
         self._other.on_failure(error)

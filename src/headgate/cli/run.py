@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 
 import typer
 
-from headgate.api.foreground import NumbersPort, run_to_end, start_with_metrics
+from headgate.api.foreground import MetricsEndpoint, run_to_end, start_with_endpoint
 from headgate.api.launch import make_checkpoint_directory, start_over
 from headgate.api.pipeline import METRICS_HOST, Pipeline
 from headgate.cli import supervisor
@@ -98,7 +98,7 @@ def terminal_observer(pipeline: Pipeline, options: RunOptions) -> RunObserver:
     return LiveProgress(pipeline.name, console) if console.is_terminal else PlainProgress(pipeline.name)
 
 
-def metrics_port(options: RunOptions, must_run: bool) -> NumbersPort | None:
+def metrics_port(options: RunOptions, must_run: bool) -> MetricsEndpoint | None:
     """Return the port that was asked for.
 
     Raises:
@@ -126,7 +126,7 @@ def _run_now(pipeline: Pipeline, options: RunOptions, kept: SupervisorClient) ->
 
 
 def _start_pipeline(
-    pipeline: Pipeline, options: RunOptions, observer: RunObserver, kept: SupervisorClient, port: NumbersPort | None
+    pipeline: Pipeline, options: RunOptions, observer: RunObserver, kept: SupervisorClient, port: MetricsEndpoint | None
 ) -> PipelineHandle:
     kept.listens()
     place = Takeover(kept.claimant, kept.after, kept.claimed, None, kept.wished, kept.keeper, kept.restarts)
@@ -176,9 +176,9 @@ def _run_as_standby(pipeline: Pipeline, options: RunOptions, kept: SupervisorCli
 
 
 def _start_with_metrics(
-    port: NumbersPort | None, pipeline: Pipeline, observer: RunObserver, start: Callable[[], PipelineHandle]
+    port: MetricsEndpoint | None, pipeline: Pipeline, observer: RunObserver, start: Callable[[], PipelineHandle]
 ) -> PipelineHandle:
-    handle = start() if port is None else start_with_metrics(port, pipeline.name, observer, start)
+    handle = start() if port is None else start_with_endpoint(port, pipeline.name, observer, start)
     observer.on_start(handle)
     return handle
 

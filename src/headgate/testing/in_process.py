@@ -46,7 +46,7 @@ def _until_exit(target: Callable[..., None], *arguments: Any) -> None:
         target(*arguments)
 
 
-class ThreadSurroundings(Process):
+class ThreadEnvironment(Process):
     """The environment of one worker thread: it knows the worker's threads, and ends only this worker."""
 
     def __init__(self, leave: Callable[[], None]) -> None:
@@ -179,7 +179,7 @@ class WorkerThread:
     def __init__(self, task: WorkerTask, ended: Callable[[str | None], None]) -> None:
         self.index = int(task.worker)
         self._ended = ended
-        self._around = ThreadSurroundings(self.leave)
+        self._around = ThreadEnvironment(self.leave)
         self._worker = Worker(task, self._around)
         self.thread = DaemonThread(
             target=cancellable(self._around.off, self._run), name=f"headgate-worker-{task.worker}", daemon=True
@@ -297,7 +297,7 @@ def run(
         result = handle.wait(timeout_s)
         if result is None:
             raise TimeoutError(handle.time_is_up(timeout_s))
-        handle.refuse_unharmed()
+        handle.check_kills()
     return result
 
 
@@ -356,7 +356,7 @@ class InProcessHandle(DriverHandle):
             f"{restarted}{hang}; give it bounded input or a longer timeout_s="
         )
 
-    def refuse_unharmed(self) -> None:
+    def check_kills(self) -> None:
         """Refuse a run that should have lost a worker and did not: a test of that would prove nothing (TR7).
 
         Raises:

@@ -88,20 +88,20 @@ def check_sink(
     """
     for point, (before, after), overlap, count in itertools.product(KillPoint, rescales, overlaps, rows):
         story = f"killed {point.value}, parallelism {before} to {after}, {overlap} pending, {count} rows"
-        with _told(story):
+        with _scenario(story):
             check_kill(fresh(), point, before, after, overlap, count, story)
     for point in KillPoint:
-        with _told(f"killed in its first epoch, {point.value}"):
+        with _scenario(f"killed in its first epoch, {point.value}"):
             check_first_epoch(fresh(), point)
     left_out = list(_not_seen(fresh()))
     for check in ONCE:
-        with _told(_title(check)):
+        with _scenario(_title(check)):
             left_out += _left_out(check, check(fresh()))
     for is_late in (False, True):
-        with _told(_title(check_commit_in_flight)):
+        with _scenario(_title(check_commit_in_flight)):
             check_commit_in_flight(fresh(), is_late=is_late)
     for check_all in (check_remove_output, check_interruptions, check_outages):
-        with _told(_title(check_all)):
+        with _scenario(_title(check_all)):
             left_out += _left_out(check_all, check_all(fresh))
     for one in left_out:
         print(f"left out: {one}")
@@ -121,7 +121,7 @@ def _left_out(check: Callable[..., object], why: str | None) -> list[str]:
 
 
 @contextlib.contextmanager
-def _told(story: str) -> Iterator[None]:
+def _scenario(story: str) -> Iterator[None]:
     """Name the scenario if the sink raises."""
     try:
         yield

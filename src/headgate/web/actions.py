@@ -29,11 +29,11 @@ class RunActions:
         """The run has begun."""
         self._handle = handle
 
-    def ask(self, wish: str, body: Mapping[str, Any]) -> str:
+    def ask(self, action: str, body: Mapping[str, Any]) -> str:
         """Do it; return what came of it, in one sentence. Waits for checkpoints, not for the end of the run.
 
         Args:
-            wish: one of ``WISHES``.
+            action: one of ``WISHES``.
             body: of a savepoint, ``path``: an empty directory or a URL.
 
         Raises:
@@ -41,12 +41,12 @@ class RunActions:
         """
         if self._handle is None:
             raise UsageError("the pipeline has not started yet; ask again when it runs")
-        if wish == "checkpoint":
+        if action == "checkpoint":
             return outcome_text(self._handle.take_checkpoint(ANSWER_S))
-        if wish == "savepoint":
+        if action == "savepoint":
             return outcome_text(self._handle.take_savepoint(savepoint_path(body), ANSWER_S))
-        self._handle.stop(0.0, drain=wish == "drain")
-        return ENDING_TEXT[wish]
+        self._handle.stop(0.0, drain=action == "drain")
+        return ENDING_TEXT[action]
 
 
 def savepoint_path(body: Mapping[str, Any]) -> str:
@@ -86,11 +86,11 @@ class PipelineActions:
     def __init__(self, shown: Callable[[], Sequence[KnownPipeline]]) -> None:
         self._shown = shown
 
-    def ask(self, wish: str, body: Mapping[str, Any]) -> str:
+    def ask(self, action: str, body: Mapping[str, Any]) -> str:
         """Do it; return what came of it, in one sentence. Waits for checkpoints, not for the end of the run.
 
         Args:
-            wish: one of ``WISHES``.
+            action: one of ``WISHES``.
             body: ``pipeline`` and ``place``, as they are shown; of a savepoint, ``path``: an empty directory or a URL.
 
         Raises:
@@ -100,11 +100,11 @@ class PipelineActions:
         known = next((one for one in self._shown() if (one.name, one.place) == (name, place)), None)
         if known is None:
             raise UsageError(f"no pipeline {name!r} with its checkpoints in {place!r} is known here")
-        path = absolute_location(savepoint_path(body)) if wish == "savepoint" else ""
+        path = absolute_location(savepoint_path(body)) if action == "savepoint" else ""
         running = RunningPipeline.find(known.place, known.name)
-        if wish in ENDING_TEXT:
-            running.ask(drain=wish == "drain")
-            return f"{known.name}: {ENDING_TEXT[wish]}"
+        if action in ENDING_TEXT:
+            running.ask(drain=action == "drain")
+            return f"{known.name}: {ENDING_TEXT[action]}"
         return f"{known.name}: {outcome_text(_answered(running, ControlRequest(path)))}"
 
 

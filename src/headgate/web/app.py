@@ -38,21 +38,21 @@ RUN_FILES: Mapping[str, tuple[str, str]] = {
 
 
 def make_app(
-    story: RunView, asking: RunActions, logs: LogDirectory, access: Access, is_closing: Callable[[], bool]
+    view: RunView, actions: RunActions, logs: LogDirectory, access: Access, is_closing: Callable[[], bool]
 ) -> Starlette:
     """Return the application for one run. ``is_closing``: whether event streams have to end."""
 
     def may(request: Request) -> dict[str, bool]:
-        return {"may_ask": access.is_right(request), "may_read_logs": access.is_owner(request)}
+        return {"may_ask": access.has_token(request), "may_read_logs": access.is_owner(request)}
 
     async def look(request: Request) -> Response:
-        return json_response({**story.shown(), **may(request)})
+        return json_response({**view.to_json(), **may(request)})
 
     async def follow(request: Request) -> Response:
-        return _stream(_run_events(story, may(request)), is_closing)
+        return _stream(_run_events(view, may(request)), is_closing)
 
     async def align(request: Request) -> Response:
-        found = story.alignment(request.path_params["checkpoint"])
+        found = view.alignment(request.path_params["checkpoint"])
         return (
             error_response("nothing is known about this checkpoint any more", 404)
             if found is None
@@ -67,12 +67,12 @@ def make_app(
         return error_response("there is no such log", 404) if reader is None else _stream(_lines_of(reader), is_closing)
 
     routes = [
-        Route("/api/state", access.reading(look)),
-        Route("/api/events", access.reading(follow)),
-        Route("/api/alignment/{checkpoint:int}", access.reading(align)),
-        Route("/api/logs", access.of_owner(list_logs)),
-        Route("/api/logs/{name}/events", access.of_owner(follow_log)),
-        Route("/api/ask/{wish}", access.asking(asking.ask), methods=["POST"]),
+        Route("/api/state", access.read_endpoint(look)),
+        Route("/api/events", access.read_endpoint(follow)),
+        Route("/api/alignment/{checkpoint:int}", access.read_endpoint(align)),
+        Route("/api/logs", access.owner_endpoint(list_logs)),
+        Route("/api/logs/{name}/events", access.owner_endpoint(follow_log)),
+        Route("/api/ask/{action}", access.action_endpoint(actions.ask), methods=["POST"]),
     ]
     return make_application(RUN_FILES, routes, access)
 
@@ -89,14 +89,14 @@ def _lines_of(reader: LogReader) -> NextEvent:
     return news
 
 
-def _run_events(story: RunView, may: Mapping[str, bool]) -> NextEvent:
+def _run_events(view: RunView, may: Mapping[str, bool]) -> NextEvent:
     sent = -1
 
     async def news() -> str | None:
         nonlocal sent
-        if story.version == sent:
+        if view.version == sent:
             return None
-        shown = story.shown()
+        shown = view.to_json()
         sent = shown["version"]
         return json.dumps({**shown, **may})
 
@@ -139,16 +139,16 @@ def make_overview_app(overview: Overview, access: Access, is_closing: Callable[[
     """Return the application for all pipelines. ``is_closing``: whether event streams have to end."""
 
     async def look(request: Request) -> Response:
-        return json_response(await _overview_json(overview, access.is_right(request)))
+        return json_response(await _overview_json(overview, access.has_token(request)))
 
     async def follow(request: Request) -> Response:
-        stream = events(_overview_events(overview, access.is_right(request)), OVERVIEW_PERIOD_S, is_closing)
+        stream = events(_overview_events(overview, access.has_token(request)), OVERVIEW_PERIOD_S, is_closing)
         return StreamingResponse(stream, media_type="text/event-stream", headers=HEADERS)
 
     routes = [
-        Route("/api/state", access.reading(look)),
-        Route("/api/events", access.reading(follow)),
-        Route("/api/ask/{wish}", access.asking(PipelineActions(overview.shown).ask), methods=["POST"]),
+        Route("/api/state", access.read_endpoint(look)),
+        Route("/api/events", access.read_endpoint(follow)),
+        Route("/api/ask/{action}", access.action_endpoint(PipelineActions(overview.shown).ask), methods=["POST"]),
     ]
     return make_application(OVERVIEW_FILES, routes, access)
 

@@ -31,7 +31,7 @@ class LogDirectory:
         """The directory; "" while it is unknown, or if there is none."""
         return "" if self._directory is None else str(self._directory)
 
-    def are_in(self, directory: str) -> None:
+    def set_directory(self, directory: str) -> None:
         """The run writes its logs to ``directory``."""
         self._directory = Path(directory)
 

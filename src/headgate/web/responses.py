@@ -116,7 +116,7 @@ class Access:
     is_needed_to_read: bool = False
     hosts: tuple[str, ...] = ("127.0.0.1", "localhost", "[::1]")
 
-    def is_right(self, request: Request) -> bool:
+    def has_token(self, request: Request) -> bool:
         """Whether ``request`` carries the token."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         is_same = secrets.compare_digest(given.encode(), (self.token or "").encode())
@@ -124,14 +124,14 @@ class Access:
 
     def is_owner(self, request: Request) -> bool:
         """Whether ``request`` carries the token, or comes from a process of the same user on this machine (PG13)."""
-        if self.is_right(request):
+        if self.has_token(request):
             return True
         browser, page = request.client, request.scope.get("server")
         if self.is_needed_to_read or browser is None or not page:
             return False
         return is_same_user((browser.host, browser.port), (str(page[0]), int(page[1])))
 
-    def of_owner(self, endpoint: Endpoint) -> Endpoint:
+    def owner_endpoint(self, endpoint: Endpoint) -> Endpoint:
         """Return ``endpoint``, restricted to the user that runs the page."""
 
         async def checked(request: Request) -> Response:
@@ -141,30 +141,30 @@ class Access:
 
         return checked
 
-    def reading(self, endpoint: Endpoint) -> Endpoint:
+    def read_endpoint(self, endpoint: Endpoint) -> Endpoint:
         """Return ``endpoint``, restricted to requests that may read."""
 
         async def checked(request: Request) -> Response:
-            if self.is_needed_to_read and not self.is_right(request):
+            if self.is_needed_to_read and not self.has_token(request):
                 return error_response("this page needs a token: open it with #token=… after its address", 401)
             return await endpoint(request)
 
         return checked
 
-    def asking(self, ask: Act) -> Endpoint:
+    def action_endpoint(self, ask: Act) -> Endpoint:
         """Return the endpoint that passes an action on to ``ask``, restricted to requests with the token."""
 
         async def checked(request: Request) -> Response:
-            if not self.is_right(request):
+            if not self.has_token(request):
                 return error_response("this needs the token that the page was started with", 403)
-            wish = request.path_params["wish"]
-            if wish not in ACTIONS:
-                return error_response(f"there is no '{wish}'; there are {', '.join(ACTIONS)}", 404)
+            action = request.path_params["action"]
+            if action not in ACTIONS:
+                return error_response(f"there is no '{action}'; there are {', '.join(ACTIONS)}", 404)
             body = await _body_of(request)
             if body is None:
                 return error_response("what is sent must be a small JSON object", 400)
             try:
-                return json_response({"answer": await to_thread.run_sync(ask, wish, body)})
+                return json_response({"answer": await to_thread.run_sync(ask, action, body)})
             except HeadgateError as error:
                 return error_response(str(error), 409)
 

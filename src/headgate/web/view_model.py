@@ -56,7 +56,7 @@ class RunView:
         """A number that grows with every change."""
         return self._version
 
-    def progressed(self, progress: Progress, at_ms: int, uptime_ms: int) -> None:
+    def set_progress(self, progress: Progress, at_ms: int, uptime_ms: int) -> None:
         """Take the latest numbers. ``uptime_ms``: by a clock that only goes forward; it paces the curves."""
         with self._lock:
             self._progress = progress
@@ -65,7 +65,7 @@ class RunView:
                 self._rates.append((at_ms, *self._rates_of(progress.nodes)))
             self._version += 1
 
-    def aligned(self, alignments: Mapping[CheckpointId, Sequence[SubtaskAlignment]]) -> None:
+    def set_alignments(self, alignments: Mapping[CheckpointId, Sequence[SubtaskAlignment]]) -> None:
         """Take how long the latest checkpoints held up each subtask; replaces what was there."""
         with self._lock:
             if alignments != self._alignments:
@@ -82,26 +82,26 @@ class RunView:
         shown = [asdict(one) for one in longest[:SUBTASKS_MAX]]
         return {"checkpoint": checkpoint, "subtasks": shown, "left_out": len(longest) - len(shown)}
 
-    def checkpoint_completed(self, checkpoint: int, duration_ms: int, size_bytes: int, at_ms: int) -> None:
+    def add_checkpoint(self, checkpoint: int, duration_ms: int, size_bytes: int, at_ms: int) -> None:
         """Add a completed checkpoint."""
         shown = {"checkpoint": checkpoint, "duration_ms": duration_ms, "size_bytes": size_bytes, "at_ms": at_ms}
         self._add(self._checkpoints, shown)
 
-    def restarted(self, reason: str, delay_ms: int, at_ms: int) -> None:
+    def add_restart(self, reason: str, delay_ms: int, at_ms: int) -> None:
         """Add a failure that the pipeline is started again after."""
         self._add(self._restarts, {"reason": reason, "delay_ms": delay_ms, "at_ms": at_ms})
 
-    def noted(self, text: str, at_ms: int) -> None:
+    def add_note(self, text: str, at_ms: int) -> None:
         """Add one sentence."""
         self._add(self._notes, {"text": text, "at_ms": at_ms})
 
-    def ended(self, outcome: str, text: str, at_ms: int) -> None:
+    def set_end(self, outcome: str, text: str, at_ms: int) -> None:
         """The run is over; this is the last call."""
         with self._lock:
             self._ended = {"outcome": outcome, "text": text, "at_ms": at_ms}
             self._version += 1
 
-    def shown(self) -> JsonObject:
+    def to_json(self) -> JsonObject:
         """Return everything as of now, for a browser."""
         with self._lock:
             return {

@@ -192,37 +192,37 @@ def check_interruption(target: Target, number: int, *, is_after: bool, is_killed
     assert target.failing is not None
     when = "after" if is_after else "before"
     story = f"call {number} at the target failed {when} its effect" + (", and the driver died" if is_killed else "")
-    world = FakePipeline(target, 8, story)
-    life = world.start(2)
-    life.finish()
-    world.advance(life)
+    pipeline = FakePipeline(target, 8, story)
+    run = pipeline.start(2)
+    run.finish()
+    pipeline.advance(run)
     with target.failing(number, is_after) as has_failed:
-        done = world.prepare(life)
-        world.complete(done)
-        life.commit(done)
-        world.check_visible(done.shown, "after the commit")
-        again(lambda: life.forget([done]))
-        world.complete(world.prepare(life))
-        world.prepare(life)  # leftovers
-        _recover(world, is_killed)
+        done = pipeline.prepare(run)
+        pipeline.complete(done)
+        run.commit(done)
+        pipeline.check_visible(done.shown, "after the commit")
+        again(lambda: run.forget([done]))
+        pipeline.complete(pipeline.prepare(run))
+        pipeline.prepare(run)  # leftovers
+        _recover(pipeline, is_killed)
         is_reached = has_failed()
-    world.check_visible(world.completed.shown, "after the restart")
-    world.advance(world.start(2))
-    world.check_end(1)
+    pipeline.check_visible(pipeline.completed.shown, "after the restart")
+    pipeline.advance(pipeline.start(2))
+    pipeline.check_end(1)
     return is_reached
 
 
-def _recover(world: FakePipeline, is_killed: bool) -> None:
+def _recover(pipeline: FakePipeline, is_killed: bool) -> None:
     """Begin a generation; when that fails, go on with it, or begin another one."""
-    life = world.next_life(3)
+    run = pipeline.next_generation(3)
     try:
-        life.recover()
-        life.recommit()
+        run.recover()
+        run.recommit()
     except StorageError as error:
         if not error.is_transient:
             raise
         if is_killed:
-            world.start(3)
+            pipeline.start(3)
         else:
-            life.recover()
-            life.recommit()
+            run.recover()
+            run.recommit()

@@ -73,7 +73,7 @@ class Target:
 Result = TypeVar("Result")
 
 NUMBERS_MAX = 1_000_000
-"""Of one world: those of a neighbour at the same target begin there."""
+"""Of one pipeline: those of a neighbour at the same target begin there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class SinkGeneration:
         Args:
             sink: what is checked.
             name: as whom it is written to.
-            generation: which life this is.
+            generation: which run this is.
             parallelism: how many writers there will be.
             restored: the checkpoint to begin with.
             storage: where pieces of output are kept, by name.
@@ -249,7 +249,7 @@ class FakePipeline:
         self.completed = older
         self._ids = itertools.count(older.checkpoint + 1)
 
-    def next_life(self, parallelism: int) -> SinkGeneration:
+    def next_generation(self, parallelism: int) -> SinkGeneration:
         """Return a generation that has not recovered yet."""
         generation = Generation(next(self._generations))
         sink, name, storage = self.target.sink, self._name, self._storage
@@ -257,21 +257,21 @@ class FakePipeline:
 
     def start(self, parallelism: int) -> SinkGeneration:
         """Return a generation that is ready to write."""
-        life = self.next_life(parallelism)
-        life.recover()
-        life.recommit()
-        return life
+        run = self.next_generation(parallelism)
+        run.recover()
+        run.recommit()
+        return run
 
     def next_id(self) -> CheckpointId:
         """Return the id of another checkpoint."""
         return CheckpointId(next(self._ids))
 
-    def prepare(self, life: SinkGeneration, subtasks: int | None = None) -> Checkpoint:
+    def prepare(self, run: SinkGeneration, subtasks: int | None = None) -> Checkpoint:
         """Write the records of one checkpoint, in two batches, and prepare them."""
-        life.write(self.rows // 2)
-        life.write(self.rows - self.rows // 2)
+        run.write(self.rows // 2)
+        run.write(self.rows - self.rows // 2)
         self.check_visible(0, "before the checkpoint completed")
-        prepared = life.prepare(self.next_id(), subtasks)
+        prepared = run.prepare(self.next_id(), subtasks)
         self.check_visible(0, "while output is prepared")
         return prepared
 
@@ -279,25 +279,25 @@ class FakePipeline:
         """Make ``done`` the completed checkpoint: its manifest is durable."""
         self.completed = done
 
-    def advance(self, life: SinkGeneration) -> None:
+    def advance(self, run: SinkGeneration) -> None:
         """Take and commit one checkpoint; its commit is repeated, also late and out of order."""
         before = self.completed
-        done = self.prepare(life)
+        done = self.prepare(run)
         self.complete(done)
-        life.commit(done)
+        run.commit(done)
         self.check_visible(done.shown, "after a commit")
-        life.commit(done)
-        life.commit(before)
-        life.committer.commit(CommitPermit(done.checkpoint, life.generation), ())
+        run.commit(done)
+        run.commit(before)
+        run.committer.commit(CommitPermit(done.checkpoint, run.generation), ())
         self.check_visible(done.shown, "after repeated commits")
 
-    def finish(self, life: SinkGeneration) -> None:
+    def finish(self, run: SinkGeneration) -> None:
         """End the input: the last checkpoint shows everything that was held back."""
-        life.finish()
-        done = life.prepare(self.next_id())
+        run.finish()
+        done = run.prepare(self.next_id())
         assert not done.states, f"{self.story}: records are held back after all input has ended"
         self.complete(done)
-        life.commit(done)
+        run.commit(done)
 
     def check_visible(self, at_least: int, when: str) -> None:
         """All records below ``at_least`` are visible, none beyond the completed checkpoint, none twice."""
@@ -314,7 +314,7 @@ class FakePipeline:
             assert checkpoints == sorted(checkpoints), f"{self.story}: {when}: later output came before earlier output"
 
     def numbers(self) -> list[int]:
-        """Return which records of this world are visible, counted from its first."""
+        """Return which records of this pipeline are visible, counted from its first."""
         first = self._name.first
         found = [int(row["number"]) - first for row in self.target.read()]
         return [n for n in found if 0 <= n < NUMBERS_MAX]
@@ -322,13 +322,13 @@ class FakePipeline:
     def check_end(self, parallelism: int, *, is_alone: bool = True) -> None:
         """After one more restart everything completed is visible with its content, and nothing else is left.
 
-        ``is_alone``: what is left behind can only be this world's.
+        ``is_alone``: what is left behind can only be this pipeline's.
         """
-        life = self.start(parallelism)
-        self.finish(life)
+        run = self.start(parallelism)
+        self.finish(run)
         self.check_visible(self.completed.position, "at the end")
         assert all(row["text"] == str(row["number"]) for row in self.target.read()), f"{self.story}: content changed"
-        life.close()
+        run.close()
         left = list(self.target.leftovers()) if is_alone else []
         assert not left, f"{self.story}: left behind: {left[:5]}"
 

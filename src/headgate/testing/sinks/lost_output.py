@@ -24,8 +24,8 @@ def check_lost_prepared(target: Target) -> str | None:
     """B13, K5: the target lost what a completed checkpoint counts on: the commit raises instead of going on."""
     if target.lose_prepared is None:
         return missing_option("lose_prepared")
-    world, life, done = _lost(target, "the target lost what was prepared")
-    assert denial_of(lambda: life.commit(done), world.story), f"{world.story}: the commit reported success"
+    pipeline, run, done = _lost(target, "the target lost what was prepared")
+    assert denial_of(lambda: run.commit(done), pipeline.story), f"{pipeline.story}: the commit reported success"
     return None
 
 
@@ -33,46 +33,46 @@ def check_lost_prepared_in_recovery(target: Target) -> str | None:
     """B13, K5: the same, found by the next generations, each of which gets the error."""
     if target.lose_prepared is None:
         return missing_option("lose_prepared")
-    world, _, _ = _lost(target, "the target lost what was prepared, and the pipeline was started again")
+    pipeline, _, _ = _lost(target, "the target lost what was prepared, and the pipeline was started again")
     for _ in range(2):
-        assert denial_of(lambda: world.start(1), world.story), f"{world.story}: the recovery reported success"
+        assert denial_of(lambda: pipeline.start(1), pipeline.story), f"{pipeline.story}: the recovery reported success"
     return None
 
 
 def _lost(target: Target, story: str) -> tuple[FakePipeline, SinkGeneration, Checkpoint]:
     assert target.lose_prepared is not None
-    world = FakePipeline(target, 4, story)
-    life = world.start(1)
-    life.finish()  # hold nothing back, so that there is something to lose
-    done = world.prepare(life)
-    world.complete(done)
+    pipeline = FakePipeline(target, 4, story)
+    run = pipeline.start(1)
+    run.finish()  # hold nothing back, so that there is something to lose
+    done = pipeline.prepare(run)
+    pipeline.complete(done)
     target.lose_prepared()
-    return world, life, done
+    return pipeline, run, done
 
 
 def check_taken_away(target: Target) -> str | None:
     """D5: a consumer takes committed output away; commits that are repeated then neither fail nor bring it back."""
     if target.take is None:
         return missing_option("take")
-    world = FakePipeline(target, 4, "a consumer took committed output away")
-    life = world.start(2)
-    life.finish()
-    done = world.prepare(life)
-    world.complete(done)
-    life.commit(done)
-    world.check_visible(done.position, "before")
+    pipeline = FakePipeline(target, 4, "a consumer took committed output away")
+    run = pipeline.start(2)
+    run.finish()
+    done = pipeline.prepare(run)
+    pipeline.complete(done)
+    run.commit(done)
+    pipeline.check_visible(done.position, "before")
     target.take()
     for _ in range(2):
-        life.commit(done)
-        assert not target.read(), f"{world.story}: it came back after a repeated commit"
-        life = world.start(2)
-        assert not target.read(), f"{world.story}: it came back after a restart"
-    life.finish()
-    after = world.prepare(life)
-    world.complete(after)
-    life.commit(after)
+        run.commit(done)
+        assert not target.read(), f"{pipeline.story}: it came back after a repeated commit"
+        run = pipeline.start(2)
+        assert not target.read(), f"{pipeline.story}: it came back after a restart"
+    run.finish()
+    after = pipeline.prepare(run)
+    pipeline.complete(after)
+    run.commit(after)
     found = sorted(int(row["number"]) for row in target.read())
-    assert found == list(range(done.position, after.position)), f"{world.story}: later output is {found}"
+    assert found == list(range(done.position, after.position)), f"{pipeline.story}: later output is {found}"
     return None
 
 
@@ -118,62 +118,64 @@ def check_outage(target: Target, moment: Moment, away_ms: int, *, may_deny: bool
         AssertionError: output was lost or shown twice, or the refusal looks like something else or is not kept up.
     """
     assert target.advance_clock is not None
-    world = FakePipeline(target, 6, f"the pipeline was away for {away_ms} ms {moment.value}")
-    life = world.start(2)
-    life.finish()
-    world.advance(life)
+    pipeline = FakePipeline(target, 6, f"the pipeline was away for {away_ms} ms {moment.value}")
+    run = pipeline.start(2)
+    run.finish()
+    pipeline.advance(run)
     if moment is Moment.OPEN:
-        life.write(3)
+        run.write(3)
     elif moment is Moment.OPEN_AND_KILLED:
-        life.write(world.rows)
+        run.write(pipeline.rows)
     elif moment is Moment.COMMITTED_AND_KILLED:
-        world.advance(life)
+        pipeline.advance(run)
     else:
-        done = world.prepare(life)
+        done = pipeline.prepare(run)
         if moment in (Moment.PROMISED, Moment.PROMISED_AND_KILLED):
-            world.complete(done)
+            pipeline.complete(done)
     target.advance_clock(away_ms)
-    if not _goes_on(world, life, moment, may_deny):
+    if not _goes_on(pipeline, run, moment, may_deny):
         return
-    world.check_visible(world.completed.shown, "after the outage")
-    life = world.start(3)
-    world.advance(life)
-    world.check_end(2)
+    pipeline.check_visible(pipeline.completed.shown, "after the outage")
+    run = pipeline.start(3)
+    pipeline.advance(run)
+    pipeline.check_end(2)
 
 
-def _goes_on(world: FakePipeline, life: SinkGeneration, moment: Moment, may_deny: bool) -> bool:
+def _goes_on(pipeline: FakePipeline, run: SinkGeneration, moment: Moment, may_deny: bool) -> bool:
     """Go on, or start again; return whether the sink succeeded."""
     if moment is Moment.OPEN:
-        prepared = _finish_open(world, life, may_deny)
+        prepared = _finish_open(pipeline, run, may_deny)
         if prepared is None:
-            return _is_done(world, lambda: world.start(2), may_deny=False)
-        world.complete(prepared)
+            return _is_done(pipeline, lambda: pipeline.start(2), may_deny=False)
+        pipeline.complete(prepared)
     if moment is Moment.CARRIED:  # the next checkpoint promises it, too (C17)
-        world.complete(world.prepare(life))
+        pipeline.complete(pipeline.prepare(run))
     if moment in (Moment.OPEN, Moment.CARRIED, Moment.PROMISED):
-        return _is_done(world, lambda: life.commit(world.completed), may_deny)
-    return _is_done(world, lambda: world.start(2), may_deny)
+        return _is_done(pipeline, lambda: run.commit(pipeline.completed), may_deny)
+    return _is_done(pipeline, lambda: pipeline.start(2), may_deny)
 
 
-def _finish_open(world: FakePipeline, life: SinkGeneration, may_fail: bool) -> Checkpoint | None:
+def _finish_open(pipeline: FakePipeline, run: SinkGeneration, may_fail: bool) -> Checkpoint | None:
     """Go on writing in transactions that may have ended, and prepare them; None if that failed."""
     try:
-        life.write(world.rows - 3)
-        return life.prepare(world.next_id())
+        run.write(pipeline.rows - 3)
+        return run.prepare(pipeline.next_id())
     except FencedError as error:
-        raise AssertionError(f"{world.story}: its own writers were taken for those of a newer generation") from error
+        raise AssertionError(f"{pipeline.story}: its own writers were taken for those of a newer generation") from error
     except Exception as error:
         if may_fail:
             return None
-        raise AssertionError(f"{world.story}: an open transaction ended too early: {error}") from error
+        raise AssertionError(f"{pipeline.story}: an open transaction ended too early: {error}") from error
 
 
-def _is_done(world: FakePipeline, call: Callable[[], object], may_deny: bool) -> bool:
-    denial = denial_of(call, world.story)
+def _is_done(pipeline: FakePipeline, call: Callable[[], object], may_deny: bool) -> bool:
+    denial = denial_of(call, pipeline.story)
     if denial is None:
         return True
-    assert may_deny, f"{world.story}: it was refused: {denial}"
+    assert may_deny, f"{pipeline.story}: it was refused: {denial}"
     for _ in range(2):  # whoever starts again hears the same: it is not forgotten
-        assert denial_of(lambda: world.start(2), world.story), f"{world.story}: what was refused went through later"
-    world.check_visible(0, "after the refusal")
+        assert denial_of(lambda: pipeline.start(2), pipeline.story), (
+            f"{pipeline.story}: what was refused went through later"
+        )
+    pipeline.check_visible(0, "after the refusal")
     return False

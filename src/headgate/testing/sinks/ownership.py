@@ -63,10 +63,10 @@ def check_start_over(target: Target) -> str | None:
         return NOT_OWNED
     first, second = Life("first", "/first", "kit", 1), Life("second", "/second", "kit", 2)
     sink.own(PIPELINE, NODE, first)
-    world = FakePipeline(target, 5, "the pipeline was started over")
-    world.advance(world.start(2))
-    last = world.start(1)
-    world.finish(last)
+    pipeline = FakePipeline(target, 5, "the pipeline was started over")
+    pipeline.advance(pipeline.start(2))
+    last = pipeline.start(1)
+    pipeline.finish(last)
     found = sink.owner(PIPELINE, NODE)
     assert ownership.objection(second, found, Generation(1)) is ownership.Objection.OTHER_LIFE, (
         f"a target remembers {found}"
@@ -79,8 +79,8 @@ def check_start_over(target: Target) -> str | None:
     sink.forget_owner(PIPELINE, NODE)
     assert sink.owner(PIPELINE, NODE) == Owner(None, found.generation, is_forgotten=True), "a target forgot its fence"
     assert sink.own(PIPELINE, NODE, second).life == second, "a target that was made to forget stays with its life"
-    anew = FakePipeline(target, 5, world.story)
-    while (over := anew.next_life(1)).generation <= found.generation:
+    anew = FakePipeline(target, 5, pipeline.story)
+    while (over := anew.next_generation(1)).generation <= found.generation:
         continue  # LV4: the next one that is claimed exceeds what the target has seen
     over.recover()
     over.recommit()
@@ -89,7 +89,7 @@ def check_start_over(target: Target) -> str | None:
     over.finish()
     over.commit(over.prepare(CheckpointId(1)))
     counts = sorted(Counter(int(row["number"]) for row in target.read()).items())
-    assert counts == [(n, 2) for n in range(5)], f"{world.story}: records and how often each is visible: {counts}"
+    assert counts == [(n, 2) for n in range(5)], f"{pipeline.story}: records and how often each is visible: {counts}"
     return None
 
 
@@ -114,8 +114,8 @@ def check_remove_output(fresh: Callable[[], Target]) -> str | None:
 
 def check_removal(target: Target) -> None:
     """Nothing of the former owner stays, in whatever state it was; a removal may be repeated; then a new run works."""
-    world, life = _written(target)
-    _refuses_older(target, world)
+    pipeline, life = _written(target)
+    _refuses_older(target, pipeline)
     for _ in range(2):  # the answer was lost
         _start_over(target)
     _repeat_removal(target)
@@ -141,10 +141,10 @@ def check_removal_beside_others(target: Target) -> None:
         other.complete(other.prepare(beside))  # promised, not committed
         others.append((other, beside, committed))
     owners = [sink.owner(name.pipeline, name.node).life for name in NEIGHBOURS]
-    world, _ = _written(target)
+    pipeline, _ = _written(target)
     if sink.holding(PIPELINE, NODE, IS_MINE).problem:
         _refuses_to_part(target)
-        world.check_visible(world.completed.position - world.rows, "after it was refused")
+        pipeline.check_visible(pipeline.completed.position - pipeline.rows, "after it was refused")
     else:
         _start_over(target)
         _repeat_removal(target)
@@ -187,14 +187,14 @@ def _written(target: Target) -> tuple[FakePipeline, SinkGeneration]:
     sink = target.sink
     assert sink.can_be_reset
     sink.own(PIPELINE, NODE, FIRST)
-    world = FakePipeline(target, 5, STORY)
-    world.advance(world.start(2))
-    life = world.start(3)
+    pipeline = FakePipeline(target, 5, STORY)
+    pipeline.advance(pipeline.start(2))
+    life = pipeline.start(3)
     life.finish()
-    world.advance(life)
-    world.complete(world.prepare(life))
-    life.prepare(world.next_id())
-    return world, life
+    pipeline.advance(life)
+    pipeline.complete(pipeline.prepare(life))
+    life.prepare(pipeline.next_id())
+    return pipeline, life
 
 
 def _start_over(target: Target) -> None:
@@ -213,13 +213,15 @@ def _repeat_removal(target: Target) -> None:
         target.sink.remove_output(Fence(owner_of(PIPELINE, NODE), 3, encode_life(SECOND).decode()))
 
 
-def _refuses_older(target: Target, world: FakePipeline) -> None:
+def _refuses_older(target: Target, pipeline: FakePipeline) -> None:
     """A generation that was replaced removes nothing and gets a FencedError."""
     sink = target.sink
     if isinstance(sink, FencedSink):
         older = Fence(owner_of(PIPELINE, NODE), 1, encode_life(FIRST).decode())
         expect_fenced(lambda: sink.remove_output(older), "removed output")
-        world.check_visible(world.completed.position - world.rows, "after a stale generation wanted to remove it")
+        pipeline.check_visible(
+            pipeline.completed.position - pipeline.rows, "after a stale generation wanted to remove it"
+        )
 
 
 def _refuses_to_part(target: Target) -> None:
@@ -242,16 +244,16 @@ def _check_removed(target: Target) -> None:
 
 def _begin_anew(target: Target) -> FakePipeline:
     """Begin the next run with the first checkpoint and the first record."""
-    world = FakePipeline(target, 5, f"{STORY}, and writes again")
-    while (life := world.next_life(2)).generation <= 3:
+    pipeline = FakePipeline(target, 5, f"{STORY}, and writes again")
+    while (life := pipeline.next_generation(2)).generation <= 3:
         continue  # LV4: the next one that is claimed exceeds what the target has seen
     life.recover()
     life.recommit()
     life.finish()
-    assert world.next_id() == CheckpointId(1)
-    life.write(world.rows)
+    assert pipeline.next_id() == CheckpointId(1)
+    life.write(pipeline.rows)
     done = life.prepare(CheckpointId(1))
-    world.complete(done)
+    pipeline.complete(done)
     life.commit(done)
-    world.check_visible(done.position, "after its first commit")
-    return world
+    pipeline.check_visible(done.position, "after its first commit")
+    return pipeline
