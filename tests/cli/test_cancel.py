@@ -10,26 +10,23 @@ import pytest
 from typer.testing import CliRunner
 
 from headgate.cli import app as cli
-from headgate.codec.json_files import LockHolder, encode_holder
-from headgate.errors import PipelineFailed, UsageError
-from headgate.model.progress import ControlRequest
+from headgate.errors import PipelineFailed
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.remote_control import RunningPipeline
 from headgate.storage.urls import open_storage
 
 HOLDER = """
 import signal, sys
 from headgate.codec.json_files import Ending
 from headgate.model.progress import CheckpointOutcome
-from headgate.runtime.driver import asking
+from headgate.runtime.driver import remote_control
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 with taking_signals():
     lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
 print("ready", flush=True)
 assert signal.sigwait({signal.SIGUSR2}) == signal.SIGUSR2
-(ask,) = asking.left(sys.argv[1], "p")
-assert ask.take() == asking.RunRequest(cancels=True)
+(ask,) = remote_control.waiting_requests(sys.argv[1], "p")
+assert ask.take() == remote_control.ControlRequest(cancels=True)
 ask.answer(CheckpointOutcome(None, "the pipeline does not run at the moment"))
 ending, _, doubt = sys.argv[2].partition(" ")
 lock.release(Ending[ending], 5, "it failed before", is_in_doubt=bool(doubt))
@@ -66,14 +63,6 @@ def test_a_pipeline_is_cancelled_and_waited_for(tmp_path: Path, ending: str, sen
 
 def test_a_pipeline_that_failed_instead_is_told(tmp_path: Path) -> None:
     assert "failed before it had ended: it failed before" in str(cancelled(tmp_path, "FAILED"))
-
-
-def test_a_process_of_an_older_release_is_not_asked_to_cancel(tmp_path: Path) -> None:  # C63
-    """It would take the question for one about a checkpoint."""
-    older = LockHolder("process 1 on here", "here", 1, "n", True, takes_asks=True, takes_savepoints=True)
-    assert b"takes_cancels" in encode_holder(older)
-    with pytest.raises(UsageError, match="an older release, which takes no request to cancel"):
-        RunningPipeline(str(tmp_path), "p", older).ask_for(ControlRequest(cancels=True))
 
 
 def test_list_says_that_checkpoints_were_removed(tmp_path: Path) -> None:  # C70

@@ -18,14 +18,14 @@ HOLDER = """
 import signal, sys
 from headgate.codec.json_files import Ending
 from headgate.model.progress import CheckpointOutcome
-from headgate.runtime.driver import asking
+from headgate.runtime.driver import remote_control
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 with taking_signals():
     lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
 print("ready", flush=True)
 assert signal.sigwait({signal.SIGUSR2}) == signal.SIGUSR2
-(ask,) = asking.left(sys.argv[1], "p")
+(ask,) = remote_control.waiting_requests(sys.argv[1], "p")
 if sys.argv[2] == "ends":
     lock.release(Ending.STOPPED, 5, "")
 else:

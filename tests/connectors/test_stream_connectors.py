@@ -442,7 +442,7 @@ def test_a_pipeline_whose_sink_gets_a_retention_goes_on_and_starts_over(store: S
     store.set_retention("new/out", WEEK)
     assert run(WEEK, fresh=True) == 5
     with Reset.holding_the_lock(str(tmp_path / "home"), "p", None) as resetting:  # as headgate reset does
-        resetting.carry_out(resetting.look())
+        resetting.carry_out(resetting.plan())
     assert "new/out" not in {info.name for info in store.list_streams()}, "its columns may be others"
     assert run(WEEK) == 5
     assert visible(store, "new/out") == list(range(5))

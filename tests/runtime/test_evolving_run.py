@@ -6,7 +6,6 @@ them, and must come to the counts that it would have had from the beginning.
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,13 +17,11 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from tests.runtime.running import definition_of, pipeline_at
-from tests.runtime.test_earlier_checkpoints import GOLDEN, Counter, added, newest, rows_of
-from tests.runtime.test_earlier_checkpoints import SOURCE as OLD_SOURCE
 from tests.runtime.test_process_results import events, generator, same
 
 import headgate as hg
 from headgate.connectors.files.file_committer import read_committed
-from headgate.model.config import MemoryState, RocksState, StartConfig, StateConfig
+from headgate.model.config import MemoryState, RocksState, StateConfig
 from headgate.model.plan import PipelineDefinition
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
@@ -160,53 +157,3 @@ def test_a_changed_program_goes_on_with_the_state_of_the_one_before(
         same(found.group_by("key").agg(pl.col("n").max()), totals)
     sums = read_committed(str(tmp_path / "sums")).group_by("key").agg(pl.col("id").max())
     same(sums, wanted.group_by("key").agg(pl.col("id").sum()))
-
-
-class Wide(Counter):
-    def open(self, state: hg.StateHandle) -> None:
-        self.count = state.value("count", pa.float64())
-
-
-class Counted(Counter):
-    def open(self, state: hg.StateHandle) -> None:
-        self.count = state.value("n", pa.int64(), evolution=hg.Evolution(renamed_from="count"))
-
-
-def old_program(root: Path, function: hg.ProcessFunction) -> PipelineDefinition:
-    """The pipeline that wrote the checkpoints of earlier versions, with another function."""
-    pipeline = pipeline_at(root, parallelism=3, name="golden")
-    stream = pipeline.source(replace(OLD_SOURCE, rows_per_second=3_000), name="in")
-    stream = stream.with_timestamps("ts", name="times")
-    keyed = stream.key_by("key")
-    keyed.window(hg.Tumbling("1s")).agg(n=pl.len(), name="windows").sink(hg.Discard(), name="out1")
-    keyed.reduce(added, name="sums").sink(hg.Discard(), name="out2")
-    keyed.process(function, name="counts").sink(hg.Discard(), name="out3")
-    return definition_of(pipeline)
-
-
-@pytest.mark.parametrize("directory", ["checkpoints_0_1", "checkpoints_1", "savepoint_1"])
-def test_a_changed_program_goes_on_from_a_checkpoint_of_an_earlier_version(
-    start: Start, tmp_path: Path, directory: str
-) -> None:  # EV1, EV5
-    definition = old_program(tmp_path, Counted())
-    if directory == "savepoint_1":
-        named = shutil.copytree(GOLDEN / directory, tmp_path / "named")
-        definition = replace(definition, config=replace(definition.config, start=StartConfig(str(named))))
-    else:
-        shutil.copytree(GOLDEN / directory, tmp_path / "checkpoints")
-    run = start(definition)
-    assert run.result().is_finished
-    counts = rows_of(*newest(tmp_path), "counts")
-    assert counts["value"].sum() == events(OLD_SOURCE).height
-
-
-def test_what_cannot_become_the_new_type_is_refused_before_anything_runs(start: Start, tmp_path: Path) -> None:  # EV1
-    shutil.copytree(GOLDEN / "checkpoints_1", tmp_path / "checkpoints")
-    before = newest(tmp_path)[1]
-    run = start(old_program(tmp_path, Wide()))
-    told = f"state 'count' of operator 'counts' is int64 in checkpoint {before.checkpoint}, but is declared as double"
-    with pytest.raises(hg.PipelineFailed, match=told):
-        run.result()
-    assert newest(tmp_path)[1].checkpoint == before.checkpoint
-    assert run.restarts == [], "another try would find the same"
-    assert not any(node.records_in for node in run.driver.progress.nodes)

@@ -117,7 +117,7 @@ def test_a_pipeline_that_is_not_there_is_named(place: Path) -> None:
     assert not (place / "home" / "visit").exists()
 
 
-def test_a_pipeline_of_an_earlier_release_needs_its_program(place: Path) -> None:  # SO1
+def test_a_pipeline_without_registered_targets_needs_its_program(place: Path) -> None:  # SO1
     for path in (place / "home" / "visits" / "targets").iterdir():
         path.unlink()
     result = reset("--yes")

@@ -202,31 +202,6 @@ def test_a_target_that_was_made_to_forget_takes_the_next_life_and_keeps_what_it_
     assert place.prepared() == 0
 
 
-@pytest.mark.parametrize("target", [target for target in TARGETS if target is not StreamTarget])
-def test_a_directory_and_a_target_of_version_0_1_find_each_other(
-    start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
-) -> None:  # LV5
-    place = target(tmp_path)
-    run_often(start, piped(tmp_path, place.sink), 2)
-    unlearn(tmp_path)
-    assert start(piped(tmp_path, place.sink)).result().is_finished
-    assert place.count() == ROWS
-    unlearn(tmp_path)
-    shutil.rmtree(tmp_path / "checkpoints")
-    said = refusal(start, piped(tmp_path, place.sink))
-    assert "version 0.1 did not say which one" in said
-    assert target(tmp_path).count() == ROWS  # opened anew: who was refused has not raised it
-
-
-def unlearn(root: Path) -> None:
-    """Take away what version 0.1 did not write."""
-    (root / "checkpoints/p/life").unlink()
-    shutil.rmtree(root / "files/_owners", ignore_errors=True)
-    if (root / "numbers.db").exists():
-        with connect(str(root / "numbers.db")) as connection:
-            connection.execute("update owners set life = null")  # of a target that got this column later
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_older_copy_of_the_checkpoints_is_refused_however_often_it_is_tried(
     start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
@@ -343,7 +318,7 @@ def test_a_damaged_life_is_named_and_never_drawn_again(tmp_path: Path) -> None: 
         CheckpointLog(LocalStorage(tmp_path), "p").life("h", 1)
 
 
-def test_a_life_drawn_over_version_0_1_notes_what_its_log_knew(tmp_path: Path) -> None:  # LV5
+def test_an_identity_drawn_over_a_log_notes_its_newest_generation(tmp_path: Path) -> None:  # LV5
     log = CheckpointLog(LocalStorage(tmp_path), "p")
     for _ in range(3):
         log.claim("0.1", 1)

@@ -95,7 +95,7 @@ def is_left_alone(world: World, **program: Any) -> bool:
 
 def reset(world: World, program: PipelineDefinition | None = None) -> Any:
     with Reset.holding_the_lock(str(world.root / "home"), "p", program) as resetting:
-        plan = resetting.look()
+        plan = resetting.plan()
         resetting.carry_out(plan)
         return plan
 

@@ -58,7 +58,7 @@ def starting_over(world: World, home: str, program: Any, around: Any = None) -> 
 
 def look(world: World, home: str, program: Any, around: Any = None) -> ResetPlan:
     with starting_over(world, home, program, around) as resetting:
-        plan: ResetPlan = resetting.look()
+        plan: ResetPlan = resetting.plan()
         return plan
 
 
@@ -124,7 +124,7 @@ def test_a_former_place_of_another_directory_is_kept(tmp_path: Path) -> None:  #
     around = Elsewhere()
     shutil.rmtree(tmp_path / "home")
     with starting_over(world, "home", now, around) as resetting:
-        resetting.carry_out(resetting.look())
+        resetting.carry_out(resetting.plan())
     assert world.in_table() == NUMBERS
 
 
@@ -202,7 +202,7 @@ def test_a_copy_of_a_directory_does_not_delete_what_the_original_wrote(template:
     assert world.all() == ALL
     shutil.rmtree(world.root / "home")
     with starting_over(world, "elsewhere", elsewhere(world)) as resetting:  # it was moved
-        resetting.carry_out(resetting.look())
+        resetting.carry_out(resetting.plan())
     assert world.all() == NOTHING
 
 
@@ -260,25 +260,25 @@ def test_an_order_asks_again_whose_a_target_is(template: Template, monkeypatch: 
 def test_nothing_goes_that_was_not_shown(template: Template) -> None:  # SO2
     world = template.again()
     with starting_over(world, "home", definition(world)) as resetting:
-        plan = resetting.look()
+        plan = resetting.plan()
         next(Path(world.files).glob("*.parquet")).unlink()
         with pytest.raises(UsageError, match="has changed since it was shown"):
             resetting.carry_out(plan)
     assert world.all()[1:] == ALL[1:]
-    assert not log_of(world).records.orders()
+    assert not log_of(world).sink_registry.orders()
     reset(world, definition(world))
     assert world.all() == NOTHING
 
 
 def test_starting_over_finishes_first_what_was_begun(template: Template, monkeypatch: Any) -> None:  # SO3
     world, seen = half_done(template, monkeypatch), []
-    monkeypatch.setattr(Reset, "look", around_look(lambda: seen.append(world.all())))
+    monkeypatch.setattr(Reset, "plan", around_look(lambda: seen.append(world.all())))
     launch.start_over(definition(world), SilentObserver())
     assert seen[0] == NOTHING
 
 
 def around_look(before: Any) -> Any:
-    look = Reset.look
+    look = Reset.plan
 
     def looked(self: Reset) -> ResetPlan:
         before()

@@ -178,7 +178,7 @@ def left_by_a_kill(world: World, reaper: Reaper, at: int) -> tuple[bool, str]:
     else:
         launch.finish_reset(program, SilentObserver())
     assert world.all() == NOTHING
-    assert not log.records.orders()
+    assert not log.sink_registry.orders()
     life = log.known_life(log.observe())
     sinks = [node for node in program.graph.nodes if hasattr(node.spec, "owner")]
     assert {node.spec.owner("p", str(node.name)).life for node in sinks} == {life}
@@ -241,7 +241,7 @@ def test_a_driver_does_not_write_in_front_of_half_empty_targets(template: Templa
 def test_whoever_claimed_meanwhile_goes_on(template: Template) -> None:  # SO2, SO8
     world = template.again()
     with Reset.holding_the_lock(str(world.root / "home"), "p", definition(world)) as resetting:
-        plan = resetting.look()
+        plan = resetting.plan()
         restart.begin_generation(definition(world), log_of(world), "test", lambda _: None)
         with pytest.raises(FencedError):
             resetting.carry_out(plan)
@@ -335,7 +335,7 @@ def test_a_reset_keeps_what_another_directory_wrote(template: Template) -> None:
     made.override(checkpoint_dir=str(world.root / "elsewhere"))
     lock = Reset.holding_the_lock(str(world.root / "elsewhere"), "p", made.definition())
     with lock as resetting, pytest.raises(UsageError, match="belongs to the pipeline of the same name"):
-        resetting.look()
+        resetting.plan()
     assert world.all() == ALL
 
 

@@ -49,19 +49,19 @@ class Sleeper(Reset):
 def sleeping(storage: Storage, meanwhile: Callable[[], None]) -> None:
     sleeper = Sleeper(storage, "p", None)
     sleeper.meanwhile = meanwhile
-    sleeper.carry_out(sleeper.look())
+    sleeper.carry_out(sleeper.plan())
 
 
 def ordered(storage: Storage, token: str) -> None:
     """Somebody orders and decides, and dies."""
     log = CheckpointLog(storage, "p")
-    log.records.give(ResetOrder(token, log.records.targets() or ()))
+    log.sink_registry.give(ResetOrder(token, log.sink_registry.targets() or ()))
     log.start_over(token, 0, log.observe(), Generation(0))
 
 
 def test_a_reset_that_wakes_behind_a_later_life_leaves_what_is_its_own() -> None:  # SO7
     storage = MemoryStorage()
-    begun(storage).records.note(0, ())
+    begun(storage).sink_registry.note(0, ())
     storage.put(OLD, [b"of the first life"])
     files = "p/chk-0000000003/v-0.g2"
 
@@ -78,7 +78,7 @@ def test_a_reset_that_wakes_behind_a_later_life_leaves_what_is_its_own() -> None
 
 def test_a_reset_that_wakes_behind_a_later_order_leaves_it() -> None:  # SO7
     storage = MemoryStorage()
-    begun(storage).records.note(0, ())
+    begun(storage).sink_registry.note(0, ())
 
     def later() -> None:
         assert Reset(storage, "p", None).finish()
@@ -88,13 +88,13 @@ def test_a_reset_that_wakes_behind_a_later_order_leaves_it() -> None:  # SO7
     sleeping(storage, later)
     log = CheckpointLog(storage, "p")
     assert deciding.decided_reset(log.observe()) == B
-    assert log.records.orders() == (B,)
+    assert log.sink_registry.orders() == (B,)
     assert Reset(storage, "p", None).finish()
 
 
 def test_a_start_that_captures_behind_a_finished_reset_keeps_its_capture() -> None:  # SO7
     storage = MemoryStorage()
-    begun(storage).records.note(0, ())
+    begun(storage).sink_registry.note(0, ())
     storage.put(OLD, [b"captured once"])
 
     def later() -> None:
@@ -107,7 +107,7 @@ def test_a_start_that_captures_behind_a_finished_reset_keeps_its_capture() -> No
 
 def test_what_comes_behind_the_order_is_not_removed() -> None:  # SO7
     storage = MemoryStorage()
-    begun(storage).records.note(0, ())
+    begun(storage).sink_registry.note(0, ())
     for path in (OLD, NEW):
         storage.put(path, [b"of the first life"])
     sleeping(storage, lambda: storage.put("p/inputs/rows/part-1", [b"of a start that claims next"]))
@@ -163,7 +163,7 @@ def test_an_order_that_a_start_removed_cannot_count_any_more(moved: Moved, monke
 
     with Reset.holding_the_lock(str(moved.root / "home"), "p", moved.program()) as resetting:
         resetting.finish()
-        plan = resetting.look()
+        plan = resetting.plan()
         moved.produce()
         with pytest.raises(FencedError):
             resetting.carry_out(plan)

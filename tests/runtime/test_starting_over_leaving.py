@@ -51,7 +51,7 @@ def gone(*_: Any) -> Any:
 def leaving(world: World, *sinks: str) -> None:
     home = str(world.root / "home")
     with Reset.holding_the_lock(home, "p", definition(world), leave=sinks) as resetting:
-        resetting.carry_out(resetting.look())
+        resetting.carry_out(resetting.plan())
 
 
 def decided(template: Template, monkeypatch: pytest.MonkeyPatch) -> World:
@@ -77,7 +77,7 @@ def test_a_reset_goes_on_without_a_target_that_is_gone(template: Template, monke
         with pytest.raises(StorageError, match=r"sink 'files' .*: headgate run PROGRAM --fresh --leave files"):
             launch.finish_reset(definition(world), SilentObserver())
         leaving(world, "files")
-        assert log_of(world).records.orders() == ()
+        assert log_of(world).sink_registry.orders() == ()
         launch.finish_reset(definition(world), SilentObserver())
     assert world.all() == [NUMBERS, Counter(), Counter()]
 
@@ -127,7 +127,7 @@ def test_another_machine_or_directory_leaves_too(template: Template, monkeypatch
     around = Process() if is_moved else Elsewhere()
     root, program = str(world.root / home), made.definition()
     with Reset.holding_the_lock(root, "p", program, around, leave=["files"]) as resetting:
-        resetting.carry_out(resetting.look())
+        resetting.carry_out(resetting.plan())
     assert world.all() == [NUMBERS, Counter(), Counter()]
 
 
@@ -212,7 +212,7 @@ def to_stream(root: Path, *names: str) -> Any:
 
 def reset_leaving(root: Path, *names: str, program: Any = None) -> None:
     with Reset.holding_the_lock(str(root / "home"), "p", program, leave=names) as resetting:
-        resetting.carry_out(resetting.look())
+        resetting.carry_out(resetting.plan())
 
 
 @pytest.mark.parametrize("kept", [("a", "b"), ("b",)])
@@ -221,7 +221,7 @@ def test_a_stream_is_left_by_all_of_its_sinks(tmp_path: Path, kept: tuple[str, .
     world = World(tmp_path)
     produce(world, to_stream(tmp_path, "a", "b") if "a" in kept else to_stream(tmp_path, "a"))
     if "a" not in kept:
-        log_of(world).records.note(0, to_stream(tmp_path, "b").targets)
+        log_of(world).sink_registry.note(0, to_stream(tmp_path, "b").targets)
     with pytest.raises(UsageError, match=r"'a' .* cannot be left alone: sink 'b' writes to stream .* leave both"):
         reset_leaving(tmp_path, "a")
     before = NUMBERS + NUMBERS if "a" in kept else NUMBERS

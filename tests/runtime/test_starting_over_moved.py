@@ -76,7 +76,7 @@ class Moved:
 
     def reset(self) -> None:
         with Reset.holding_the_lock(str(self.root / "home"), "p", self.program()) as resetting:
-            resetting.carry_out(resetting.look())
+            resetting.carry_out(resetting.plan())
 
 
 @pytest.mark.parametrize("streams", ORDERS)

@@ -38,7 +38,7 @@ def start_over(definition: PipelineDefinition, watcher: Observer, leave: Sequenc
     with Reset.holding_the_lock(config.checkpoint_root, config.name, definition, leave=leave) as resetting:
         if not leave:  # else that is ordered anew, without what is left
             resetting.finish()
-        plan = resetting.look()
+        plan = resetting.plan()
         if not plan.is_empty:
             resetting.carry_out(plan)
             watcher.on_note(f"it starts over; deleted: {deletion_text(plan)}")
@@ -51,7 +51,7 @@ def finish_reset(definition: PipelineDefinition, watcher: Observer) -> None:
         UsageError, CorruptionError, StorageError: it cannot be finished now.
     """
     config = definition.config
-    if not Reset.is_due(config.checkpoint_root, config.name):
+    if not Reset.is_unfinished(config.checkpoint_root, config.name):
         return
     with Reset.holding_the_lock(config.checkpoint_root, config.name, definition) as resetting:
         if resetting.finish():

@@ -264,7 +264,7 @@ def reset(
     root = absolute_location(directory)
     with Reset.holding_the_lock(root, pipeline, None, leave=leave or ()) as resetting:
         was_begun = not leave and resetting.finish()  # else that is ordered anew, without what is left
-        plan = resetting.look()
+        plan = resetting.plan()
         if as_json:
             is_wanted = yes and not plan.is_empty
             if is_wanted:

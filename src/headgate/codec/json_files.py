@@ -185,14 +185,12 @@ class LockHolder:
     Attributes:
         owner: who runs the pipeline, for people.
         nonce: differs for every run, also of one process.
-        takes_signals: whether SIGTERM stops the pipeline and SIGUSR1 drains it; else they would kill the process.
-        takes_asks: whether SIGUSR2 has it look for checkpoints that somebody asks for; else it would kill the process.
+        takes_signals: whether SIGTERM stops the pipeline, SIGUSR1 drains it and SIGUSR2 has it read requests; else they
+            would kill the process.
         checkpoint: the newest completed checkpoint of the run at its end.
         reason: of a failure.
-        takes_savepoints: whether what it is asked for may be a savepoint.
-        takes_cancels: whether it may be asked to cancel.
         keeper: the process that starts it again when it died, 0 if there is none.
-        claimant: the name under which it claims, exactly; "" of what does not claim.
+        claimant: the name under which it claims, exactly; "" if it does not claim.
         is_in_doubt: it was cancelled, and nobody can tell whether its checkpoints are given up (C72).
     """
 
@@ -204,9 +202,6 @@ class LockHolder:
     ending: Ending = Ending.NONE
     checkpoint: int | None = None
     reason: str = ""
-    takes_asks: bool = False
-    takes_savepoints: bool = False
-    takes_cancels: bool = False
     keeper: int = 0
     claimant: str = ""
     is_in_doubt: bool = False

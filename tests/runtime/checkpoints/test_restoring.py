@@ -9,10 +9,9 @@ import msgspec
 import polars as pl
 import pytest
 import xxhash
-from tests.runtime.checkpoints.writing import write_snapshot
 
 import headgate as hg
-from headgate.codec.snapshot import LISTS_PREFIX, encode_sections
+from headgate.codec.snapshot import LISTS_PREFIX
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.checkpoint_options import Guarantee
 from headgate.model.failure import FailureKind
@@ -47,16 +46,16 @@ class Former:
         self.manifest = Manifest(CheckpointId(1), Generation(1), parallelism, 128, entries)
 
     def _entry(self, plan: Plan, subtask: SubtaskId, is_finished: bool) -> SubtaskEntry:
-        sections: dict[str, list[bytes]] = {}
+        target = SubtaskTarget(SnapshotDestination(self.storage, "p", Generation(1), 0), subtask, CheckpointId(1))
+        sections: dict[str, bytes] = {}
         for node in plan.vertex(subtask.vertex).nodes:
-            sections[f"finished/{node.name}"] = [b"\x01" if is_finished else b"\x00"]
+            sections[f"finished/{node.name}"] = b"\x01" if is_finished else b"\x00"
             if node.name == "sum":
-                sections["state/sum"] = [f"sum of {subtask.index}".encode()]
+                target.put("state/sum", [f"sum of {subtask.index}".encode()])
             if node.name == "in":
-                sections["positions/in"] = [msgspec.msgpack.encode(self.positions(subtask.index))]
-        parts = [bytes(memoryview(part)) for part in encode_sections(sections)]
-        handle = write_snapshot(self.storage, "p", subtask, CheckpointId(1), Generation(1), parts, 0)
-        return SubtaskEntry(subtask, (handle,))
+                sections["positions/in"] = msgspec.msgpack.encode(self.positions(subtask.index))
+        target.put_bundle(sections)
+        return SubtaskEntry(subtask, target.finish())
 
     def positions(self, index: int) -> dict[str, bytes]:
         return {f"split-{index}": bytes([index])}

@@ -45,7 +45,7 @@ def test_a_question_is_for_the_run_it_names(tmp_path: Path) -> None:  # C76
 def test_whoever_asks_says_which_run_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # C76
     monkeypatch.setattr(remote_control.os, "kill", lambda pid, number: None)
     with_lock = PipelineLock.acquire(str(tmp_path), "p", "a program")
-    holder = LockHolder("process 1 on here", "here", 1, with_lock.nonce, True, takes_asks=True, takes_cancels=True)
+    holder = LockHolder("process 1 on here", "here", 1, with_lock.nonce, True)
     RunningPipeline(str(tmp_path), "p", holder).ask_for(ControlRequest(cancels=True))
     ((_, request),) = remote_control.take_requests(str(tmp_path), "p", with_lock.nonce)
     assert request.cancels

@@ -123,7 +123,7 @@ def test_whoever_goes_on_for_another_process_writes_down_its_targets(tmp_path: P
         begun = begin_generation(definition, log, "test", lambda text: None, mine)
         assert isinstance(begun, NewGeneration)
         begun.commits.close()
-        found = log.records.targets()
+        found = log.sink_registry.targets()
         assert found is not None
         return {target.sink for target in found}
 

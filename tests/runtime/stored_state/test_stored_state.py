@@ -33,7 +33,6 @@ from headgate.state.key_hash import hash_columns, key_groups
 from headgate.storage.local import LocalStorage
 from headgate.storage.urls import open_storage
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 KEYED = "keyed state(keys key: int64; value s: int64)"
 PREFIXES = {"operator-lists": LISTS_PREFIX, "in-flight": IN_FLIGHT_PREFIX}
 Reads = list[tuple[str, int]]
@@ -303,33 +302,6 @@ def test_a_savepoint_that_was_moved_can_be_looked_at(tmp_path: Path) -> None:  #
     file.unlink()
     with pytest.raises(CorruptionError, match=rf"{file.name} is damaged at byte 0: expected a file of the savepoint"):
         hg.read_state(moved, "node")
-
-
-@pytest.mark.parametrize("place", ["checkpoints_0_1/golden", "checkpoints_1/golden", "savepoint_1"])
-def test_what_earlier_versions_wrote_can_be_looked_at(tmp_path: Path, place: str) -> None:  # RS11
-    path = shutil.copytree(GOLDEN / place, tmp_path / place)
-    before = tree(tmp_path)
-    catalog = hg.state_catalog(path)
-    states = {(row["operator"], row["state"]): row for row in catalog.rows(named=True)}
-    assert {("counts", "count"), ("in", "positions"), ("sums", "accumulators"), ("windows", "windows")} <= states.keys()
-    for (operator, name), row in states.items():
-        assert hg.read_state(path, operator, name).height == row["rows"]
-    sums, counts = hg.read_state(path, "sums"), hg.read_state(path, "counts")
-    assert sums.columns == ["id", "key", "value", "ts"]
-    assert counts.columns == ["key", "value"]
-    assert sorted(sums["key"]) == sorted(counts["key"])
-    some = sums["key"].to_list()[::5]
-    assert sorted(hg.read_state(path, "counts", keys=some)["key"]) == sorted(some)
-    windows = hg.read_state(path, "windows")
-    assert windows.columns == ["key", "window_start", "window_end", "rows"]
-    assert (windows["window_end"] - windows["window_start"]).unique().to_list() == [
-        pl.select(pl.duration(seconds=1)).item()
-    ]
-    positions = hg.read_state(path, "in")
-    read = [int.from_bytes(position, "little") for position in positions["position"]]
-    assert [f'{{"row": {row}}}' for row in read] == positions["text"].to_list()
-    assert counts["value"].sum() == sum(read), "every row that was read counts once"
-    assert tree(tmp_path) == before
 
 
 class Trap:

@@ -187,9 +187,9 @@ class CheckpointLog:
         self._lives = PipelineIdentities(storage, pipeline)
         self.files = SnapshotFiles(storage, pipeline)
         """Of the snapshots that manifests refer to."""
-        self.losses = LostOutput(storage, pipeline)
+        self.lost_output = LostOutput(storage, pipeline)
         """Of output that a target denied."""
-        self.records = SinkRegistry(storage, pipeline)
+        self.sink_registry = SinkRegistry(storage, pipeline)
         """What the sinks write to, and orders to start over."""
         self._next_sequence = 0
         self._generation = Generation(0)
@@ -231,8 +231,7 @@ class CheckpointLog:
     def life(self, host: str, wall_ms: int) -> Life:
         """Return the identity of this pipeline for its sinks; drawn at its very first start (LV1).
 
-        Of any number of drivers that come at once, all get the same one. Directories of version 0.1 have none. See
-        ``later_life``.
+        Of any number of drivers that come at once, all get the same one. See ``later_life``.
 
         Raises:
             UsageError: the storage does not honour put-if-absent.
@@ -406,6 +405,7 @@ class CheckpointLog:
         Raises:
             FencedError: that entry is the claim of a newer generation.
         """
+        assert self._next_sequence > 0, "a generation is claimed before it completes checkpoints"
         path = self._entries.path(self._next_sequence)
         data = encode_log_entry(self._lineage.placed(manifest, self._next_sequence, oldest_retained))
         try:

@@ -117,7 +117,7 @@ class RestoredSnapshots:
         """Use ``read_restored``. ``count`` is the former parallelism (0: nothing to restore).
 
         Args:
-            formers: small sections by former index; all sections of a snapshot of version 1.
+            formers: small sections by former index.
             parts: the other ones, still to be read.
             is_exact: none holds what followed the barrier (GM20).
             in_flight: records that were on their way, by the node that they were on their way to.
@@ -143,9 +143,7 @@ class RestoredSnapshots:
         """Return the parts of ``node``'s state for this worker's subtask of ``vertex``, by former subtask."""
         name = f"{STATE_PREFIX}{node}"
         found: list[RestoredState] = []
-        for index, sections in self._seen_by(vertex):
-            if name in sections:
-                found.append(RestoredState(index, self._count, sections[name], self._is_exact))
+        for index, _ in self._seen_by(vertex):
             found += self._parts_of(index, name)
             found += self._rows_of_files(index, node)
         return found

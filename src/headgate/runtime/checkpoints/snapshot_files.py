@@ -334,7 +334,7 @@ def _is_about(path: str, manifests: Iterable[Manifest]) -> bool:
 
 def _range_of(path: str) -> tuple[CheckpointId, CheckpointId]:
     match = _NOTE.fullmatch(path)
-    assert match is not None
+    assert match is not None, f"{path} was listed as a note about files set aside"
     return CheckpointId(int(match.group(1))), CheckpointId(int(match.group(2)))
 
 

@@ -214,7 +214,7 @@ class CoordinatorHost:
                 self._pools.storage.submit(self._quietly, lambda: self._drop(effect.checkpoint))
             case coordinator_events.WriteSavepoint():
                 manifest = self._with_savepoints.pop(effect.checkpoint)
-                assert manifest is not None
+                assert manifest is not None, "a savepoint is written after the manifest of its checkpoint"
                 self._pools.savepoint.submit(self._write_savepoint, effect, manifest)
             case coordinator_events.DropSavepoint():
                 self._pools.savepoint.submit(
@@ -357,6 +357,8 @@ class CoordinatorHost:
             return Outcome.UNKNOWN
 
     def _completed(self, manifest: Manifest) -> None:
+        """Hand over from the storage thread: the manifest is durable, so that its output may be committed (C12)."""
+        assert manifest.generation == self.generation, "a manifest of another generation was written"
         self._triggered.pop(manifest.checkpoint, None)
         if manifest.checkpoint in self._with_savepoints:
             self._with_savepoints[manifest.checkpoint] = manifest

@@ -331,7 +331,7 @@ class Driver:
         found = self.book.snapshot(supervision.state, generation, restarts_count, pending)
         self._latest = replace(
             found,
-            lost_outputs=self._log.losses.count,
+            lost_outputs=self._log.lost_output.count,
             failures=supervision.restarts_before + supervision.failures_count,
             workers=self.workers.progress(self.book.reports()),
         )

@@ -1,6 +1,4 @@
-"""Ownership of sink targets.
-
-Ask whether this pipeline may write to them, refuse if not, take them (docs/spec/lives.md).
+"""Ownership of sink targets: ask for it, refuse a start without it, take it (docs/spec/lives.md).
 
 Runs in the driver's storage thread, before a generation is claimed. ``protocol.supervision`` decides.
 """
@@ -24,7 +22,7 @@ from headgate.storage.urls import local_directory
 
 
 class SinkOwnership:
-    """The targets of all sinks of one pipeline that remember lives, in front of one life."""
+    """The sinks of one pipeline with targets that remember an owner, asked for one identity ``life`` of it."""
 
     def __init__(self, definition: PipelineDefinition, life: Life, home: str, host: str) -> None:
         """``home`` is where the checkpoints of ``life`` are now, and ``host`` this machine, for messages."""
@@ -69,18 +67,18 @@ class SinkOwnership:
             if problem is not None:
                 raise self._refusal(name, known_as, owner, problem, following)
 
-    def tell(self) -> None:
+    def take(self) -> None:
         """Make this life the owner of every target, all in the same order (LV3).
 
         Raises:
             UsageError: another owner was quicker, or a target can never be owned (K5).
             StorageError: repeating is safe.
         """
-        for name, owner in self._told():
+        for name, owner in self._owners_after():
             if not ownership.may_own(self._life, owner):
                 raise self._refusal(name, name, owner, Objection.OTHER_LIFE, Generation(0))
 
-    def _told(self) -> Iterator[tuple[str, Owner]]:
+    def _owners_after(self) -> Iterator[tuple[str, Owner]]:
         for name, sink in self._sinks.items():
             with refusing_permanent_errors(
                 f"sink '{name}' of pipeline '{self._pipeline}' cannot remember whose its target is"
@@ -131,8 +129,7 @@ def host_of(home: str, host: str) -> str | None:
 
 def _owner_text(owner: Owner, home: str, host: str | None) -> str:
     if owner.life is None:
-        nobody_said = "version 0.1 did not say which one, nor does a target that was not given fence.life"
-        return f"another checkpoint directory than {home} ({nobody_said})"
+        return f"another checkpoint directory than {home} (a target that was not given fence.life does not say which)"
     when = datetime.fromtimestamp(owner.life.begun_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     begun = f"begun on {owner.life.host} at {when} UTC"
     if ownership.is_former(owner, home, host):

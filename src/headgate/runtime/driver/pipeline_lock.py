@@ -93,9 +93,6 @@ class PipelineLock:
             os.getpid(),
             nonce,
             signals,
-            takes_asks=signals,
-            takes_savepoints=signals,
-            takes_cancels=signals,
             keeper=current_takeover().keeper,
             claimant=claimant,
         )
@@ -124,7 +121,7 @@ class PipelineLock:
             self._file = None
 
     def _write(self, holder: LockHolder) -> None:
-        assert self._file is not None
+        assert self._file is not None, "a released lock is not written"
         self._file.truncate(0)
         self._file.write(encode_holder(holder))
 

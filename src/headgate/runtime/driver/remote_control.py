@@ -170,18 +170,8 @@ class RunningPipeline:
         """Leave a question and ring. Call at once after ``find``.
 
         Raises:
-            UsageError: the process cannot answer such a request, belongs to another user, or has just ended.
+            UsageError: the process belongs to another user, or has just ended.
         """
-        understood, what = self.holder.takes_asks, "checkpoint on request"
-        if request.savepoint:
-            understood, what = self.holder.takes_savepoints, "savepoint"
-        if request.cancels:
-            understood, what = self.holder.takes_cancels, "request to cancel"
-        if not understood:
-            raise UsageError(
-                f"pipeline '{self._pipeline}' is run by {self.holder.owner} with an older release, which takes no "
-                f"{what}; start it again with this one"
-            )
         ask = RequestFile.leave(self._root, self._pipeline, replace(request, run=self.holder.nonce))
         try:
             os.kill(self.holder.pid, ASK)
@@ -218,7 +208,7 @@ class RunningPipeline:
         ``ending`` is ``NONE`` when it died without a word, and ``REPLACED`` when another run has overwritten it.
         """
         local = local_directory(self._root)
-        assert local is not None
+        assert local is not None, "find() accepts only local directories"
         is_there = _has_open(self.holder.pid, local / self._pipeline / LOCK_NAME)  # first: it writes, then leaves
         found = read_holder(self._root, self._pipeline)
         if found is not None and found.nonce == self.holder.nonce:

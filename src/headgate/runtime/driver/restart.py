@@ -185,8 +185,8 @@ def recover_sinks(
     place = None if restored is None else restored.place
     lose = None
     if definition.config.on_denied is DeniedOutput.LOSE:
-        retry_transient(log.losses.look, around)
-        lose = log.losses.losing(around.wall_ms, note)
+        retry_transient(log.lost_output.look, around)
+        lose = log.lost_output.losing(around.wall_ms, note)
     commits = SinkCommits(definition, generation, lambda part: log.files.read(part, place), lose)
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
     keep = () if restored is None else promised_here(restored, definition)  # R18: whatever the parallelism was
@@ -334,13 +334,13 @@ def claim(
     targets = definition.targets
     orders: tuple[str, ...] = ()
     if not log.generation and targets is not None:  # SO1: the sinks of one process do not change
-        retry_transient(lambda: log.records.note(number, targets), around)
-        orders = retry_transient(log.records.orders, around)
+        retry_transient(lambda: log.sink_registry.note(number, targets), around)
+        orders = retry_transient(log.sink_registry.orders, around)
     floor = max(above, ownership.floor(owners.values()))
     claimed = retry_transient(lambda: log.claim(owner, wall_ms, mine, floor, number), around)
     with suppress(StorageError):  # SO2: the step of an order that was there before the claim is fenced by it
-        log.records.withdraw(orders)
-    retry_transient(sinks.tell, around)
+        log.sink_registry.withdraw(orders)
+    retry_transient(sinks.take, around)
     return claimed
 
 
@@ -353,7 +353,7 @@ def _refuse_unfinished_reset(
         UsageError
     """
     token = recovery.decided_reset(observed)
-    if token is not None and retry_transient(lambda: log.records.order(token), around) is not None:
+    if token is not None and retry_transient(lambda: log.sink_registry.order(token), around) is not None:
         raise UsageError(
             f"pipeline '{definition.config.name}' is being reset, and not all of its output is deleted yet; start it "
             "again when that is over"

@@ -149,7 +149,7 @@ class Adoption:
         """
         if self._is_checked:
             return
-        assert self._found is not None
+        assert self._found is not None, "decide() refuses a place without a checkpoint"
         damage = self._log.files.verify(self._found.manifest)
         if damage:
             named = "; ".join(f"{d.path}: {d.problem}" for d in damage)
@@ -164,7 +164,7 @@ class Adoption:
             CorruptionError, StorageError
         """
         found = self._found
-        assert found is not None
+        assert found is not None, "decide() refuses a place without a checkpoint"
         checkpoint = CheckpointId(max(claimed.first_checkpoint, found.manifest.checkpoint + 1))  # SV22
         manifest = replace(found.manifest, checkpoint=checkpoint, generation=claimed.next.generation)
         origin = replace(found.origin, adopted=checkpoint)

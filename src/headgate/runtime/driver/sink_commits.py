@@ -110,6 +110,7 @@ class SinkCommits:
             StorageError: a transient one; repeating is safe.
             FencedError
         """
+        assert permit is not None or not keep, "only a restored checkpoint promises output"
         checkpoint = 0 if permit is None else permit.checkpoint
         for name, committer in self._committers.items():
             fault_points.reach("in-recover")

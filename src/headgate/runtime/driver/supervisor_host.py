@@ -375,7 +375,7 @@ class SupervisorHost:
 
     def _answer_at_the_end(self, outcome: CheckpointOutcome) -> None:
         asked, self._at_the_end = self._at_the_end, None
-        assert asked is not None
+        assert asked is not None, "only a run that ends with a savepoint orders one for its end"
         self._savepoint = _in_place(asked.place, outcome)
         asked.answer(self._savepoint)
 
@@ -408,8 +408,8 @@ class SupervisorHost:
             case supervisor_events.CancelJob():
                 self.launcher.cancel(effect.submission)
             case supervisor_events.Deploy():
-                assert self.live is not None
-                assert self.live.number == effect.generation
+                assert self.live is not None, "a generation is claimed before it is deployed"
+                assert self.live.number == effect.generation, "only the newest claim is deployed"
                 self._deployed = effect.attempt
                 self.live.deploy(self._workers.of(effect.attempt))
             case supervisor_events.StartCoordinator():
@@ -493,6 +493,7 @@ class SupervisorHost:
             self.is_drained, self.had_finished = begun.manifest.is_draining, True
             self.handle(supervisor_events.AlreadyFinished(begun.manifest.checkpoint))
             return
+        assert self.live is None, "the former generation ends before the next one is claimed"
         self.last_generation = begun.generation
         self._restored = begun.restored
         self._takeover.on_claim(begun.generation)
@@ -528,7 +529,7 @@ class SupervisorHost:
     def _start(self) -> None:
         """Every worker runs."""
         live = self.live
-        assert live is not None
+        assert live is not None, "workers are ready for a generation that is over"
         self.state = PipelineState.DRAINING if live.is_draining else PipelineState.RUNNING
         interval_ms = self._definition.config.checkpoints.interval_ms
         live.start(round(interval_ms * (0.5 + self._around.random.random() / 2)))

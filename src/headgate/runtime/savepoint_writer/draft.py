@@ -256,8 +256,8 @@ class _Keyed:
 
     def declared_change(self) -> StateChange:
         """Return what becomes of it for a pipeline that declares it, perhaps otherwise than the checkpoint has it."""
-        assert self.known is not None
-        assert self.known.states is not None
+        assert self.known is not None, "only a pipeline declares states"
+        assert self.known.states is not None, "its states are known before a run"
         shapes = self.known.states
         for name in self.wanted:
             if name not in shapes:
@@ -418,7 +418,7 @@ class Draft:
             self._parallelism, self._max = base.manifest.parallelism, base.manifest.max_parallelism
             self._refuse_other_key_groups()
         else:
-            assert definition is not None
+            assert definition is not None, "a draft has a base or a pipeline"
             self._max = definition.plan.max_parallelism
             self._parallelism = parallelism or definition.plan.parallelism
 
@@ -427,7 +427,7 @@ class Draft:
         """Name of the savepoint's pipeline."""
         if self.base is not None:
             return self.base.checkpoint.pipeline
-        assert self.definition is not None
+        assert self.definition is not None, "a draft has a base or a pipeline"
         return self.definition.config.name
 
     @property
@@ -522,7 +522,7 @@ class Draft:
         return {change.section: change for several in found for change in several if change.section not in changes}
 
     def _dealt_out(self, change: StateChange, name: str, becomes: Becomes) -> OwnedRows:
-        assert becomes.given is not None
+        assert becomes.given is not None, "only given rows are distributed"
         shape, what = becomes.shape, f"state '{name}' of operator '{change.operator}'"
         rows = stored_columns(becomes.given, shape, what)
         if shape.keys:

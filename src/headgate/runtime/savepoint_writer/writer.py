@@ -60,8 +60,8 @@ class Former:
 
     Attributes:
         small: sections of its bundle that are no states.
-        others: what reads states that stay, but in parts of their own: in version 1 they are in the bundle (SF2), and
-            those in files of RocksDB are written as rows, so that any backend restores them (RB22).
+        others: what reads states that stay, but are written otherwise: those in files of RocksDB are written as rows,
+            so that any backend restores them (RB22).
         changed: the parts of the sections that change.
     """
 
@@ -87,8 +87,6 @@ def former_of(base: Base, entry: SubtaskEntry, changed: Collection[str]) -> Form
         for section, inner in sections.items():
             if section in changed:
                 former.changed.setdefault(section, []).append(decode_sections(inner, where))
-            elif section.startswith(OF_ROWS):
-                former.others.append((section, _returning(inner)))
             else:
                 former.small[section] = bytes(inner)
     for node in dict.fromkeys(node_of(p.section) for p in entry.parts if p.section.startswith(FILES_PREFIX)):
@@ -263,7 +261,7 @@ class _Writer:
 
     def _begun(self, subtask: SubtaskId, changes: Sequence[StateChange]) -> SubtaskEntry:
         """Write the snapshot of a subtask that has not run."""
-        assert self._draft.definition is not None
+        assert self._draft.definition is not None, "a draft without a base has a pipeline"
         names = [str(node.name) for node in self._draft.definition.plan.vertex(subtask.vertex).nodes]
         if self._draft.base is not None:
             names = [change.operator for change in changes]

@@ -71,7 +71,7 @@ class StoredCheckpoint:
     @property
     def place(self) -> Place:
         """Where its files are."""
-        assert self.manifest.place is not None
+        assert self.manifest.place is not None, "find_checkpoint() notes the place"
         return self.manifest.place
 
     def storage(self) -> Storage:

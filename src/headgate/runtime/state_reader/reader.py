@@ -399,5 +399,5 @@ def _column(batch: pa.RecordBatch, shape: Shape, name: str, piece: Piece, max_pa
         return _dates(batch.column(EXPIRES_COLUMN))
     if name == SUBTASK:
         return pa.repeat(pa.scalar(piece.subtask.index, pa.int32()), batch.num_rows)
-    assert name == KEY_GROUP
+    assert name == KEY_GROUP, f"selection() accepted the unknown column {name}"
     return pa.array(key_groups(hash_columns(batch, shape.keys), max_parallelism).astype(np.int32))

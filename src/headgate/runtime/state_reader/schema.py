@@ -175,7 +175,7 @@ def _declared(identity: StateIdentity, name: str, schema: pa.Schema) -> Shape:
     stored = tuple(n for i, n in enumerate(schema.names) if n == f"key{i}" and n not in (MAP_KEY, "value"))
     named = identity.key_names([str(schema.field(key).type) for key in stored])
     rest = tuple(schema.names[len(stored) :])
-    kind = OF_TIMERS.get(name) if rest == (TIME_COLUMN,) else None  # an earlier version let users take the name
+    kind = OF_TIMERS.get(name) if rest == (TIME_COLUMN,) else None  # a user may have taken the name
     taken = (*rest, *([TIME] if kind is not None else [EXPIRES] if has_expiry(schema) else []))
     keys = _apart(stored, named, taken) if named else stored
     if kind is not None:
@@ -314,7 +314,7 @@ def _position_rows(data: memoryview, identity: StateIdentity, where: str) -> lis
 
 def _output_row(piece: Piece, payload: bytes) -> Mapping[str, Any]:
     committable = piece.committable
-    assert committable is not None
+    assert committable is not None, "prepared output has its committable"
     return {
         "checkpoint": committable.checkpoint,
         "generation": committable.generation,
@@ -331,5 +331,5 @@ def _unpacked(data: memoryview, type_: Any, where: str) -> Any:
 
 
 def _plain(kind: Kind, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> Decoded:
-    assert SUBTASK not in schema.names
+    assert SUBTASK not in schema.names, "the subtask is added when rows are shown"
     return Decoded(Shape(kind, schema, (), tuple(schema.names)), iter([pa.RecordBatch.from_pylist(rows, schema)]))

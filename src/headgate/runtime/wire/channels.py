@@ -49,7 +49,7 @@ class InputChannel:
         return_credit: Callable[[int], None],
         on_arrival: Callable[[], None] | None = None,
     ) -> None:
-        assert credit_bytes > 0
+        assert credit_bytes > 0, "without credit nothing is ever sent"
         self.key = key
         self._on_arrival = on_arrival
         self._arrived: deque[Barrier | Cancel] = deque()
@@ -125,6 +125,7 @@ class InputChannel:
             due_bytes = self._taken_bytes - self._returned_bytes
             if due_bytes >= self._return_at:
                 self._returned_bytes += due_bytes  # before the sender can know of it: see outstanding_bytes
+                assert self._returned_bytes <= self._taken_bytes, "credit was returned for unread bytes"
                 self._return_credit(due_bytes)
         return element
 
@@ -186,6 +187,7 @@ class OutputChannel:
 
     def add_credit(self, size_bytes: int) -> None:
         """The receiver consumed ``size_bytes``."""
+        assert size_bytes > 0, "credit only grows"
         self._granted_bytes += size_bytes
         if self.can_send:  # also when it could before: the mailbox may have overdrawn in between
             self._on_credit(self)

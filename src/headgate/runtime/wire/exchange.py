@@ -188,6 +188,7 @@ class Peer:
 
     def attach(self, connection: Connection) -> None:
         """Use ``connection``: announce the schemas and begin to receive. The peer owns it from now on."""
+        assert self._connection is None, "one connection per pair of workers (CH1)"
         self._connection = connection
         for edge, outgoing in self._outgoing.items():
             self._send(edge, outgoing, FrameKind.OPEN, outgoing.fingerprint)
@@ -385,7 +386,7 @@ class Exchange:
         around: Surroundings = PROCESS,
     ) -> None:
         self._around = around
-        assert len(schemas) == len(plan.edges)
+        assert len(schemas) == len(plan.edges), "every edge has a schema"
         self._worker = worker
         self._plan = plan
         self._schemas = tuple(schemas)
@@ -424,7 +425,7 @@ class Exchange:
 
     def inputs(self, subtask: SubtaskId) -> tuple[ReceivingChannel, ...]:
         """Return the input channels of ``subtask`` (of this worker), by ``ChannelIndex``. After ``start``."""
-        assert subtask.index == self._worker
+        assert subtask.index == self._worker, "a worker runs the subtasks of its own number"
         keys = (
             ChannelKey(channel.edge.index, WorkerIndex(channel.upstream.index), self._worker)
             for channel in self._plan.inputs(subtask)
@@ -454,8 +455,8 @@ class Exchange:
             ConnectionLost: a worker cannot be reached in time.
             FencedError: a worker already belongs to a newer generation: leave.
         """
-        assert self._generation is None
-        assert len(addresses) == self._plan.parallelism
+        assert self._generation is None, "an exchange serves one generation"
+        assert len(addresses) == self._plan.parallelism, "every worker has an address"
         deadline = self._now_s() + timeout_seconds
         self._make_channels(generation, credit_bytes)
         with self._changed:
@@ -533,7 +534,7 @@ class Exchange:
 
     def _connect(self, other: WorkerIndex, address: Address, deadline: float) -> Connection:
         """Connect with a lower worker, patiently until ``deadline``: it may not have been deployed yet."""
-        assert self._generation is not None
+        assert self._generation is not None, "start() sets the generation before it connects"
         hello = encode_message(DataHello(self._worker, self._generation))
         while True:
             try:
@@ -558,7 +559,7 @@ class Exchange:
         return connection
 
     def _check_welcome(self, other: WorkerIndex, answer: DataGreeting) -> None:
-        assert self._generation is not None
+        assert self._generation is not None, "start() sets the generation before it connects"
         match answer:
             case DataWelcome():
                 return

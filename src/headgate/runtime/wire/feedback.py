@@ -61,7 +61,8 @@ class _Run:
         """Append ``extent`` if it is in the piece of this run."""
         if extent.piece is not self.piece:
             return False
-        assert extent.offset == self.end  # one thread puts, and a put that failed ended the channel
+        # one thread puts, and a put that failed ended the channel
+        assert extent.offset == self.end, "spilled batches of a run follow each other"
         self._sizes.append(extent.size_bytes)
         self._rows.append(extent.rows)
         self.end = extent.end
@@ -355,6 +356,7 @@ class FeedbackChannel:
         return taken
 
     def _take(self) -> Element | Extent:
+        assert self._elements > 0, "the queue was checked under the same lock"
         self._elements -= 1
         self._taken_total += 1
         first = self._queue[0]

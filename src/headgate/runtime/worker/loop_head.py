@@ -201,7 +201,7 @@ class LoopLog:
     def _release(self, entries: Sequence[_Entry]) -> None:
         for entry in entries:
             entry.references -= 1
-            assert entry.references >= 0
+            assert entry.references >= 0, "a log gave a batch back twice"
             if entry.references:
                 continue
             if entry.extent is None:

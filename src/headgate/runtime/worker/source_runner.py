@@ -228,7 +228,7 @@ class SourceState:
 
     def splits_now(self) -> SplitsSeen:
         """Return which splits a marker may still come from (EI25, EI26, EI30)."""
-        assert self.markers is not None
+        assert self.markers is not None, "only sources that set barriers have markers"
         if self.is_over or (self.ahead is not None and self.ahead.is_ended):
             return SplitsSeen((), is_read=False)
         return SplitsSeen(tuple(self.markers.splits()), is_read=self.ahead is None or not self.ahead.is_full)
@@ -323,7 +323,7 @@ class SourceRunner:
 
     def read_on(self, splits: tuple[str, ...]) -> None:
         """Have it read on after the markers of ``splits``."""
-        assert self.source.markers is not None
+        assert self.source.markers is not None, "only sources that set barriers have markers"
         self.source.markers.read_on(splits)
 
     def tick(self, now_ms: int) -> None:

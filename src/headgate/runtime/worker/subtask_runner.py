@@ -83,6 +83,7 @@ class SnapshotTaker:
 
     def take(self, checkpoint: CheckpointId, options: CheckpointOptions) -> Durations:
         """The synchronous part: flush (U8), then seal what the sinks were given, and take references (ST5)."""
+        assert self._frozen is None, "the snapshot before has been handed over to the writer"
         fault_points.reach("before-snapshot")
         begun_ns = self._clock_ns()
         self._chain.before_barrier()
@@ -119,7 +120,7 @@ class SnapshotTaker:
 
     def thawed(self) -> SubtaskSnapshot:
         """Return what was frozen, once."""
-        assert self._frozen is not None
+        assert self._frozen is not None, "a snapshot is handed over once"
         frozen, self._frozen = self._frozen, None
         return frozen
 
@@ -410,7 +411,7 @@ class SubtaskRunner:
                 for channel in effect.channels:
                     self._inputs[channel].unblock()
             case externally_induced.ReadOn():
-                assert self._reading is not None
+                assert self._reading is not None, "only sources meet markers"
                 self._reading.read_on(effect.splits)
             case alignment.TakeSnapshot():
                 self._take_snapshot(effect.checkpoint, options=effect.options)
@@ -450,7 +451,7 @@ class SubtaskRunner:
             case prober.PassProbe():
                 self._pass_probe(effect.probe)
             case prober.CloseRound():
-                assert self._nest is not None
+                assert self._nest is not None, "only loops have rounds"
                 self.chain.on_round(effect.round_, self._nest)
             case loop_participant.ReportEntranceEnded():
                 self._reports.entrance_ended(self.subtask, effect)

@@ -87,7 +87,7 @@ class AlignmentTimer:
 
     def arm(self, checkpoint: CheckpointId) -> None:
         """It begins to align for ``checkpoint``."""
-        assert self._overtaking is not None
+        assert self._overtaking is not None, "the machine times alignment only where barriers may overtake"
         self._deadline = checkpoint, self._deadline_of(checkpoint, self._overtaking)
 
     def timed_out(self, now_ms: int) -> CheckpointId | None:

@@ -238,6 +238,7 @@ class Worker:
         deploy = self._await_deployment()
         if deploy is None:
             return
+        assert not self.is_deployed, "a worker serves one generation"
         self._generation = Generation(deploy.generation)
         self._deploy(deploy, exchange)
         control.send(messages.Ready(deploy.generation, self._is_listening))
@@ -340,7 +341,7 @@ class Worker:
         self._metrics.slept(self._around.monotonic_ns() - begun)
 
     def _report_metrics(self) -> None:
-        assert self._exchange is not None
+        assert self._exchange is not None, "run() makes the exchange before the mailbox loop"
         busy = self._metrics.busy_fraction()
         for runner in self._runners:
             runner.chain.set_busy(busy > 0.9)

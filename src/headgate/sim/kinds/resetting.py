@@ -118,7 +118,7 @@ class ResettingRun(Run):
             program = self._program() if has_program else None
             with Reset.holding_the_lock(ROOT, NAME, program, self._surroundings(process)) as resetting:
                 resetting.finish()
-                plan = resetting.look()
+                plan = resetting.plan()
                 if not plan.is_empty:
                     resetting.carry_out(plan)
                     self._carried_out(steps_count)
@@ -149,7 +149,7 @@ class ResettingRun(Run):
         """Finish a reset that was cut short, and have the first claim write down what the sinks write to (SO1, SO3)."""
         self._steps_at[self.tasks.current.process] = len(self.history.steps)
         definition = replace(definition, targets=targets_of(definition.graph))
-        if Reset.is_due(ROOT, NAME):
+        if Reset.is_unfinished(ROOT, NAME):
             with Reset.holding_the_lock(ROOT, NAME, definition, around) as resetting:
                 self.finished_count += resetting.finish()
         return definition

@@ -91,10 +91,10 @@ class EmptiedStreams:
         """Do what the command does with the program of the pipeline."""
         with Reset.holding_the_lock(ROOT, NAME, self._program(), self._around(process)) as resetting:
             resetting.finish()
-            plan = resetting.look()
+            plan = resetting.plan()
             if not plan.is_empty:
                 resetting.carry_out(plan)
-            self._require(resetting.look().is_empty, "a reset that is over has left something to be deleted")
+            self._require(resetting.plan().is_empty, "a reset that is over has left something to be deleted")
         self.is_done = True
         process.end(0)
 
