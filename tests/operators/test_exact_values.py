@@ -18,7 +18,7 @@ import pytest
 from tests.operators.harness import Harness
 
 from headgate.codec.exact_values import MisfitError, exact_array
-from headgate.connectors.files.decode import JsonDecoder
+from headgate.connectors.files.json_decoder import JsonDecoder
 from headgate.connectors.files.line_file import Lines
 from headgate.connectors.memory import FromRows
 from headgate.errors import UsageError

@@ -181,7 +181,7 @@ class HoldingSource(Protocol):
         """
 
 
-class BreakingReader(ABC):
+class FailStopReader(ABC):
     """A reader that is unusable after its first failure, and says so each time: it never seems to be at its end (N23).
 
     What the failing call had taken is neither delivered nor put back; another reader begins at the last positions

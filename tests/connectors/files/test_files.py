@@ -485,7 +485,7 @@ def test_the_list_of_files_is_the_drivers(tmp_path: Path) -> None:
 
 
 def test_a_file_that_ends_without_line_end_is_finished_at_its_last_byte(tmp_path: Path) -> None:
-    file = LineFile(str(write(tmp_path / "a", b"x\ny")), FilePosition(), follow=False)
+    file = LineFile(str(write(tmp_path / "a", b"x\ny")), FilePosition())
     while not file.is_finished:
         file.step()
     assert file.position().offset == 3

@@ -148,6 +148,8 @@ def test_outputs_have_names_and_event_time_goes_with_all_of_them_but_bad_records
     chain.head.process(BATCH, InputName("right"))
     rows = BATCH.num_rows
     assert calls == [f"right of a {rows}", f"left of b {rows}", f"c {rows}"]
+    sent = [chain.totals[NodeName(name)].records_out for name in "ab"]
+    assert sent == [rows, rows], "records of a side output count if anything reads it"
     calls.clear()
     chain.advance(5)
     assert calls == ["a at 5", "b at 5", "c at 5"]

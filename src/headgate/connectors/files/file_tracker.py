@@ -14,20 +14,20 @@ from dataclasses import replace
 
 from headgate.connectors.base import SourceContext, owner_of_split
 from headgate.connectors.files.filesystem import inode_of
-from headgate.connectors.files.line_file import FileMovedError, FilePosition, LineFile
-from headgate.connectors.files.rotation import Found, OlderFiles, Others, SeenFile, renamed_to, was_compressed
+from headgate.connectors.files.line_file import FileMovedError, FileOptions, FilePosition, LineFile
+from headgate.connectors.files.rotation import ForeignFiles, Found, OlderFiles, SeenFile, renamed_to, was_compressed
 from headgate.connectors.files.selection import FileSelection, numbered_files, owner_of_file, series_of
 from headgate.errors import UsageError
 
 
-class Share:
+class FileAssignment:
     """What of all selected files is one subtask's."""
 
     def __init__(self, context: SourceContext, selection: FileSelection, *, follow: bool) -> None:
         self._context = context
         self._selection = selection
         self._follow = follow
-        self._others = Others(system=selection.system)
+        self._others = ForeignFiles(system=selection.system)
         given = [root for root in selection.roots if not glob.has_magic(root)] if follow else []
         self.given = {root for root in given if not selection.system.is_directory(root)}
         """Files that were given one by one; some may be missing just now."""
@@ -76,18 +76,17 @@ LOOKS_MAX = 3
 """What is missing or may not be read just now is awaited for so many looks for new files (N48)."""
 
 
-class FileTable:
+class FileTracker:
     """``path → file`` of the files that one subtask owns."""
 
-    def __init__(self, context: SourceContext, selection: FileSelection, *, follow: bool, line_bytes_max: int) -> None:
+    def __init__(self, context: SourceContext, selection: FileSelection, options: FileOptions) -> None:
         self.files: dict[str, LineFile] = {}
         self.losses: list[LineFile] = []
         """Files that were replaced unseen: what was appended last may be missing (N21)."""
         self._selection = selection
-        self._follow = follow
-        self._line_bytes_max = line_bytes_max
+        self._options, self._follow = options, options.follow
         self._system = selection.system
-        self._share = Share(context, selection, follow=follow)
+        self._assignment = FileAssignment(context, selection, follow=options.follow)
         self._older = OlderFiles(self._system)
         self._settled: dict[str, LineFile] = {}
         """By series, the file for which everything that was rotated away before it has been dealt with (N49)."""
@@ -107,12 +106,12 @@ class FileTable:
         own = {}
         for path, position in known.items():
             number = numbers.get(path)
-            if self._share.owns(path, number):
+            if self._assignment.owns(path, number):
                 own[path] = self._file(path, replace(position, number=number, older=None, is_settled=False))
                 if position.older is not None:
                     self._older.restore(series_of(path), position.older)
             else:
-                self._share.note_position(path, position)
+                self._assignment.note_position(path, position)
         beside = self._beside(own, files)
         renamed = self._place(list(own.values()), files, numbers)
         settled = {series_of(path) for path, position in known.items() if position.is_settled}
@@ -165,7 +164,7 @@ class FileTable:
         Subtasks look at different times, and an inode is used again: what it says could differ from one to the next.
         """
         selected = self._selection.look().files if self._follow else listed
-        return path in selected and not self._share.owns(path, numbers.get(path))
+        return path in selected and not self._assignment.owns(path, numbers.get(path))
 
     def _is_free_for(self, file: LineFile) -> Callable[[str], bool]:
         """Return whether ``file`` may be at a path: an inode tells it from who was seen there before.
@@ -175,7 +174,7 @@ class FileTable:
         """
 
         def is_free(path: str) -> bool:
-            if not file.has_fingerprint and self._share.is_of_another(file.path, path):
+            if not file.has_fingerprint and self._assignment.is_of_another(file.path, path):
                 return False
             return path not in self.files or bool(file.inode and self.files[path].inode != file.inode)
 
@@ -210,7 +209,7 @@ class FileTable:
             return True
         others = [each for each in self.files.values() if each.inode == inode and each is not file]
         is_known = any(not each.was_empty and each.is_at(file.path, inode) for each in others)
-        return not is_known and not self._share.is_of_others(file.path, inode)
+        return not is_known and not self._assignment.is_of_others(file.path, inode)
 
     # -- later --------------------------------------------------------------------------------------------------
 
@@ -228,7 +227,7 @@ class FileTable:
             elif file is None:
                 self._consider(path, None)
         present = {self._inode_of(path) for path in listed}
-        self._share.forget_all_but(present)
+        self._assignment.forget_all_but(present)
         self._add_missed(beside, before)
         known = {id(file) for file in before.values()}
         return [file for file in self.files.values() if id(file) not in known]
@@ -243,7 +242,7 @@ class FileTable:
         missing = {path for path in sorted(unfinished.intersection(self._awaited)) if self._inode_of(path) is None}
         self._awaited = {path: self._awaited.get(path, 0) + 1 for path in {*unreadable, *missing}}
         for path in unreadable:
-            if self._awaited[path] >= LOOKS_MAX and self._share.owns(path, None):
+            if self._awaited[path] >= LOOKS_MAX and self._assignment.owns(path, None):
                 raise self._selection.cannot_read(path)
 
     def _reappeared(self, file: LineFile) -> None:
@@ -259,9 +258,9 @@ class FileTable:
         inode = self._inode_of(path)
         if inode is None and self._follow:
             return
-        if not self._share.owns(path, number):
+        if not self._assignment.owns(path, number):
             if inode is not None:
-                self._share.note(path, inode)
+                self._assignment.note(path, inode)
             return
         if inode is None or not self._is_known(path, inode):
             self.files[path] = self._file(path, FilePosition(inode=inode or 0, number=number))
@@ -276,7 +275,7 @@ class FileTable:
                     self._rename(file, path)
                     return True
         # If it was renamed on while it was looked at, the next look tells (N50).
-        return self._share.is_of_others(path, inode) or self._inode_of(path) != inode
+        return self._assignment.is_of_others(path, inode) or self._inode_of(path) != inode
 
     def relocate(self, file: LineFile, moved: FileMovedError) -> bool:
         """Find ``file``, which is not at its path any more; afterwards it has another one, or has finished.
@@ -337,8 +336,8 @@ class FileTable:
         if not self._follow:
             return {}
         shown = self._selection.shows_all_beside
-        paths = {path for path in {*known, *listed, *self._share.given} if not shown(path)}
-        return self._older.beside({series_of(path) for path in paths if self._share.owns(path, None)}, listed)
+        paths = {path for path in {*known, *listed, *self._assignment.given} if not shown(path)}
+        return self._older.beside({series_of(path) for path in paths if self._assignment.owns(path, None)}, listed)
 
     def _add_missed(self, beside: Mapping[str, Found], before: Mapping[str, LineFile]) -> None:
         """Add what was rotated away unseen. ``beside`` was listed after the files of ``before`` were noticed.
@@ -380,7 +379,7 @@ class FileTable:
             )
 
         def is_free(path: str, inode: int) -> bool:
-            return path not in taken and not is_known(path, inode) and not self._share.is_of_others(path, inode)
+            return path not in taken and not is_known(path, inode) and not self._assignment.is_of_others(path, inode)
 
         return {series: [each for each in found if is_free(*each)] for series, found in beside.items()}
 
@@ -413,7 +412,7 @@ class FileTable:
         return series_of(key) != key
 
     def _file(self, path: str, position: FilePosition) -> LineFile:
-        return LineFile(path, position, self._follow, self._line_bytes_max, self._system)
+        return LineFile(path, position, self._options, self._system)
 
     def _inode_of(self, path: str) -> int | None:
         return inode_of(path, self._system)

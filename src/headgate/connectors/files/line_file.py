@@ -15,6 +15,7 @@ import pyarrow as pa
 import xxhash
 
 from headgate.connectors.files.filesystem import ABSENT, LOCAL, FileSystem, Status, failing
+from headgate.connectors.files.selection import PATTERN_DEFAULT
 from headgate.errors import CorruptionError, UsageError
 
 _VERSION = 4
@@ -157,6 +158,21 @@ class FileMovedError(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
+class FileOptions:
+    """The options of a source of lines (``line_source.LineOptions``), checked, in milliseconds and bytes."""
+
+    follow: bool = False
+    pattern: str = PATTERN_DEFAULT
+    include_path: bool = False
+    poll_ms: int = 20
+    discovery_ms: int = 1_000
+    line_bytes_max: int = LINE_BYTES_MAX
+
+
+DEFAULTS = FileOptions()
+
+
+@dataclass(frozen=True, slots=True)
 class Lines:
     """Some complete lines: ``values`` (large_binary, without line ends), where each begins, and the first's number."""
 
@@ -186,8 +202,7 @@ class LineFile:
         self,
         path: str,
         position: FilePosition,
-        follow: bool,
-        line_bytes_max: int = LINE_BYTES_MAX,
+        options: FileOptions = DEFAULTS,
         system: FileSystem = LOCAL,
     ) -> None:
         self.path = path
@@ -198,8 +213,8 @@ class LineFile:
         self.is_finished = position.is_finished
         self.is_at_end = False
         """The last ``step`` found nothing more in the file."""
-        self._follow = follow
-        self._line_bytes_max = line_bytes_max
+        self._follow = options.follow
+        self._line_bytes_max = line_bytes_max = options.line_bytes_max
         self._head_bytes = min(_REFUSED_BYTES, line_bytes_max)  # of a line that is too long
         self._seen_bytes = position.seen_bytes
         self._head = b""

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 import pyarrow as pa
 
-from headgate.connectors.base import BreakingReader, SourceBatch, SourceContext, SourceReader
-from headgate.connectors.files.decode import Decoded, JsonDecoder, TextDecoder
-from headgate.connectors.files.file_tracker import FileTable
+from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, SourceReader
+from headgate.connectors.files.file_tracker import FileTracker
 from headgate.connectors.files.filesystem import LOCAL, FileSystem
-from headgate.connectors.files.line_file import LINE_BYTES_MAX, FileMovedError, LineFile, Lines, OversizeLine
+from headgate.connectors.files.json_decoder import JsonDecoder
+from headgate.connectors.files.line_decoder import Decoded, Decoder, TextDecoder
+from headgate.connectors.files.line_file import (
+    LINE_BYTES_MAX,
+    FileMovedError,
+    FileOptions,
+    LineFile,
+    Lines,
+    OversizeLine,
+)
 from headgate.connectors.files.selection import PATTERN_DEFAULT, FileSelection, Paths, select_files
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
@@ -33,28 +40,18 @@ STEPS_MAX = 64
 """Files looked at in one ``poll``, so that many idle files do not hold up the mailbox."""
 
 
-class Decoder(Protocol):
-    """Makes records of lines."""
-
-    schema: pa.Schema
-
-    def decode(self, lines: Lines) -> Decoded:
-        """Return the records and the refused lines."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileOptions:
-    """What ``TextFiles`` and ``JsonLines`` have in common; the text of their docstrings."""
-
-    follow: bool
-    include_path: bool
-    poll_ms: int
-    discovery_ms: int
-    line_bytes_max: int
-
-
 class LineOptions(TypedDict, total=False):
-    """The options that ``TextFiles`` and ``JsonLines`` have in common; what they mean is in the docstrings of both."""
+    """The options that all sources of lines have in common, such as ``TextFiles`` and ``JsonLines``.
+
+    Attributes:
+        follow: True keeps waiting for more lines and more files; the source then never ends. Default: False.
+        pattern: which files below a directory to read, as a glob relative to it. Default: ``"**/*"``.
+        encoding: ``"utf-8"``, the only encoding that is supported.
+        include_path: True adds the columns ``path`` and ``byte`` (the offset of the line). Default: False.
+        poll_interval: how often followed files are checked for more lines. Default: ``"20ms"``.
+        discovery_interval: how often followed directories are checked for new files. Default: ``"1s"``.
+        line_bytes_max: lines with more bytes, line feed excluded, are bad records. Default: 8 MiB.
+    """
 
     follow: bool
     pattern: str
@@ -65,33 +62,42 @@ class LineOptions(TypedDict, total=False):
     line_bytes_max: int
 
 
-class _LineSource:
-    """Files of lines. Paths are made absolute where it is constructed, so that workers find the same files."""
+def file_options(
+    *,
+    follow: bool = False,
+    pattern: str = PATTERN_DEFAULT,
+    encoding: str = "utf-8",
+    include_path: bool = False,
+    poll_interval: Duration = "20ms",
+    discovery_interval: Duration = "1s",
+    line_bytes_max: int = LINE_BYTES_MAX,
+) -> FileOptions:
+    """Return ``LineOptions`` as one value, with the defaults.
+
+    Raises:
+        UsageError: the encoding is not supported, an interval is not a duration, or a limit is not positive.
+    """
+    if encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
+        raise UsageError(f"encoding '{encoding}' is not supported; convert the files to UTF-8")
+    if not isinstance(line_bytes_max, int) or line_bytes_max < 1:
+        raise UsageError(f"line_bytes_max must be a number of bytes of at least 1, but is {line_bytes_max!r}")
+    poll_ms = max(duration_ms(poll_interval, "poll_interval"), 1)
+    discovery_ms = duration_ms(discovery_interval, "discovery_interval")
+    return FileOptions(follow, pattern, include_path, poll_ms, discovery_ms, line_bytes_max)
+
+
+class LineSource:
+    """Base class of sources of files with lines. What is special of a format is its decoder.
+
+    Paths are made absolute where it is constructed, so that workers find the same files.
+    """
 
     system: FileSystem = LOCAL
     """Where the files are; the simulator has its own."""
 
-    def __init__(
-        self,
-        paths: Paths,
-        *,
-        follow: bool = False,
-        pattern: str = PATTERN_DEFAULT,
-        encoding: str = "utf-8",
-        include_path: bool = False,
-        poll_interval: Duration = "20ms",
-        discovery_interval: Duration = "1s",
-        line_bytes_max: int = LINE_BYTES_MAX,
-    ) -> None:
-        """Configure; see ``TextFiles``."""
-        if encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
-            raise UsageError(f"encoding '{encoding}' is not supported; convert the files to UTF-8")
-        if not isinstance(line_bytes_max, int) or line_bytes_max < 1:
-            raise UsageError(f"line_bytes_max must be a number of bytes of at least 1, but is {line_bytes_max!r}")
-        self._selection = select_files(paths, pattern, self.system)
-        poll_ms = max(duration_ms(poll_interval, "poll_interval"), 1)
-        discovery_ms = duration_ms(discovery_interval, "discovery_interval")
-        self._options = FileOptions(follow, include_path, poll_ms, discovery_ms, line_bytes_max)
+    def __init__(self, paths: Paths, options: LineOptions) -> None:
+        self._options = file_options(**options)
+        self._selection = select_files(paths, self._options.pattern, self.system)
         self._files: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
@@ -136,7 +142,7 @@ class _LineSource:
         return FileReader(context, self._selection, files, self._options, self._decoder())
 
 
-class TextFiles(_LineSource):
+class TextFiles(LineSource):
     """Reads text files; each line is a record with one string column.
 
     ``TextFiles("logs/", follow=True)`` follows a directory that grows. A line that is not UTF-8 or is too long is a
@@ -149,27 +155,19 @@ class TextFiles(_LineSource):
         Args:
             paths: a file, a glob, a directory, or a list of these.
             line_column: the name of the column that holds the line.
-            **options: each by its name:
-
-                * ``follow=False``: True keeps waiting for more lines and more files; the source then never ends.
-                * ``pattern="**/*"``: which files below a directory to read, as a glob relative to it.
-                * ``encoding="utf-8"``: the only encoding that is supported.
-                * ``include_path=False``: True adds the columns ``path`` and ``byte`` (the offset of the line).
-                * ``poll_interval="20ms"``: how often followed files are checked for more lines.
-                * ``discovery_interval="1s"``: how often followed directories are checked for new files.
-                * ``line_bytes_max``: lines with more bytes, line feed excluded, are bad records; 8 MiB by default.
+            **options: each by its name, as ``LineOptions`` describes them.
 
         Raises:
             UsageError: the encoding is not supported, an interval is not a duration, or a limit is not positive.
         """
-        super().__init__(paths, **options)
+        super().__init__(paths, options)
         self._column = line_column
 
     def _decoder(self) -> Decoder:
         return TextDecoder(self._column)
 
 
-class JsonLines(_LineSource):
+class JsonLines(LineSource):
     """Reads files with one JSON object per line.
 
     Unknown fields are ignored, and missing fields are null. A line is a bad record if it is not an object, has a value
@@ -191,21 +189,13 @@ class JsonLines(_LineSource):
             schema: an Arrow or Polars schema, or a dict from names to Python, Polars or Arrow types. Arrow fields that
                 are not nullable are required.
             required: names of further fields that must be present and not null.
-            **options: each by its name:
-
-                * ``follow=False``: True keeps waiting for more lines and more files; the source then never ends.
-                * ``pattern="**/*"``: which files below a directory to read, as a glob relative to it.
-                * ``encoding="utf-8"``: the only encoding that is supported.
-                * ``include_path=False``: True adds the columns ``path`` and ``byte`` (the offset of the line).
-                * ``poll_interval="20ms"``: how often followed files are checked for more lines.
-                * ``discovery_interval="1s"``: how often followed directories are checked for new files.
-                * ``line_bytes_max``: lines with more bytes, line feed excluded, are bad records; 8 MiB by default.
+            **options: each by its name, as ``LineOptions`` describes them.
 
         Raises:
             UsageError: a type is unknown, the encoding is not supported, an interval is not a duration, or a limit is
                 not positive.
         """
-        super().__init__(paths, **options)
+        super().__init__(paths, options)
         self._schema = arrow_schema(schema)
         self._required = tuple(required)
 
@@ -213,7 +203,7 @@ class JsonLines(_LineSource):
         return JsonDecoder(self._schema, self._required)
 
 
-class FileReader(BreakingReader):
+class FileReader(FailStopReader):
     """Reads the files of one subtask in turn, a block each."""
 
     def __init__(
@@ -227,13 +217,13 @@ class FileReader(BreakingReader):
         self._context = context
         self._options, self._decoder = options, decoder
         self._schema = _with_place(decoder.schema, options.include_path)
-        self._table = FileTable(context, selection, follow=options.follow, line_bytes_max=options.line_bytes_max)
+        self._tracker = FileTracker(context, selection, options)
         self._active: deque[LineFile] = deque()
         self._waiting: list[LineFile] = []
         self._ended: set[int] = set()
         self._check_at_ms = self._discover_at_ms = context.clock_ms()
         positions = selection.carried_over(context.positions or {}, context.relocation, files)
-        for file in self._table.open(files, positions):
+        for file in self._tracker.open(files, positions):
             if file.is_finished and not options.follow and file.has_grown():
                 file.reopen()
             if file.is_finished:
@@ -245,8 +235,8 @@ class FileReader(BreakingReader):
         """Return the files that may deliver more; one that was rotated away and read to its end is not expected to."""
         return [
             path
-            for path, file in self._table.files.items()
-            if id(file) not in self._ended and not (file.is_at_end and self._table.is_rotated(path))
+            for path, file in self._tracker.files.items()
+            if id(file) not in self._ended and not (file.is_at_end and self._tracker.is_rotated(path))
         ]
 
     def _has_ended(self) -> bool:
@@ -255,7 +245,7 @@ class FileReader(BreakingReader):
 
     def _positions(self) -> dict[str, bytes]:
         """Return a position for each file owned, finished ones too."""
-        return self._table.positions()
+        return self._tracker.positions()
 
     def wakeup_ms(self) -> int:
         """Return 0 while there is something to read."""
@@ -268,12 +258,12 @@ class FileReader(BreakingReader):
 
     def _poll(self) -> SourceBatch | None:
         """Return the lines of one block of one file."""
-        if self._table.losses:
-            return self._lost(self._table.losses.pop())
+        if self._tracker.losses:
+            return self._lost(self._tracker.losses.pop())
         self._look_around()
         for _ in range(min(STEPS_MAX, len(self._active))):
             file = self._active.popleft()
-            if self._table.files.get(file.path) is not file:  # another file has its name now
+            if self._tracker.files.get(file.path) is not file:  # another file has its name now
                 continue
             if file.is_finished:  # its last lines were returned by an earlier poll
                 self._ended.add(id(file))
@@ -282,8 +272,8 @@ class FileReader(BreakingReader):
                 lines = file.step()
             except FileMovedError as moved:
                 self._relocate(file, moved)
-                if self._table.losses:
-                    return self._lost(self._table.losses.pop())
+                if self._tracker.losses:
+                    return self._lost(self._tracker.losses.pop())
                 continue
             if file.is_at_end and not file.is_finished:
                 self._waiting.append(file)
@@ -297,12 +287,12 @@ class FileReader(BreakingReader):
 
     def _relocate(self, file: LineFile, moved: FileMovedError) -> None:
         """Go on with a file that was renamed, or end with one that is gone; look for new ones at once."""
-        known = {id(each) for each in self._table.files.values()}
-        if not self._table.relocate(file, moved):
+        known = {id(each) for each in self._tracker.files.values()}
+        if not self._tracker.relocate(file, moved):
             self._waiting.append(file)
             return
         self._active.append(file)
-        self._active.extend(each for each in self._table.files.values() if id(each) not in known)
+        self._active.extend(each for each in self._tracker.files.values() if id(each) not in known)
         self._discover_at_ms = self._context.clock_ms()
 
     def _lost(self, file: LineFile) -> SourceBatch:
@@ -320,7 +310,7 @@ class FileReader(BreakingReader):
             self._waiting.clear()
         if now_ms >= self._discover_at_ms:
             self._discover_at_ms = now_ms + self._options.discovery_ms
-            self._active.extend(self._table.discover())
+            self._active.extend(self._tracker.discover())
 
     def _batch(self, path: str, lines: Lines | OversizeLine) -> SourceBatch:
         node = self._context.node

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from headgate.codec.arrow import joined_zones
-from headgate.connectors.base import BreakingReader, SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, SourceReader, owner_of_split
 from headgate.connectors.files.selection import Paths, numbered_files, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.lineage import Location
@@ -281,7 +281,7 @@ class _File:
                         yield group, row, carried(there, schema, self.path)
 
 
-class ParquetReader(BreakingReader):
+class ParquetReader(FailStopReader):
     """Reads the files of one subtask, a few of them in turn."""
 
     def __init__(

@@ -98,7 +98,7 @@ class SeenFile:
 
 
 @dataclass(slots=True)
-class Others:
+class ForeignFiles:
     """The files of other subtasks, by inode (N20)."""
 
     files: dict[int, SeenFile] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from typing import cast
 
 import pyarrow as pa
 
-from headgate.connectors.base import BreakingReader, CheckpointMarker, HoldContext, Polled, SourceBatch, SourceContext
+from headgate.connectors.base import CheckpointMarker, FailStopReader, HoldContext, Polled, SourceBatch, SourceContext
 from headgate.connectors.hooks import ASK_AGAIN, AskAgain, CoordinatorHook, HookContext
 from headgate.connectors.streams.segments import decode_position, encode_position
 from headgate.connectors.streams.stream_source import (
@@ -129,7 +129,7 @@ def _cut_in(data: bytes, source: str) -> StreamCut:
         raise CorruptionError(what, 0, f"a stream cut in format {_FORMAT}", str(error)) from error
 
 
-class GroupSourceReader(BreakingReader, CheckpointedFunction, CheckpointListener):
+class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener):
     """Reads the segments that the group gives it, and stands still at each marker until it is told to read on."""
 
     def __init__(self, store: Store, stream: str, group: str, context: SourceContext) -> None:

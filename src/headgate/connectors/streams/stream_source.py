@@ -13,7 +13,7 @@ from typing import ClassVar, cast
 
 import pyarrow as pa
 
-from headgate.connectors.base import BreakingReader, HoldContext, Polled, SourceBatch, SourceContext
+from headgate.connectors.base import FailStopReader, HoldContext, Polled, SourceBatch, SourceContext
 from headgate.connectors.hooks import CoordinatorHook
 from headgate.connectors.streams.segments import OwnSegments, encode_position, first_needed, places_of
 from headgate.connectors.streams.stream_cuts import SegmentCuts, StreamCutHook
@@ -177,7 +177,7 @@ def holder_of(pipeline: str, node: str) -> str:
     return f"{pipeline}/{node}"
 
 
-class StreamSourceReader(BreakingReader, CheckpointedFunction, CheckpointListener):
+class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener):
     """Reads the segments of one subtask in turn, those that follow them when the stream is scaled too (SC40)."""
 
     def __init__(self, source: StreamSource, store: Store, context: SourceContext) -> None:

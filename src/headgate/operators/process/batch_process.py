@@ -18,6 +18,7 @@ from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_state import BatchCursor, BatchStates, Keys
 from headgate.operators.process.state_declaration import StatefulFunction, StatefulFunctionSpec, opened
 from headgate.operators.process.timers import (
+    CallContext,
     OperatorTime,
     TimedOperator,
     Times,
@@ -29,7 +30,7 @@ from headgate.operators.process.timers import (
 from headgate.operators.row_functions import divert_misfits
 from headgate.operators.schemas import SchemaLike, batch_of, columns_of_frame, frame_of, schema_text
 from headgate.operators.user_functions import UserFunctionError, batch_error, copied, user_traceback
-from headgate.state.backend import ColumnBackend, Ownership
+from headgate.state.backend import ColumnBackend
 from headgate.state.descriptors import KeyColumns
 from headgate.state.key_hash import Words, owned_rows
 from headgate.state.key_index import Slots
@@ -195,19 +196,25 @@ TIMERS_PER_CALL = 16_384
 """``on_timer`` is called with so many keys at most; a tick calls it once (TM7)."""
 
 
-class BatchContext:
+class BatchContext(CallContext):
     """The context of a call of a batch process function: the keys, and their timers."""
 
     def __init__(
-        self, cursor: BatchCursor, backend: ColumnBackend, keys: KeyColumns, node: str, timers: BatchTimers
+        self,
+        operator: OperatorContext,
+        time: OperatorTime,
+        cursor: BatchCursor,
+        timers: BatchTimers,
+        backend: ColumnBackend,
+        keys: KeyColumns,
     ) -> None:
         """For Headgate only."""
+        super().__init__(operator, time)
         self._cursor = cursor
         self._timers = timers
         self._backend = backend
         self._key_schema = pa.schema(list(zip(keys.names, keys.types, strict=True)))
-        self._node = node
-        self._owner: Ownership | None = None
+        self._owner = owner_of(operator)
 
     @property
     def keys(self) -> Keys:
@@ -234,7 +241,6 @@ class BatchContext:
         batch = batch_of(frame, self._key_schema)
         if any(column.null_count for column in batch.columns):
             raise UsageError(f"operator '{self._node}': lookup was given a null key; filter such rows out before")
-        assert self._owner is not None
         owner = self._owner
         owned = owned_rows(batch, names, owner.max_parallelism, owner.parallelism, owner.subtask_index)
         if owned.num_rows != batch.num_rows:
@@ -333,8 +339,7 @@ class BatchProcessOperator(TimedOperator):
         maker = BatchStates(node, self._cursor, lambda _: self._backend)
         found = opened(node, self._function, self._handle(maker))
         assert found == spec.descriptors
-        self._user_context = BatchContext(self._cursor, self._backend, keys, node, self._timers)
-        self._user_context._owner = owner_of(context)
+        self._user_context = BatchContext(context, self._time, self._cursor, self._timers, self._backend, keys)
         self._schema = spec.output_schema(spec.schema, node)
 
     def _handle(self, maker: BatchStates) -> BatchStateHandle:

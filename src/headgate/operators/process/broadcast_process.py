@@ -26,7 +26,7 @@ from headgate.operators.process.broadcast_state import BroadcastSide
 from headgate.operators.process.row_process import ProcessFunction, ProcessOperator, ProcessSpec, StateHandle, each_row
 from headgate.operators.process.row_state import Cursor, RowStates
 from headgate.operators.process.state_declaration import StatefulFunctionSpec, opened
-from headgate.operators.process.timers import OperatorTime, Times
+from headgate.operators.process.timers import CallContext, OperatorTime, Times
 from headgate.operators.row_functions import Row, paused_gc, rows_of
 from headgate.operators.schemas import frame_of
 from headgate.operators.user_functions import batch_error, copied, user_error
@@ -38,18 +38,12 @@ from headgate.state.ttl import StateTime
 from headgate.state.worker_backends import MemoryStates
 
 
-class BroadcastContext(Times):
+class BroadcastContext(CallContext, Times):
     """The context of a call of ``process_broadcast``: the times, and the subtask that is calling.
 
     Attributes:
         subtask_index: the number of this subtask, among ``parallelism`` subtasks that all receive the same records.
     """
-
-    def __init__(self, time: OperatorTime, subtask_index: int, parallelism: int) -> None:
-        """For Headgate only."""
-        super().__init__(time)
-        self.subtask_index = subtask_index
-        self.parallelism = parallelism
 
 
 class BroadcastProcessFunction(ProcessFunction):
@@ -135,7 +129,7 @@ class TwoSided(Operator):
         self._side = BroadcastSide(context.node)
         super().open(context, output)
         self._side.begin()
-        self._broadcast_context = BroadcastContext(self._time, context.subtask_index, context.parallelism)
+        self._broadcast_context = BroadcastContext(context, self._time)
 
     @abstractmethod
     def _process_broadcast(self, batch: pa.RecordBatch) -> None:

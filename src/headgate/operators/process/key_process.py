@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from headgate.operators.bad_records import divert_unreadable
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState, owner_of
-from headgate.operators.process.row_process import ProcessOperator, StateHandle
+from headgate.operators.process.row_process import ProcessOperator, StateHandle, timer_text
 from headgate.operators.process.row_state import Cursor, NoKey
 from headgate.operators.process.state_declaration import StatefulFunctionSpec
-from headgate.operators.process.timers import OperatorTime, Timer, milliseconds
+from headgate.operators.process.timers import CallContext, OperatorTime, Timer, milliseconds
 from headgate.operators.row_functions import Refused, divert_refused, paused_gc, rows_of
 from headgate.operators.timestamps import EventTime
 from headgate.operators.user_functions import UserFunctionError, shortened, user_traceback
@@ -119,15 +119,25 @@ class KeyTimers:
         return self._held
 
 
-class KeyContext:
-    """What a function by key may know beside its rows."""
+class KeyContext(CallContext):
+    """The context of a call of a function by key.
+
+    Attributes:
+        kind: the time of the function's timers; None: it has no notion of time.
+    """
 
     def __init__(
-        self, kind: TimeKind | None, cursor: Cursor, time: OperatorTime, state: StateTime, timers: KeyTimers
+        self,
+        operator: OperatorContext,
+        time: OperatorTime,
+        cursor: Cursor,
+        timers: KeyTimers,
+        kind: TimeKind | None,
+        state: StateTime,
     ) -> None:
-        self._kind = kind
+        super().__init__(operator, time)
+        self.kind = kind
         self._cursor = cursor
-        self._time = time
         self._state = state
         self.timers = timers
         self.watermark_ms: int | None = None
@@ -137,11 +147,6 @@ class KeyContext:
     def key(self) -> Any:
         """The key whose turn it is."""
         return self._cursor.key
-
-    @property
-    def kind(self) -> TimeKind | None:
-        """Which time the function's timers are of; None: it has no notion of time."""
-        return self._kind
 
     @property
     def processing_time_ms(self) -> int:
@@ -231,7 +236,8 @@ class KeyFunctionOperator(ProcessOperator):
         super().open(context, output)
         held = None if self._kind is None or self._backend.timers is None else self._backend.timers.of(self._kind)
         self._key_timers = KeyTimers(context.node, self._cursor, held)
-        self._key_context = KeyContext(self._kind, self._cursor, self._time, self._backend.time, self._key_timers)
+        state_time = self._backend.time
+        self._key_context = KeyContext(context, self._time, self._cursor, self._key_timers, self._kind, state_time)
         self._function.begin(self._key_context)
 
     def restore(self, states: Sequence[RestoredState]) -> None:
@@ -312,7 +318,7 @@ class KeyFunctionOperator(ProcessOperator):
                 self._key_timers.begin(timer.time_ms, until_ms)
                 results.extend(self._function.on_timer(timer, self._key_context) or ())
         except Exception as error:
-            record = f"the timer of key {shortened(self._cursor.key)} for {timer.kind.value} {timer.time_ms}"
+            record = timer_text(timer).format(shortened(self._cursor.key))
             raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
         finally:
             self._cursor.key = NoKey()

@@ -29,7 +29,7 @@ from headgate.operators.process.row_state import (
     ValueState,
 )
 from headgate.operators.process.state_declaration import Declarations, StatefulFunction, StatefulFunctionSpec, opened
-from headgate.operators.process.timers import TimedOperator, Timer, Timers
+from headgate.operators.process.timers import CallContext, OperatorTime, TimedOperator, Timer, Timers
 from headgate.operators.row_functions import Row, RowWriter, divert_refused, paused_gc, rows_of
 from headgate.operators.schemas import SchemaLike
 from headgate.operators.user_functions import UserFunctionError, copied, shortened, user_error, user_traceback
@@ -98,13 +98,12 @@ class StateHandle(Declarations[ValueState, ListState, MapState]):  # ST19
         return AggregatingState(self._node, name, value, function)
 
 
-class ProcessContext:
+class ProcessContext(CallContext):
     """The context of a call of a process function: the key, and its timers."""
 
-    __slots__ = ("_cursor", "_timers")
-
-    def __init__(self, cursor: Cursor, timers: Timers) -> None:
+    def __init__(self, operator: OperatorContext, time: OperatorTime, cursor: Cursor, timers: Timers) -> None:
         """For Headgate only."""
+        super().__init__(operator, time)
         self._cursor = cursor
         self._timers = timers
 
@@ -206,7 +205,7 @@ class ProcessOperator(TimedOperator):
         states = context.states if self._spec.keys else MemoryStates()  # no key: none of them has anything
         self._backend = states.by_row(keys, self._spec.descriptors, has_timers=self._spec.has_timers)
         self._timers = Timers(node, self._cursor, self._time, self._backend.timers)
-        self._user_context = ProcessContext(self._cursor, self._timers)
+        self._user_context = ProcessContext(context, self._time, self._cursor, self._timers)
         self._function: ProcessFunction = copied(node, self._spec.function)
         self.user_object = self._function
         maker = RowStates(node, self._cursor, self._backend.cells, self._backend.time)
@@ -254,21 +253,9 @@ class ProcessOperator(TimedOperator):
         for start in range(0, len(keys), _ROUND_KEYS):
             results: list[Any] = []
             with paused_gc():
-                self._call_round(round_, keys[start : start + _ROUND_KEYS], results)
+                some, record = keys[start : start + _ROUND_KEYS], f"key {{}} at the end of round {round_}"
+                self._call_at_keys(some, self._function.on_round, round_, results, record)
                 self._emit(results)
-
-    def _call_round(self, round_: int, keys: list[Any], results: list[Any]) -> None:
-        function, context, cursor = self._function.on_round, self._user_context, self._cursor
-        try:
-            for cursor.key in keys:
-                found = function(round_, context)
-                if found is not None:
-                    results.extend(each_row(found))
-        except Exception as error:
-            record = f"key {shortened(cursor.key)} at the end of round {round_}"
-            raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
-        finally:
-            cursor.key = NoKey()
 
     def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
         """See ``TimedOperator``."""
@@ -285,16 +272,22 @@ class ProcessOperator(TimedOperator):
         return fired
 
     def _call_timer(self, timer: Timer, keys: list[Any], results: list[Any]) -> None:
-        function, context, cursor = self._function.on_timer, self._user_context, self._cursor
         self._timers.begin(timer)
+        self._call_at_keys(keys, self._function.on_timer, timer, results, timer_text(timer))
+
+    def _call_at_keys(
+        self, keys: list[Any], function: Callable[[Any, Any], Any], argument: Any, results: list[Any], record: str
+    ) -> None:
+        """Call ``function(argument, context)`` at each key; ``record``: a call in an error, {} is the key."""
+        context, cursor = self._user_context, self._cursor
         try:
             for cursor.key in keys:
-                found = function(timer, context)
+                found = function(argument, context)
                 if found is not None:
                     results.extend(each_row(found))
         except Exception as error:
-            record = f"the timer of key {shortened(cursor.key)} for {timer.kind.value} {timer.time_ms}"
-            raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
+            text = record.format(shortened(cursor.key))
+            raise UserFunctionError(self.context.node, text, user_traceback(error)) from None
         finally:
             cursor.key = NoKey()
 
@@ -311,6 +304,11 @@ class ProcessOperator(TimedOperator):
     def freeze(self) -> FrozenState | None:
         """See ``Operator``. None for a function that declared no state and has no timers."""
         return super().freeze() if self._spec.descriptors or self._spec.has_timers else None
+
+
+def timer_text(timer: Timer) -> str:
+    """Return what a call for ``timer`` is in an error, with {} for the key."""
+    return f"the timer of key {{}} for {timer.kind.value} {timer.time_ms}"
 
 
 def each_row(found: Any) -> Iterable[Any]:

@@ -71,6 +71,21 @@ class OperatorTime:
         self._offset_ms += max(time_ms - self.processing_time_ms, 0)
 
 
+class CallContext:
+    """The context of a call of a process function; the base of those by row, by batch, by key and for a broadcast side.
+
+    Attributes:
+        subtask_index: the number of this subtask, among ``parallelism`` subtasks of the operator.
+    """
+
+    def __init__(self, operator: OperatorContext, time: OperatorTime) -> None:
+        """For Headgate only."""
+        self._node = operator.node
+        self._time = time
+        self.subtask_index = operator.subtask_index
+        self.parallelism = operator.parallelism
+
+
 class Times:
     """The current times, in milliseconds since 1970."""
 

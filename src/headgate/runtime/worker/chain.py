@@ -166,6 +166,7 @@ class NodeOutput:
     def emit_to(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
         """Hand records to every child and every edge of the output ``tag``, if there is any."""
         if batch.num_rows and tag in self._tagged:
+            self._totals.records_out += batch.num_rows
             self._send(self._tagged[tag], batch)
 
     def emit_watermark(self, watermark_ms: int) -> None:
