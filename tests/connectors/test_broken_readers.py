@@ -13,7 +13,7 @@ from tests.connectors.source_reading import context
 
 from headgate.connectors.base import Source, SourceReader
 from headgate.connectors.files import parquet
-from headgate.connectors.files.file_tracker import FileTable
+from headgate.connectors.files.file_tracker import FileTracker
 from headgate.connectors.files.line_decoder import TextDecoder
 from headgate.connectors.files.line_file import LineFile
 from headgate.connectors.files.line_source import TextFiles
@@ -58,7 +58,7 @@ def stream(where: Path) -> Source:
 CASES: dict[str, tuple[Callable[[Path], Source], type, str]] = {
     "lines that cannot be read": (lines, LineFile, "step"),
     "lines that were read and cannot be decoded": (lines, TextDecoder, "decode"),
-    "a directory that cannot be listed": (followed, FileTable, "discover"),
+    "a directory that cannot be listed": (followed, FileTracker, "discover"),
     "the only file": (single, LineFile, "step"),
     "parquet": (parquet_files, parquet._File, "next"),
     "stream": (stream, SegmentReader, "read"),

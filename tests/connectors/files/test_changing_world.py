@@ -232,7 +232,7 @@ def test_a_half_read_file_that_is_missing_for_a_moment_is_read_on(tmp_path: Path
     assert reading.poll() == ["1"]
     aside = tmp_path.parent / f"{tmp_path.name}-aside"
     for reader in reading.readers:
-        for each in reader._table.files.values():
+        for each in reader._tracker.files.values():
             each._seen_bytes += 3  # it had more when it was last looked at
     with log.open("a") as file:
         file.write(" a line\n")
@@ -241,7 +241,7 @@ def test_a_half_read_file_that_is_missing_for_a_moment_is_read_on(tmp_path: Path
     aside.rename(log)
     assert reading.poll() == ["half a line"]
     for reader in reading.readers:
-        for each in reader._table.files.values():
+        for each in reader._tracker.files.values():
             each._seen_bytes += 3
     log.unlink()
     with pytest.raises(UsageError, match=r"app\.log was removed or replaced when"):
