@@ -122,7 +122,7 @@ class Restore:
         if self.has_files:
             files = [part for part in self._parts if part.section.startswith(FILES_PREFIX)]
             assert isinstance(made, ContinuingBackend)
-            if not made.go_on_with(StoredFiles(files, read, "files", PIPELINE), OWNER):
+            if not made.continue_from(StoredFiles(files, read, "files", PIPELINE), OWNER):
                 raise RuntimeError("the backend does not go on with its own files")
             return
         for part in self._parts:

@@ -245,7 +245,7 @@ class KeyedOperator(Operator):
             yield state, sections
 
     def _goes_on_with(self, files: StoredFiles, owner: Ownership) -> bool:
-        return isinstance(self._backend, ContinuingBackend) and self._backend.go_on_with(files, owner)
+        return isinstance(self._backend, ContinuingBackend) and self._backend.continue_from(files, owner)
 
     def freeze(self) -> FrozenState | None:
         """See ``Operator``."""

@@ -2,7 +2,7 @@
 
 There are four views on state, and a backend serves one of them. Process functions see keys one at a time (by row) or
 thousands at once (by column); ``reduce`` has a record per key, and windows have rows per window and key. Users see none
-of them: their handles (``operators.process.functions``, ``operators.process.by_batch``) call these methods, so that
+of them: their handles (``operators.process.row_state``, ``operators.process.batch_state``) call these methods, so that
 another backend changes no user code. Not thread-safe; only what ``freeze`` returned is used beside processing.
 """
 
@@ -51,7 +51,7 @@ class StateBackend(Protocol):
 class ContinuingBackend(StateBackend, Protocol):
     """A backend that can go on with the files of a former database."""
 
-    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
         """Have what ``stored`` holds, if it is of the same states and of the keys that ``owner`` owns (RB21).
 
         Returns:
@@ -139,17 +139,17 @@ class ValueColumns(Protocol):
         """Forget the values of ``slots``."""
 
     def replace(self, slots: Slots, values: pa.Array) -> Mask:
-        """Set values as ``put`` does; return the last row of each slot whose value changed."""
+        """Set values as ``put`` does; return the last row of each slot with a changed value."""
 
     def extreme(self, slots: Slots, values: pa.Array, *, is_min: bool) -> Mask:
         """Keep the smaller (or larger) of each slot's value and the rows'; NaN never counts.
 
         Returns:
-            One row, with the new value, of each slot whose value changed.
+            One row, with the new value, of each slot with a changed value.
         """
 
     def add(self, slots: Slots, values: pa.Array) -> Mask:
-        """Add to the slots' values, an absent one being 0; return the last row of each slot whose value changed."""
+        """Add to the slots' values, an absent one being 0; return the last row of each slot with a changed value."""
 
 
 class ListColumns(Protocol):
@@ -211,7 +211,7 @@ class ColumnBackend(TimedBackend, Protocol):
         """Return the slots of all keys that have any state."""
 
     def prepare(self) -> None:
-        """Called between batches, when nobody holds slots: they may be numbered anew."""
+        """Called between batches, when no slots are in use: they may be renumbered."""
 
     def values(self, descriptor: StateDescriptor) -> ValueColumns:
         """Return a declared value state."""
@@ -224,7 +224,7 @@ class ColumnBackend(TimedBackend, Protocol):
 
 
 Record: TypeAlias = tuple[Any, ...]
-"""The values of one record in the order of its section's columns. Nobody changes it."""
+"""The values of one record in the order of its section's columns. Never changed."""
 
 
 class RecordBackend(StateBackend, Protocol):
@@ -282,7 +282,7 @@ class PartedWindows(WindowBackend[Taken], Protocol[Taken]):
         """As ``take``, in parts, of which each has all that its keys have. All of them are taken, or the state is none.
 
         Raises:
-            LocalDamage: rows are missing; that may be told with the last part.
+            LocalDamage: rows are missing; it may be raised with the last part.
         """
 
 
@@ -314,7 +314,7 @@ class StateFactory(Protocol):
     def merged_by_window(
         self, keys: KeyColumns, rows: WindowRows, accumulators: Sequence[Accumulator]
     ) -> WindowBackend[MergedRows]:
-        """Return state of a window operator whose rows are partial results (``window_rows.partial_batch``).
+        """Return state of a window operator with rows of partial results (``window_aggregates.partial_batch``).
 
         Those of one key and window are merged with ``accumulators``.
         """

@@ -1,8 +1,8 @@
 """What keyed state is declared to be: a name, a kind and Arrow types. Identity of the state in checkpoints (ST1, ST2).
 
-Counterpart: ``operators.process.functions`` makes descriptors from what a user's ``open`` asks for; backends hold the
-state; both forms of process functions write the same snapshot sections, so a function may change its form. Operators
-of Headgate itself name the section that they want (``Section``).
+Counterpart: ``operators.process.state_declaration`` makes descriptors from what a user's ``open`` asks for; backends
+hold the state; both forms of process functions write the same snapshot sections, so a function may change its form.
+Operators of Headgate itself name the section that they want (``Section``).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Evolution:
                 ) from None
 
     def _former_path(self, path: str) -> str:
-        """Return the path that a field had, whose structs may have had other names too."""
+        """Return the path that a field had; its structs may have had other names too."""
         former = next((old for old, new in self.renamed.items() if new == path), None)
         if former is not None or not path:
             return former or ""

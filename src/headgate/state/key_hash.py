@@ -156,7 +156,7 @@ def key_groups(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.int64]:
 def owned_rows(
     batch: pa.RecordBatch, keys: Sequence[str], max_parallelism: int, parallelism: int, subtask_index: int
 ) -> pa.RecordBatch:
-    """Return the rows of ``batch`` whose key group is owned by this subtask."""
+    """Return the rows of ``batch`` with key groups of this subtask."""
     owned = key_groups_of_subtask(subtask_index, max_parallelism, parallelism)
     groups = key_groups(hash_columns(batch, keys), max_parallelism)
     mask = (groups >= owned.start) & (groups < owned.stop)

@@ -1,7 +1,7 @@
 """Schema evolution: what a program says about state of its older versions, and its conversion (docs/spec/evolution.md).
 
 The only place that converts state, for all backends (EV10). The types in the bytes decide, by the same rules by which
-the driver decided before the start (``model.evolution``). ``state.backend`` calls it in every restore.
+the driver decided before the start (``model.schema_evolution``). ``state.backend`` calls it in every restore.
 """
 
 from __future__ import annotations

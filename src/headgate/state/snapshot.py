@@ -68,7 +68,7 @@ class LocalDamage(CorruptionError):  # noqa: N818 - it says whose the damage is
 
 
 class UnsoundFiles(CorruptionError):  # noqa: N818 - it says whose the damage is
-    """Files in a checkpoint are as they were written, and hold something wrong: who opens them finds out (R57)."""
+    """Files in a checkpoint are as they were written, and hold something wrong: opening them finds out (R57)."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -151,7 +151,7 @@ class SnapshotTarget(Protocol):
         Args:
             chunks: its bytes.
             rows: of each section of state in it; None if its bytes do not tell.
-            key_groups: all of its keys are in these; None: everybody who restores needs it.
+            key_groups: all of its keys are in these; None: every restore needs it.
             name: for the operator itself.
 
         Raises:
@@ -169,7 +169,7 @@ class SnapshotTarget(Protocol):
         """
 
     def put_file(self, name: str, chunks: Iterable[Buffer], key_groups: KeyGroups | None = None) -> SnapshotPart:
-        """Write one file of a backend, apart from everything else, so that it can go when nobody needs it.
+        """Write one file of a backend, apart from everything else, so that it can be removed when it is not needed.
 
         Args:
             name: no other file of this state is called so.
@@ -204,9 +204,9 @@ class FrozenState(ABC):
         self.is_released = False
 
     def rows(self) -> Mapping[str, int]:
-        """Return how many rows each section of state must have, told from what was frozen, not from its encoding.
+        """Return how many rows each section of state must have, counted in what was frozen, not in its encoding.
 
-        A row is a value, an element, an entry, an accumulator, a record. ``codec.state_rows`` counts those of the
+        A row is a value, an element, an entry, an accumulator, a record. ``codec.snapshot_rows`` counts those of the
         bytes.
         """
         self._assert_held()
@@ -227,7 +227,7 @@ class FrozenState(ABC):
         self._write(target)
 
     def release(self) -> None:
-        """Give the state up: it is durable, or nobody will write it. The second time nothing happens.
+        """Give the state up: it is durable, or will not be written. The second time nothing happens.
 
         Afterwards:
             The owner may change what it had frozen; ``write_to`` raises, because it would find something else.
@@ -244,7 +244,7 @@ class FrozenState(ABC):
     def _rows(self) -> Mapping[str, int]: ...
 
     def _write(self, target: SnapshotTarget) -> None:
-        """Write one part that everybody restores; state that is cut by key group writes more."""
+        """Write one part that every restore reads; state that is cut by key group writes more."""
         target.put(self._encode(), self._rows())
 
     @abstractmethod

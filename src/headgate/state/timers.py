@@ -148,8 +148,8 @@ def timers_by_kind(held: Mapping[TimeKind, View]) -> TimersByKind[View] | None:
 def first_timers(times_ms: Words, hashes: Hashes, count: int) -> Mask:
     """Return which timers come first in the order of TM5, about ``count`` of them.
 
-    Those of one time whose keys have one hash are not parted, and the first ones are always among them: nothing tells
-    in which order these are.
+    Timers of one time with keys of one hash stay together, and the first ones are always among them: their order is
+    not defined.
     """
     found = np.ones(len(times_ms), np.bool_)
     if len(times_ms) <= count:

@@ -40,7 +40,7 @@ class TTL:
 
     Attributes:
         duration: ``"30s"``, ``"7d"`` or a ``timedelta``.
-        update: what begins the duration anew. ``"write"``: each write; ``"read_and_write"``: each read as well.
+        update: what restarts the duration. ``"write"``: each write; ``"read_and_write"``: each read as well.
     """
 
     duration: Duration
@@ -60,7 +60,7 @@ class TTL:
 
     @property
     def is_renewed_by_reads(self) -> bool:
-        """Whether a read begins the duration anew."""
+        """Whether a read restarts the duration."""
         return self.update == "read_and_write"
 
 
@@ -104,7 +104,7 @@ def has_expiry(schema: pa.Schema) -> bool:
 
 
 def with_expiry(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a section whose rows expire, from those of the state without a TTL."""
+    """Return the columns of a section with rows that expire, from those of the state without a TTL."""
     return schema.append(_EXPIRES)
 
 

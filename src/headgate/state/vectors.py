@@ -136,7 +136,7 @@ class Vector(Protocol):
 
 
 KeyedColumns: TypeAlias = tuple[Slots, list[pa.Array]]
-"""The slot of each row, and its columns behind the keys."""
+"""The slot of each row, and its columns after the keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,8 @@ class FrozenChanges:
     """Which places of a state had changed at a barrier: slots, entries of a map, what was done to timers (MC2).
 
     Attributes:
-        after: returns those that changed after a snapshot (``memory.changes``); None: nobody knows.
-        gone: returns those of some places that have no row: the slots, and what else tells them behind the keys.
+        after: returns those that changed after a snapshot (``memory.change_tracking``); None: unknown.
+        gone: returns those of some places that have no row: the slots, and the other identity columns after the keys.
     """
 
     after: Callable[[int], Slots | None]
@@ -158,9 +158,9 @@ class FrozenRows:
 
     Attributes:
         count: returns how many there are, without making them.
-        rows: returns the slot of each, and its columns behind the keys.
+        rows: returns the slot of each, and its columns after the keys.
         of: returns those of some places.
-        changes: when they changed; None: nobody has noted that.
+        changes: when they changed; None: not tracked.
     """
 
     count: Callable[[], int]

@@ -98,7 +98,7 @@ def portable_rows(stored: StoredFiles, directory: str | None, groups: KeyGroups)
     Args:
         stored: of a checkpoint.
         directory: where those of a database are put meanwhile, on a local disk; None: the system's for temporary files.
-        groups: whose rows are wanted.
+        groups: that the rows are wanted of.
 
     Raises:
         CorruptionError, StorageError

@@ -36,7 +36,7 @@ class Storage(Protocol):
     """Paths are relative, "/"-separated, without "..". Calls block; safe from several threads.
 
     Every method raises StorageError when the operation failed (transient: no space, I/O error, time-out). What ``get``
-    and ``list`` show is durable, whoever wrote it (O14).
+    and ``list`` show is durable, whatever process wrote it (O14).
     """
 
     @property
@@ -49,7 +49,7 @@ class Storage(Protocol):
 
     @property
     def is_afar(self) -> bool:
-        """Whether each request travels, so that several at once take less time than one behind the other (O27)."""
+        """Whether each request travels, so that several at once take less time than one after the other (O27)."""
 
     def draw_name(self, size_bytes: int) -> str:
         """Return what nothing else is called, in hexadecimal digits: so many bytes at random."""
@@ -95,13 +95,13 @@ class Storage(Protocol):
     def sweep_unfinished(self, prefix: str = "") -> int:
         """Remove what crashed writers left below ``prefix`` and no listing shows; return how many (I6).
 
-        What is being written stays (O28). Storage whose puts leave nothing behind has nothing to remove.
+        What is being written stays (O28). Storage where puts leave no leftovers has nothing to remove.
         """
 
 
 _PROBE = re.compile(r"probe-[0-9a-f]{16}")
 PROBES_MAX = 3
-"""Somebody may take a probe for a leftover and remove it between the two puts: then another one is tried."""
+"""Another process may take a probe for a leftover and remove it between the two puts: then another one is tried."""
 
 
 def refuse_unless_exclusive(storage: Storage, directory: str) -> None:
@@ -134,7 +134,7 @@ def _is_exclusive(storage: Storage, path: str) -> bool:
 
 
 def is_probe(path: str) -> bool:
-    """Whether an object is what ``refuse_unless_exclusive`` left because its process died; anybody may remove it."""
+    """Whether an object is what ``refuse_unless_exclusive`` left when its process died; any process may remove it."""
     return _PROBE.fullmatch(path.rsplit("/", 1)[-1]) is not None
 
 

@@ -1,7 +1,7 @@
 """Which directories are durable: the names in them, and their own names in their parents.
 
 Counterpart: ``local``, which reads and writes the files. Source: rules O14, O15, O19 and O24 of docs/spec/storage.md.
-Never trusts a directory because it is there: whoever made it may have failed to sync, or have died before.
+Never trusts a directory because it is there: its maker may have failed to sync, or have died before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLON
 
 SEEN_MAX = 1_024
 """Directories that a process remembers as synced. Every checkpoint has some of its own, and a run takes millions; one
-that is forgotten is synced once more when somebody looks into it (O19)."""
+that is forgotten is synced once more when it is next read (O19)."""
 
 PLACED_MAX = 128
 """Directories that a process remembers as placed, each with a descriptor; as above."""
@@ -28,7 +28,7 @@ _Identity: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A directory whose path is durable. While the descriptor is open, no other one gets its inode number."""
+    """A directory with a durable path. While the descriptor is open, no other one gets its inode number."""
 
     identity: _Identity
     descriptor: int
@@ -41,7 +41,7 @@ class SyncedDirectories:
     seen: dict[str, bool] = field(default_factory=dict)
     """Directories in which all names were durable, and that this process has not failed to sync since (O14)."""
     placed: dict[str, _Placed] = field(default_factory=dict)
-    """Directories whose own paths are durable (O24)."""
+    """Directories with durable paths (O24)."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def see(self, directory: Path) -> None:
@@ -52,7 +52,7 @@ class SyncedDirectories:
                 del self.seen[next(iter(self.seen))]
 
     def is_placed(self, directory: Path, identity: _Identity) -> bool:
-        """Whether the path of this very directory is durable. It may have been removed and made again by anybody."""
+        """Whether the path of this very directory is durable. It may have been removed and made again."""
         with self._lock:
             found = self.placed.get(str(directory))
             if found is None or found.identity != identity:
@@ -116,10 +116,10 @@ def sync_directory(directory: Path) -> None:
 
 
 def sync_before_reading(directory: Path) -> None:
-    """Make the names in ``directory`` durable before anybody acts on having seen them (O14).
+    """Make the names in ``directory`` durable before they are acted on (O14).
 
-    Whoever made them may have failed to sync, or have died before. Once per process, and again after a failed sync;
-    who has no right to sync only reads, and decides nothing.
+    Their maker may have failed to sync, or have died before. Once per process, and again after a failed sync;
+    a process without the right to sync only reads, and decides nothing.
     """
     if str(directory) in SYNCED.seen:
         return
@@ -133,8 +133,8 @@ def sync_before_reading(directory: Path) -> None:
 def sync_path(directory: Path, *, is_new: bool = False) -> None:
     """Make the name of ``directory`` in its parent durable, and those of all above it, unless this process did (O24).
 
-    Ask while something of ours is in it, so that nobody can remove it and make it again meanwhile. Where we have no
-    right to sync a parent, somebody else made it; but for ``is_new``: then we have just made ``directory`` in it.
+    Ask while something of ours is in it, so that it cannot be removed and made again meanwhile. Where we have no
+    right to sync a parent, another user made it; but for ``is_new``: then we have just made ``directory`` in it.
     """
     if directory == directory.parent or SYNCED.is_placed(directory, _identity_of(os.stat(directory))):
         return

@@ -82,8 +82,8 @@ class ProcessDirectory:
     ) -> None:
         """Make it in ``parent``, which is made if it is missing, and remove what dead processes left there.
 
-        ``keeps_abandoned``: not yet; somebody still looks at it, and calls ``remove_abandoned``.
-        ``is_users``: ``parent`` is this user's alone, but where everybody may have made it.
+        ``keeps_abandoned``: not yet; it is still in use, and ``remove_abandoned`` is called later.
+        ``is_users``: ``parent`` is this user's alone, but others may have made it.
 
         Raises:
             OSError
@@ -115,9 +115,9 @@ class ProcessDirectory:
 
 
 def _locked(parent: Path, access: Access) -> tuple[Path, int]:
-    """Return the path of a new directory and its lock, which nobody took for abandoned in between.
+    """Return the path of a new directory and its lock, which was not taken for abandoned in between.
 
-    Whoever ends as the last one removes ``parent``, which the lock then keeps.
+    The last process to end removes ``parent``, which the lock then keeps.
     """
     while True:
         path = parent / secrets.token_hex(8)
@@ -135,11 +135,11 @@ def _locked(parent: Path, access: Access) -> tuple[Path, int]:
 def remove_abandoned(parent: Path) -> None:
     """Remove the directories of processes that are dead.
 
-    Nothing happens if somebody else does it meanwhile. What cannot be opened, or is no lock, stays and harms nobody.
+    Nothing happens if another process does it meanwhile. What cannot be opened, or is no lock, stays.
     """
     try:
         locks = list(parent.glob(f"*{_LOCK}"))
-    except FileNotFoundError:  # whoever ended as the last one removed it
+    except FileNotFoundError:  # the last process to end removed it
         return
     for lock in locks:
         with contextlib.suppress(OSError):

@@ -29,7 +29,7 @@ def forget_memory_storage(name: str) -> None:
 
 
 class MemoryStorage:
-    """A dictionary of objects behind a lock."""
+    """A dictionary of objects with a lock."""
 
     def __init__(self, name: str = "") -> None:
         self._name = name

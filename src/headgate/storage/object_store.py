@@ -98,7 +98,7 @@ class ObjectStorage:
             return bytes(obstore.get(self._store, checked_path(path)).bytes())
 
     def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
-        """Return part of an object (shorter at its end), by one request unless it begins behind the end (O26).
+        """Return part of an object (shorter at its end), by one request unless it begins after the end (O26).
 
         Raises:
             NotFound

@@ -1,8 +1,8 @@
 """Modes of the files and directories that Headgate creates, whatever the process's umask is.
 
-Used by everything that creates one: ``local``, ``catalogue``, ``runtime.driver.pipeline_lock``, ``spark.captures``.
+Used by everything that creates one: ``local``, ``catalogue``, ``runtime.driver``, ``spark.captures``.
 Source: rules SE1 to SE7 of docs/spec/security.md. A directory says itself whether it is shared with its group, so that
-drivers, workers and command lines need not be told. Never changes the mode of what it did not create, locks apart.
+drivers, workers and command lines need no option. Never changes the mode of what it did not create, locks apart.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def access_in(directory: Path) -> Access:
 
 
 def refuse_foreign_directory(directory: Path) -> None:
-    """Refuse a directory that another user has made where everybody may make one, or a link that leads away (SE7).
+    """Refuse a directory that another user has made in a shared place, or a link that leads away (SE7).
 
-    Whoever owns it may read, change and replace all that is put there.
+    Its owner may read, change and replace all that is put there.
 
     Raises:
         PermissionError
@@ -91,7 +91,7 @@ def write_created(path: Path, data: bytes, access: Access) -> None:
 def open_lock(path: Path) -> int:
     """Open the lock file at ``path`` for reading and appending; only those who may write what it protects can (SE4).
 
-    A lock can be taken through any descriptor, one that only reads too, so nobody else must be able to open it.
+    A lock can be taken through any descriptor, one that only reads too, so no other user must be able to open it.
     """
     access = access_in(path.parent)
     descriptor = open_created(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, access)

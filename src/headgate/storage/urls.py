@@ -25,7 +25,7 @@ OPENERS: dict[str, Callable[[str], Storage]] = {}
 """Storages of other surroundings, by scheme: the simulator's."""
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
 _SECRET = re.compile(r"secret|passw|token|credential|signature|key|^sig\Z", re.IGNORECASE)
-"""Of the names of settings in a URL: those whose values open something."""
+"""Of the names of settings in a URL: those with values that open something."""
 
 
 def open_storage(url: str, access: Access | None = None) -> Storage:
@@ -105,7 +105,7 @@ def local_directory(url: str) -> Path | None:
 
 
 def is_missing(url: str) -> bool:
-    """Whether ``url`` is a local directory that is not there. Whoever only looks asks first: opening makes it.
+    """Whether ``url`` is a local directory that is not there. A read-only caller asks first: opening makes it.
 
     Raises:
         StorageError: one may not even look.

@@ -493,7 +493,7 @@ class Story:
         is_continued = False
         for state in restored_states(self.storage, manifest, worker, parallelism):
             if state.files is not None and not is_continued:
-                is_continued = isinstance(backend, ContinuingBackend) and backend.go_on_with(state.files, owner)
+                is_continued = isinstance(backend, ContinuingBackend) and backend.continue_from(state.files, owner)
             if not is_continued:
                 backend.restore(decode_sections(state.payload, "state"), "state", owner)
         if hasattr(backend, "end_restore"):

@@ -472,7 +472,7 @@ def test_rows_that_chunks_do_not_have_are_missed(is_continued: bool, monkeypatch
     parts = first.entries[0].parts
     wrong = [part if part.rows is None else replace(part, rows={"sum": {"value": KEYS + 1}}) for part in parts]
     if not is_continued:
-        monkeypatch.setattr(type(story.backend), "go_on_with", lambda *_: False)
+        monkeypatch.setattr(type(story.backend), "continue_from", lambda *_: False)
     with pytest.raises(UnsoundFiles, match=f"{KEYS + 1} rows of state 'value'.*{KEYS} rows"):
         story.contents(manifest_of(1, tuple(wrong)))
 

@@ -150,7 +150,7 @@ class Restored:
         for state in found:
             if state.files is not None:
                 if not self.continued and isinstance(self.backend, ContinuingBackend):
-                    self.continued = self.backend.go_on_with(state.files, self.owner)
+                    self.continued = self.backend.continue_from(state.files, self.owner)
                 if self.continued:
                     continue
             self.backend.restore(decode_sections(state.payload, "state"), "state", self.owner)

@@ -122,7 +122,7 @@ def test_filters_and_indexes_are_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("shape", ["little", "compacted", "removed"])
 def test_files_of_every_shape_can_be_checked(subtask: Subtask, shape: str) -> None:
     subtask.put(range(40 if shape == "little" else KEYS))
-    database = subtask.backend._objects._place.database
+    database = subtask.backend._objects._local.database
     if shape == "removed":
         rows = [row for some, _ in database.scan(b"", None) for row in some]
         changes = Changes()
@@ -214,7 +214,7 @@ def test_what_is_read_beside_checkpoints_is_local_damage(tmp_path: Path) -> None
         data[at] ^= 1
     path.unlink()
     path.write_bytes(data)
-    rows = subtask.backend._objects._place.database.opened(path.parent)
+    rows = subtask.backend._objects._local.database.opened(path.parent)
     with pytest.raises(LocalDamage, match="block checksum mismatch"):
         list(rows.scan(b"", None))
     rows.close()

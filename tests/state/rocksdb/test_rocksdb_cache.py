@@ -251,7 +251,7 @@ def test_keys_that_were_used_last_stay_after_any_number_of_batches(
         backend.values(VALUE).put(backend.slots([numbers]), numbers)
         assert backend._used.read(40)[:40].max() <= 4
     monkeypatch.setattr(column_backend, "SLOT_BYTES", (8 << 20) // 20)
-    backend._give_up()
+    backend._evict()
     assert sorted(backend.key_columns(np.arange(len(backend._index)))[0].to_pylist())[-10:] == list(range(30, 40))
 
 
@@ -304,12 +304,12 @@ def test_a_cache_takes_no_more_memory_than_it_may(key_type: pa.DataType, dtype: 
             backend.prepare()
             taken.append(tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - arrow_before)
             keys.append(len(backend._index))
-            assert backend._cached_bytes() <= backend._place.cache_bytes
-            assert taken[-1] < backend._place.cache_bytes
+            assert backend._cached_bytes() <= backend._local.cache_bytes
+            assert taken[-1] < backend._local.cache_bytes
     finally:
         tracemalloc.stop()
         worker.close()
-    assert max(taken) > backend._place.cache_bytes // 4, "which it uses"
+    assert max(taken) > backend._local.cache_bytes // 4, "which it uses"
 
 
 # RB5

@@ -114,7 +114,7 @@ def test_a_directory_that_somebody_removes_while_files_are_fetched_is_named(tmp_
     database = Database(tmp_path / "db", SharedMemory(16 << 20))
     shutil.rmtree(tmp_path / "db")
     with pytest.raises(StorageError, match=r"cannot write .*/db: No such file or directory"):
-        database.go_on_with(tmp_path / "restored")
+        database.continue_from(tmp_path / "restored")
 
 
 # SE7
@@ -361,7 +361,7 @@ def test_files_of_what_is_only_looked_up_wait_longer_to_be_merged(worker: Worker
     looked_up.checkpoint(tmp_path / "copy")
     for options in (tmp_path / "copy").glob("OPTIONS-*"):
         options.unlink()  # as of every checkpoint (RB21)
-    looked_up.go_on_with(tmp_path / "copy")
+    looked_up.continue_from(tmp_path / "copy")
     assert merged_at(looked_up.path) == 16, "also when it goes on with the files of a checkpoint"
 
 
@@ -397,8 +397,8 @@ state = worker.of("node", 0, 128).by_column(KeyColumns(("id",), (pa.int64(),)), 
 keys = pa.array(np.arange(200_000))
 state.values(number).put(state.slots([keys]), keys)
 state.freeze()
-state._give_up_at = 0
-state._place._memory._memory_bytes = 0
+state._evict_at = 0
+state._local._memory._memory_bytes = 0
 state.prepare()
 state.slots([keys.slice(0, 10)])
 for file in root.rglob("*/db/*.sst"):

@@ -122,7 +122,7 @@ def test_any_history_that_is_read_in_part_is_what_all_files_say(
             shutil.rmtree(tmp_path / "part")
         if number % 3 == 2:  # as a restore does
             put_there(tmp_path / "restored", checkpoint, description)
-            history.database.go_on_with(tmp_path / "restored")
+            history.database.continue_from(tmp_path / "restored")
     history.database.close()
     assert left_out > 20
     assert len(levels) > 1

@@ -105,7 +105,7 @@ def some_state(worker: WorkerStates) -> State:
 def rows_by_table(backend: Any) -> dict[int, int]:
     backend.write_back()
     found: dict[int, int] = {}
-    for rows, _ in backend._place.database.scan(b"", None):
+    for rows, _ in backend._local.database.scan(b"", None):
         for row in rows:
             number = int.from_bytes(row[2:4], "big")
             found[number] = found.get(number, 0) + 1

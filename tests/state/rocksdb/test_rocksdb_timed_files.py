@@ -386,7 +386,7 @@ def test_rows_of_windows_that_were_gone_on_with_are_told_from_new_ones(kind: str
     rows = taken(last, 2)
     assert len(rows) == (60 if kind == "kept" else 30)
     assert sum(int(row[3] or 0) for row in rows) == 30 * 6
-    assert list(last._place.database.scan(b"", None)) == [], "nothing remains of a window that fired"
+    assert list(last._local.database.scan(b"", None)) == [], "nothing remains of a window that fired"
 
 
 @forms

@@ -254,7 +254,7 @@ def test_what_one_watermark_fires_is_not_all_in_the_cache(
     schema = pa.schema([("id", pa.int64())])
     run = Harness(process_spec("node", ("id",), Counts(), schema), worker=worker)
     backend = run.operator._backend  # type: ignore[attr-defined]
-    monkeypatch.setattr(column_backend, "SLOT_BYTES", backend._place.cache_bytes // 100)
+    monkeypatch.setattr(column_backend, "SLOT_BYTES", backend._local.cache_bytes // 100)
     for start in range(0, 2_000, 50):
         run.send(pa.record_batch([pa.array(range(start, start + 50))], schema))
     held: list[int] = []
@@ -363,7 +363,7 @@ def test_timers_do_not_make_values_seem_small(worker: WorkerStates) -> None:  # 
     (count,) = store.backend._states  # type: ignore[attr-defined]
     store.backend.values(count).put(slots, pa.array([1]))
     store.backend.freeze()
-    sizes = store.backend._place.database.sizes  # type: ignore[attr-defined]
+    sizes = store.backend._local.database.sizes  # type: ignore[attr-defined]
     before = sizes.mean_bytes
     register(store, timers(300))
     assert sizes.mean_bytes == before == 8

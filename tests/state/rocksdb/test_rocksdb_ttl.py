@@ -56,7 +56,7 @@ class Columns:
         assert isinstance(made, RocksColumnBackend)
         self.backend: Any = made
         self.descriptors = descriptors
-        self.database = made._place.database
+        self.database = made._local.database
 
     def fill(self, first: int, count: int) -> None:
         """One more of everything for each of some keys."""
@@ -74,7 +74,7 @@ class Columns:
         self.backend.write_back()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(column_backend, "SLOT_BYTES", 1 << 40)
-            self.backend._give_up()
+            self.backend._evict()
 
 
 class Rows(Columns):
@@ -85,7 +85,7 @@ class Rows(Columns):
         assert isinstance(made, RocksRowBackend)
         self.backend = made
         self.descriptors = descriptors
-        self.database = made._objects._place.database
+        self.database = made._objects._local.database
 
     def fill(self, first: int, count: int) -> None:
         value, list_, map_ = map(self.backend.cells, self.descriptors)

@@ -96,7 +96,7 @@ def test_windows_that_have_no_room_are_in_the_database_and_fire_whole(kind: str,
     wanted = kept if kind == "kept" else SUMS
     assert {window: taken(state, window) for window in (1, 0, 2)} == wanted, "rows that are kept in the order they came"
     assert state.windows() == []
-    assert list(state._place.database.scan(b"", None)) == [], "nothing remains of a window that fired"
+    assert list(state._local.database.scan(b"", None)) == [], "nothing remains of a window that fired"
     add(state, (5, 1, 1, 1, 1))
     assert taken(state, 1) == [(5, 1, 1, 1, 1)], "it begins with nothing"
 
@@ -135,7 +135,7 @@ def test_windows_that_have_room_are_not_in_the_database(
     add(state, *MANY)
     monkeypatch.delattr(LocalDatabase, "checkpoint")
     assert state.freeze().rows() == {"windows": 60 if kind == "kept" else 21}
-    assert list(state._place.database.scan(b"", None)) == []
+    assert list(state._local.database.scan(b"", None)) == []
 
 
 @kinds
@@ -193,7 +193,7 @@ def test_a_window_that_has_no_room_fires_in_parts(kind: str, worker: WorkerState
             assert sorted(rows) == [(key, 1, 3, 3 * key + 600, key + 400) for key in range(200)]
         assert state.windows() == [2]
         assert [row for part in state.parts(2) for row in rows_of(part, 2)] == [(5, 2, 1, 5, 5)]
-    assert list(state._place.database.scan(b"", None)) == [], "nothing remains"
+    assert list(state._local.database.scan(b"", None)) == [], "nothing remains"
 
 
 @kinds

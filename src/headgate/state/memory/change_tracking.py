@@ -1,9 +1,9 @@
-"""What changed since a snapshot: what a checkpoint writes of the state in memory is told by this (MC2).
+"""Tracking of what changed since a snapshot: a checkpoint of state in memory writes only that (MC2).
 
-Time is told in *intervals*: one ends with each freeze, and the snapshot at its end has its number. So "what changed
+Time is counted in *intervals*: one ends with each freeze, and the snapshot at its end has its number. So "what changed
 since snapshot 7" is what changed in an interval after 7, however many snapshots failed or are still on their way.
-Each state knows on its own since when it knows what has changed (MC11). Counterparts: ``chunk_log``, which says since
-which snapshot it is asked, and the backends, which note each change.
+Each state knows on its own since when it knows what has changed (MC11). Counterparts: ``incremental_snapshot``, which
+says since which snapshot, and the backends, which note each change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Interval:
 
     Attributes:
         number: of the interval. What was restored is of number 0, as if it had been there before everything.
-        needed_since: nobody asks what changed in an interval up to this one. Set by the thread that writes snapshots.
+        needed_since: changes in intervals up to this one are not needed. Set by the thread that writes snapshots.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class SlotChanges:
     known_since: int
 
     def after(self, interval: int) -> Slots | None:
-        """Return the slots that changed after the snapshot of ``interval``; None: nobody knows."""
+        """Return the slots that changed after the snapshot of ``interval``; None: unknown."""
         return None if interval < self.known_since else np.flatnonzero(self.intervals > interval)
 
 
@@ -77,17 +77,17 @@ class ChangedSlots:
         self._in.renumber(old)
         self._known_since = self._interval.number
 
-    def begin_anew(self) -> ChangedSlots:
-        """Return the changes of slots that were all numbered anew: the next snapshot has everything."""
+    def start_over(self) -> ChangedSlots:
+        """Return the changes of slots that were all renumbered: the next snapshot has everything."""
         return ChangedSlots(self._interval, self._interval.number)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyChanges:
-    """Which keys had changed at a barrier. Nobody changes it.
+    """Which keys had changed at a barrier. Immutable.
 
     Attributes:
-        by_interval: the keys that changed in each, as far as anybody may ask.
+        by_interval: the keys that changed in each, as far as they are needed.
         known_since: see ``SlotChanges``.
     """
 
@@ -95,7 +95,7 @@ class KeyChanges:
     known_since: int = 0
 
     def after(self, interval: int) -> dict[Any, None] | None:
-        """Return the keys that changed after the snapshot of ``interval``, as they first did; None: nobody knows."""
+        """Return the keys that changed after the snapshot of ``interval``, as they first did; None: unknown."""
         if interval < self.known_since:
             return None
         found: dict[Any, None] = {}
@@ -131,7 +131,7 @@ class ChangedKeys:
         return self.now
 
     def freeze(self) -> KeyChanges:
-        """Return what changed in this interval and in those before it, as far as anybody may ask."""
+        """Return what changed in this interval and in those before it, as far as they are needed."""
         if self.now is not None:
             self._before.append((self._interval.number, self.now))
         self._before = [found for found in self._before if found[0] > self._interval.needed_since]

@@ -1,7 +1,7 @@
 """Keyed state by column in memory: one index from keys to slots, and arrays by slot for each state.
 
-Counterpart: ``operators.process.by_batch``. Keys that have lost all their state keep their slots until they are the
-majority; then the living ones are numbered anew (ST7).
+Counterpart: ``operators.process.batch_process``. Keys that have lost all their state keep their slots until they are
+the majority; then the living ones are renumbered (ST7).
 """
 
 from __future__ import annotations
@@ -246,14 +246,14 @@ class MemoryColumnBackend:
         width = len(self._keys.names) + (descriptor.kind is StateKind.MAP)
         return Replaced(section, tuple(section.schema.names[:width]))
 
-    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""
         states = [self._replaced(descriptor) for descriptor in self._states]
         timers = [replaced_timers(self._keys, kind) for kind in self._timers]
         if not continue_from(self, self._log, [*states, *timers], stored, owner):
             return False
         for found in self._timers.values():
-            found.note_changes()
+            found.track_changes()
         return True
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:

@@ -3,7 +3,7 @@
 A value state is a vector by slot. Lists are blocks in one pool, doubled when they are full: appending costs O(rows)
 amortised, reading O(rows + elements), and a position of the pool is written once, so that a snapshot needs no copy of
 the elements (ST5). Map entries are numbered by (key slot, map key slot), with a list of them per key; a removed entry
-keeps its number until there are more removed than living ones. Counterpart: ``operators.process.batch_states``.
+keeps its number until there are more removed than living ones. Counterpart: ``operators.process.batch_state``.
 Arguments have no nulls; rows are in the batch's order.
 """
 
@@ -36,7 +36,7 @@ class MemoryValues:
     """Values by slot: see ``backend.ValueColumns``. ``keys_count`` tells how many slots the key index has given."""
 
     def __init__(self, dtype: pa.DataType, keys_count: Callable[[], int], changed: ChangedSlots | None = None) -> None:
-        """``changed``: notes what changes; None: nobody asks."""
+        """``changed``: notes what changes; None: not tracked."""
         self._keys_count = keys_count
         self._changed = changed
         self._vector = make_vector(dtype)
@@ -86,7 +86,7 @@ class MemoryValues:
         present[slots] = False
 
     def replace(self, slots: Slots, values: pa.Array) -> Mask:
-        """Set values as ``put`` does; return the last row of each slot whose value changed."""
+        """Set values as ``put`` does; return the last row of each slot with a changed value."""
         is_last = self._last.mask(slots, self._size)
         had = self._has(slots)
         before = self._vector.take(slots, had)
@@ -101,7 +101,7 @@ class MemoryValues:
         """Keep the smaller (or larger) of each slot's value and the rows'; NaN never counts.
 
         Returns:
-            One row, with the new value, of each slot whose value changed.
+            One row, with the new value, of each slot with a changed value.
         """
         assert isinstance(self._vector, FixedVector)
         rows = to_numpy(values)
@@ -126,7 +126,7 @@ class MemoryValues:
         """Add to the slots' values; an absent one counts as 0.
 
         Returns:
-            The last row of each slot whose value changed.
+            The last row of each slot with a changed value.
         """
         assert isinstance(self._vector, FixedVector)
         data, had = self._vector.numbers(self._size), self._has(slots)
@@ -219,7 +219,7 @@ class MemoryLists:
             dtype: of elements.
             keys_count: how many slots there are.
             is_queue: elements go from the beginning (``drop_first``); blocks are larger, not to be full soon.
-            changed: notes which lists change; None: nobody asks.
+            changed: notes which lists change; None: not tracked.
         """
         self._keys_count = keys_count
         self._changed = changed
@@ -381,7 +381,7 @@ class MemoryMaps:
         keys_count: Callable[[], int],
         changed: ChangedSlots | None = None,
     ) -> None:
-        """``changed``: notes which entries change; None: nobody asks."""
+        """``changed``: notes which entries change; None: not tracked."""
         self._keys_count = keys_count
         self._changed = changed
         self._key_type = key_type
@@ -410,7 +410,7 @@ class MemoryMaps:
         return self._read(self._numbered(slots, map_keys))
 
     def _read(self, entries: Slots) -> Mask:
-        """Return which entries there are; somebody is told of them."""
+        """Return which entries there are; this counts as a read of them."""
         return self._has(entries)
 
     def _has(self, entries: Slots) -> Mask:
@@ -489,10 +489,10 @@ class MemoryMaps:
         if count > 2 * self._live + _DEAD_FREE:
             self._rebuild(np.arange(self._size))
         elif self._values.has_garbage(self._live):
-            self._values.tidy(np.flatnonzero(self._present.read(count)[:count]))  # also what nobody sees any more
+            self._values.tidy(np.flatnonzero(self._present.read(count)[:count]))  # also what has expired
 
     def _rebuild(self, old: Slots) -> None:
-        """Number the living entries anew, for the slots ``old``, which become 0, 1, 2 …"""
+        """Renumber the living entries, for the slots ``old``, which become 0, 1, 2 …"""
         rows, entries = self._exploded(old)
         living = self._has(entries)
         rebuilt = self._empty()
@@ -500,7 +500,7 @@ class MemoryMaps:
         self.__dict__.update(rebuilt.__dict__)
 
     def _empty(self) -> MemoryMaps:
-        changed = None if self._changed is None else self._changed.begin_anew()
+        changed = None if self._changed is None else self._changed.start_over()
         return MemoryMaps(self._key_type, self._dtype, self._keys_count, changed)
 
     def living(self) -> Mask:

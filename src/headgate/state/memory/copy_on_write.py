@@ -13,7 +13,7 @@ _REMOVED = object()
 
 
 class FrozenCells:
-    """The objects of one state at a barrier. ``objects`` is not changed by anybody until ``is_released``."""
+    """The objects of one state at a barrier. ``objects`` does not change until ``is_released``."""
 
     def __init__(self, objects: dict[Any, Any], changes: KeyChanges) -> None:
         """``changes``: the keys that changed before it."""
@@ -22,7 +22,7 @@ class FrozenCells:
         self.is_released = False
 
     def release(self) -> None:
-        """Nobody needs the snapshot any more: the objects may change again."""
+        """The snapshot is not needed any more: the objects may change again."""
         self.objects, self.changes = {}, KeyChanges()
         self.is_released = True
 
@@ -31,7 +31,7 @@ class MemoryCells:
     """One state: see ``backend.RowCells``."""
 
     def __init__(self, interval: Interval | None = None) -> None:
-        """``interval``: what changes is noted by it (MC2); None: nobody asks."""
+        """``interval``: what changes is noted by it (MC2); None: not tracked."""
         self._changes = None if interval is None else ChangedKeys(interval)
         self._changed: dict[Any, None] | None = None
         self._base: dict[Any, Any] = {}
@@ -103,7 +103,7 @@ class MemoryCells:
     def absorb(self) -> None:
         """Once all snapshots are released, or were dropped, put the overlay back.
 
-        All, not only the latest: an older one may share lists and dicts of keys that nobody changed in between.
+        All, not only the latest: an older one may share lists and dicts of keys that did not change in between.
         """
         if self._changes is not None:
             self._changed = self._changes.bounded(len(self._base))
@@ -126,7 +126,7 @@ class MemoryCells:
         self._frozen.append(weakref.ref(frozen))
         return frozen
 
-    def note_changes(self) -> None:
+    def track_changes(self) -> None:
         """Everything that there is was restored from a snapshot that the next one may refer to (MC7)."""
         assert self._changes is not None
         self._changes.start()

@@ -1,6 +1,6 @@
 """The rows that a snapshot made of chunks has, as any backend restores them (MC6).
 
-Counterpart: ``chunked``, which wrote it. Chunks are read from the newest one to the oldest: what a newer one has, or
+``incremental_snapshot`` wrote it. Chunks are read from the newest one to the oldest: what a newer one has, or
 says has gone, is left out of those before it. A range of key groups is read at a time, those of one file of the first
 chunk, so that not everything is in memory at once.
 """
@@ -102,7 +102,7 @@ def continue_from(
     for read in PortableChunks(stored, description, keys.groups).parts:
         backend.restore(decode_sections(read(), stored.where), stored.where, owner)
     parts = stored.files
-    log.go_on_with([(c.rows, tuple(parts[file.name] for file in c.files), c.whole) for c in description.chunks])
+    log.continue_from([(c.rows, tuple(parts[file.name] for file in c.files), c.whole) for c in description.chunks])
     return True
 
 
@@ -110,7 +110,7 @@ class PortableChunks:
     """What chunks come to, in parts by key group (ST3). When all were read, their rows are counted (R30)."""
 
     def __init__(self, stored: StoredFiles, description: Description, groups: KeyGroups) -> None:
-        """``groups``: those whose rows are wanted."""
+        """``groups``: the wanted rows are theirs."""
         self._stored = stored
         self._description = description
         ranges = [file.groups for file in description.chunks[0].files]
@@ -181,9 +181,9 @@ def _latest(
     """Yield the rows of one state that are there, of chunks from the oldest to the newest.
 
     Args:
-        state: whose rows.
+        state: that the rows are of.
         chunks: what the files of each say of it.
-        groups: whose rows are wanted.
+        groups: that the rows are wanted of.
         description: of all that.
     """
     seen = _ReplacedRows(state, state.identity)
@@ -207,7 +207,7 @@ def _latest(
 def _of_groups(
     state: Replaced, of: KeyGroups, change: Change, groups: KeyGroups, keys: OwnedKeys
 ) -> Sequence[pa.RecordBatch]:
-    """Return the rows of a file, in which keys of ``of`` are, whose keys are in ``groups``."""
+    """Return the rows with keys in ``groups`` of a file with keys of ``of``."""
     is_inside = of.common(groups) == of
     return change.rows if is_inside else [_within(batch, state, groups, keys) for batch in change.rows]
 
@@ -229,7 +229,7 @@ def _filtered(batch: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
 
 
 class _ReplacedRows:
-    """What newer chunks have, or say has gone, told by some columns; nothing, if there are none."""
+    """What newer chunks have, or say has gone, identified by some columns; nothing, if there are none."""
 
     def __init__(self, state: Replaced, columns: Sequence[str]) -> None:
         self._columns = columns

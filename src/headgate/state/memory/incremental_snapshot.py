@@ -3,7 +3,7 @@
 A *chunk* is what changed between two snapshots. The first one of a chain is everything that there was; each of the
 others begins where the one before it ends. A snapshot is a chain whose last chunk ends with it. A chunk is a
 container with two Arrow streams for each state of which anything changed: ``rows``, and ``gone``, the identities
-whose rows are removed. Both replace what earlier chunks have of the same identity. Little state is written as rows,
+that have no rows any more. Both replace what earlier chunks have of the same identity. Little state is written as rows,
 and so is what must be portable, such as a savepoint (SV3). Counterpart: ``incremental_restore``.
 """
 
@@ -70,7 +70,7 @@ class ChunkLog:
         self.interval.number += 1
         return self.interval.number - 1
 
-    def go_on_with(self, chunks: Sequence[tuple[int, tuple[SnapshotPart, ...], frozenset[str]]]) -> None:
+    def continue_from(self, chunks: Sequence[tuple[int, tuple[SnapshotPart, ...], frozenset[str]]]) -> None:
         """What these chunks say was restored, and nothing else: the next snapshot may go on from them.
 
         Args:
@@ -146,7 +146,7 @@ class Replaced:
         section: of the state, as any backend restores it.
         identity: rows replace those that are the same in these columns, the key's among them; (): they replace none.
         group: rows that are the same in these columns may go together; (): those of one identity.
-        more: columns that rows have in chunks only, behind those of the section: their group, if these do not tell.
+        more: columns that rows have in chunks only, after those of the section: their group, if these do not tell.
     """
 
     section: Section
@@ -273,7 +273,7 @@ class Description:
 
     Attributes:
         states: that are in the chunks.
-        keys: whose.
+        keys: that are in it.
         chunks: the oldest one first, which has all that there was then.
         now_ms: what time it was: what had expired is not among the rows (TL6). None: nothing expires.
         meta: sections that belong to no key, which a restore of the rows needs beside them.
@@ -286,7 +286,7 @@ class Description:
     meta: Mapping[str, bytes] = field(default_factory=dict)
 
     def since(self, state: str) -> Sequence[DescribedChunk]:
-        """Return the chunks that say anything of ``state``: one that has all of it, and those behind it."""
+        """Return the chunks that say anything of ``state``: one that has all of it, and the later ones."""
         wholes = [place for place, chunk in enumerate(self.chunks) if state in chunk.whole]
         return self.chunks[wholes[-1] if wholes else 0 :]
 
@@ -371,10 +371,10 @@ class ChunkedState(KeyedState):
 
     @abstractmethod
     def _changed_counts(self, after: int) -> Mapping[str, int | None]:
-        """Return how much of each state changed after a snapshot; None: nobody knows."""
+        """Return how much of each state changed after a snapshot; None: unknown."""
 
     def _meta_of_rows(self) -> Mapping[str, bytes]:
-        """Return what whoever restores the rows of chunks needs beside them, of what ``_meta`` returns."""
+        """Return the sections of ``_meta`` that a restore of the rows of chunks needs."""
         return {}
 
     def _now_ms(self) -> int | None:

@@ -1,6 +1,6 @@
 """Keyed state by row in memory: a dict from key to object for each state, and an overlay while a snapshot is held.
 
-Counterparts: ``operators.process.by_row`` and ``operators.reduce``, which has one record per key. Freezing only puts
+Counterparts: ``operators.process.row_process`` and ``reduce``, which has one record per key. Freezing only puts
 the dict aside; a later change of a key goes to the overlay (ST5). A list or dict of a key is copied when it is first
 changed after a barrier.
 """
@@ -165,16 +165,16 @@ class MemoryRowBackend:
         barrier = _Barrier(states, self.time.now_ms, timers, meta)
         return _FrozenRowState(self._log, self._log.end_interval(), self._keys, barrier)
 
-    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""
         states = [_replaced(self._keys, descriptor) for descriptor in self._cells]
         timers = [replaced_timers(self._keys, kind) for kind in self._timers]
         if not continue_from(self, self._log, [*states, *timers], stored, owner):
             return False
         for cells in self._cells.values():
-            cells.note_changes()
+            cells.track_changes()
         for found in self._timers.values():
-            found.note_changes()
+            found.track_changes()
         return True
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
@@ -331,11 +331,11 @@ class MemoryRecords:
     def _replaced(self) -> Replaced:
         return Replaced(self._section, self._section.key_names)
 
-    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""
         if not continue_from(self, self._log, [self._replaced], stored, owner):
             return False
-        self._cells.note_changes()
+        self._cells.track_changes()
         return True
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:

@@ -37,7 +37,7 @@ class TimerChanges:
     """What had been done to timers at a barrier, in the order in which it was done. A place is one thing that was."""
 
     def __init__(self, found: Sequence[tuple[int, TimerOps]], known_since: int) -> None:
-        """``found``: what was done in each interval, in order. ``known_since``: see ``changes.SlotChanges``."""
+        """``found``: what was done in each interval, in order. ``known_since``: see ``change_tracking.SlotChanges``."""
         self._found = found
         self._known_since = known_since
         self.after = cache(self._after)
@@ -48,7 +48,7 @@ class TimerChanges:
         return join_changes([(nothing, nothing), *(found for _, found in self._found)])
 
     def _after(self, interval: int) -> Slots | None:
-        """Return the last thing that was done to each timer after the snapshot of ``interval``; None: nobody knows."""
+        """Return the last thing that was done to each timer after the snapshot of ``interval``; None: unknown."""
         if interval < self._known_since:
             return None
         times, changes = self._all
@@ -106,13 +106,13 @@ class NotedTimers:
         return self._interval.number
 
     def since(self, number: int) -> list[TimerOps] | None:
-        """Return what was done after the snapshot of interval ``number``, in order; None: nobody knows."""
+        """Return what was done after the snapshot of interval ``number``, in order; None: unknown."""
         if self._now is None or number < max(self._known_since, self._interval.needed_since):
             return None
         return [*(changes for at, changes in self._before if at > number), *self._now]
 
     def freeze(self) -> TimerChanges:
-        """Return what was done in this interval and in those before it, as far as anybody may ask."""
+        """Return what was done in this interval and in those before it, as far as it is needed."""
         number = self._interval.number
         self._before += [(number, changes) for changes in self._now or ()]
         self._before = [found for found in self._before if found[0] > self._interval.needed_since]
@@ -135,7 +135,7 @@ def live_timers(changes: TimerOps) -> TimerOps:
 
 
 def join_changes(found: Sequence[TimerOps]) -> TimerOps:
-    """Return changes one behind the other."""
+    """Return changes one after the other."""
     times, changes = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return times, changes
 
@@ -263,7 +263,7 @@ class MemoryColumnTimers:
 
         Args:
             hashes: of the keys of slots.
-            interval: what is done to timers is noted by it (MC9); None: nobody asks.
+            interval: what is done to timers is noted by it (MC9); None: not tracked.
         """
         self._hashes = hashes
         self._noted = None if interval is None else NotedTimers(interval)
@@ -353,7 +353,7 @@ class MemoryColumnTimers:
         if self._noted is not None:
             self._noted.add(times, changes, len(self))
 
-    def note_changes(self) -> None:
+    def track_changes(self) -> None:
         """All timers were restored from a snapshot that the next one may refer to (MC7)."""
         assert self._noted is not None
         self._noted.start()
@@ -439,7 +439,7 @@ class MemoryColumnTimers:
         return FrozenRows(count, rows, noted.living, FrozenChanges(noted.after, noted.gone))
 
     def _since_counted(self) -> tuple[CountedTimers, list[TimerOps]] | None:
-        """Return the timers of a former snapshot that somebody has counted, and what was done since."""
+        """Return the timers of a former snapshot that were counted, and what was done since."""
         if self._noted is None or self._counted is None:
             return None
         number, found = self._counted
@@ -447,7 +447,7 @@ class MemoryColumnTimers:
         return None if since is None else (found, since)
 
     def _refer_to(self, former: CountedTimers, since: list[TimerOps]) -> None:
-        """Have the timers of a former snapshot in memory once, and what was done since behind them.
+        """Have the timers of a former snapshot in memory once, and what was done since after them.
 
         Not while timers are due, which are in an order of their own.
         """
@@ -494,7 +494,7 @@ class MemoryRowTimers:
     """See ``timers.RowTimers``."""
 
     def __init__(self, keys: KeyColumns, interval: Interval | None = None) -> None:
-        """``interval``: which timers come and go is noted by it (MC9); None: nobody asks."""
+        """``interval``: which timers come and go is noted by it (MC9); None: not tracked."""
         self._changes = None if interval is None else ChangedKeys(interval)
         self._changed: dict[Any, None] | None = None
         self._key_columns = keys
@@ -594,7 +594,7 @@ class MemoryRowTimers:
         if self._changes is not None:
             self._changed = self._changes.bounded(self._count)
 
-    def note_changes(self) -> None:
+    def track_changes(self) -> None:
         """All timers were restored from a snapshot that the next one may refer to (MC7)."""
         assert self._changes is not None
         self._changes.start()

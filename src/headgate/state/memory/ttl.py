@@ -60,7 +60,7 @@ class Expiries:
         self._at.written(size)[slots] = self.next_ms
 
     def on_read(self, slots: Slots, size: int) -> bool:
-        """Somebody was told of what is in ``slots``, none of which has expired (TL4); return whether that renews it."""
+        """What is in ``slots`` was read, and none of it has expired (TL4); return whether that renews it."""
         if self._is_renewed_by_reads and (self._at.read(size).take(slots) != self.next_ms).any():
             self.renew(slots, size)
             return True
@@ -101,14 +101,14 @@ class Sweep:
         count = SWEEP_ROWS + 2 * (max(size - self._size, 0) + added)
         start = min(self._at, size)
         end = min(start + count, size)
-        self._at, self._size = end if end < size else 0, size  # whoever only followed what comes would never come round
+        self._at, self._size = end if end < size else 0, size  # without the second half a sweep could never catch up
         return start, end
 
 
 def live_rows(frozen: FrozenRows, expiries: Callable[[Slots | None], Array], now_ms: int) -> FrozenRows:
     """Return the rows of ``frozen`` that had not expired, with one more column that says when they do (TL6).
 
-    Those that changed are there although they have expired: whoever reads chunks leaves them out (MC6).
+    Those that changed are there although they have expired: a restore of chunks leaves them out (MC6).
 
     Args:
         frozen: without expiries.
@@ -256,7 +256,7 @@ class ExpiringMaps(MemoryMaps):
         return [*super()._columns(entries), pa.array(self._expiries.read(len(self._pairs))[entries])]
 
     def _empty(self) -> ExpiringMaps:
-        changed = None if self._changed is None else self._changed.begin_anew()
+        changed = None if self._changed is None else self._changed.start_over()
         return ExpiringMaps(self._key_type, self._dtype, self._keys_count, self._ttl, self._time, changed)
 
     def _living_entries(self) -> Mask:

@@ -1,4 +1,4 @@
-"""Rows by window and key in memory: see ``backend.WindowBackend``. Counterpart: ``operators.windows.window``.
+"""Rows by window and key in memory: see ``backend.WindowBackend``. Counterpart: ``operators.tumbling_windows``.
 
 Two kinds: rows that are kept as they came, and partial results that are merged per key. What is frozen never changes:
 batches are immutable, and a table of accumulators is copied when it next changes (ST5). Of both it is known what came
@@ -79,7 +79,7 @@ class _Windows(ABC, Generic[Held]):
         taken = self._taken.freeze()
         return _Barrier(self._log, self._log.end_interval(), self._state, self.meta, taken)
 
-    def go_on_with(self, stored: StoredFiles, owner: Ownership, through: StateBackend | None = None) -> bool:
+    def continue_from(self, stored: StoredFiles, owner: Ownership, through: StateBackend | None = None) -> bool:
         """See ``ContinuingBackend``.
 
         Args:
@@ -92,7 +92,7 @@ class _Windows(ABC, Generic[Held]):
         self._taken.start()
         return True
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Not all that was restored is here: no snapshot of what is here refers to it."""
         self._log.forget()
 
@@ -174,7 +174,7 @@ class _WindowBatch:
     window: int
     batch: pa.RecordBatch
 
-    def told(self, schema: pa.Schema) -> pa.RecordBatch:
+    def rows(self, schema: pa.Schema) -> pa.RecordBatch:
         """Return them with the number of the window, in the columns of chunks."""
         window = pa.array(np.full(self.batch.num_rows, self.window))
         return pa.RecordBatch.from_arrays([*self.batch.columns, window], schema=schema)
@@ -192,7 +192,7 @@ class _FrozenRows(_FrozenWindows):
 
     def _rows_after(self, after: int | None) -> list[pa.RecordBatch]:
         columns = self._state.columns
-        return [one.told(columns) for one in self._kept if after is None or one.interval > after]
+        return [one.rows(columns) for one in self._kept if after is None or one.interval > after]
 
     def _count_after(self, after: int) -> int:
         return sum(one.batch.num_rows for one in self._kept if one.interval > after)
@@ -269,7 +269,7 @@ class _FrozenPartials:
 
     def _slots(self, after: int) -> Slots:
         slots = self.changes.after(after)
-        assert slots is not None, "keys of a window are never numbered anew"
+        assert slots is not None, "keys of a window are never renumbered"
         return slots
 
 

@@ -1,4 +1,4 @@
-"""Keyed state by column in RocksDB: see ``backend.ColumnBackend``. Counterpart: ``operators.process.by_batch``.
+"""Keyed state by column in RocksDB: see ``backend.ColumnBackend``. Counterpart: ``operators.process.batch_process``.
 
 The cache in front is state by column in memory, of the keys that were used lately: what they have is loaded when their
 slots are first asked for, thousands at once, and goes back when it is much, or to a checkpoint (RB4).
@@ -45,7 +45,7 @@ SLOT_BYTES = 8
 """What is noted of a key in the cache takes so much, beside its part of the index of keys (RB5)."""
 
 _COPIES = 3
-"""A heap of values may hold as much again that nobody refers to any more, and is copied when it is tidied."""
+"""A heap of values may hold as much again that is no longer referred to, and is copied when it is tidied."""
 
 
 _ARRAY_COPIES = 2
@@ -55,7 +55,7 @@ _KEPT_PARTS, _PARTS = 3, 4
 """What part of its room a cache keeps when it has no more: giving up takes a look at every key."""
 
 TURNS_MAX = (1 << 16) - 1
-"""Then turns are halved: what was used lately is told from what was not, and little more is asked."""
+"""Then turns are halved: that is enough to tell what was used lately."""
 
 
 class RocksColumnBackend:
@@ -65,7 +65,7 @@ class RocksColumnBackend:
 
     def __init__(
         self,
-        place: LocalDatabase,
+        local: LocalDatabase,
         keys: KeyColumns,
         descriptors: Sequence[StateDescriptor],
         max_parallelism: int,
@@ -73,7 +73,7 @@ class RocksColumnBackend:
         has_timers: bool = False,
     ) -> None:
         self.time = StateTime()
-        self._place = place
+        self._local = local
         self._keys = keys
         self._max_parallelism = max_parallelism
         self._index = make_key_index(keys.types)
@@ -83,23 +83,23 @@ class RocksColumnBackend:
         }
         self._packed = packed_states(tables)
         self._pack = self._made_pack() if self._packed else None
-        self._alone = {one: state for one, state in self._states.items() if one not in self._packed}
+        self._unpacked = {one: state for one, state in self._states.items() if one not in self._packed}
         """The states that have rows of their own."""
         self._expiring = [state for state in self._states.values() if isinstance(state, CachedExpiring)]
-        self._tables = ExpiringTables(place.database, keys, list(tables.values()), self.time)
-        self._outside = dict.fromkeys(self._states, 0)
+        self._tables = ExpiringTables(local.database, keys, list(tables.values()), self.time)
+        self._uncached_counts = dict.fromkeys(self._states, 0)
         """How many rows of each state are not in the cache: so a row that is lost on its way is found missing (U7)."""
         self._is_loaded = SlotArray(np.bool_)
         self._used = SlotArray(np.uint16)
         """The turn in which each slot was last asked for."""
         self._turn = 0
-        self._give_up_at = 0
+        self._evict_at = 0
         self._timers = timers_of_each_kind(self._made_timers) if has_timers else {}
         self.timers = timers_by_kind(self._timers)
 
     def _made_timers(self, kind: TimeKind) -> RocksColumnTimers:
-        stored = StoredTimers(self._place.database, kind, self._keys, self._max_parallelism)
-        return RocksColumnTimers(self._keys, self, stored, self._place)
+        stored = StoredTimers(self._local.database, kind, self._keys, self._max_parallelism)
+        return RocksColumnTimers(self._keys, self, stored, self._local)
 
     def _made_pack(self) -> CachedPack:
         members = [self.values(one) for one in self._packed]
@@ -114,7 +114,7 @@ class RocksColumnBackend:
         return hash_columns(pa.RecordBatch.from_arrays(self._index.columns(slots), names=names), names)
 
     def _in_order(self, slots: Slots) -> tuple[Slots, EncodedKeys]:
-        """See ``cached.KeysOf``."""
+        """See ``column_cache.KeysOf``."""
         slots = slots[disk_order(self._index.columns(slots), self._keys, self._max_parallelism)]
         return slots, encoded_keys(self._index.columns(slots), self._keys, self._max_parallelism)
 
@@ -159,7 +159,7 @@ class RocksColumnBackend:
     def all_slots(self) -> Slots:
         """See ``ColumnBackend``. Has all keys in the cache meanwhile."""
         self.write_back()
-        self.slots(distinct_keys(self._place.database, self._tables_of_states, self._keys, self.time.now_ms))
+        self.slots(distinct_keys(self._local.database, self._tables_of_states, self._keys, self.time.now_ms))
         living = np.zeros(len(self._index), np.bool_)
         for state in self._cached:
             living |= state.living()
@@ -180,12 +180,12 @@ class RocksColumnBackend:
         if len(missing) == 0:
             return
         missing, keys = self._in_order(missing)
-        database = self._place.database
+        database = self._local.database
         if self._pack is not None:
             for descriptor, count in zip(self._packed, self._pack.load(database, missing, keys), strict=True):
-                self._outside[descriptor] -= count
-        for descriptor, state in self._alone.items():
-            self._outside[descriptor] -= state.load(database, missing, keys)
+                self._uncached_counts[descriptor] -= count
+        for descriptor, state in self._unpacked.items():
+            self._uncached_counts[descriptor] -= state.load(database, missing, keys)
         is_loaded[missing] = True
 
     def write_back(self) -> None:
@@ -196,7 +196,7 @@ class RocksColumnBackend:
             state.write_back(changes, keys_of)
         for timers in self._timers.values():
             timers.write_back()
-        self._place.database.write(changes)
+        self._local.database.write(changes)
 
     def prepare(self) -> None:
         """See ``ColumnBackend``: writes back what is much, and gives up what does not fit."""
@@ -206,13 +206,13 @@ class RocksColumnBackend:
             timers.tidy()
         changed_rows = sum(state.changed_rows for state in self._stores)
         changed_bytes = sum(state.changed_rows * (self._key_bytes + self._row_bytes(state)) for state in self._cached)
-        if self._place.is_much(changed_rows, changed_bytes, CHANGES_MAX):
+        if self._local.needs_write_back(changed_rows, changed_bytes, CHANGES_MAX):
             self.write_back()
-        if self._cached_bytes() > max(self._place.cache_bytes, self._give_up_at):
+        if self._cached_bytes() > max(self._local.cache_bytes, self._evict_at):
             self.write_back()
-            self._give_up()
+            self._evict()
             left = self._cached_bytes()
-            self._give_up_at = 2 * left if left > self._kept_bytes else 0  # keys whose timers are in memory stay (RB9)
+            self._evict_at = 2 * left if left > self._kept_bytes else 0  # keys whose timers are in memory stay (RB9)
 
     def _next_turn(self) -> None:
         if self._turn >= TURNS_MAX:
@@ -239,14 +239,14 @@ class RocksColumnBackend:
 
     @property
     def _kept_bytes(self) -> int:
-        return self._place.cache_bytes // _PARTS * _KEPT_PARTS
+        return self._local.cache_bytes // _PARTS * _KEPT_PARTS
 
     def _row_bytes(self, state: Cached) -> int:
         if is_fixed(state.table.dtype) and state.table.ttl is None:  # a row that is shared says nothing of one state
             return state.row_bytes + _ARRAY_COPIES * storage_type(state.table.dtype).itemsize
-        return self._place.row_bytes(state.row_bytes, _ARRAY_COPIES if is_fixed(state.table.dtype) else _COPIES)
+        return self._local.row_bytes(state.row_bytes, _ARRAY_COPIES if is_fixed(state.table.dtype) else _COPIES)
 
-    def _give_up(self) -> None:
+    def _evict(self) -> None:
         """Keep the keys that were used last, three quarters of what may be there, and those that have timers."""
         size = len(self._index)
         taken = np.full(size, self._key_bytes)
@@ -257,7 +257,7 @@ class RocksColumnBackend:
         is_kept[by_use] = np.cumsum(taken[by_use]) <= self._kept_bytes
         gone = np.flatnonzero(~is_kept)
         for descriptor, state in self._states.items():
-            self._outside[descriptor] += int(state.rows_of()[gone].sum())
+            self._uncached_counts[descriptor] += int(state.rows_of()[gone].sum())
             state.drop(gone)
         self._is_loaded.written(size)[gone] = False
         for timers in self._timers.values():
@@ -279,14 +279,14 @@ class RocksColumnBackend:
         """See ``StateBackend``."""
         self.write_back()
         counts = {
-            descriptor.name: self._outside[descriptor] + state.rows_count()
+            descriptor.name: self._uncached_counts[descriptor] + state.rows_count()
             for descriptor, state in self._states.items()
         }
         for timers in self._timers.values():
             counts[timers.stored.table.section.name] = timers.stored.count
-        return FrozenDatabase(self._place, self._place.checkpoint(), self._all_tables, counts, self._beside())
+        return FrozenDatabase(self._local, self._local.checkpoint(), self._all_tables, counts, self._extra())
 
-    def _beside(self) -> ExtraSections:
+    def _extra(self) -> ExtraSections:
         meta = {TTL_SECTION: TtlMeta(self.time.now_ms).encode()} if self._expiring else {}
         if self.timers is None:
             return ExtraSections(meta=meta, now_ms=self.time.now_ms)
@@ -303,11 +303,11 @@ class RocksColumnBackend:
         """See ``StateBackend``. What is restored goes to the database; nothing is in the cache yet."""
         width = len(self._keys.names)
         self._restore_pack(sections, path, owner)
-        for descriptor, state in self._alone.items():
+        for descriptor, state in self._unpacked.items():
             for found in restored_states(sections, state.table.section, path, owner):
                 batch = self._tables.restored(state.table, found)
-                restore_rows(state.table, self._place.database, self._keys, self._max_parallelism, batch)
-                self._outside[descriptor] += batch.num_rows
+                restore_rows(state.table, self._local.database, self._keys, self._max_parallelism, batch)
+                self._uncached_counts[descriptor] += batch.num_rows
         for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
             timers.restore(batch.columns[:width], batch.columns[width].to_numpy())
 
@@ -317,21 +317,21 @@ class RocksColumnBackend:
             return
         table = self._pack.table
         found = [list(restored_states(sections, member.section, path, owner)) for member in table.members]
-        restore_packed(table, self._place.database, self._keys, self._max_parallelism, found)
+        restore_packed(table, self._local.database, self._keys, self._max_parallelism, found)
         for descriptor, batches in zip(self._packed, found, strict=True):
-            self._outside[descriptor] += sum(batch.num_rows for batch in batches)
+            self._uncached_counts[descriptor] += sum(batch.num_rows for batch in batches)
 
-    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""
-        if any(self._outside.values()) or any(map(len, self._timers.values())):
+        if any(self._uncached_counts.values()) or any(map(len, self._timers.values())):
             return False
-        continued = continue_from(self._place, stored, self._all_tables, owner)
+        continued = continue_from(self._local, stored, self._all_tables, owner)
         if continued is None:
             return False
-        self._outside = {descriptor: continued.rows[descriptor.name] for descriptor in self._states}
+        self._uncached_counts = {descriptor: continued.rows[descriptor.name] for descriptor in self._states}
         for timers in self._timers.values():
-            timers.go_on_with(continued.rows[timers.stored.table.section.name], continued.groups)
-        self._tables.go_on_with(continued.latest_ms)
+            timers.continue_from(continued.rows[timers.stored.table.section.name], continued.groups)
+        self._tables.continue_from(continued.latest_ms)
         return True
 
     @property
@@ -345,7 +345,7 @@ class RocksColumnBackend:
     @property
     def _stores(self) -> list[CachedState | CachedPack]:
         """What is read and written by itself: the states that share rows once."""
-        return [*([] if self._pack is None else [self._pack]), *self._alone.values()]
+        return [*([] if self._pack is None else [self._pack]), *self._unpacked.values()]
 
 
 class _Remembered:

@@ -46,7 +46,7 @@ class ListChanges:
         return int(np.count_nonzero(self._differs.read(0)))
 
     def appended(self, slots: Slots, size: int) -> None:
-        """Elements came behind those of ``slots``."""
+        """Elements were appended to the lists of ``slots``."""
         self._differs.written(size)[slots] = True
 
     def rewritten(self, slots: Slots, size: int) -> None:
@@ -60,7 +60,7 @@ class ListChanges:
         self._there.written(size)[slots] = counts
 
     def differing(self, size: int) -> Slots:
-        """Return the slots whose lists differ."""
+        """Return the slots with lists that differ."""
         return np.flatnonzero(self._differs.read(size)[:size])
 
     def write(
@@ -107,7 +107,7 @@ def _value_bytes(dtype: pa.DataType) -> int:
 
 
 class Cached(Protocol):
-    """What ``by_column`` does with a state of any kind.
+    """What ``column_backend`` does with a state of any kind.
 
     Attributes:
         changed_rows: about how many keys, or entries of a map, differ from the database; not fewer.
@@ -418,7 +418,7 @@ class CachedPack:
 
     @property
     def changed_rows(self) -> int:
-        """See ``cached.Cached``."""
+        """See ``Cached``."""
         return int(np.count_nonzero(self._differs()))
 
     def _differs(self) -> Mask:

@@ -58,8 +58,8 @@ _FILES_LIMIT_MAX = 1 << 16
 def open_files(databases_count: int, limit: int) -> int:
     """Return how many files a database may have open, which is made as the ``databases_count``-th of its process.
 
-    ``limit``: of the process, 1,024 as a rule. Sixteen databases have about half of them; the others are for whoever
-    reads snapshots, for connections, and for the user.
+    ``limit``: of the process, 1,024 as a rule. Sixteen databases have about half of them; the others are for
+    reading snapshots, for connections, and for the user.
     """
     share = limit * 3 // 16 // max(1, databases_count)
     return max(_OPEN_FILES_MIN, min(_OPEN_FILES_MAX, share))
@@ -156,7 +156,7 @@ class SharedMemory:
         blocks.set_cache_index_and_filter_blocks(True)
         blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
         blocks.set_bloom_filter(10, False)
-        # in parts (RB25): in one it is some MB of a large file, read anew for every few rows when it has no room
+        # in parts (RB25): in one it is some MB of a large file, read again for every few rows when it has no room
         blocks.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
         blocks.set_partition_filters(True)
         blocks.set_metadata_block_size(METADATA_BYTES)
@@ -311,7 +311,7 @@ class Rows:
         return [row for row, _ in rows], [value for _, value in rows]
 
     def _check_end(self, last: bytes, options: rocksdict.ReadOptions) -> None:
-        """Make sure that there is nothing behind ``last``, and that this could be seen (RB6)."""
+        """Make sure that there is nothing after ``last``, and that this could be seen (RB6)."""
         rest = self._db.iter(options)
         rest.seek(last + b"\0")
         rest.status()
@@ -381,7 +381,7 @@ class Changes:
         deque(map(self.batch.put, rows, values), maxlen=0)  # a loop without Python's part of it
 
     def mark(self, rows: Iterable[bytes]) -> None:
-        """Set rows that have no value; nobody takes them for small values."""
+        """Set rows that have no value; they do not count as small values."""
         put = self.batch.put
         for row in rows:
             put(row, b"")
@@ -469,7 +469,7 @@ class Database(Rows):
         with closing(_open_with(path, inspection_options())) as rows:
             return rows.files()
 
-    def go_on_with(self, path: Path) -> None:
+    def continue_from(self, path: Path) -> None:
         """Have what is in the directory ``path``, instead of what it has. ``path`` becomes this one's.
 
         Raises:
@@ -479,7 +479,7 @@ class Database(Rows):
         try:
             shutil.rmtree(self._path)
             path.rename(self._path)
-        except OSError as error:  # somebody removed the directory
+        except OSError as error:  # the directory was removed
             raise disk_error("write", self._path, error) from error
         self._open(is_new=False)
 

@@ -6,8 +6,8 @@ and again in files that were fetched once more, is the checkpoint's, unless the 
 
 For some key groups only the files with rows of theirs are fetched: a database is in the order of its key groups
 (RB1). The library cannot open a database of which only some files are there, so an edit that removes the others is
-added to its MANIFEST. The format is that of LevelDB: records in blocks of 32 KiB, none of whose pieces crosses the
-end of a block, each with a checksum (Castagnoli's CRC of 32 bits, rotated and shifted); in an edit, tag 6 says "at
+added to its MANIFEST. The format is that of LevelDB: records in blocks of 32 KiB, and no piece crosses the end of a
+block, each with a checksum (Castagnoli's CRC of 32 bits, rotated and shifted); in an edit, tag 6 says "at
 this level, the file with this number was removed". Source: the pages "MANIFEST" and "Write-Ahead-Log-File-Format" of
 RocksDB's wiki.
 """
@@ -61,11 +61,11 @@ def remove_from_manifest(manifest: bytes, files: Iterable[tuple[int, int]]) -> b
 
 
 def _pieces(record: bytes, written_bytes: int) -> Iterator[bytes]:
-    """Yield ``record`` as it is stored behind ``written_bytes`` of others."""
+    """Yield ``record`` as it is stored after ``written_bytes`` of others."""
     at, is_first = 0, True
     while at < len(record):
         room = _BLOCK_BYTES - written_bytes % _BLOCK_BYTES
-        if room <= _HEADER.size:  # not even a byte behind a header; a header alone would be a piece of nothing
+        if room <= _HEADER.size:  # not even a byte after a header; a header alone would be a piece of nothing
             yield bytes(room) if room < _HEADER.size else _piece(_FIRST if is_first else _MIDDLE, b"")
             is_first = is_first and room < _HEADER.size
             written_bytes += room
@@ -124,7 +124,7 @@ def files_of_key_groups(description: Description, groups: KeyGroups) -> Descript
     told = dict(zip(description.names, description.ranges, strict=True))
     removed = {name: found for name, found in told.items() if not _may_have(found, groups)}
     manifests = [name for name in description.small if name.startswith(_MANIFEST)]
-    if not removed or len(manifests) != 1:  # without one, who opens it says what is wrong
+    if not removed or len(manifests) != 1:  # without one, opening it fails with the reason
         return description
     (manifest,) = manifests
     notes = remove_from_manifest(
@@ -142,7 +142,7 @@ def _may_have(file: FileRange, groups: KeyGroups) -> bool:
 def check_files(rows: Rows, description: Description, where: str) -> None:
     """Make sure that an opened database has the files that ``description`` tells of, where it says, and no others.
 
-    Its rows cannot be counted (R30): how many of them are in the files that are not here, nobody knows.
+    Its rows cannot be counted (R30): it is unknown how many of them are in the files that are not here.
 
     Raises:
         UnsoundFiles: it is not so.
@@ -162,7 +162,7 @@ LocalCopies = Callable[[str], Iterable[Path]]
 """Returns where a file with this name may be on this machine."""
 
 _UNCHANGED_NAMES = ("CURRENT", "MANIFEST-")
-"""The small files that stay as they are when a database is opened for reading: rocksdict writes its own anew."""
+"""The small files that stay as they are when a database is opened for reading: rocksdict rewrites its own."""
 
 _READ_BYTES = 8 << 20
 _MEMORY_BYTES = 32 << 20
@@ -223,7 +223,7 @@ def _is_linked(path: Path, to: Path, part: SnapshotPart) -> bool:
         if _file_checksum(to) == part.checksum:
             return True
         to.unlink()
-    except OSError:  # somebody removed it, or it cannot be read
+    except OSError:  # it was removed, or cannot be read
         to.unlink(missing_ok=True)
     return False
 
@@ -255,7 +255,7 @@ def check_rows(rows: Rows, tables: Sequence[AnyTable], wanted: Mapping[str, int]
 
 
 def _count_rows(rows: Rows, tables: Sequence[AnyTable]) -> dict[str, int]:
-    """Return how many rows each section has. Values are looked at only if they tell whose they are (RB27)."""
+    """Return how many rows each section has. Values are looked at only if several states share them (RB27)."""
     by_number = {table.number: table for table in tables}
     found = {section.name: 0 for table in tables for section in sections_of(table)}
     has_packed = any(isinstance(table, PackedTable) for table in tables)
@@ -325,9 +325,9 @@ def recorded_counts(stored: StoredFiles) -> dict[str, int]:
 
 
 def continue_from(
-    place: LocalDatabase, stored: StoredFiles, tables: Sequence[AnyTable], owner: Ownership
+    local: LocalDatabase, stored: StoredFiles, tables: Sequence[AnyTable], owner: Ownership
 ) -> Continued | None:
-    """Have in the empty database ``place`` what a checkpoint holds, if it is of the same states and keys (RB21).
+    """Have in the empty database ``local`` what a checkpoint holds, if it is of the same states and keys (RB21).
 
     Returns:
         What it is; None: it is of others, and nothing was done.
@@ -344,25 +344,25 @@ def continue_from(
     keys = OwnedKeys(KeyGroups(owned.start, len(owned)), owner.max_parallelism)
     if description.keys != keys or not description.is_of(tables):
         return None
-    path = place.directory / "restored"
+    path = local.directory / "restored"
     try:
-        known = _fetch_and_check(place, stored, description, path, place.near)
+        known = _fetch_and_check(local, stored, description, path, local.near)
     except (LocalDamage, UnsoundFiles):  # what is near went bad, or was misread: says nothing of the checkpoint
-        known = _fetch_and_check(place, stored, description, path, _no_local_copies)
-    place.database.go_on_with(path)
-    place.known = known
+        known = _fetch_and_check(local, stored, description, path, _no_local_copies)
+    local.database.continue_from(path)
+    local.known = known
     counts = recorded_counts(stored)
     rows = {section.name: counts.get(section.name, 0) for table in tables for section in sections_of(table)}
     return Continued(rows, description.latest_ms, owned)
 
 
 def _fetch_and_check(
-    place: LocalDatabase, stored: StoredFiles, description: Description, path: Path, near: LocalCopies
+    local: LocalDatabase, stored: StoredFiles, description: Description, path: Path, near: LocalCopies
 ) -> KnownFiles:
     """Have the files in ``path``, opened and counted once; nothing is left there of what is not sound."""
     known = fetch(stored, description, path, near)
     try:
-        with attribute_damage(stored, description, path), closing(place.database.opened(path)) as rows:
+        with attribute_damage(stored, description, path), closing(local.database.opened(path)) as rows:
             check_rows(rows, description.tables, recorded_counts(stored), stored.path_of(stored.description))
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
@@ -377,7 +377,7 @@ class PortableRows:
     """
 
     def __init__(self, stored: StoredFiles, parent: Path, groups: KeyGroups) -> None:
-        """``groups``: those whose rows are wanted."""
+        """``groups``: the wanted rows are theirs."""
         self._stored = stored
         self._parent = parent
         self._groups = groups
@@ -393,7 +393,7 @@ class PortableRows:
         """Return a container with the rows of the key groups from ``first`` on, up to and without ``end``.
 
         Raises:
-            UnsoundFiles, LocalDamage: see ``go_on_with``.
+            UnsoundFiles, LocalDamage: see ``continue_from``.
             CorruptionError, StorageError
         """
         try:
@@ -409,7 +409,7 @@ class PortableRows:
     def _encoded(self, first: int, end: int) -> Sequence[Buffer]:
         try:
             return self._encoded_once(first, end)
-        except (LocalDamage, UnsoundFiles):  # as in ``go_on_with``
+        except (LocalDamage, UnsoundFiles):  # as in ``continue_from``
             self.close()
             return self._encoded_once(first, end)
 
@@ -422,7 +422,7 @@ class PortableRows:
             return encode_sections_of(told.tables, rows, (), told.meta, told.now_ms)[0]
 
     def close(self) -> None:
-        """Remove the database. Idempotent; it is opened again when somebody asks."""
+        """Remove the database. Idempotent; the next read opens it again."""
         if self._rows is not None:
             self._rows.close()
             self._rows = None

@@ -44,21 +44,21 @@ from headgate.state.snapshot import (
 )
 
 SIZE_BYTES_MIN = 1 << 20
-"""A database whose files are smaller is written as rows: there is little to be saved, and any backend reads these."""
+"""A database with smaller files is written as rows: there is little to be saved, and any backend reads these."""
 
 KnownFiles: TypeAlias = dict[str, tuple[int, int]]
 """Size and checksum of files of one database, by name, as far as they were once read or written whole."""
 
 SST_SUFFIX = ".sst"
 _UNDESCRIBED_ENDINGS = (SST_SUFFIX, ".log", "LOG", "LOCK", "IDENTITY")
-"""Endings of what is in no description: nothing was logged (RB4), and who opens it makes the others."""
+"""Endings of what is in no description: nothing was logged (RB4), and opening it makes the others."""
 
 _OPTIONS_PREFIX = "OPTIONS-"
 """Files of options are in no description either: a restored database is opened with options of its own (RB21)."""
 
 
 def can_write_files(checkpoint: Path, tables: Sequence[object]) -> bool:
-    """Whether a checkpoint is written as its files: they are large enough, and can be told what they are."""
+    """Whether a checkpoint is written as its files: they are large enough, and can be described."""
     return (
         can_describe(tables)
         and sum(path.stat().st_size for path in checkpoint.glob(f"*{SST_SUFFIX}")) >= SIZE_BYTES_MIN
@@ -74,7 +74,7 @@ def write_files(
     ranges: Mapping[str, FileRange],
     rows: Mapping[str, int],
 ) -> None:
-    """Write what nobody holds yet, and refer to the rest. May be repeated.
+    """Write what is not shareable yet, and refer to the rest. May be repeated.
 
     Args:
         target: where they go.
@@ -166,7 +166,7 @@ class FrozenDatabase(FrozenState):
 
     def __init__(
         self,
-        place: LocalDatabase,
+        local: LocalDatabase,
         path: Path,
         tables: Sequence[AnyTable],
         counts: Mapping[str, int],
@@ -175,25 +175,25 @@ class FrozenDatabase(FrozenState):
         """Make it of a checkpoint.
 
         Args:
-            place: of the database.
+            local: of the database.
             path: the checkpoint, which becomes this one's.
             tables: what is in it.
             counts: of the rows of each table, expired or not.
             beside: what is not in it.
         """
         super().__init__()
-        self._place = place
-        self._database = place.database
+        self._local = local
+        self._database = local.database
         self._has_files = False
         self._path = path
         self._tables = {table.number: table for table in tables}
         self._counts = dict(counts)
-        self._beside = beside
+        self._extra = beside
         self._removal = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
     def _rows(self) -> Mapping[str, int]:
         """Return what was counted; in files, what has expired and did not go yet is there, and counts (RB24)."""
-        beside, counts = self._beside.counts(), self._counts if self._has_files else self._living_counts
+        beside, counts = self._extra.counts(), self._counts if self._has_files else self._living_counts
         return {**beside, **{name: count + beside.get(name, 0) for name, count in counts.items()}}
 
     @cached_property
@@ -202,16 +202,16 @@ class FrozenDatabase(FrozenState):
         if all(table.ttl is None for table in self._tables.values()):
             return self._counts
         with closing(self._database.opened(self._path)) as rows:
-            expired = expired_counts(rows, list(self._tables.values()), self._beside.now_ms)
+            expired = expired_counts(rows, list(self._tables.values()), self._extra.now_ms)
         return {name: count - expired.get(name, 0) for name, count in self._counts.items()}
 
     def _encode(self) -> Sequence[Buffer]:
         with closing(self._database.opened(self._path)) as rows:
-            return self._encoded(rows.scan(b"", None), self._beside.rows())[0]
+            return self._encoded(rows.scan(b"", None), self._extra.rows())[0]
 
     def _write(self, target: SnapshotTarget) -> None:
         """Write the files of the database (RB20), or a part for each range of key groups (SF11)."""
-        keys, shareable, beside = target.keys, target.files, self._beside.rows()
+        keys, shareable, beside = target.keys, target.files, self._extra.rows()
         if keys is not None and shareable is not None and can_write_files(self._path, list(self._tables.values())):
             self._write_files(target, keys, shareable, beside)
             return
@@ -230,12 +230,12 @@ class FrozenDatabase(FrozenState):
         """Write the database as it is, and what is beside it as ever."""
         ranges = self._database.check(self._path)
         self._has_files = True
-        about = self._beside
+        about = self._extra
         found, counts = self._encoded((), beside)
         if beside or about.meta:
             target.put(found, counts, keys.groups)
         description = Description(list(self._tables.values()), keys, meta=about.meta, now_ms=about.now_ms)
-        write_files(target, shareable, self._path, self._place.known, description, ranges, self._counts)
+        write_files(target, shareable, self._path, self._local.known, description, ranges, self._counts)
 
     def _ranges(self, groups: KeyGroups) -> list[KeyGroups]:
         size_bytes = sum(path.stat().st_size for path in self._path.glob("*.sst"))
@@ -246,14 +246,14 @@ class FrozenDatabase(FrozenState):
 
     def _encoded(self, rows: Iterable[Scanned], beside: Rows) -> tuple[list[Buffer], dict[str, int]]:
         """Return a container of all sections, and how many rows each has."""
-        return encode_sections_of(list(self._tables.values()), rows, beside, self._beside.meta, self._beside.now_ms)
+        return encode_sections_of(list(self._tables.values()), rows, beside, self._extra.meta, self._extra.now_ms)
 
     def _forget(self) -> None:
         if self._has_files and self._removal.detach() is not None:
-            self._place.keep(self._path)
+            self._local.keep(self._path)
         self._removal()
-        self._beside.forget()
-        self._beside = ExtraSections(now_ms=self._beside.now_ms)
+        self._extra.forget()
+        self._extra = ExtraSections(now_ms=self._extra.now_ms)
 
 
 def encode_sections_of(
@@ -314,6 +314,6 @@ def _of_sections(
 
 
 def _within(batch: pa.RecordBatch, section: Section, groups: KeyGroups, keys: OwnedKeys) -> pa.RecordBatch:
-    """Return the rows of ``batch`` whose keys are in ``groups``."""
+    """Return the rows of ``batch`` with keys in ``groups``."""
     found = key_groups(hash_columns(batch, section.key_names), keys.max_parallelism)
     return batch.filter(pa.array((found >= groups.first) & (found < groups.first + groups.count)))

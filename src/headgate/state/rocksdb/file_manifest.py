@@ -43,7 +43,7 @@ _PACK = "pack"
 
 _LARGE_NAME = re.compile(r"[0-9]{6,20}\.sst")
 _SMALL_NAME = re.compile(r"CURRENT|MANIFEST-[0-9]{6,20}|rocksdict-config\.json")
-"""What RocksDB and its library call files: whoever opens a database writes files with these names (SE8)."""
+"""What RocksDB and its library call files: opening a database writes files with these names (SE8)."""
 
 _SOME_TTL = TTL("1ms")
 
@@ -59,12 +59,12 @@ class Description:
 
     Attributes:
         tables: what its rows mean.
-        keys: whose keys are in it.
+        keys: that are in it.
         names: of its large files.
         ranges: where each of these is, in the same order.
         small: its other files.
-        meta: sections that belong to no key: whoever restores rows needs them.
-        now_ms: what time it was: what had expired is nobody's (TL6).
+        meta: sections that belong to no key: a restore of rows needs them.
+        now_ms: what time it was: what had expired is not part of the state (TL6).
         is_whole: whether all rows of ``keys`` are in these files; not if some were left out (RB29).
     """
 
@@ -172,7 +172,7 @@ def _without_evolution(table: Table) -> Table:
 
 
 def _storage_form(table: AnyTable) -> AnyTable:
-    """Return what is the same for tables whose rows are stored in the same way: how long they live is in each."""
+    """Return what is the same for tables with rows that are stored in the same way, however long they live."""
     return replace(table, ttl=_SOME_TTL) if isinstance(table, Table) and table.ttl is not None else table
 
 

@@ -1,8 +1,8 @@
 """Where the databases of one worker are: a directory of its own, which is gone when the worker has ended well (RB3).
 
-Counterpart: ``state.choice``, through which a worker gets it. Two workers on one machine have two directories. What a
-worker left that was killed, or failed, may serve the next ones: whoever restores takes what fits (RB21). It is removed
-by whichever worker of that machine first takes a snapshot: by then everybody has restored.
+Counterpart: ``state.worker_backends``, through which a worker gets it. Two workers on one machine have two directories.
+What a worker left that was killed, or failed, may serve the next ones: a restore takes what fits (RB21). The first
+worker of that machine that takes a snapshot removes it: by then all have restored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headgate.state.rocksdb.database import Database, SharedMemory, Use, directo
 from headgate.storage.local_directories import ProcessDirectory, remove_abandoned
 
 _PARENT = f"headgate-state-{os.getuid()}"
-"""Of this user: the directory for temporary files is everybody's, and nobody else may read what is below (0700)."""
+"""Of this user: the directory for temporary files is shared, and no other user may read what is below (0700)."""
 
 
 _CHANGED_SHARE = 4
@@ -34,7 +34,7 @@ class LocalDatabase:
 
     Attributes:
         directory: of this database alone.
-        known: its files that are in snapshots (``increments.Known``).
+        known: its files that are in snapshots (``database_snapshot.KnownFiles``).
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class LocalDatabase:
         """What the cache in front of it may hold."""
         return self._memory.cache_bytes
 
-    def is_much(self, changed_rows: int, changed_bytes: int, rows_max: int) -> bool:
+    def needs_write_back(self, changed_rows: int, changed_bytes: int, rows_max: int) -> bool:
         """Whether so many rows that differ from the database are to be written back.
 
-        The first ones are, however few: nobody knows how large they are.
+        The first ones are, however few: their size is not known yet.
         """
         is_large = changed_bytes > self.cache_bytes // _CHANGED_SHARE
         return changed_rows > rows_max or is_large or (changed_rows > 0 and not self.database.sizes.is_known)
@@ -86,12 +86,12 @@ class LocalDatabase:
         return path
 
     def keep(self, checkpoint: Path) -> None:
-        """Keep the files of a snapshot for whoever comes after this process (RB21); of older ones they go."""
+        """Keep the files of a snapshot for the process that restores after this one (RB21); of older ones they go."""
         self._kept.append(checkpoint)
         while len(self._kept) > _KEPT_MAX:
             shutil.rmtree(self._kept.pop(0), ignore_errors=True)
 
-    def thin_out(self) -> bool:
+    def remove_all_but_kept(self) -> bool:
         """Remove all but the snapshots that are kept; return whether there are any. The database is closed."""
         for path in self.directory.iterdir():
             if path not in self._kept:
@@ -101,7 +101,7 @@ class LocalDatabase:
     def near(self, file_name: str) -> Iterator[Path]:
         """Yield files of this name that databases of this name have, or have left, on this machine."""
         mine = self.directory.parent
-        with suppress(OSError):  # whose directory it was has just ended; or it cannot be read, and files are fetched
+        with suppress(OSError):  # its process has just ended; or it cannot be read, and files are fetched
             for path in mine.parent.glob(f"*/*-{self._name}/*/{file_name}"):
                 if mine not in path.parents:
                     yield path
@@ -123,7 +123,7 @@ class LocalDatabases:
         """Return an empty database.
 
         Args:
-            name: of whose it is, for people who look into the directory.
+            name: of the operator and subtask, for people who look into the directory.
             use: what it is for.
 
         Raises:
@@ -139,7 +139,7 @@ class LocalDatabases:
         directory = self._own.path / f"{len(self._open)}-{name}"
         try:
             made = LocalDatabase(directory, name, self._memory, self._tidy, use)
-        except OSError as error:  # full, or removed by somebody
+        except OSError as error:  # full, or removed
             raise directory_error(directory, error) from error
         self._open.append(made)
         return made
@@ -153,11 +153,11 @@ class LocalDatabases:
     def close(self, *, is_left: bool = False) -> None:
         """Close everything, and remove it. Idempotent. Snapshots that are still being written fail.
 
-        ``is_left``: not the last snapshots, which may serve whoever restores them on this machine (RB21).
+        ``is_left``: not the last snapshots, which a restore on this machine may use (RB21).
         """
-        for place in self._open:
-            place.database.close()
-        kept = [place.thin_out() for place in self._open] if is_left else []
+        for local in self._open:
+            local.database.close()
+        kept = [local.remove_all_but_kept() for local in self._open] if is_left else []
         self._open.clear()
         if self._own is None:
             return

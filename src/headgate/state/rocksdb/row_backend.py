@@ -42,20 +42,20 @@ class CachedObjects:
 
     def __init__(
         self,
-        place: LocalDatabase,
+        local: LocalDatabase,
         keys: KeyColumns,
         max_parallelism: int,
         tables: Sequence[Table],
         time: StateTime | None = None,
     ) -> None:
-        self._place = place
+        self._local = local
         self._keys = keys
         self._max_parallelism = max_parallelism
         self.time = StateTime() if time is None else time
-        self._expiring = ExpiringTables(place.database, keys, tables, self.time)
+        self._expiring = ExpiringTables(local.database, keys, tables, self.time)
         self._stored: list[tuple[RocksCells, StoredObjects]] = []
         for table in tables:
-            stored = stored_objects(table, place.database, self._encoded)
+            stored = stored_objects(table, local.database, self._encoded)
             self._stored.append((RocksCells(stored, self._keys_in((table,))), stored))
 
     @property
@@ -69,7 +69,7 @@ class CachedObjects:
     def _keys_in(self, tables: Sequence[Table]) -> Callable[[], list[Any]]:
         def found() -> list[Any]:
             self.write_back()
-            columns = distinct_keys(self._place.database, tables, self._keys, self.time.now_ms)
+            columns = distinct_keys(self._local.database, tables, self._keys, self.time.now_ms)
             return keys_of(columns)
 
         return found
@@ -79,12 +79,12 @@ class CachedObjects:
         return self._keys_in([stored.table for _, stored in self._stored])()
 
     def tidy(self) -> None:
-        """Write back what is much, and give up what does not fit. Called when nobody holds an object."""
+        """Write back what is much, and give up what does not fit. Called when no object is in use."""
         changed = sum(cells.changed_count for cells, _ in self._stored)
-        if self._place.is_much(changed, changed * self._row_bytes(), CHANGES_MAX):
+        if self._local.needs_write_back(changed, changed * self._row_bytes(), CHANGES_MAX):
             self.write_back()
         row_bytes = self._row_bytes()
-        if 2 * sum(cells.young_rows for cells, _ in self._stored) * row_bytes > self._place.cache_bytes:
+        if 2 * sum(cells.young_rows for cells, _ in self._stored) * row_bytes > self._local.cache_bytes:
             self.write_back()
             for cells, _ in self._stored:
                 cells.age()
@@ -99,7 +99,7 @@ class CachedObjects:
                 drop_expired(found, key, self.time.now_ms)
 
     def _row_bytes(self) -> int:
-        return self._place.row_bytes(CACHE_ROW_BYTES, _COPIES)
+        return self._local.row_bytes(CACHE_ROW_BYTES, _COPIES)
 
     def write_back(self) -> None:
         """Have everything in the database."""
@@ -108,7 +108,7 @@ class CachedObjects:
             found = cells.take_changes()
             if found:
                 stored.write(changes, found)
-        self._place.database.write(changes)
+        self._local.database.write(changes)
 
     def freeze(self, beside: ExtraSections, timers: Sequence[StoredTimers] = ()) -> FrozenState:
         """Return everything as it is now. ``timers``: those in the database."""
@@ -117,7 +117,7 @@ class CachedObjects:
         tables += [one.table for one in timers]
         counts = {stored.table.section.name: cells.rows_count for cells, stored in self._stored}
         counts |= {one.table.section.name: one.count for one in timers}
-        return FrozenDatabase(self._place, self._place.checkpoint(), tables, counts, beside)
+        return FrozenDatabase(self._local, self._local.checkpoint(), tables, counts, beside)
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``. What is restored goes to the database; nothing is in the cache yet."""
@@ -125,27 +125,27 @@ class CachedObjects:
             read = restored_batches if stored.table.is_record else restored_states
             for found in read(sections, stored.table.section, path, owner):
                 batch = self._expiring.restored(stored.table, found)
-                restore_rows(stored.table, self._place.database, self._keys, self._max_parallelism, batch)
+                restore_rows(stored.table, self._local.database, self._keys, self._max_parallelism, batch)
                 cells.rows_count += batch.num_rows
 
     def end_restore(self) -> None:
         """See ``TimedBackend``."""
         self._expiring.end_restore()
 
-    def go_on_with(self, stored: StoredFiles, owner: Ownership, timers: Sequence[RocksRowTimers] = ()) -> bool:
+    def continue_from(self, stored: StoredFiles, owner: Ownership, timers: Sequence[RocksRowTimers] = ()) -> bool:
         """See ``ContinuingBackend``. ``timers``: those in the database."""
         if any(cells.rows_count for cells in self.cells) or any(map(len, timers)):
             return False
         tables: list[AnyTable] = [found.table for _, found in self._stored]
         tables += [one.stored.table for one in timers]
-        continued = continue_from(self._place, stored, tables, owner)
+        continued = continue_from(self._local, stored, tables, owner)
         if continued is None:
             return False
         for cells, found in self._stored:
             cells.rows_count = continued.rows[found.table.section.name]
         for one in timers:
-            one.go_on_with(continued.rows[one.stored.table.section.name], continued.groups)
-        self._expiring.go_on_with(continued.latest_ms)
+            one.continue_from(continued.rows[one.stored.table.section.name], continued.groups)
+        self._expiring.continue_from(continued.latest_ms)
         return True
 
 
@@ -156,7 +156,7 @@ class RocksRowBackend:
 
     def __init__(
         self,
-        place: LocalDatabase,
+        local: LocalDatabase,
         keys: KeyColumns,
         descriptors: Sequence[StateDescriptor],
         max_parallelism: int,
@@ -166,12 +166,12 @@ class RocksRowBackend:
         self._keys = keys
         self.time = StateTime()
         tables = tables_of(keys, descriptors)
-        self._objects = CachedObjects(place, keys, max_parallelism, list(tables.values()), self.time)
+        self._objects = CachedObjects(local, keys, max_parallelism, list(tables.values()), self.time)
         self._has_ttl = any(descriptor.ttl is not None for descriptor in descriptors)
         self._cells = dict(zip(tables, self._objects.cells, strict=True))
 
         def timers(kind: TimeKind) -> RocksRowTimers:
-            return RocksRowTimers(keys, StoredTimers(place.database, kind, keys, max_parallelism), place, self._load)
+            return RocksRowTimers(keys, StoredTimers(local.database, kind, keys, max_parallelism), local, self._load)
 
         self._timers = timers_of_each_kind(timers) if has_timers else {}
         self.timers = timers_by_kind(self._timers)
@@ -207,9 +207,9 @@ class RocksRowBackend:
         """See ``StateBackend``."""
         for timers in self._timers.values():
             timers.write_back()
-        return self._objects.freeze(self._beside(), [timers.stored for timers in self._timers.values()])
+        return self._objects.freeze(self._extra(), [timers.stored for timers in self._timers.values()])
 
-    def _beside(self) -> ExtraSections:
+    def _extra(self) -> ExtraSections:
         meta = {TTL_SECTION: TtlMeta(self.time.now_ms).encode()} if self._has_ttl else {}
         if self.timers is None:
             return ExtraSections(meta=meta, now_ms=self.time.now_ms)
@@ -233,17 +233,17 @@ class RocksRowBackend:
         for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
             timers.restore(batch.columns[:-1], batch.columns[-1].to_numpy())
 
-    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""
-        return self._objects.go_on_with(stored, owner, list(self._timers.values()))
+        return self._objects.continue_from(stored, owner, list(self._timers.values()))
 
 
 class RocksRecords:
     """See ``backend.RecordBackend``."""
 
-    def __init__(self, place: LocalDatabase, section: Section, max_parallelism: int) -> None:
+    def __init__(self, local: LocalDatabase, section: Section, max_parallelism: int) -> None:
         table = record_table(section)
-        self._objects = CachedObjects(place, KeyColumns(section.key_names, table.outer), max_parallelism, [table])
+        self._objects = CachedObjects(local, KeyColumns(section.key_names, table.outer), max_parallelism, [table])
         (self._cells,) = self._objects.cells
 
     def load(self, keys: Iterable[Any]) -> dict[Any, Record]:
@@ -264,6 +264,6 @@ class RocksRecords:
         """See ``StateBackend``."""
         self._objects.restore(sections, path, owner)
 
-    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""
-        return self._objects.go_on_with(stored, owner)
+        return self._objects.continue_from(stored, owner)

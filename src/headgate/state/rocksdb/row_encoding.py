@@ -50,7 +50,7 @@ class EncodedKeys:
 
 
 def encoded_keys(columns: Sequence[pa.Array], keys: KeyColumns, max_parallelism: int) -> EncodedKeys:
-    """Return the keys whose columns these are."""
+    """Return the keys that have these columns."""
     names = keys.section_names
     batch = pa.RecordBatch.from_arrays(list(columns), names=names)
     hashes = hash_columns(batch, names)
@@ -85,7 +85,7 @@ def _encode_column(column: pa.Array) -> list[bytes]:
 def decode_columns(
     rows: Sequence[bytes], types: Sequence[pa.DataType], start: int = PREFIX_BYTES
 ) -> tuple[list[pa.Array], list[int]]:
-    """Return the columns that ``rows`` hold from byte ``start`` on, and where each row goes on behind them."""
+    """Return the columns that ``rows`` hold from byte ``start`` on, and where each row goes on after them."""
     starts = [start] * len(rows)
     columns: list[pa.Array] = []
     for dtype in types:
@@ -203,7 +203,7 @@ def expiring_at(values: Sequence[bytes], expires_ms: int) -> list[bytes]:
 
 
 class _Timed:
-    """Values behind their expiries."""
+    """Values, each preceded by its expiry."""
 
     def __init__(self, dtype: pa.DataType) -> None:
         self._values = value_codec(dtype)

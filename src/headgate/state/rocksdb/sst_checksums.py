@@ -3,7 +3,7 @@
 The library offers no such look at one file. A file is blocks without gaps (data, filter, index, properties), then an
 index of those that hold no data, then a footer; each block has a trailer of its kind of compression and a checksum.
 The index, and the filter, are either one block or many with an index of their own (RB25).
-Counterpart: ``memory``, whose options say how files are written; ``increments`` asks before a file is written away.
+The options in ``database`` say how files are written; ``database_snapshot`` calls this before it uploads a file.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _File:
         return int(metas_size)
 
     def _checksum(self, data: memoryview, last: int, at: int) -> int:
-        """Return the checksum of ``data`` and the byte ``last`` behind it; at another place it is another one."""
+        """Return the checksum of ``data`` and the byte ``last`` after it; at another place it is another one."""
         found = xxhash.xxh3_64_intdigest(data) ^ last * _LAST_BYTE
         modifier = self._base ^ ((at & _32_BITS) + (at >> 32)) if self._base else 0
         return (found + modifier) & _32_BITS
@@ -188,8 +188,8 @@ def _end_of_entries(block: bytes) -> int:
 
 
 def _handle(data: bytes) -> _Handle:
-    at, behind = _number(data, 0)
-    return at, _number(data, behind)[0]
+    at, end = _number(data, 0)
+    return at, _number(data, end)[0]
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """What the rows of a database mean: each state has a table, and its rows are those of its section (RB1, RB27, ST3).
 
 A table of values has a row per key. One of lists or maps has a row per element or entry, and a *head* in the table
-behind it with their number: most keys that are looked up have nothing, and a head can be looked up without a search.
+after it with their number: most keys that are looked up have nothing, and a head can be looked up without a search.
 Values of a fixed width that do not expire share one packed row per key if there are at least two such states: one
 look-up instead of one for each. Its first bytes say, a bit each, which of the states have a value.
 """
@@ -49,7 +49,7 @@ class Table:
         section: what its rows are in a snapshot.
         outer: types of the columns in front of the value, which are in the row's own bytes.
         dtype: of the value: all columns of the section, if it is a record.
-        ttl: of the state. If it has one, values are in columns with their expiries (``values.timed``).
+        ttl: of the state. If it has one, values are in columns with their expiries (``row_encoding.timed``).
     """
 
     number: int
@@ -300,7 +300,7 @@ def restore_packed(
 def restore_rows(
     table: Table, database: Database, keys: KeyColumns, max_parallelism: int, batch: pa.RecordBatch
 ) -> None:
-    """Add rows of the table's section. Elements of a list go behind those that are there."""
+    """Add rows of the table's section. Elements of a list go after those that are there."""
     changes = Changes()
     if table.kind is StateKind.VALUE:
         names = table.section.key_names
@@ -355,6 +355,6 @@ def distinct_keys(rows: Rows, tables: Sequence[Table | PackedTable], keys: KeyCo
 
 
 def _keys(rows: Sequence[bytes], keys: KeyColumns) -> list[bytes]:
-    """Return what of each row is its key, without what an element or entry has behind it."""
+    """Return what of each row is its key, without the suffix of an element or entry."""
     _, ends = decode_columns(rows, keys.types)
     return [row[PREFIX_BYTES:end] for row, end in zip(rows, ends, strict=True)]

@@ -37,7 +37,7 @@ from headgate.state.timers import TimeKind, timer_section
 from headgate.state.vectors import Mask
 
 _NUMBERS = {TimeKind.EVENT_TIME: 0xFFFE, TimeKind.PROCESSING_TIME: 0xFFFF}
-"""Of the tables: behind those of all states, however many an operator has."""
+"""Of the tables: after those of all states, however many an operator has."""
 
 _HASH_AT = PREFIX_BYTES + TIME_BYTES
 _KEY_AT = _HASH_AT + HASH_BYTES
@@ -45,7 +45,7 @@ _HASH_MAX = (1 << 64) - 1
 _TIME_MAX = (1 << 63) - 1
 
 _READ_MIN = 2
-"""So many timers of a key group are read at least: one alone would say nothing of what comes behind it."""
+"""So many timers of a key group are read at least: one alone would say nothing of what comes after it."""
 
 Timers: TypeAlias = tuple[list[pa.Array], Words]
 """Key columns and times."""
@@ -59,7 +59,7 @@ class Place(NamedTuple):
 
     @property
     def next(self) -> Place:
-        """The first place behind this one."""
+        """The first place after this one."""
         return Place(self.time_ms, self.hash + 1) if self.hash < _HASH_MAX else Place(self.time_ms + 1, 0)
 
     def is_after(self, times_ms: Words, hashes: Hashes) -> Mask:
@@ -71,10 +71,10 @@ class Place(NamedTuple):
 
 
 END_OF_TIME = Place(_TIME_MAX + 1, 0)
-"""Behind every timer."""
+"""After every timer."""
 
 BEGINNING_OF_TIME = Place(-_TIME_MAX - 1, 0)
-"""Not behind any timer."""
+"""Before every timer."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class StoredTimers:
         if len(times_ms):
             self._write(columns, times_ms, is_wanted, None)
 
-    def go_on_with(self, count: int, groups: range) -> None:
+    def continue_from(self, count: int, groups: range) -> None:
         """The database has ``count`` timers now, of keys in ``groups`` (RB24)."""
         self.count = count
         self._has[groups.start : groups.stop] = count > 0
@@ -261,11 +261,11 @@ class RocksTimers(Generic[FrontT]):
         stored: the others, but for those that wait to be written.
     """
 
-    def __init__(self, keys: KeyColumns, front: FrontT, stored: StoredTimers, place: LocalDatabase) -> None:
+    def __init__(self, keys: KeyColumns, front: FrontT, stored: StoredTimers, local: LocalDatabase) -> None:
         self._keys = keys
         self.front = front
         self.stored = stored
-        self._place = place
+        self._local = local
         self._horizon = END_OF_TIME
         self._split_at = 0
 
@@ -275,7 +275,7 @@ class RocksTimers(Generic[FrontT]):
 
     @property
     def _front_max(self) -> int:
-        return max(1, min(FRONT_MAX, self._place.cache_bytes // _FRONT_SHARE // TIMER_BYTES))
+        return max(1, min(FRONT_MAX, self._local.cache_bytes // _FRONT_SHARE // TIMER_BYTES))
 
     def next_ms(self) -> int | None:
         """See ``RowTimers`` and ``ColumnTimers``."""
@@ -312,10 +312,10 @@ class RocksTimers(Generic[FrontT]):
         self._horizon = BEGINNING_OF_TIME
         self.stored.add(columns, times_ms)
 
-    def go_on_with(self, count: int, groups: range) -> None:
+    def continue_from(self, count: int, groups: range) -> None:
         """The database has ``count`` timers now, of keys in ``groups``; nothing else was done yet."""
         self._horizon = BEGINNING_OF_TIME
-        self.stored.go_on_with(count, groups)
+        self.stored.continue_from(count, groups)
 
     def _hashes(self, columns: Sequence[pa.Array]) -> Hashes:
         names = self._keys.section_names
@@ -344,10 +344,10 @@ class RocksRowTimers(RocksTimers[MemoryRowTimers]):
     """See ``timers.RowTimers``."""
 
     def __init__(
-        self, keys: KeyColumns, stored: StoredTimers, place: LocalDatabase, load: Callable[[list[Any]], None]
+        self, keys: KeyColumns, stored: StoredTimers, local: LocalDatabase, load: Callable[[list[Any]], None]
     ) -> None:
         """``load``: has what keys have in the cache."""
-        super().__init__(keys, MemoryRowTimers(keys), stored, place)
+        super().__init__(keys, MemoryRowTimers(keys), stored, local)
         self._load = load
         self._waiting: dict[tuple[int, Any], bool] = {}
         """By time and key, whether the timer is to be there."""
@@ -421,8 +421,8 @@ class RocksRowTimers(RocksTimers[MemoryRowTimers]):
 class RocksColumnTimers(RocksTimers[MemoryColumnTimers]):
     """See ``timers.ColumnTimers``. Keys have slots while a timer of theirs is in memory, or waits."""
 
-    def __init__(self, keys: KeyColumns, slots: KeySlots, stored: StoredTimers, place: LocalDatabase) -> None:
-        super().__init__(keys, MemoryColumnTimers(slots.hashes), stored, place)
+    def __init__(self, keys: KeyColumns, slots: KeySlots, stored: StoredTimers, local: LocalDatabase) -> None:
+        super().__init__(keys, MemoryColumnTimers(slots.hashes), stored, local)
         self._slots = slots
         self._waiting: list[TimerOps] = []
 

@@ -31,7 +31,7 @@ SWEEP_ROWS = 512
 
 
 class ExpiringTables:
-    """The tables of one database whose rows expire."""
+    """The tables of one database with rows that expire."""
 
     def __init__(self, database: Database, keys: KeyColumns, tables: Sequence[Table], time: StateTime) -> None:
         self._database = database
@@ -66,7 +66,7 @@ class ExpiringTables:
             self._latest_ms[table.number] = int(latest_ms)
         return batch
 
-    def go_on_with(self, latest_ms: Mapping[int, int]) -> None:
+    def continue_from(self, latest_ms: Mapping[int, int]) -> None:
         """The database has rows now, of which the last ones of each table expire at ``latest_ms`` at the latest."""
         for number, found_ms in latest_ms.items():
             self._latest_ms[number] = max(self._latest_ms[number], found_ms)
@@ -135,7 +135,7 @@ class CachedExpiringValues(CachedValues, ExpiringValues):
 
 
 class CachedExpiringLists(ExpiringLists):
-    """See ``Cached`` and ``backend.ListColumns``. A list that lost elements, or was renewed, is written anew."""
+    """See ``Cached`` and ``backend.ListColumns``. A list that lost elements, or was renewed, is rewritten."""
 
     row_bytes = ENTRY_BYTES
 

@@ -3,7 +3,7 @@
 In front are the windows of the backend in memory. When they have no room any more, all that they hold goes to the
 database; what comes later is held in memory again, and goes there, too, when it is much, or to a checkpoint. A window
 that fires is in memory whole if it has room there, else some key groups of it at a time. Counterparts:
-``backend.WindowBackend`` and ``operators.windows.window``.
+``backend.WindowBackend`` and ``operators.tumbling_windows``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StoredWindows:
         """How many rows there are in all, as they were counted on their way."""
         return sum(self._counts.values())
 
-    def go_on_with(self) -> bytes:
+    def continue_from(self) -> bytes:
         """The database has rows now: find out of which windows. Returns the last suffix in the order of bytes.
 
         Raises:
@@ -167,12 +167,12 @@ class _RocksWindows(ABC, Generic[FrontT]):
 
     _front: FrontT
 
-    def __init__(self, place: LocalDatabase, rows: WindowRows, max_parallelism: int, front: FrontT) -> None:
-        self._place = place
+    def __init__(self, local: LocalDatabase, rows: WindowRows, max_parallelism: int, front: FrontT) -> None:
+        self._local = local
         self._rows = rows
         self._max_parallelism = max_parallelism
         self._front = front
-        self._stored = StoredWindows(place.database, rows.section, max_parallelism)
+        self._stored = StoredWindows(local.database, rows.section, max_parallelism)
 
     @property
     def meta(self) -> bytes:
@@ -195,7 +195,7 @@ class _RocksWindows(ABC, Generic[FrontT]):
     @property
     def _part_rows(self) -> int:
         """So many rows of a window that fires are in memory together, about."""
-        return max(1, self._place.cache_bytes // self._place.row_bytes(MERGED_ROW_BYTES, _COPIES))
+        return max(1, self._local.cache_bytes // self._local.row_bytes(MERGED_ROW_BYTES, _COPIES))
 
     def freeze(self) -> FrozenState:
         """See ``StateBackend``. As soon as anything is in the database, everything is (RB12)."""
@@ -205,23 +205,23 @@ class _RocksWindows(ABC, Generic[FrontT]):
             return self._front.freeze()
         counts = {self._rows.section.name: self._stored.count}
         beside = ExtraSections(meta={META: self.meta})
-        return FrozenDatabase(self._place, self._place.checkpoint(), [self._stored.table], counts, beside)
+        return FrozenDatabase(self._local, self._local.checkpoint(), [self._stored.table], counts, beside)
 
-    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``. Chunks are what was in memory (MC7), and come there again."""
         if self.windows():
             return False
         if stored.are_chunks:
-            is_continued = self._front.go_on_with(stored, owner, self)
+            is_continued = self._front.continue_from(stored, owner, self)
             if self._stored.count:  # there was no room for all of it
-                self._front.begin_anew()
+                self._front.start_over()
             return is_continued
-        if continue_from(self._place, stored, [self._stored.table], owner) is None:
+        if continue_from(self._local, stored, [self._stored.table], owner) is None:
             return False
-        self._went_on(self._stored.go_on_with())
+        self._continued(self._stored.continue_from())
         return True
 
-    def _went_on(self, last: bytes) -> None:
+    def _continued(self, last: bytes) -> None:
         """The database has rows of windows now; ``last``: the last of their suffixes."""
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
@@ -235,7 +235,7 @@ class _RocksWindows(ABC, Generic[FrontT]):
     def _tidy(self, rows: pa.RecordBatch) -> None:
         """Rows were added: have what is in memory in the database, if it has no room, or a checkpoint would wait."""
         held_rows, held_bytes = self._held(rows)
-        if held_bytes > self._place.cache_bytes or (self._stored.count and held_rows > CHANGES_MAX):
+        if held_bytes > self._local.cache_bytes or (self._stored.count and held_rows > CHANGES_MAX):
             self._write_back()
 
     @abstractmethod
@@ -248,10 +248,10 @@ class _RocksWindows(ABC, Generic[FrontT]):
 
 
 class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
-    """Keeps every row. Rows of the database are told apart by how many came before."""
+    """Keeps every row. The suffix of a row in the database is how many rows came before it."""
 
-    def __init__(self, place: LocalDatabase, rows: WindowRows, max_parallelism: int) -> None:
-        super().__init__(place, rows, max_parallelism, MemoryWindowRows(rows))
+    def __init__(self, local: LocalDatabase, rows: WindowRows, max_parallelism: int) -> None:
+        super().__init__(local, rows, max_parallelism, MemoryWindowRows(rows))
         self._held_rows = self._held_bytes = 0
         self._rows_before = 0
 
@@ -283,7 +283,7 @@ class RocksWindowRows(_RocksWindows[MemoryWindowRows]):
                 self._store(window, batch)
         self._held_rows = self._held_bytes = 0
 
-    def _went_on(self, last: bytes) -> None:
+    def _continued(self, last: bytes) -> None:
         self._rows_before = int.from_bytes(last, "big") + 1
 
     def _store(self, window: int, batch: pa.RecordBatch) -> None:
@@ -298,13 +298,13 @@ class RocksMergedRows(_RocksWindows[MemoryMergedRows]):
 
     def __init__(
         self,
-        place: LocalDatabase,
+        local: LocalDatabase,
         keys: KeyColumns,
         rows: WindowRows,
         max_parallelism: int,
         accumulators: Sequence[Accumulator],
     ) -> None:
-        super().__init__(place, rows, max_parallelism, MemoryMergedRows(keys, rows, accumulators))
+        super().__init__(local, rows, max_parallelism, MemoryMergedRows(keys, rows, accumulators))
         self._width = len(keys.names)
 
     def take(self, window: int) -> MergedRows:
