@@ -94,7 +94,7 @@ class Subtask:
 
     def kill(self) -> None:
         """Leave the local directory as a worker leaves it that is killed."""
-        room = self.worker._room  # type: ignore[attr-defined]
+        room = self.worker._databases  # type: ignore[attr-defined]
         for place in room._open:
             place.database.close()
         os.close(room._own._lock)

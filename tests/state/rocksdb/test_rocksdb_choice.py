@@ -97,7 +97,7 @@ def test_an_operator_may_say_where_its_own_state_is() -> None:
     found = {node: worker.of(node, 0, 128) for node in ("large", "small", "last", "windows", "as-the-others")}
     kinds = {node: type(states) for node, states in found.items()}
     assert kinds == {**dict.fromkeys(found, RocksStates), "small": MemoryStates}
-    rooms = {node: states._room for node, states in found.items() if isinstance(states, RocksStates)}
+    rooms = {node: states._databases for node, states in found.items() if isinstance(states, RocksStates)}
     assert rooms["large"] is rooms["last"], "operators that say the same share the memory of it"
     assert len({id(room) for room in rooms.values()}) == 3
     worker.close()

@@ -355,7 +355,7 @@ def test_files_of_what_is_only_looked_up_wait_longer_to_be_merged(worker: Worker
     for make in (states.by_column, states.by_row):
         make(KEYS, [VALUE, LIST])
         make(KEYS, [VALUE], has_timers=True)
-    room = worker._room  # type: ignore[attr-defined]
+    room = worker._databases  # type: ignore[attr-defined]
     assert [merged_at(place.database.path) for place in room._open] == [16] * 2 + [8] + [4] * 4
     looked_up = room._open[0].database
     looked_up.checkpoint(tmp_path / "copy")
@@ -373,7 +373,7 @@ def test_rows_of_numbers_are_neither_packed_nor_copied_to_be_read(worker: Worker
         make(KEYS, [number])
         make(KEYS, [VALUE])
         make(text_key, [number])
-    room = worker._room  # type: ignore[attr-defined]
+    room = worker._databases  # type: ignore[attr-defined]
     found = [
         [option(place.database.path, name) for name in ("compression", "allow_mmap_reads")] for place in room._open
     ]

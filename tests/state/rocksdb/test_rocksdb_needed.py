@@ -79,7 +79,7 @@ def merged(subtask: Subtask) -> Manifest:
     subtask.checkpoint(1)
     subtask.put(range(1, KEYS, 2))
     subtask.checkpoint(2)
-    (place,) = subtask.worker._room._open  # type: ignore[attr-defined]
+    (place,) = subtask.worker._databases._open  # type: ignore[attr-defined]
     place.database._db.compact_range(None, None)
     subtask.put(range(700, 900), version=1)
     return subtask.checkpoint(3)

@@ -199,7 +199,7 @@ def test_timers_of_one_place_are_not_parted() -> None:
     with states("rocksdb") as worker, pytest.MonkeyPatch.context() as patch:
         make_small(patch)
         patch.setattr(row_encoding, "hash_columns", lambda batch, names: np.full(batch.num_rows, 3, np.uint64))
-        place = worker._room.new_database("node")  # type: ignore[attr-defined]
+        place = worker._databases.new_database("node")  # type: ignore[attr-defined]
         stored = StoredTimers(place.database, EVENT, KEYS, FEW_GROUPS)
         found = [((f"k{n}", n), 7 + n // 6) for n in range(12)]
         stored.add(arrays([key for key, _ in found]), np.array([at for _, at in found]))
