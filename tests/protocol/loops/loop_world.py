@@ -25,7 +25,7 @@ from tests.protocol.loops.loop_parts import (
     check_logs,
 )
 from tests.protocol.loops.loop_shapes import place_of
-from tests.protocol.making import inline_part
+from tests.protocol.making import entry_of, inline_part
 
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.plan import Plan
@@ -153,7 +153,7 @@ class World:
         if self.random.random() < 0.02:
             self._handle(name, machine.SnapshotFailed(checkpoint))
         else:
-            self._handle(name, machine.SnapshotWritten(checkpoint, inline_part()))
+            self._handle(name, machine.SnapshotWritten(checkpoint, entry_of(inline_part())))
 
     # -- records ------------------------------------------------------------------------------------------------
 

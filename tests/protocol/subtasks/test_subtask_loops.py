@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.protocol.making import ch, cp, file_part
+from tests.protocol.making import ch, cp, entry_of, file_part
 
 from headgate.errors import ProtocolViolation
 from headgate.model.checkpoint_options import Alignment, CheckpointOptions
@@ -89,7 +89,7 @@ def aborted(checkpoint: int) -> AbortReceived:
 
 
 def written(checkpoint: int) -> SnapshotWritten:
-    return SnapshotWritten(cp(checkpoint), HANDLE)
+    return SnapshotWritten(cp(checkpoint), entry_of(HANDLE))
 
 
 FEEDBACK = FeedbackReceived(ch(BACK))
@@ -115,7 +115,7 @@ def test_feedback_is_never_aligned() -> None:  # L1
 def test_a_head_acknowledges_when_its_log_is_written() -> None:  # L4
     waiting = head(*aligned(1), FEEDBACK)
     assert waiting.handle(barrier(BACK, 1)) == [SealLog(cp(1))]
-    assert waiting.handle(written(1)) == [Acknowledge(cp(1), HANDLE, ())]
+    assert waiting.handle(written(1)) == [Acknowledge(cp(1), entry_of(HANDLE))]
 
 
 def test_a_snapshot_written_before_its_log_is_complete_is_refused() -> None:  # L4

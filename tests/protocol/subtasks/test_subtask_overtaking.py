@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.protocol.checkpoints.test_overtake import OVER, TIMED, arrived, read, timeout
-from tests.protocol.making import ch, committable, cp, file_part, inline_part
+from tests.protocol.making import ch, committable, cp, entry_of, file_part, inline_part
 
 from headgate.errors import ProtocolViolation
 from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
@@ -42,7 +42,7 @@ def after(channels_count: int, *events: Event, is_immediate: bool = False) -> Su
 
 
 def written(checkpoint: int) -> SnapshotWritten:
-    return SnapshotWritten(cp(checkpoint), PART)
+    return SnapshotWritten(cp(checkpoint), entry_of(PART))
 
 
 def recording() -> Subtask:
@@ -56,7 +56,7 @@ def test_a_snapshot_is_acknowledged_when_all_is_recorded_and_written() -> None: 
     effects = made.handle(arrived(1, 1))
     assert effects == [RecordChannels(cp(1), (ch(1),)), UnblockChannels((ch(1),)), AllRecorded(cp(1))]
     assert made.recording is None
-    assert made.handle(written(1)) == [Acknowledge(cp(1), PART, ())]
+    assert made.handle(written(1)) == [Acknowledge(cp(1), entry_of(PART))]
 
 
 def test_a_snapshot_written_before_all_is_recorded_is_a_violation() -> None:  # UA8
@@ -79,8 +79,8 @@ def test_output_prepared_for_a_dropped_recording_travels_with_the_next() -> None
     for event in (arrived(0, 2), arrived(1, 2), read(0, 2), read(1, 2)):
         made.handle(event)
     output = committable(1)
-    found = made.handle(SnapshotWritten(cp(2), PART, (output,)))
-    assert found == [Acknowledge(cp(2), PART, (output,))]
+    found = made.handle(SnapshotWritten(cp(2), entry_of(PART, (output,))))
+    assert found == [Acknowledge(cp(2), entry_of(PART, (output,)))]
 
 
 def test_a_completion_drops_an_older_recording() -> None:  # UA10, C15
@@ -98,8 +98,8 @@ def test_a_recording_that_is_given_up_is_declined_and_may_not_be_acknowledged() 
         UnblockChannels((ch(1),)),
     ]
     assert made.handle(written(1)) == [Ignored("written after the checkpoint was aborted")]
-    late = made.handle(SnapshotWritten(cp(1), file_part("chk/a")))
-    assert late == [Acknowledge(cp(1), file_part("chk/a"), ())], "so that the file is deleted (C10)"
+    late = made.handle(SnapshotWritten(cp(1), entry_of(file_part("chk/a"))))
+    assert late == [Acknowledge(cp(1), entry_of(file_part("chk/a")))], "so that the file is deleted (C10)"
 
 
 def test_a_source_sends_its_barrier_when_it_is_triggered() -> None:  # UA9
@@ -111,7 +111,7 @@ def test_a_source_sends_its_barrier_when_it_is_triggered() -> None:  # UA9
             EmitBarrier(cp(1), options),
         ]
         assert source.recording is None
-        assert source.handle(written(1)) == [Acknowledge(cp(1), PART, ())]
+        assert source.handle(written(1)) == [Acknowledge(cp(1), entry_of(PART))]
 
 
 def test_barriers_that_may_and_may_not_overtake_are_taken_but_tracked_ones_are_not() -> None:  # UA3

@@ -103,7 +103,7 @@ class Writing:
 
 def state_parts(event: SnapshotWritten | SnapshotFailed) -> list[SnapshotPart]:
     assert isinstance(event, SnapshotWritten)
-    return [part for part in event.parts if part.section == "state/node"]
+    return [part for part in event.entry.parts if part.section == "state/node"]
 
 
 def check_written(name: str, faults: Sequence[Fault], failures: int = 0) -> list[tuple[str, str]]:
@@ -122,7 +122,7 @@ def check_written(name: str, faults: Sequence[Fault], failures: int = 0) -> list
     writing.storage.heal()
     assert live.contents(writing.state_of(event)) == contents
     assert isinstance(event, SnapshotWritten)
-    assert SubtaskEntry(SUBTASK, event.parts).rows == {"node": rows}
+    assert event.entry.rows == {"node": rows}
     assert frozen.forgotten == 1
     live.change()
     assert not live.is_holding()
@@ -168,10 +168,10 @@ def check_files_written(name: str, faults: Sequence[Fault], monkeypatch: pytest.
     writing.storage.heal()
     assert isinstance(event, SnapshotWritten)
     assert frozen.is_released
-    parts = [part for part in event.parts if part.section == "files/node"]
+    parts = [part for part in event.entry.parts if part.section == "files/node"]
     own = [part for part in parts if part.path.startswith("chk-0000000007")]
     assert len(own) < len(parts), "some are shared"
-    assert SubtaskEntry(SUBTASK, event.parts).rows == {"node": rows}
+    assert event.entry.rows == {"node": rows}
     stored = StoredFiles(parts, partial(read_part, writing.storage, "p"), "files of 'node'", "p")
     (read,) = portable_rows(stored, None, groups)
     assert live.contents(bytes(read())) == contents

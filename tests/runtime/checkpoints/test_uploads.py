@@ -56,7 +56,7 @@ class Uploads:
         """Return ``(checkpoint, checkpoints of its committables; None for a failure)``."""
         self._pool.shutdown()
         return [
-            (e.checkpoint, [c.checkpoint for c in e.committables] if isinstance(e, SnapshotWritten) else None)
+            (e.checkpoint, [c.checkpoint for c in e.entry.committables] if isinstance(e, SnapshotWritten) else None)
             for e in self.events
         ]
 

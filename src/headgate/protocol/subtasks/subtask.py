@@ -13,7 +13,7 @@ from typing import TypeAlias, assert_never
 
 from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
 from headgate.model.ids import ChannelIndex, CheckpointId
-from headgate.model.manifest import Committable, Copied, SnapshotPart
+from headgate.model.manifest import Committable, Copied, SubtaskEntry
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import Precommit
 from headgate.protocol.loops.prober import ProbeReceived
@@ -112,15 +112,14 @@ class InputResumed:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWritten:
-    """EVENT: the asynchronous part of ``checkpoint`` is durable.
+    """EVENT: the asynchronous part of ``checkpoint`` is durable, and ``entry`` is what there is of it.
 
-    ``committables``: prepared by this write, in checkpoint order; it includes what an earlier, failed or cancelled
+    Its committables were prepared by this write, in checkpoint order; they include what an earlier, failed or cancelled
     write left unprepared.
     """
 
     checkpoint: CheckpointId
-    parts: tuple[SnapshotPart, ...]
-    committables: tuple[Committable, ...] = ()
+    entry: SubtaskEntry
     copied: Copied | None = None
     """What was written to the savepoint that the checkpoint carries."""
 
@@ -171,11 +170,14 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """EFFECT: tell the coordinator that this subtask's part of ``checkpoint`` is durable."""
+    """EFFECT: tell the coordinator that this subtask's part of ``checkpoint`` is durable.
+
+    ``entry`` is that of the event, with every committable that no completed checkpoint covers (T3). The interpreter
+    adds what it measured; from then on it is the same value on the wire, in the coordinator and in the manifest.
+    """
 
     checkpoint: CheckpointId
-    parts: tuple[SnapshotPart, ...]
-    committables: tuple[Committable, ...]
+    entry: SubtaskEntry
     copied: Copied | None = None
 
 
@@ -512,13 +514,13 @@ class Subtask(Machine):
             raise self._violation(f"the snapshot of {event.checkpoint} was written before its log was complete (L4)")
         if event.checkpoint == self.recording:
             raise self._violation(f"the snapshot of {event.checkpoint} was written before all was recorded (UA8)")
-        self._precommit.prepared(event.committables)  # kept even when the checkpoint is gone (T5)
-        if event.checkpoint not in self._writing and not any(part.path for part in event.parts):
+        self._precommit.prepared(event.entry.committables)  # kept even when the checkpoint is gone (T5)
+        if event.checkpoint not in self._writing and not any(part.path for part in event.entry.parts):
             return [Ignored("written after the checkpoint was aborted")]
         # Too late, with a file: acknowledged all the same, so that the coordinator deletes the file (C10).
         self._writing.discard(event.checkpoint)
         covered = self._precommit.covered_by(event.checkpoint)  # T3
-        return [Acknowledge(event.checkpoint, event.parts, covered, event.copied)]
+        return [Acknowledge(event.checkpoint, replace(event.entry, committables=covered), event.copied)]
 
     def _on_failed(self, event: SnapshotFailed) -> list[Effect]:
         if event.checkpoint not in self._writing:

@@ -31,7 +31,7 @@ from headgate.connectors.base import SealedTransaction
 from headgate.environment import Pool, ThreadEnded
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
-from headgate.model.manifest import BUNDLE, Committable, Copied, KeyGroups, Place, Rows, SnapshotPart
+from headgate.model.manifest import BUNDLE, Committable, Copied, KeyGroups, Place, Rows, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
 from headgate.runtime.surroundings import PROCESS, Surroundings
@@ -415,7 +415,8 @@ class SnapshotWriter:
         job.release()  # U6: before anybody hears of it, so that the next barrier finds the state in one piece
         fault_points.reach("after-snapshot-before-ack")
         committables, self._prepared = tuple(self._prepared), []
-        self._report(SnapshotWritten(job.checkpoint, parts, committables, copied), "")
+        entry = SubtaskEntry(self._subtask, parts, committables)
+        self._report(SnapshotWritten(job.checkpoint, entry, copied), "")
 
     def _prepare_all(self) -> None:
         while self._unprepared:

@@ -25,7 +25,7 @@ from headgate.errors import UsageError
 from headgate.model.checkpoint_options import Alignment, CheckpointOptions
 from headgate.model.graph import MAIN_INPUT
 from headgate.model.ids import ChannelIndex, CheckpointId
-from headgate.model.manifest import SubtaskEntry, Totals
+from headgate.model.manifest import Totals
 from headgate.protocol.loops import prober
 from headgate.protocol.loops.prober import Probe, ProbeReceived
 from headgate.protocol.machine import Ignored
@@ -425,7 +425,7 @@ class SubtaskRunner:
             case machine.Acknowledge():
                 delays = self._timing.taken(effect.checkpoint)
                 counted = self._counted.pop(effect.checkpoint, {})
-                entry = SubtaskEntry(self.subtask, effect.parts, effect.committables, delays, counted)
+                entry = replace(effect.entry, delays=delays, totals=counted)
                 self._reports.acknowledge(effect.checkpoint, entry, effect.copied)
             case unaligned.ArmAlignmentTimer():
                 self._timing.arm(effect.checkpoint)
