@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.api.test_prometheus import Noting, fetched, samples, values
+from tests.api.test_metrics import Noting, fetched, samples, values
 from tests.runtime.running import WAIT_S, pipeline_at
 
 import headgate as hg

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.web.shop import NOW_MS, Asked, definition, progress
-from tests.web.test_overview import Found
+from tests.web.test_app import Found
 
 from headgate.api.pipeline_registry import KnownPipeline, KnownState
 from headgate.model.ids import CheckpointId

@@ -1,4 +1,4 @@
-"""What is known of the pipelines of a machine: by their locks, their logs and the notes of their pages."""
+"""The note of where a pipeline has its checkpoints is its user's alone (SE1)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,25 @@ from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.pipeline_lock import PipelineLock, read_holder
 from headgate.storage.urls import open_storage
+
+
+def test_where_the_checkpoints_are_is_noted_for_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for root in ("one", "two"):
+        (tmp_path / root / "p" / "log").mkdir(parents=True)
+    before = os.umask(0)
+    try:
+        assert remember_pipeline("p", str(tmp_path / "one")) == []
+        assert remember_pipeline("p", str(tmp_path / "two")) == [str(tmp_path / "one")]
+        assert remember_pipeline("p", str(tmp_path / "one")) == [str(tmp_path / "two")], "again"
+    finally:
+        os.umask(before)
+    (tmp_path / "state" / "headgate" / "pipelines" / "p" / "a directory").mkdir()
+    assert remember_pipeline("p", str(tmp_path / "one")) == [str(tmp_path / "two")], "what cannot be read is left out"
+    made = list((tmp_path / "state").rglob("*"))
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()}
+    assert modes == {0o600}
+    assert stat.S_IMODE((tmp_path / "state" / "headgate").stat().st_mode) == 0o700
 
 
 @pytest.fixture(autouse=True)
