@@ -2,7 +2,7 @@
 
 Left out is what no test should look at: docstrings, annotations, decorators, asserts, ``__repr__`` and ``__str__``,
 what an error says, log lines, texts for people (strings with a blank), the values of named constants, what only type
-checkers run, and ``self._check()``, which has nothing but asserts.
+checkers run, ``self._check()``, which has nothing but asserts, and the points at which crash tests kill.
 """
 
 from __future__ import annotations
@@ -227,6 +227,8 @@ class _Finder:
                 self._expression(node.body)
                 self._expression(node.orelse)
                 return
+            case ast.keyword(arg="strict"):
+                return  # of zip: an assert
             case ast.comprehension():
                 self._expression(node.iter)
                 for test in node.ifs:
@@ -281,9 +283,9 @@ def _is_negated_already(test: ast.expr) -> bool:
 
 
 def _is_plain(value: ast.expr | None) -> bool:
-    """Whether ``value`` is written out, or computed of written numbers."""
+    """Whether ``value`` is written out, or computed of what is."""
     return value is None or all(
-        isinstance(node, ast.Constant | ast.BinOp | ast.UnaryOp | ast.operator | ast.unaryop | ast.expr_context)
+        isinstance(node, ast.Constant | ast.BinOp | ast.UnaryOp | ast.Tuple | ast.operator | ast.unaryop | ast.Load)
         for node in ast.walk(value)
     )
 
@@ -298,4 +300,5 @@ def _is_log(value: ast.expr) -> bool:
 def _is_left_alone(value: ast.expr) -> bool:
     """Whether a statement of nothing but ``value`` waits for a mutant of its own, logs, or asserts."""
     called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
-    return _is_log(value) or isinstance(value, ast.Yield | ast.YieldFrom) or called in ("assert_never", "self._check")
+    is_of_tests = called in ("assert_never", "self._check") or called.startswith("fault_points.")
+    return _is_log(value) or isinstance(value, ast.Yield | ast.YieldFrom) or is_of_tests

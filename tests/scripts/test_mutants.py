@@ -68,6 +68,8 @@ def test_each_change_is_made(tool: Any, body: str, wanted: list[str]) -> None:
     [
         '"""Docs."""',
         "LIMIT_MS = 5 * 1000",
+        "PAUSES_S = (0.1, 0.3)",
+        "def f(a, b):\n    x = zip(a, b, strict=True)",
         "__all__ = ['a']",
         "Number = NewType('Number', int)",
         "Event: TypeAlias = A | B",
