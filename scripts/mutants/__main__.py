@@ -176,9 +176,11 @@ class Runner:
             print(text, flush=True)
 
     def _tests_of(self, mutant: Mutant) -> list[str]:
-        """Return the tests that run the lines, the quickest first; all of the file for what a module does once."""
+        """Return the tests that run the lines, the quickest first. What a module does once is for all tests of it."""
         found = self._tests_at(mutant.file, *mutant.lines)
-        return found if found or mutant.is_in_function else self._tests_at(mutant.file, 0, 1 << 30)
+        if found or mutant.is_in_function:
+            return found
+        return self._tests_at(mutant.file, 0, 1 << 30) or sorted(self._lines, key=lambda name: self._lines[name][0])
 
     def _tests_at(self, file: str, first: int, last: int) -> list[str]:
         tests = self._lines.items()

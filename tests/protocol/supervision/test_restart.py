@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
-from headgate.protocol.supervision.restart_policy import Decision, RestartAfter, RestartPolicy, StayDown
+from headgate.model.failure import Failure, FailureKind
+from headgate.protocol.supervision.restart_policy import (
+    Decision,
+    RestartAfter,
+    RestartPolicy,
+    Restarts,
+    StayDown,
+    longest_outage_ms,
+)
 
 
 def decisions(strategy: RestartStrategy, *times_ms: int, jitter: float = 0.5) -> list[Decision]:
@@ -82,3 +90,26 @@ def test_the_policy_reads_neither_clock_nor_dice() -> None:  # R1
     assert decisions(ExponentialDelay(), *times) == decisions(ExponentialDelay(), *times)
     with pytest.raises(AssertionError):
         RestartPolicy(FixedDelay()).on_failure(0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "outage_ms"),
+    [
+        (NoRestart(), 10_000),
+        (FixedDelay(delay_ms=9_999), 10_000),
+        (FixedDelay(delay_ms=12_000), 12_000),
+        (FailureRate(failures_max=2, interval_ms=1_000, delay_ms=13_000), 13_000),
+        (ExponentialDelay(initial_ms=100, max_ms=20_000, jitter=0.5), 30_000),
+    ],
+)
+def test_an_outage_lasts_as_long_as_the_delay_or_a_takeover(strategy: RestartStrategy, outage_ms: int) -> None:  # CS9
+    assert longest_outage_ms(strategy) == outage_ms
+
+
+def test_generations_that_were_begun_again_are_counted() -> None:  # R1, R57
+    restarts = Restarts(FixedDelay(attempts=1, delay_ms=5))
+    damaged, lost = Failure(FailureKind.DAMAGED, "torn"), Failure(FailureKind.LOST, "gone")
+    assert [restarts.after(failure, 0, 0.5) for failure in (damaged, lost)] == [RestartAfter(0), RestartAfter(5)]
+    assert restarts.count == 2
+    assert isinstance(restarts.after(lost, 0, 0.5), Failure)
+    assert restarts.count == 2, "it stays down"
