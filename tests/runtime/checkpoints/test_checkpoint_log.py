@@ -9,10 +9,11 @@ import pytest
 from tests.runtime.checkpoints.writing import write_snapshot
 
 from headgate.codec.log_entry import encode_log_entry
-from headgate.errors import FencedError, StorageError
+from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Claim, Manifest, SnapshotPart, SubtaskEntry
-from headgate.protocol.checkpoints.recovery import candidates
+from headgate.protocol.checkpoints.recovery import Damage, Gap, candidates, life_of
+from headgate.protocol.checkpoints.restore_selection import Aside
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
@@ -253,3 +254,83 @@ def test_an_entry_at_a_number_that_was_used_and_pruned_is_taken_back(storage: Fa
     with pytest.raises(FencedError):
         sleeper.append(manifest(1))
     assert sequences(storage) == kept
+
+
+def completing(storage: FaultyStorage, *checkpoints: int) -> tuple[CheckpointLog, list[Manifest]]:
+    """Return a claimed log with checkpoints, each of which has a file."""
+    log, _ = claimed(storage)
+    made = [manifest(checkpoint, handle=snapshot(storage, checkpoint)) for checkpoint in checkpoints]
+    for one in made:
+        assert log.append(one) is Outcome.WRITTEN
+    return log, made
+
+
+def test_nothing_that_was_given_up_is_restored(storage: FaultyStorage) -> None:  # C72, C74
+    log, _ = completing(storage, 1, 2)
+    log.give_up("one", 0, Generation(1))
+    assert candidates(log.observe()) == ()
+    with pytest.raises(UsageError, match="its checkpoints were removed; start it again"):
+        log.claim("one", 0, Generation(1))
+    again = CheckpointLog(storage, "p")
+    with pytest.raises(StorageError, match="removed a moment ago"):
+        again.claim("two", 0, life=0)
+    assert again.claim("two", 0, life=life_of(log.observe())).next.generation == 3
+
+
+def test_a_reset_claims_over_damage_and_above_other_generations(storage: FaultyStorage) -> None:  # SO2
+    log, _ = completing(storage, 1)
+    storage.put("p/log/0000000002", [b"torn"])
+    seen = log.observe()
+    found = CheckpointLog(storage, "p").start_over("token", 0, seen, Generation(7))
+    assert (found.next.sequence, found.next.generation) == (3, 8)
+    assert candidates(log.observe()) == ()
+    with pytest.raises(FencedError):
+        CheckpointLog(storage, "p").start_over("another token", 0, seen, Generation(7))
+
+
+def test_a_log_knows_those_beside_it(storage: FaultyStorage) -> None:
+    log, _ = claimed(storage)
+    for name in ("q", "o"):
+        CheckpointLog(storage, name).claim("one", 0)
+    storage.put("of/others/log/1", [b""])
+    storage.put("without", [b""])
+    assert [other.url for other in log.beside()] == [f"{storage.url}/o", f"{storage.url}/q"]
+
+
+def test_an_identity_says_which_generations_were_before_it(storage: FaultyStorage) -> None:  # LV1, LV5
+    log, _ = claimed(storage)
+    found = log.life("here", 5)
+    assert (found.home, found.host, found.begun_ms, found.after_generation) == (log.url, "here", 5, 1)
+    assert CheckpointLog(storage, "p").life("there", 9) == found, "it is drawn once"
+
+
+def test_what_a_start_passes_over_is_not_retained(storage: FaultyStorage) -> None:  # C35
+    _, made = completing(storage, 1, 2)
+    log, _ = claimed(storage, "two")
+    log.restored([CheckpointId(1)])
+    log.files.sweep()
+    assert log.files.verify(made[0]) == []
+    assert log.files.verify(made[1]) != []
+
+
+def test_files_of_a_snapshot_that_was_given_up_go_unless_others_need_them(storage: FaultyStorage) -> None:  # SF5
+    log, made = completing(storage, 1)
+    mine = snapshot(storage, 2)
+    log.files.delete([mine, *made[0].parts])
+    assert log.files.verify(made[0]) == []
+    assert log.files.verify(manifest(2, handle=mine)) != []
+
+
+def test_what_is_aside_is_told_kept_and_discarded(storage: FaultyStorage) -> None:  # R51, R57, SF7
+    log, made = completing(storage, 1, 2, 3)
+    gap = Gap(CheckpointId(1), CheckpointId(3), (3,), (Damage("x", "torn"), Damage("y", "gone")))
+    log.files.set_aside(log.observe(), [gap], restored=CheckpointId(1))
+    told = [Aside(CheckpointId(1), CheckpointId(3), "x: torn\ny: gone")]
+    assert log.files.aside() == told == log.files.gone_back_behind()
+    assert [path.rsplit("/", 1)[1] for path in log.files.aside_paths()] == ["behind", "log-0000000003", "why"]
+    assert log.files.discard_aside(lambda: [made[1]]) == 1, "of checkpoint 1: 2 is needed, 3 is no part of it"
+    assert [log.files.verify(one) == [] for one in made] == [False, True, True]
+    assert log.files.aside() == []
+    assert log.files.gone_back_behind() == told, "as long as the log has checkpoint 2"
+    assert log.files.discard_aside(lambda: [made[2]]) == 0
+    assert log.files.gone_back_behind() == []
