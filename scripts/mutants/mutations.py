@@ -300,5 +300,5 @@ def _is_log(value: ast.expr) -> bool:
 def _is_left_alone(value: ast.expr) -> bool:
     """Whether a statement of nothing but ``value`` waits for a mutant of its own, logs, or asserts."""
     called = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
-    is_of_tests = called in ("assert_never", "self._check") or called.startswith("fault_points.")
+    is_of_tests = called in ("assert_never", "self._check", "_check") or called.startswith("fault_points.")
     return _is_log(value) or isinstance(value, ast.Yield | ast.YieldFrom) or is_of_tests
