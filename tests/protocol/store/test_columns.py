@@ -99,3 +99,16 @@ def test_steps_can_be_made_at_once_and_never_back(a: ValueType, b: ValueType, c:
         assert a == b
     if fits_if_small(a, b):
         assert {str(a), str(b)} == {"string", "large_string"} or all("int" in str(one) for one in (a, b))
+
+
+@pytest.mark.parametrize(("small", "large"), [("string", "large_string"), ("binary", "large_binary")])
+def test_texts_and_bytes_may_become_large_ones(small: str, large: str) -> None:  # S76, S77
+    assert holds(Plain(small), Plain(large))
+    assert not holds(Plain(large), Plain(small))
+    assert fits_if_small(Plain(large), Plain(small))
+
+
+def test_a_list_and_what_is_none_hold_nothing_of_each_other() -> None:  # S76
+    numbers = ListOf(Plain("int32"))
+    assert not holds(numbers, Plain("int32"))
+    assert not holds(Plain("int32"), numbers)

@@ -126,6 +126,7 @@ def test_a_lease_ends_with_two_looks() -> None:  # TX8
 def test_a_date_that_is_set_back_ends_nothing() -> None:  # TX8
     assert looks(5_000, [90_000, 6_000, 6_400, 6_500]) == ["Suspect", "Suspect", "Leave", "Expire"]
     assert looks(5_000, [90_000, 1_000]) == ["Suspect", "Leave"]
+    assert looks(5_000, [90_000, 90_000, 90_500]) == ["Suspect", "Leave", "Expire"], "the same moment tells nothing"
 
 
 @pytest.mark.parametrize("status", [PREPARED, COMMITTED, ABORTED])

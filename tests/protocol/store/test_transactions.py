@@ -59,6 +59,7 @@ def test_verbs_that_succeed_or_know_nothing(verb: Verb, recorded: Status | None,
         (Verb.PREPARE, Status.COMMITTED),
         (Verb.PREPARE, Status.ABORTED),
         (Verb.COMMIT, Status.ABORTED),
+        (Verb.COMMIT, Status.OPEN),
         (Verb.ABORT, Status.COMMITTED),
     ],
 )
