@@ -93,8 +93,8 @@ def test_no_call_is_made_in_the_thread_of_the_loop(tmp_path: Path) -> None:  # A
 
     async def test(store: hg.AsyncStore) -> None:
         blocking = inner(store)
-        blocking._catalogue = Watched(blocking._catalogue, threads)
-        blocking._storage = Watched(blocking._storage, threads)
+        blocking._core.catalogue = Watched(blocking._core.catalogue, threads)
+        blocking._core.storage = Watched(blocking._core.storage, threads)
         async with store.writer(STREAM, writer_id="w") as writer:
             await writer.append(keyed(("a", 1)))
             submitted = await writer.submit(keyed(("b", 2)))
@@ -235,7 +235,7 @@ def test_who_waits_in_a_group_lives(tmp_path: Path) -> None:  # AC6
         group = await store.reader_group("g", STREAM)
 
         def beats() -> int:
-            return inner(store)._catalogue.find_group("g").group.readers["r"].beats
+            return inner(store)._core.catalogue.find_group("g").group.readers["r"].beats
 
         async with group.join("r", lease="400ms", takes_over=True) as reader:
             waiting = asyncio.create_task(reader.read())
@@ -295,9 +295,7 @@ def test_a_store_belongs_to_its_loop(tmp_path: Path) -> None:  # AC8
 
 
 OF_PIPELINES = """
-abort_prepared abort_transaction begin changes claimed_group claimed_reader contents exists fence find forget_outcomes
-forget_owner frontier is_untouched layout_and_extents look look_after mark own owner pass_segments passed reader recover
-serve shared start_over unmark unmark_others collect_orphans
+changes collect_orphans exists find is_untouched look_after reader serve shared
 """
 """What is for pipelines, servers, or the offline check; and single segments, which ``follow`` reads."""
 

@@ -90,7 +90,7 @@ ONLY_HERE = {
     "--remove-orphans": "Store.collect_orphans, which is a call",
     "--repair": "Store.repair, which is a call",
     "--timeout": "a loop asks whether all have passed",
-    "--abort-prepared": "Store.abort_prepared, which is a call",
+    "--abort-prepared": "Store.transactions.abort_all, which is a call",
     "--master": "master= of a run; the executors that doctor looks at",
     "--cut": "cut=, and start= of follow, given as a cut",
     "--tls": "tls= of Security",

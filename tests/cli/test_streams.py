@@ -128,7 +128,7 @@ def test_many_closed_segments_are_shown_together(root: Path, monkeypatch: pytest
 def test_prepared_transactions_are_shown_and_can_be_forgotten(root: Path) -> None:
     run("create", "log")
     with Store.open(root) as store:
-        transaction = store.begin("log", owner="p/sink", epoch=3, name="p/sink/checkpoint-1")
+        transaction = store.transactions.begin("log", owner="p/sink", epoch=3, name="p/sink/checkpoint-1")
         transaction.write(pa.record_batch([pa.array(["x"], pa.large_string())], names=["line"]))
         transaction.prepare()
     assert "p/sink/checkpoint-1" in run("describe", "log")

@@ -74,14 +74,14 @@ def test_what_is_not_there_is_said(store: Store) -> None:
 
 def test_what_a_fenced_owner_left_is_decided_by_hand(store: Store) -> None:  # TX13, TX14
     left = begun(store, ("x", 1))
-    store.fence("writers", 5)
+    store.transactions.fence("writers", 5)
     run("abort", STREAM, left.id, "--yes")
     assert store.list_transactions(stream=STREAM)[0].status is Status.ABORTED
 
 
 def test_what_a_pipeline_prepared_is_left_to_it(store: Store) -> None:  # TX14
-    store.own("p/sink", Life("life", "/checkpoints", "host", 1))
-    transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="checkpoint-1")
+    store.pipelines.own("p/sink", Life("life", "/checkpoints", "host", 1))
+    transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="checkpoint-1")
     transaction.write(keyed(("x", 1)))
     transaction.prepare()
     assert "checkpoint-1" in run("show", STREAM, "checkpoint-1")
@@ -92,7 +92,9 @@ def test_what_a_pipeline_prepared_is_left_to_it(store: Store) -> None:  # TX14
 
 def test_what_a_task_of_spark_prepared_is_not_committed_by_itself(store: Store) -> None:  # TX14, SP9
     for task in ("a", "b"):
-        transaction = store.begin(STREAM, owner="spark/query-q", epoch=0, name=f"batch-000000000001/{task}")
+        transaction = store.transactions.begin(
+            STREAM, owner="spark/query-q", epoch=0, name=f"batch-000000000001/{task}"
+        )
         transaction.write(keyed(("x", 1)))
         transaction.prepare()
     told = run("commit", STREAM, "batch-000000000001/a", "--yes", code=2)
@@ -104,10 +106,10 @@ def test_what_a_task_of_spark_prepared_is_not_committed_by_itself(store: Store) 
 def test_leases_that_are_over_are_looked_at_by_hand(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX8
     assert run("expire", STREAM) == f"no lease of stream {STREAM} is over\n"
     left = begun(store, ("x", 1), lease="100ms")
-    at = store._clock.wall_ms()
-    monkeypatch.setattr(type(store._clock), "wall_ms", lambda self: at + 200)
+    at = store._core.clock.wall_ms()
+    monkeypatch.setattr(type(store._core.clock), "wall_ms", lambda self: at + 200)
     assert f"the lease of transaction {left.id} is over: a look in" in run("expire", STREAM)
     assert "over" in run("list")
-    monkeypatch.setattr(type(store._clock), "wall_ms", lambda self: at + 300)
+    monkeypatch.setattr(type(store._core.clock), "wall_ms", lambda self: at + 300)
     assert run("expire", STREAM) == f"transaction {left.id} is aborted: its lease was over\n"
     assert "aborted, its lease was over" in run("list", "--all")

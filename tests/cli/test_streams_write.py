@@ -115,7 +115,7 @@ def test_every_command_answers_in_json(root: Path) -> None:  # CL4
     assert told("truncate", STREAM, "--cut", str(cut["cut"]), "--yes")[0]["events_removed"] == 1
     assert told("check", "--repair", "--remove-orphans")[0]["problems"] == 0
     with Store.open(root) as store:
-        store.begin(STREAM, owner="p/sink", epoch=1, name="t").prepare()
+        store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t").prepare()
     assert told("forget", "p/sink", "--abort-prepared", "--yes") == [{"owner": "p/sink", "aborted": 1}]
     assert told("seal", STREAM) == [{"stream": STREAM, "is_sealed": True}]
     assert told("delete", STREAM, "--yes")[0]["stream"] == STREAM

@@ -277,7 +277,7 @@ def test_a_checkpoint_of_the_group_is_never_asked_for_twice(store: Store) -> Non
     job.read()
     assert job.hook.trigger(1) is ASK_AGAIN
     job.cut(job.readers[0], 1)
-    store.claimed_group(GROUP, NAME, job.hook._claim).forget(1, 1)  # somebody tampers with it
+    store.pipelines.group(GROUP, NAME, job.hook._claim).forget(1, 1)  # somebody tampers with it
     write(store, *range(10))
     job.read()
     with pytest.raises(StorageError, match="given up"):
@@ -525,7 +525,7 @@ def test_the_kit_says_that_it_cannot_check_such_a_source(store: Store) -> None: 
 
 def test_the_state_of_a_claimed_group_survives_as_bytes(store: Store) -> None:  # GS19
     Job(store, 2).begin()
-    group = store._catalogue.find_group(GROUP).group
+    group = store._core.catalogue.find_group(GROUP).group
     data = encode_group(group)
     assert decode_group(data, GROUP) == group
     for bad in (data.replace(b'"format":2', b'"format":3'), data.replace(b'"claim"', b'"other"')):

@@ -165,7 +165,7 @@ def test_what_cannot_be_told_is_told_with_the_next_checkpoint(store: Store, monk
         raise StorageError("write", "catalogue", "busy", is_transient=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._catalogue, "pass_segments", fail)
+        patch.setattr(store._core.catalogue, "pass_segments", fail)
         readers.complete()
     readers.poll_all()
     readers.expect(0)
@@ -336,7 +336,7 @@ def test_a_segment_that_was_truncated_before_it_was_read_is_missed(store: Store)
 
 
 def marked(store: Store, checkpoint: int) -> None:
-    store.mark(NAME, owner="p/source", generation=1, checkpoint=checkpoint)
+    store.pipelines.mark(NAME, owner="p/source", generation=1, checkpoint=checkpoint)
 
 
 def run_to_marker(readers: Readers, checkpoint: int) -> dict[str, bytes]:
@@ -392,4 +392,4 @@ def test_what_pipelines_have_passed_is_in_the_catalogue(store: Store) -> None:  
     store.merge(NAME, [0, 1])
     readers.poll_all()
     readers.complete()
-    assert store.passed(store.describe(NAME), Reading("p/source", "life", 1)) == {1}  # 0 is its own
+    assert store.pipelines.passed(store.describe(NAME), Reading("p/source", "life", 1)) == {1}  # 0 is its own

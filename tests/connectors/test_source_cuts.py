@@ -112,7 +112,7 @@ def test_a_segment_that_was_closed_behind_the_date_is_read_from_the_date_on(
     store: Store, parallelism: int
 ) -> None:  # SC52, S66
     clock = Clock()
-    dated = Store(store.root, store._catalogue, LocalStorage(chunks_of(store)), clock=clock)
+    dated = Store(store.root, store._core.catalogue, LocalStorage(chunks_of(store)), clock=clock)
     for number in range(3):
         clock.now_ms += 60_000
         write(dated, number)

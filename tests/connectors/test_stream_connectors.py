@@ -238,9 +238,9 @@ def test_the_name_of_a_transaction_is_the_identity_of_its_committable(store: Sto
     (transaction,) = store.list_transactions()
     assert transaction.name == "p/sink/checkpoint-4/subtask-1/generation-3"
     assert [t.name for t in store.list_transactions(owner="p/sink")] == [transaction.name]
-    store.fence("p/sink", 3)
+    store.transactions.fence("p/sink", 3)
     with pytest.raises(FencedError):
-        store.fence("p/sink", 2)
+        store.transactions.fence("p/sink", 2)
 
 
 def test_output_of_one_subtask_that_was_aborted_keeps_the_whole_commit_invisible(store: Store) -> None:  # SC5
@@ -248,7 +248,7 @@ def test_output_of_one_subtask_that_was_aborted_keeps_the_whole_commit_invisible
     sink.check(SCHEMA)
     committer = sink.open_committer("p", "sink", Generation(1))
     good, other = output(sink, 1, 1), output(sink, 1, 2, subtask=1)
-    store.abort_transaction(NAME, "p/sink/checkpoint-1/subtask-1/generation-1", owner="p/sink", epoch=1)
+    store.transactions.abort(NAME, "p/sink/checkpoint-1/subtask-1/generation-1", owner="p/sink", epoch=1)
     with pytest.raises(HeadgateError):
         committer.commit(permit(1), [good, other])
     assert visible(store) == []
@@ -535,7 +535,7 @@ def test_outcomes_are_forgotten_below_a_checkpoint_and_nothing_else_of_the_owner
     for checkpoint in (1, 2, 3):
         committer.commit(permit(checkpoint), [output(sink, checkpoint, checkpoint)])
     waiting = output(sink, 1, 9, subtask=1)
-    other = store.begin(NAME, owner="p/sink", epoch=1, name="a name of somebody's own")
+    other = store.transactions.begin(NAME, owner="p/sink", epoch=1, name="a name of somebody's own")
     other.prepare()
     store.commit_transactions([(NAME, other.name)], owner="p/sink", epoch=1)
     committer.forget(CheckpointId(3), list)

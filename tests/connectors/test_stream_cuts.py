@@ -19,6 +19,7 @@ from headgate.errors import UsageError
 from headgate.model.ids import Generation
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.records import Frontier, Marker
+from headgate.store.pipelines import Pipelines
 from headgate.store.store import Store
 from headgate.testing.source_kit import check_markers
 
@@ -78,7 +79,7 @@ SPLITS = [f"{NAME}/{segment}" for segment in range(3)]
 def test_a_marker_is_one_moment_of_all_segments_and_no_event(store: Store) -> None:  # S60, S64
     write(store, *range(10))
     ends = store.describe(NAME).ends
-    assert store.mark(NAME, owner=OWNER, generation=1, checkpoint=4) == dict(enumerate(ends))
+    assert store.pipelines.mark(NAME, owner=OWNER, generation=1, checkpoint=4) == dict(enumerate(ends))
     write(store, *range(10, 20))
     assert store.describe(NAME).events_count == 20
     plain = StreamSource(NAME, store.root).open(SourceContext("q", "source", 0, 1, None))
@@ -91,26 +92,26 @@ def test_a_marker_is_one_moment_of_all_segments_and_no_event(store: Store) -> No
 
 def test_marking_again_returns_what_was_recorded_first(store: Store) -> None:  # S61
     write(store, 1, 2, 3)
-    first = store.mark(NAME, owner=OWNER, generation=1, checkpoint=4)
+    first = store.pipelines.mark(NAME, owner=OWNER, generation=1, checkpoint=4)
     write(store, 4, 5, 6)
-    assert store.mark(NAME, owner=OWNER, generation=1, checkpoint=4) == first
-    assert store.mark(NAME, owner=OWNER, generation=1, checkpoint=5) != first
+    assert store.pipelines.mark(NAME, owner=OWNER, generation=1, checkpoint=4) == first
+    assert store.pipelines.mark(NAME, owner=OWNER, generation=1, checkpoint=5) != first
     with pytest.raises(UsageError, match="does not exist"):
-        store.mark("app/none", owner=OWNER, generation=1, checkpoint=4)
+        store.pipelines.mark("app/none", owner=OWNER, generation=1, checkpoint=4)
 
 
 def test_a_marker_records_only_segments_that_take_events(store: Store) -> None:  # S85
     write(store, *range(20))
     ends = dict(enumerate(store.describe(NAME).ends))
     store.split(NAME, 0)
-    assert store.mark(NAME, owner=OWNER, generation=1, checkpoint=4) == {1: ends[1], 2: ends[2], 3: 0, 4: 0}
+    assert store.pipelines.mark(NAME, owner=OWNER, generation=1, checkpoint=4) == {1: ends[1], 2: ends[2], 3: 0, 4: 0}
     write(store, *range(20, 40))
     now = dict(enumerate(store.describe(NAME).ends))
     store.merge(NAME, [3, 4])
-    assert sorted(store.mark(NAME, owner=OWNER, generation=1, checkpoint=5)) == [1, 2, 5]
+    assert sorted(store.pipelines.mark(NAME, owner=OWNER, generation=1, checkpoint=5)) == [1, 2, 5]
 
     def markers(segment: int) -> list[tuple[int, int]]:
-        frontier = store.frontier(NAME, owner=OWNER, generation=1, segments=[segment])
+        frontier = store.pipelines.frontier(NAME, owner=OWNER, generation=1, segments=[segment])
         assert frontier.ends == {segment: now.get(segment, 0)}
         assert frontier.closed == ({segment} if segment in (0, 3, 4) else set())
         return [(marker.checkpoint, marker.position) for marker in frontier.markers[segment]]
@@ -119,7 +120,7 @@ def test_a_marker_records_only_segments_that_take_events(store: Store) -> None: 
     assert markers(1) == [(4, ends[1]), (5, now[1])]
     assert markers(3) == [(4, 0), (5, now[3])], "it was closed in between"
     assert markers(5) == [(5, 0)], "it came after the first"
-    everything = store.frontier(NAME, owner=OWNER, generation=1)
+    everything = store.pipelines.frontier(NAME, owner=OWNER, generation=1)
     assert {x: [(m.checkpoint, m.position) for m in found] for x, found in everything.markers.items()} == {
         segment: markers(segment) for segment in range(6)
     }
@@ -133,20 +134,20 @@ def test_markers_of_before_that_name_all_segments_are_read(store: Store) -> None
     with database_of(store).write() as connection:
         rows = [{**key, "segment_id": segment, "position": end} for segment, end in enumerate(ends)]
         connection.execute(t.markers.insert(), rows)
-    assert store.mark(NAME, owner=OWNER, generation=1, checkpoint=4) == dict(enumerate(ends))
-    found = store.frontier(NAME, owner=OWNER, generation=1, segments=[0, 3]).markers
+    assert store.pipelines.mark(NAME, owner=OWNER, generation=1, checkpoint=4) == dict(enumerate(ends))
+    found = store.pipelines.frontier(NAME, owner=OWNER, generation=1, segments=[0, 3]).markers
     assert (found[0], found[3]) == ((Marker(4, ends[0]),), (Marker(4, 0),))
 
 
 def test_a_reader_asks_for_the_segments_that_it_reads(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # S85
     asked: list[set[int]] = []
-    real = Store.frontier
+    real = Pipelines.frontier
 
-    def frontier(self: Store, name: str, *, owner: str, generation: int, segments: Collection[int]) -> Frontier:
+    def frontier(self: Pipelines, name: str, *, owner: str, generation: int, segments: Collection[int]) -> Frontier:
         asked.append(set(segments))
         return real(self, name, owner=owner, generation=generation, segments=segments)
 
-    monkeypatch.setattr(Store, "frontier", frontier)
+    monkeypatch.setattr(Pipelines, "frontier", frontier)
     hook, reader = hook_of(store), reader_of(store)
     for number in range(4):
         write(store, *range(20))
@@ -162,14 +163,16 @@ def test_a_reader_asks_for_the_segments_that_it_reads(store: Store, monkeypatch:
 
 def test_markers_are_forgotten_by_owner_generation_and_checkpoint(store: Store) -> None:  # S63
     for owner, generation, checkpoint in ((OWNER, 1, 4), (OWNER, 1, 5), (OWNER, 2, 6), ("other", 1, 4)):
-        store.mark(NAME, owner=owner, generation=generation, checkpoint=checkpoint)
+        store.pipelines.mark(NAME, owner=owner, generation=generation, checkpoint=checkpoint)
 
     def left(owner: str, generation: int) -> list[int]:
-        return [m.checkpoint for m in store.frontier(NAME, owner=owner, generation=generation).markers.get(0, ())]
+        return [
+            m.checkpoint for m in store.pipelines.frontier(NAME, owner=owner, generation=generation).markers.get(0, ())
+        ]
 
-    store.unmark(owner=OWNER, generation=1, first=0, last=4)
+    store.pipelines.unmark(owner=OWNER, generation=1, first=0, last=4)
     assert (left(OWNER, 1), left(OWNER, 2), left("other", 1)) == ([5], [6], [4])
-    store.unmark_others(owner=OWNER, generation=2)
+    store.pipelines.unmark_others(owner=OWNER, generation=2)
     assert (left(OWNER, 1), left(OWNER, 2), left("other", 1)) == ([], [6], [4])
     store.seal(NAME)
     store.delete(NAME)
@@ -224,7 +227,7 @@ def test_only_markers_of_the_own_generation_are_met(store: Store) -> None:  # SC
     assert read(reader)[1] == {}
     hook = hook_of(store, 2)
     hook.restore(6, None)
-    assert store.frontier(NAME, owner=OWNER, generation=1).markers == {}
+    assert store.pipelines.frontier(NAME, owner=OWNER, generation=1).markers == {}
     hook_of(store, 1).trigger(8)  # a driver that was replaced
     hook.trigger(9)
     assert read(reader)[1] == dict.fromkeys(SPLITS, 9)
@@ -234,7 +237,7 @@ def test_markers_go_with_the_end_of_their_checkpoint(store: Store) -> None:  # S
     hook = hook_of(store)
 
     def left() -> set[Marker]:
-        found = store.frontier(NAME, owner=OWNER, generation=1).markers.values()
+        found = store.pipelines.frontier(NAME, owner=OWNER, generation=1).markers.values()
         return {marker for markers in found for marker in markers}
 
     for checkpoint in (3, 4, 5):

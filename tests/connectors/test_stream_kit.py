@@ -104,7 +104,7 @@ def fresh(directory: Path) -> Target:
     def lose() -> None:
         for x in store.list_transactions():
             if not x.status.is_terminal:
-                store.abort_transaction(x.stream, x.name, owner=x.owner, epoch=x.epoch)
+                store.transactions.abort(x.stream, x.name, owner=x.owner, epoch=x.epoch)
 
     sink = StreamSink(STREAM, store=directory / "store", segments=2, routing_key="number")
     return Target(sink, shown.read, waiting, lose, failing=failing)

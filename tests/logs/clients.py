@@ -127,7 +127,7 @@ def _places(appended: Appended) -> list[Place]:
 
 def transacts(me: Client) -> None:
     """Write transactions, some of several parts, some of which are aborted, some of which are committed in one step."""
-    insistently(lambda: me.store.fence(me.name, me.life))
+    insistently(lambda: me.store.transactions.fence(me.name, me.life))
     _settle(me)
     count = 0
     while me.goes_on:
@@ -145,7 +145,7 @@ def transacts(me: Client) -> None:
 
 
 def _begun(me: Client, name: str) -> Transaction:
-    return me.store.begin(STREAM, owner=me.name, epoch=me.life, name=name)
+    return me.store.transactions.begin(STREAM, owner=me.name, epoch=me.life, name=name)
 
 
 def _decide(me: Client, names: Sequence[str], number: int) -> None:
@@ -164,7 +164,7 @@ def _commit(me: Client, names: Sequence[str]) -> None:
 
 
 def _abort(me: Client, name: str) -> None:
-    me.store.abort_transaction(STREAM, name, owner=me.name, epoch=me.life)
+    me.store.transactions.abort(STREAM, name, owner=me.name, epoch=me.life)
 
 
 def _settle(me: Client) -> None:

@@ -23,12 +23,12 @@ from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.reader_group import Group, Watch
 from headgate.protocol.store.reading_order import Progress
 from headgate.sim.streams import afar, following, grouped, groups, sharing, streams
-from headgate.store.catalogue import chunk_index, ownership, shared_transaction_rows, sql, transaction_rows
+from headgate.store.catalogue import chunk_index, ownership, shared_transaction_rows, tables
 from headgate.store.catalogue.records import Numbers, Recovered
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.client.requests import Client, RequestOutcome
+from headgate.store.core import FetchBudget
 from headgate.store.follower import StreamFollower
-from headgate.store.reader import FetchBudget
 from headgate.store.reader_groups import group_start
 from headgate.store.server.long_polls import Deduplication
 from headgate.store.streams import StreamCut, StreamInfo
@@ -39,11 +39,11 @@ from headgate.store.writer import FlushTimer
 def recovery_aborts_nothing() -> Iterator[None]:
     """SC6: what a checkpoint that failed had prepared stays prepared for ever."""
 
-    def recover(connection: Any, present: StreamInfo, owner: str, epoch: int, *_: object) -> Recovered:
-        transaction_rows.raise_fence(connection, owner, epoch)
-        return Recovered((), (), (present,))
+    def recover(self: SqlCatalogue, stream: str, owner: str, epoch: int, *_: object) -> Recovered:
+        self.fence(owner, epoch)
+        return Recovered((), (), (self.find_stream(stream),))
 
-    with patched(transaction_rows, "recover", recover):
+    with patched(SqlCatalogue, "recover", recover):
         yield
 
 
@@ -67,7 +67,7 @@ def numbers_are_not_remembered() -> Iterator[None]:
     def advance(connection: Any, stream: StreamInfo, numbers: Numbers) -> None:
         real(connection, stream, numbers)
         if numbers.last % 3 == 0:
-            connection.execute(sql.t.writers.update().values(sequence=numbers.last - 1))
+            connection.execute(tables.writers.update().values(sequence=numbers.last - 1))
 
     with patched(chunk_index, "advance_writer", advance):
         yield
@@ -111,14 +111,21 @@ def nobody_flushes_what_lingers() -> Iterator[None]:
 @contextmanager
 def a_reset_empties_nothing() -> Iterator[None]:
     """SO5: the owner changes, and what it wrote stays."""
-    with patched(ownership, "empty_stream", lambda *_: None):
+    with patched(ownership, "_empty_stream", lambda *_: None):
         yield
 
 
 @contextmanager
 def a_reset_leaves_the_owner() -> Iterator[None]:
     """SO6: whoever looks next takes the streams for ones that are still to be emptied."""
-    with patched(ownership, "hand_over", lambda *_: None):
+    real = SqlCatalogue.start_over
+
+    def start_over(self: SqlCatalogue, reset: Any, mine: Any, now_ms: int) -> str | None:
+        found = real(self, reset, mine, now_ms)
+        self.forget_owner(reset.owner)
+        return found
+
+    with patched(SqlCatalogue, "start_over", start_over):
         yield
 
 
@@ -217,23 +224,24 @@ def nobody_is_taken_for_dead() -> AbstractContextManager[None]:  # RG13
 @contextmanager
 def who_comes_again_begins_anew() -> Iterator[None]:
     """TX3: the number of a participant's last write is not remembered."""
-    real = shared_transaction_rows.join
+    real = SqlCatalogue.join_shared
 
-    def join(connection: Any, wanted: Any, participant: str, token: str, now_ms: int) -> int:
-        real(connection, wanted, participant, token, now_ms)
-        connection.execute(shared_transaction_rows.t.participants.update().values(sequence=0))
+    def join(self: SqlCatalogue, wanted: Any, participant: str, token: str, now_ms: int) -> int:
+        real(self, wanted, participant, token, now_ms)
+        with self._database.write() as connection:
+            connection.execute(tables.participants.update().values(sequence=0))
         return 0
 
-    with patched(shared_transaction_rows, "join", join):
+    with patched(SqlCatalogue, "join_shared", join):
         yield
 
 
 def participants_route_by_the_layout_of_now() -> AbstractContextManager[None]:  # TX12
-    def find(connection: Any, present: Any, name: str, where: str) -> Any:
-        return replace(real(connection, present, name, where), stream=present)
+    def find(connection: Any, present: Any, name: str) -> Any:
+        return replace(real(connection, present, name), stream=present)
 
-    real = shared_transaction_rows.find
-    return patched(shared_transaction_rows, "find", find)
+    real = shared_transaction_rows._find
+    return patched(shared_transaction_rows, "_find", find)
 
 
 MUTANTS: list[tuple[Mutant, Finder, int]] = [

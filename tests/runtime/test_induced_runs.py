@@ -210,7 +210,7 @@ def test_a_stream_that_is_cut_at_one_moment_is_copied_once(start: Start, tmp_pat
         assert cut["stream"] == "in"
         with Store.open(root) as store:
             assert store.describe("out").events_count == sum(cut["cut"].values()), "what was there at that moment"
-            assert store.frontier("in", owner="p/source", generation=1).markers == {}
+            assert store.pipelines.frontier("in", owner="p/source", generation=1).markers == {}
         run = start(definition_of(pipeline(3)))
         run.wait_checkpoints(1)
     finally:

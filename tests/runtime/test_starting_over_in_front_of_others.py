@@ -239,7 +239,7 @@ def test_what_was_made_to_forget_keeps_what_it_holds(template: Template) -> None
 def forget_owner(world: World, sink: str, spec: Any) -> None:
     if sink == "stream":
         with Store.open(world.store) as store:
-            store.forget_owner("p/stream")
+            store.pipelines.forget_owner("p/stream")
     elif sink == "files":
         spec.target("p", sink).forget()
     else:

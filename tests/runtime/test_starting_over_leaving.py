@@ -161,7 +161,7 @@ def test_the_command_says_what_it_leaves(tmp_path: Path) -> None:  # SO10
     )
     assert moved.counts() == {"app/a": 1}
     with Store.open(store) as opened:
-        opened.forget_owner("p/out")
+        opened.pipelines.forget_owner("p/out")
     moved.produce()
     assert moved.counts() == {"app/a": 2}
 

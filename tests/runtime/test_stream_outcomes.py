@@ -34,7 +34,7 @@ def count(store: Store, stream: str = STREAM) -> int:
 
 
 def commit_one(store: Store, name: str, owner: str) -> None:
-    transaction = store.begin(STREAM, owner=owner, epoch=0, name=name)
+    transaction = store.transactions.begin(STREAM, owner=owner, epoch=0, name=name)
     transaction.write(pa.record_batch([[0]], schema=SCHEMA))
     transaction.prepare()
     store.commit_transactions([(STREAM, name)], owner=owner, epoch=0)
@@ -94,7 +94,9 @@ def test_a_sink_that_is_moved_to_another_stream_leaves_nothing_prepared_in_the_f
         first.wait_checkpoints(2)
         first.driver.cancel()  # what is prepared for the next checkpoint stays prepared
         first.driver.join()
-        transaction = store.begin(STREAM, owner="p/out", epoch=1, name="p/out/checkpoint-999/subtask-0/generation-1")
+        transaction = store.transactions.begin(
+            STREAM, owner="p/out", epoch=1, name="p/out/checkpoint-999/subtask-0/generation-1"
+        )
         transaction.write(pa.record_batch([[1]], schema=SCHEMA))
         transaction.prepare()
         second = start(piped(tmp_path, 6_000, stream="app/elsewhere"))

@@ -26,6 +26,7 @@ from headgate.spark.stream_writer import MicroBatchWriter, Prepared, StreamWrite
 from headgate.store.policies import Retention
 from headgate.store.store import Store
 from headgate.store.streams import OtherSchemaError
+from headgate.store.transactions import Transactions
 
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64())])
 SPARK_SCHEMA = from_arrow_schema(SCHEMA)
@@ -540,13 +541,13 @@ def test_a_write_that_failed_leaves_nothing(stream: Store) -> None:  # SP8
     stream.seal("in")  # which nothing that is prepared prevents
 
 
-@pytest.mark.parametrize("verb", ["commit_transactions", "recover", "forget_outcomes"])
+@pytest.mark.parametrize("verb", ["commit", "recover", "forget_outcomes"])
 def test_a_write_that_is_visible_does_not_seem_to_have_failed(
     stream: Store, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SP8: whoever is told that it has failed writes it again
-    call, failed = getattr(Store, verb), []
+    call, failed = getattr(Transactions, verb), []
 
-    def lost(self: Store, *arguments: Any, **options: Any) -> Any:
+    def lost(self: Transactions, *arguments: Any, **options: Any) -> Any:
         found = call(self, *arguments, **options)
         if not failed:
             failed.append(verb)
@@ -555,7 +556,7 @@ def test_a_write_that_is_visible_does_not_seem_to_have_failed(
 
     writer = writer_of(stream, "in")
     message = task_of(writer, range(10, 20))
-    monkeypatch.setattr(Store, verb, lost)
+    monkeypatch.setattr(Transactions, verb, lost)
     writer.commit([message])
     assert failed == [verb]
     assert everything(stream, "in") == rounds(20)
@@ -702,7 +703,7 @@ def test_files_of_tasks_that_died_are_swept_now_and_then(
     stream: Store, micro_batch: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SP10: looking at all files of the query takes the longer, the more there are
     monkeypatch.setattr(stream_writer, "SWEEP_EVERY", 3)
-    died = stream.begin("in", owner="spark/query-q", epoch=0, name="never")
+    died = stream.transactions.begin("in", owner="spark/query-q", epoch=0, name="never")
     died._write_chunk([batch_of([("k0", 1)])])  # what a large transaction writes before it is prepared
     for batch, count in ((1, 1), (2, 1), (3, 0)):
         number(micro_batch, batch)
@@ -727,5 +728,5 @@ def test_a_write_looks_after_the_retention_of_its_stream(store: Store) -> None: 
     for first in (0, 10):
         writer = writer_of(store)
         writer.commit([task_of(writer, range(first, first + 10))])
-        Store.shared(store.root)._look_due_ms.clear()
+        Store.shared(store.root)._maintenance._due_ms.clear()
     assert store.head("out").positions[0] > 0

@@ -49,14 +49,14 @@ SERVED: dict[str, Store] = {}
 
 def database_of(store: Store) -> Database:
     """The tables behind the verbs, to damage them."""
-    catalogue = SERVED.get(store.root, store)._catalogue
+    catalogue = SERVED.get(store.root, store)._core.catalogue
     assert isinstance(catalogue, SqlCatalogue)
     return catalogue._database
 
 
 def chunks_of(store: Store) -> Path:
     """The directory of the chunk files, to look into it."""
-    storage = SERVED.get(store.root, store)._storage
+    storage = SERVED.get(store.root, store)._core.storage
     assert isinstance(storage, LocalStorage)
     return Path(storage.url)
 

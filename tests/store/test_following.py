@@ -81,7 +81,7 @@ def test_where_following_begins_and_ends(store: Store) -> None:  # FW2
 
 def test_following_begins_at_a_date(store: Store) -> None:  # FW2
     clock = HandClock()
-    timed = Store(store.root, store._catalogue, store._storage, clock=clock)
+    timed = Store(store.root, store._core.catalogue, store._core.storage, clock=clock)
     write(timed, 1, 2)
     clock.advance(60_000)
     write(timed, 3)
@@ -134,8 +134,8 @@ def test_columns_that_are_added_come_with_the_first_event_that_has_them(store: S
 
 
 def test_a_look_at_new_columns_that_fails_costs_nothing(store: Store) -> None:  # FW8
-    failing = Failing(store._catalogue)
-    follower = Store(store.root, failing, store._storage).follow(STREAM)  # type: ignore[arg-type]
+    failing = Failing(store._core.catalogue)
+    follower = Store(store.root, failing, store._core.storage).follow(STREAM)  # type: ignore[arg-type]
     wide = pa.schema([*KEYED, pa.field("note", pa.large_string())])
     store.update_stream(STREAM, schema=wide)
     with store.writer(STREAM) as writer:
@@ -156,10 +156,10 @@ def test_a_call_that_fails_costs_a_follower_nothing(store: Store) -> None:  # FW
     store.merge(STREAM, [segment.segment_id for segment in store.find(STREAM).segments[:2]])
     write(store, *range(10, 15))
     store.seal(STREAM)
-    failing = Failing(store._catalogue)
+    failing = Failing(store._core.catalogue)
     while failing.calls >= failing.at:
-        failing = Failing(store._catalogue, failing.at + 1)
-        flaky = Store(store.root, failing, store._storage)  # type: ignore[arg-type]
+        failing = Failing(store._core.catalogue, failing.at + 1)
+        flaky = Store(store.root, failing, store._core.storage)  # type: ignore[arg-type]
         follower: StreamFollower | None = None
         found: list[tuple[str, int]] = []
         while follower is None or not follower.has_ended:
@@ -244,7 +244,7 @@ def test_who_waits_asks_the_catalogue_only_when_something_has_changed(
     assert follower.read() is None
     asked: list[str] = []
     for verb in ("parts", "look", "find_stream", "layout_and_extents"):
-        monkeypatch.setattr(store._catalogue, verb, lambda *_, verb=verb: asked.append(verb))
+        monkeypatch.setattr(store._core.catalogue, verb, lambda *_, verb=verb: asked.append(verb))
     assert follower.read(timeout="60ms") is None
     assert asked == []
     monkeypatch.undo()
@@ -262,11 +262,13 @@ def test_one_key_is_read_from_its_segments_only(store: Store, monkeypatch: pytes
     write(store, *range(50, 60))
     mine = [number for number in range(60) if number % 5 == 3]
     opened: set[int] = set()
-    real = store._catalogue.parts
-    monkeypatch.setattr(store._catalogue, "parts", lambda stream, n, *rest: opened.add(n) or real(stream, n, *rest))
+    real = store._core.catalogue.parts
+    monkeypatch.setattr(
+        store._core.catalogue, "parts", lambda stream, n, *rest: opened.add(n) or real(stream, n, *rest)
+    )
     asked: list[object] = []
-    real_extents = store._catalogue.extents
-    monkeypatch.setattr(store._catalogue, "extents", lambda stream: asked.append(stream) or real_extents(stream))
+    real_extents = store._core.catalogue.extents
+    monkeypatch.setattr(store._core.catalogue, "extents", lambda stream: asked.append(stream) or real_extents(stream))
     follower = store.follow(STREAM, key="k3")
     assert all_of(follower, rows_max=2) == [("k3", number) for number in mine]
     assert asked == [], "for a long history that would take long"

@@ -83,9 +83,9 @@ def test_a_position_that_the_stream_does_not_have_is_a_problem(store: Store) -> 
     group = store.reader_group("h")
     reader = group.join("a")
     end = store.describe(STREAM).ends[0]
-    token = store._catalogue.find_group("h").group.readers["a"].token
+    token = store._core.catalogue.find_group("h").group.readers["a"].token
     segment = GroupSegment(STREAM, 0)
-    store._catalogue.change_group("h", Committed("a", token, {segment: end + 5}))
+    store._core.catalogue.change_group("h", Committed("a", token, {segment: end + 5}))
     assert problems(store) == [
         f"reader group 'h': it is at position {end + 5} of segment 0 of stream '{STREAM}', which ends at {end}; "
         "'headgate streams groups reset' gives it another place"
@@ -100,8 +100,8 @@ def test_a_position_that_the_stream_does_not_have_is_a_problem(store: Store) -> 
 def test_what_a_group_holds_is_checked_and_mended(store: Store) -> None:  # RG17, RG24, RG25
     before = store.holds(STREAM)
     store.release(STREAM, holder="reader group h")
-    stream = store._catalogue.find_stream(STREAM)
-    store._catalogue.hold(stream, Hold("reader group gone", store.tail(STREAM).positions))
+    stream = store._core.catalogue.find_stream(STREAM)
+    store._core.catalogue.hold(stream, Hold("reader group gone", store.tail(STREAM).positions))
     assert problems(store) == [
         f"reader group 'h': stream '{STREAM}' is not held from where it reads on, and may be truncated; "
         "--repair holds it",
@@ -112,7 +112,7 @@ def test_what_a_group_holds_is_checked_and_mended(store: Store) -> None:  # RG17
         f"what reader group 'h' needs of stream '{STREAM}' is held again",
     ]
     assert (store.holds(STREAM), problems(store), store.repair()) == (before, [], [])
-    store._catalogue.hold(stream, Hold("reader group h", {0: 3, 1: 0}))
+    store._core.catalogue.hold(stream, Hold("reader group h", {0: 3, 1: 0}))
     assert len(problems(store)) == 1
     store.repair()
     assert store.holds(STREAM) == before

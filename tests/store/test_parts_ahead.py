@@ -19,6 +19,7 @@ from headgate.environment import SystemThreads
 from headgate.errors import CorruptionError, StorageError, TruncatedError
 from headgate.storage.memory import MemoryStorage
 from headgate.store import chunks
+from headgate.store import core as core_module
 from headgate.store import reader as reader_module
 from headgate.store.catalogue.records import StoredPart
 from headgate.store.catalogue.sql import SqlCatalogue
@@ -118,11 +119,11 @@ class Room:
 
     @property
     def taken_bytes(self) -> int:
-        return sum(room.taken_bytes for _, room in self.store._fetching._here.values())
+        return sum(room.taken_bytes for _, room in self.store._core.prefetcher._here.values())
 
     def paths(self) -> list[str]:
         """Of the chunks, in their order."""
-        found = self.store._catalogue.parts(self.store.find(ONE), 0, 0, 1_000)
+        found = self.store._core.catalogue.parts(self.store.find(ONE), 0, 0, 1_000)
         return [part.path for part in found.parts]
 
 
@@ -205,8 +206,8 @@ def test_what_is_fetched_ahead_is_bounded_in_requests_and_bytes(room: Room, monk
 
 
 def test_all_readers_of_a_store_share_its_room(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    size_bytes = room.store._catalogue.parts(room.store.find(ONE), 0, 0, 1).parts[0].entry.size_bytes
-    monkeypatch.setattr(reader_module, "FETCH_BYTES_MAX", 3 * size_bytes)
+    size_bytes = room.store._core.catalogue.parts(room.store.find(ONE), 0, 0, 1).parts[0].entry.size_bytes
+    monkeypatch.setattr(core_module, "FETCH_BYTES_MAX", 3 * size_bytes)
     readers = [room.store.reader(ONE, 0) for _ in range(3)]
     for number in range(CHUNKS):
         for reader in readers:
@@ -271,7 +272,7 @@ def test_without_a_thread_each_part_is_asked_for_in_its_turn(room: Room) -> None
 
 
 def test_files_of_this_machine_are_not_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module.Prefetcher, "begin", lambda *arguments: pytest.fail("it was fetched ahead"))
+    monkeypatch.setattr(core_module.Prefetcher, "begin", lambda *arguments: pytest.fail("it was fetched ahead"))
     with Store.open(tmp_path / "store") as store:
         store.create_stream(ONE, KEYED, segments=1)
         for number in range(3):
@@ -341,8 +342,8 @@ def test_a_reader_that_failed_and_is_dropped_gives_its_room_back(room: Room) -> 
 def test_a_closed_store_lets_nobody_wait(room: Room) -> None:
     reader = room.store.reader(ONE, 0)
     assert (values(reader), values(reader)) == ([0, 1, 2], [3, 4, 5])
-    room.store._fetching.close()
-    room.store._fetching.close()
+    room.store._core.prefetcher.close()
+    room.store._core.prefetcher.close()
     assert all_of(reader) == EVERYTHING[6:]
 
 

@@ -266,7 +266,7 @@ def test_an_outcome_that_was_unknown_is_looked_up_even_when_the_disk_fails_for_g
     def denied(path: str, _: object) -> None:
         raise StorageError("put", path, "Permission denied", is_transient=False)
 
-    monkeypatch.setattr(store._storage, "put", denied)
+    monkeypatch.setattr(store._core.storage, "put", denied)
     writer.flush()  # writes nothing: it is there
     assert future.done()
     assert drained(store) == [("a", 1)]

@@ -52,7 +52,7 @@ def fill(store: Store) -> None:
             writer.flush()
     store.split(STREAM, 0)
     for number in range(6, 9):
-        transaction = store.begin(STREAM, owner="p", epoch=1, name=f"t{number}")
+        transaction = store.transactions.begin(STREAM, owner="p", epoch=1, name=f"t{number}")
         transaction.write(keyed(*((key, number) for key in "abcd")))
         transaction.prepare()
         store.commit_transactions([(STREAM, f"t{number}")], owner="p", epoch=1)
@@ -318,14 +318,14 @@ def test_a_footer_of_another_shape_is_told_although_its_checksum_is_right(
 def test_what_is_written_while_orphans_are_looked_for_stays(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # S40
-    real = store._storage.list
+    real = store._core.storage.list
 
     def listed(directory: str) -> list[str]:
         with store.writer(STREAM) as writer:
             writer.append(keyed(("a", 1)))
         return real(directory)
 
-    monkeypatch.setattr(store._storage, "list", listed)
+    monkeypatch.setattr(store._core.storage, "list", listed)
     assert store.collect_orphans() == 0
     monkeypatch.undo()
     assert store.fsck() == []
@@ -339,21 +339,21 @@ def test_what_the_store_gives_up_while_it_is_checked_is_no_problem(
     for n in range(4):
         with store.writer(STREAM) as writer:
             writer.append(keyed(("a", n)))
-    transaction = store.begin(STREAM, owner="o", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="o", epoch=1, name="t")
     transaction.write(keyed(("a", 9)))
     transaction.prepare()
 
     def give_up() -> None:
         store.truncate(store.tail(STREAM))
-        store.abort_transaction(STREAM, "t", owner="o", epoch=1)
+        store.transactions.abort(STREAM, "t", owner="o", epoch=1)
 
-    real = store._storage.list
+    real = store._core.storage.list
 
     def listed(directory: str) -> list[str]:
         give_up()
         return real(directory)
 
-    monkeypatch.setattr(store._storage, "list", listed)
+    monkeypatch.setattr(store._core.storage, "list", listed)
     assert store.fsck(verify_events=verify_events, on_bytes=lambda size_bytes: give_up()) == []
     assert store.events_between(store.head(STREAM)) == 0
 
@@ -395,7 +395,7 @@ def test_what_readers_would_refuse_is_not_stored(tmp_path: Path) -> None:
             writer.append(keyed(("a", 1)))
             writer.flush()
         with pytest.raises(UsageError, match="cannot be stored"):
-            store.begin(STREAM, owner="p", epoch=1, name="t").write(batch)
+            store.transactions.begin(STREAM, owner="p", epoch=1, name="t").write(batch)
     events, errors = read_all(tmp_path)
     assert [event for segment in events for event in segment] == [("a", 1)]
     assert set(errors) == {None}

@@ -105,7 +105,7 @@ class StreamSelection:
         """
         info = self.find()
         begin.check(info)
-        layout, extents = self.place.store.layout_and_extents(info)
+        layout, extents = self.place.store.pipelines.layout_and_extents(info)
         gone = first_missing(extents, begin.positions)
         if gone is not None:
             raise TruncatedError(info.name, gone, begin.positions.get(gone, 0), extents[gone].head)

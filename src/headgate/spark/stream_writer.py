@@ -92,7 +92,7 @@ class StreamTarget:
         try:
             for batch in batches:
                 if batch.num_rows:
-                    transaction = transaction or self.place.store.begin(
+                    transaction = transaction or self.place.store.transactions.begin(
                         self.place.stream, owner=owner, epoch=epoch, name=name
                     )
                     transaction.write(self._fitted(batch))
@@ -127,26 +127,26 @@ class StreamTarget:
             FencedError, CorruptionError: somebody else is at it.
         """
         store, stream = self.place.store, self.place.stream
-        epoch = store.owner(owner).generation + 1
-        store.fence(owner, epoch)
+        epoch = store.pipelines.owner(owner).generation + 1
+        store.transactions.fence(owner, epoch)
         keep = () if is_done(store) else names
         for x in store.list_transactions(owner=owner):
             if x.status is Status.PREPARED and x.name not in keep:
-                store.abort_transaction(x.stream, x.name, owner=owner, epoch=epoch)
+                store.transactions.abort(x.stream, x.name, owner=owner, epoch=epoch)
         if keep:
             _commit(store, [(stream, name) for name in keep], owner, epoch)
             store.look_after(stream)
         if sweeps:
             with suppress(HeadgateError):  # what is committed must not seem to have failed: it would be written again
-                store.recover(stream, owner=owner, epoch=epoch)
+                store.transactions.recover(stream, owner=owner, epoch=epoch)
 
     def forget(self, owner: str, is_old: Callable[[str], bool] = lambda _: True) -> None:
         """Forget how transactions ended that nobody asks for any more; ``is_old`` says by the name which these are."""
         store = self.place.store
         with suppress(HeadgateError):  # they are a few rows, and what is committed must not seem to have failed
             decided = [x.name for x in store.list_transactions(owner=owner) if x.status.is_terminal]
-            store.forget_outcomes(
-                [name for name in decided if is_old(name)], owner=owner, epoch=store.owner(owner).generation
+            store.transactions.forget_outcomes(
+                [name for name in decided if is_old(name)], owner=owner, epoch=store.pipelines.owner(owner).generation
             )
 
     def abort(self, messages: Messages) -> None:
@@ -155,8 +155,8 @@ class StreamTarget:
             if isinstance(message, Prepared) and message.name:
                 with suppress(HeadgateError):
                     store = self.place.store
-                    epoch = store.owner(message.owner).generation
-                    store.abort_transaction(self.place.stream, message.name, owner=message.owner, epoch=epoch)
+                    epoch = store.pipelines.owner(message.owner).generation
+                    store.transactions.abort(self.place.stream, message.name, owner=message.owner, epoch=epoch)
 
     def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return ``batch`` with the stream's columns, by name, in its types."""
@@ -234,7 +234,7 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         """
         query, batch = _told(QUERY_ID), _told(BATCH_ID)
         owner = f"{OWNERS}query-{query}"
-        epoch = self._written.place.store.owner(owner).generation
+        epoch = self._written.place.store.pipelines.owner(owner).generation
         return self._written.prepare(iterator, owner, epoch, _name_of(int(batch)))
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - PySpark's name

@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from headgate.codec.arrow import read_batch
 from headgate.codec.chunk import PART_BYTES_MAX, EncodedChunk, Part, encode_chunk, verify_part
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.storage.base import NotFound, Storage
 from headgate.store.catalogue.records import ChunkRecord, StoredPart
-from headgate.store.routing import Segments, ranges_of, segments_of
+from headgate.store.routing import Segments, hash_text, ranges_of, segments_of
 from headgate.store.schema_conversion import convert_batch
 from headgate.store.streams import StreamInfo
 
@@ -160,6 +161,20 @@ class BatchChunk:
 def random_name() -> str:
     """Return a name that nothing has."""
     return secrets.token_hex(16)
+
+
+TRANSACTIONS = "txn"
+"""Directory below a stream's, of what owners of transactions write."""
+
+
+def owner_directory(stream_id: int, owner: str) -> str:
+    """Return where an owner's chunks are, prepared or not."""
+    return f"{stream_id}/{TRANSACTIONS}/{xxhash.xxh3_64_hexdigest(owner.encode())}"
+
+
+def transaction_directory(stream_id: int, owner: str, name: str) -> str:
+    """Return where the chunks of a transaction are, hidden or visible."""
+    return f"{owner_directory(stream_id, owner)}/shared/{hash_text(name):016x}"
 
 
 def chunk_path(stream_id: int, kind: str, name: str) -> str:

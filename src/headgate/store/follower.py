@@ -6,22 +6,21 @@ Source: rules FW1 to FW8 of docs/spec/stream-clients.md. Never keeps anything in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import datetime as dt
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.environment import Clock, Threads
-from headgate.errors import UsageError
+from headgate.errors import TruncatedError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.reading_order import FirstStart, Place, ReadingOrder
 from headgate.protocol.store.truncation import Extent
-from headgate.storage.base import Storage
-from headgate.store.catalogue.base import Catalogue
+from headgate.store.core import StoreCore
 from headgate.store.group_reader import LOOK_PAUSE_MS
-from headgate.store.reader import READ_ROWS, Prefetcher, SegmentReader
+from headgate.store.reader import READ_ROWS, SegmentReader
 from headgate.store.routing import places_of
 from headgate.store.streams import OtherSchemaError, StreamCut, StreamInfo
 
@@ -66,23 +65,18 @@ class StreamFollower:
 
     def __init__(
         self,
-        catalogue: Catalogue,
-        storage: Storage,
+        core: StoreCore,
         stream: StreamInfo,
         start: FirstStart,
         key: KeyFilter | None,
-        fetching: Prefetcher,
-        threads: Threads,
-        clock: Clock,
     ) -> None:
         """Use ``Store.follow``."""
         self.stream = stream
         """As it was when it was looked at last."""
-        self._catalogue = catalogue
-        self._storage = storage
-        self._fetching = fetching
+        self._core = core
+        self._catalogue = core.catalogue
         self._key = key
-        self._clock = clock
+        self._clock = core.clock
         self._order = ReadingOrder(0, 1, start)
         self._layout = Layout(-1, ())
         self._extents: dict[int, Extent] = {}
@@ -93,7 +87,7 @@ class StreamFollower:
         self._latest = -1
         self._returned: StreamEvents | None = None
         self._looked: int | None = None
-        self._pause = threads.event()
+        self._pause = core.threads.event()
         self._look()
 
     @property
@@ -261,7 +255,74 @@ class StreamFollower:
     def _reader(self, number: int) -> SegmentReader:
         if number not in self._readers:
             position = self._places[number].position
-            self._readers[number] = SegmentReader(
-                self._catalogue, self._storage, self.stream, number, position, self._fetching
-            )
+            self._readers[number] = SegmentReader(self._core, self.stream, number, position)
         return self._readers[number]
+
+
+EARLIEST, LATEST = "earliest", "latest"
+
+
+def open_follower(
+    core: StoreCore,
+    stream: StreamInfo,
+    start: str | StreamCut | dt.datetime,
+    end: str | StreamCut | None,
+    key: object,
+) -> StreamFollower:
+    """Return a reader of a whole stream; see ``Store.follow``."""
+    _, extents = core.catalogue.layout_and_extents(stream)
+    begin = _begin(core, stream, extents, start)
+    moment = {segment: extent.end for segment, extent in extents.items()}
+    if isinstance(end, StreamCut):
+        _check_cut_exists(end, stream, extents)
+        moment = dict(end.positions)
+    elif end not in (None, LATEST):
+        raise UsageError(f"a reader of a stream ends at a cut or at 'latest', not at {end!r}")
+    first = FirstStart(moment, start == LATEST, end is not None, begin)
+    return StreamFollower(core, stream, first, None if key is None else _key_filter(stream, key))
+
+
+def _begin(
+    core: StoreCore, stream: StreamInfo, extents: Mapping[int, Extent], start: str | StreamCut | dt.datetime
+) -> Mapping[int, int] | None:
+    """Return the positions at which a reader begins; None: at an end of the stream."""
+    if isinstance(start, dt.datetime):
+        return core.catalogue.cut_at(stream, round(start.timestamp() * 1_000))
+    if isinstance(start, StreamCut):
+        _check_cut_exists(start, stream, extents)
+        for segment, position in sorted(start.positions.items()):
+            if position < extents[segment].head:
+                raise TruncatedError(stream.name, segment, position, extents[segment].head)
+        return start.positions
+    if start not in (EARLIEST, LATEST):
+        raise UsageError(f"a reader of a stream starts at 'earliest', 'latest', a cut or a date, not at {start!r}")
+    return None
+
+
+def _check_cut_exists(cut: StreamCut, stream: StreamInfo, extents: Mapping[int, Extent]) -> None:
+    cut.check(stream)
+    for segment, position in sorted(cut.positions.items()):
+        if segment not in extents or position > extents[segment].end:
+            raise UsageError(
+                f"the cut {cut} names position {position} of segment {segment}, which stream '{stream.name}' does not "
+                "have: it comes from another store"
+            )
+
+
+def _key_filter(stream: StreamInfo, key: object) -> KeyFilter:
+    """Return which events have ``key``, given as a value or as its text.
+
+    Raises:
+        UsageError: the stream has no routing key, or ``key`` can be no value of it.
+    """
+    if stream.routing_key is None:
+        raise UsageError(f"stream '{stream.name}' has no routing key, so it has no events of one key")
+    dtype = stream.schema.field(stream.routing_key).type
+    try:
+        value = pa.scalar(key).cast(dtype)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise UsageError(
+            f"{key!r} is no value of '{stream.routing_key}', the routing key of stream '{stream.name}', which is of "
+            f"type {dtype}"
+        ) from error
+    return KeyFilter.of(stream, value)

@@ -29,8 +29,8 @@ from headgate.protocol.store.reader_group import (
     Passed,
     Watch,
 )
-from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import GroupFound
+from headgate.store.core import StoreCore
 from headgate.store.reader import READ_ROWS, SegmentReader
 from headgate.store.streams import OtherSchemaError
 
@@ -183,29 +183,26 @@ class GroupReader:  # RG20
 
     def __init__(
         self,
-        catalogue: Catalogue,
-        open_segment: Callable[[Group, GroupSegment, int], SegmentReader],
+        core: StoreCore,
         found: GroupFound,
         life: Membership,
-        threads: Threads,
-        clock: Clock,
     ) -> None:
         """Use ``ReaderGroup.join``."""
-        self._catalogue = catalogue
-        self._open_segment = open_segment
+        self._core = core
+        self._catalogue = core.catalogue
         self._name = found.name
         self._group = found.group
         self._life = life
-        self._clock = clock
+        self._clock = core.clock
         self._watch = Watch()
         self._segments: dict[GroupSegment, SegmentReader] = {}
         self._latest: GroupSegment | None = None
         self._returned: GroupEvents | CheckpointMarker | None = None
         self._told: str | None = None
         self._changes: int | None = None
-        self._pause = threads.event()
-        self._heart = GroupHeartbeat(self._beat, life.lease_ms, life.busy_ms, threads, clock)
-        self._watched_ms = self._committed_ms = clock.monotonic_ms()
+        self._pause = core.threads.event()
+        self._heart = GroupHeartbeat(self._beat, life.lease_ms, life.busy_ms, core.threads, core.clock)
+        self._watched_ms = self._committed_ms = core.clock.monotonic_ms()
         self._heart.caller_is_here()
 
     @property
@@ -259,7 +256,7 @@ class GroupReader:  # RG20
             return
         segment = GroupSegment(found.stream, found.segment)
         if segment in self._segments:
-            self._segments[segment] = self._open_segment(self._group, segment, found.position)
+            self._segments[segment] = _open_segment(self._core, self._group, segment, found.position)
 
     @property
     def due_in_ms(self) -> int:
@@ -369,7 +366,7 @@ class GroupReader:  # RG20
         later = [x for x in own if self._latest is not None and x > self._latest]  # in turn
         for segment in [*later, *(x for x in own if x not in later)]:
             if segment not in self._segments:
-                self._segments[segment] = self._open_segment(self._group, segment, self._group.position(segment))
+                self._segments[segment] = _open_segment(self._core, self._group, segment, self._group.position(segment))
             position = self._segments[segment].position
             batch = self._read_segment(segment, rows_max)
             if batch is not None:
@@ -385,7 +382,7 @@ class GroupReader:  # RG20
             try:
                 batch = reader.read(rows_max)
             except OtherSchemaError:
-                newer = self._open_segment(self._group, segment, position)
+                newer = _open_segment(self._core, self._group, segment, position)
                 if newer.stream.schema_version == reader.stream.schema_version:
                     raise
                 self._segments[segment] = newer
@@ -393,7 +390,7 @@ class GroupReader:  # RG20
             if batch is None or reader.newest_schema <= reader.stream.schema_version:
                 return batch
             reader.back_to(position)  # also if it cannot be opened anew now
-            self._segments[segment] = self._open_segment(self._group, segment, position)
+            self._segments[segment] = _open_segment(self._core, self._group, segment, position)
 
     def _positions(self) -> Mapping[GroupSegment, int]:
         return {segment: x.position for segment, x in self._segments.items()}
@@ -429,3 +426,10 @@ class GroupReader:  # RG20
 
 _GONE = ""
 """Instead of a marker: it has left."""
+
+
+def _open_segment(core: StoreCore, group: Group, segment: GroupSegment, position: int) -> SegmentReader:
+    stream = core.catalogue.find_stream(segment.stream)
+    if stream.stream_id != group.streams[segment.stream]:
+        raise UsageError(f"stream '{segment.stream}' was deleted and created again; reset the reader group to read it")
+    return SegmentReader(core, stream, segment.segment, position)

@@ -6,26 +6,22 @@ Never keeps the state of the group: each call asks the catalogue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headgate.environment import Clock, Threads
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.protocol.store.reader_group import (
     LOOKS_PER_LEASE,
     CheckpointAsked,
     CheckpointForgotten,
-    Group,
-    GroupSegment,
     Joined,
     Member,
     Watch,
 )
-from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import GroupStart
+from headgate.store.core import StoreCore
 from headgate.store.group_reader import GroupReader, Membership
-from headgate.store.reader import SegmentReader
 from headgate.store.streams import StreamCut
 
 LEASE = "10s"
@@ -58,24 +54,14 @@ class GroupInfo:
 class ReaderGroup:
     """A group of readers, in any number of processes, that share streams: each event goes to one of the readers."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        open_segment: Callable[[Group, GroupSegment, int], SegmentReader],
-        name: str,
-        new_token: Callable[[], str],
-        threads: Threads,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, core: StoreCore, name: str) -> None:
         """Use ``Store.reader_group``."""
         self.name = name
-        self._catalogue = catalogue
-        self._open_segment = open_segment
-        self._new_token = new_token
-        self._threads = threads
-        self._clock = clock
+        self._core = core
+        self._catalogue = core.catalogue
+        self._clock = core.clock
         self._watch = Watch()
-        self._watching = threads.lock()  # several threads may share the group
+        self._watching = core.threads.lock()  # several threads may share the group
 
     def join(
         self,
@@ -110,15 +96,15 @@ class ReaderGroup:
         if not reader_id or lease_ms < 1:
             raise UsageError("a reader of a group needs a name, and a lease that is longer than nothing")
         busy_ms = None if busy_at_most is None else duration_ms(busy_at_most, "busy_at_most")
-        life = Membership(reader_id, self._new_token(), lease_ms, commit_every_ms, busy_ms)
+        life = Membership(reader_id, self._core.new_name(), lease_ms, commit_every_ms, busy_ms)
         if not takes_over:
             self._wait_for_name(reader_id, until_ms)
         found = self._catalogue.change_group(self.name, Joined(reader_id, life.token, lease_ms, takes_over))
-        return GroupReader(self._catalogue, self._open_segment, found, life, self._threads, self._clock)
+        return GroupReader(self._core, found, life)
 
     def _wait_for_name(self, reader_id: str, until_ms: int) -> None:
         """Have whoever has the name taken for dead if it is silent for its lease, so long as there is time (RG23)."""
-        pause = self._threads.event()
+        pause = self._core.threads.event()
         while (pause_ms := self.look_for(reader_id)) and (left_ms := until_ms - self._clock.monotonic_ms()) > 0:
             pause.wait(min(pause_ms, left_ms) / 1_000)
 
@@ -176,7 +162,7 @@ class ReaderGroup:
         unknown = sorted(found.cuts.keys() - self.streams())
         if unknown:
             raise UsageError(f"reader group '{self.name}' does not read stream '{unknown[0]}'")
-        self._catalogue.reset_group(self.name, self._new_token(), found, checkpoint)
+        self._catalogue.reset_group(self.name, self._core.new_name(), found, checkpoint)
 
     def cut(self, checkpoint: str | None = None) -> dict[str, StreamCut]:  # RG10
         """Return, by stream, the cut of a completed checkpoint, or of the durable positions.

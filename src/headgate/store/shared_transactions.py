@@ -12,34 +12,23 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from headgate.environment import Clock, Threads
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.protocol.store.transactions import PINGS_PER_LEASE, Abort, Commit, Prepare, Verdict
-from headgate.storage.base import Storage
-from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import Shared, TransactionInfo
-from headgate.store.chunks import FLUSH_BYTES, BatchChunk, check_events, chunk_path, delete_quietly, encode_batches
+from headgate.store.chunks import (
+    FLUSH_BYTES,
+    BatchChunk,
+    check_events,
+    chunk_path,
+    delete_quietly,
+    encode_batches,
+    transaction_directory,
+)
+from headgate.store.core import StoreCore
 from headgate.store.routing import hash_text
 from headgate.store.schema_conversion import SchemaHistory
 from headgate.store.streams import RemovedFileError
-from headgate.store.transactions import check_schema_at_begin, owner_directory
-
-
-@dataclass(frozen=True, slots=True)
-class StoreCore:
-    """What shared transactions need of their store."""
-
-    catalogue: Catalogue
-    storage: Storage
-    clock: Clock
-    threads: Threads
-    new_name: Callable[[], str]
-    look_after: Callable[[str], None]
-
-
-def transaction_directory(stream_id: int, owner: str, name: str) -> str:
-    """Return where the chunks of a transaction are, hidden or visible."""
-    return f"{owner_directory(stream_id, owner)}/shared/{hash_text(name):016x}"
+from headgate.store.transactions import check_schema_at_begin, remove_leftovers
 
 
 @dataclass(slots=True)
@@ -71,14 +60,14 @@ class TransactionWriter:
     ended it.
     """
 
-    def __init__(self, around: StoreCore, shared: Shared, participant: str) -> None:
+    def __init__(self, core: StoreCore, shared: Shared, participant: str) -> None:
         """Use ``SharedTransaction.writer``."""
         self.participant = participant
-        self._around = around
+        self._core = core
         self._shared = shared
-        self._schemas = SchemaHistory(around.catalogue, shared.stream)
-        self._token = around.new_name()
-        self._process = around.threads.process_id
+        self._schemas = SchemaHistory(core.catalogue, shared.stream)
+        self._token = core.new_name()
+        self._process = core.threads.process_id
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
         self._on_its_way: _Flush | None = None
@@ -86,9 +75,9 @@ class TransactionWriter:
         self._is_closed = False
         # without a routing key all of a transaction goes to one segment, in order (S2)
         self._fallback = hash_text(f"{shared.owner}/{shared.epoch}/{shared.name}")
-        last = around.catalogue.join_shared(shared, participant, self._token, around.clock.wall_ms())
+        last = core.catalogue.join_shared(shared, participant, self._token, core.clock.wall_ms())
         self._durable = last
-        self._heard_ms = around.clock.monotonic_ms()
+        self._heard_ms = core.clock.monotonic_ms()
         self.next_sequence = last + 1
         """Number of the next write: the first that the transaction does not have."""
 
@@ -139,7 +128,7 @@ class TransactionWriter:
         if self._buffer:
             self._on_its_way = self._begin_flush()
             self._finish()
-        elif self._around.clock.monotonic_ms() != self._heard_ms:
+        elif self._core.clock.monotonic_ms() != self._heard_ms:
             self.ping()
 
     def ping(self) -> None:
@@ -150,11 +139,11 @@ class TransactionWriter:
         """
         self._check_open()
         try:
-            self._around.catalogue.ping_shared(self._shared, self._around.clock.wall_ms())
+            self._core.catalogue.ping_shared(self._shared, self._core.clock.wall_ms())
         except (FencedError, UsageError) as error:
             self._failure = error
             raise
-        self._heard_ms = self._around.clock.monotonic_ms()
+        self._heard_ms = self._core.clock.monotonic_ms()
 
     def close(self) -> None:
         """Flush, and take no more events. The call can be repeated."""
@@ -175,14 +164,14 @@ class TransactionWriter:
             raise self._failure
         if self._is_closed:
             raise UsageError(f"a writer of transaction '{self._shared.name}' is closed; open another one")
-        if self._around.threads.process_id != self._process:
+        if self._core.threads.process_id != self._process:
             raise UsageError(
                 f"a writer of transaction '{self._shared.name}' belongs to the process that opened it; open one here"
             )
 
     def _ping_in_time(self) -> None:
         """Give a sign of life if none was given for a while (TX7)."""
-        silent_ms = self._around.clock.monotonic_ms() - self._heard_ms
+        silent_ms = self._core.clock.monotonic_ms() - self._heard_ms
         if silent_ms * PINGS_PER_LEASE >= self._shared.lease_ms:
             with suppress(StorageError):  # the next write tries again; what was written is taken
                 self.ping()
@@ -197,7 +186,7 @@ class TransactionWriter:
     def _new_path(self) -> str:
         stream_id = self._shared.stream.stream_id
         directory = transaction_directory(stream_id, self._shared.owner, self._shared.name).partition("/")[2]
-        return chunk_path(stream_id, directory, self._around.new_name())
+        return chunk_path(stream_id, directory, self._core.new_name())
 
     def _finish(self) -> None:
         """Make what is on its way durable, then have it recorded, once (TX3)."""
@@ -208,35 +197,25 @@ class TransactionWriter:
                 self._on_its_way.begin_again(self._new_path())
 
     def _record(self, flush: _Flush) -> None:
-        around = self._around
+        core = self._core
         if flush.encoded is not None and not flush.is_put:
-            around.storage.put(flush.path, flush.encoded.chunk.buffers)  # durable before it is recorded (LY3)
+            core.storage.put(flush.path, flush.encoded.chunk.buffers)  # durable before it is recorded (LY3)
             flush.is_put = True
         chunk = None if flush.encoded is None else flush.encoded.record(flush.path)
         was_uncertain, flush.is_uncertain = flush.is_uncertain, True
-        now_ms = around.clock.wall_ms()
+        now_ms = core.clock.wall_ms()
         try:
-            around.catalogue.write_shared(self._shared, self.participant, self._token, flush.numbers, chunk, now_ms)
+            core.catalogue.write_shared(self._shared, self.participant, self._token, flush.numbers, chunk, now_ms)
         except RemovedFileError:
             raise
         except (FencedError, UsageError) as error:
             self._failure = error
             if not was_uncertain:  # else a former try may have been recorded, and the file belongs to the store
-                delete_quietly(around.storage, [flush.path])
+                delete_quietly(core.storage, [flush.path])
             raise
         self._durable = flush.numbers[1]
         self._on_its_way = None
-        self._heard_ms = around.clock.monotonic_ms()
-
-
-def remove_leftovers(around: StoreCore, stream_id: int, owner: str, name: str) -> None:
-    """Remove what participants that died left of a transaction that has ended: nothing can record it any more."""
-    with suppress(StorageError):  # then ``Store.collect_orphans`` finds it
-        base = transaction_directory(stream_id, owner, name)
-        found = around.storage.list(base)
-        around.storage.sweep_unfinished(base)
-        known = around.catalogue.known_chunks(found)  # behind the list of files
-        delete_quietly(around.storage, [path for path in found if path not in known])
+        self._heard_ms = core.clock.monotonic_ms()
 
 
 class SharedTransaction:
@@ -246,9 +225,10 @@ class SharedTransaction:
     may be repeated after a ``StorageError``.
     """
 
-    def __init__(self, around: StoreCore, shared: Shared) -> None:
+    def __init__(self, core: StoreCore, shared: Shared, look_after: Callable[[str], None]) -> None:
         """Use ``Store.begin_shared`` or ``Store.transaction``."""
-        self._around = around
+        self._look_after = look_after
+        self._core = core
         self._shared = shared
 
     @property
@@ -278,7 +258,7 @@ class SharedTransaction:
             FencedError: the transaction takes no more events, or its owner was replaced.
             UsageError: the stream was deleted, or the transaction is no longer known.
         """
-        return TransactionWriter(self._around, self._shared, participant or self._around.new_name())
+        return TransactionWriter(self._core, self._shared, participant or self._core.new_name())
 
     def ping(self) -> None:
         """Renew the lease, as a write does. If you work on a batch for long, call it several times per lease.
@@ -286,7 +266,7 @@ class SharedTransaction:
         Raises:
             FencedError: the transaction was aborted, perhaps because its lease was over. Begin another one.
         """
-        self._around.catalogue.ping_shared(self._shared, self._around.clock.wall_ms())
+        self._core.catalogue.ping_shared(self._shared, self._core.clock.wall_ms())
 
     def prepare(self) -> None:
         """Take no more events, and wait without any limit for ``commit`` or ``abort``: the lease no longer applies.
@@ -308,7 +288,7 @@ class SharedTransaction:
         """
         self._decide(Commit())
         self._sweep()
-        self._around.look_after(self.stream)
+        self._look_after(self.stream)
 
     def abort(self) -> None:
         """Drop the events of the transaction, which may be open or prepared.
@@ -326,18 +306,18 @@ class SharedTransaction:
         Raises:
             UsageError: the transaction is no longer known.
         """
-        around, shared = self._around, self._shared
-        found = around.catalogue.transactions(shared.owner, shared.name, shared.stream.name)
+        core, shared = self._core, self._shared
+        found = core.catalogue.transactions(shared.owner, shared.name, shared.stream.name)
         for info in found:
             if info.name == shared.name:
                 return info
-        around.catalogue.find_shared(shared.stream.name, shared.name)  # says what is missing
+        core.catalogue.find_shared(shared.stream.name, shared.name)  # says what is missing
         raise UsageError(f"transaction '{shared.name}' of stream '{shared.stream.name}' came just now; ask again")
 
     def _decide(self, verdict: Verdict) -> None:
-        now_ms = self._around.clock.wall_ms()
-        orphans = self._around.catalogue.decide_shared(self._shared, verdict, now_ms)
-        delete_quietly(self._around.storage, orphans)
+        now_ms = self._core.clock.wall_ms()
+        orphans = self._core.catalogue.decide_shared(self._shared, verdict, now_ms)
+        delete_quietly(self._core.storage, orphans)
 
     def _sweep(self) -> None:
-        remove_leftovers(self._around, self._shared.stream.stream_id, self._shared.owner, self._shared.name)
+        remove_leftovers(self._core, self._shared.stream.stream_id, self._shared.owner, self._shared.name)

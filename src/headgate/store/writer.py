@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from headgate.environment import Clock, Thread, Threads
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
-from headgate.storage.base import NotFound, Storage
-from headgate.store.catalogue.base import Catalogue
+from headgate.storage.base import NotFound
 from headgate.store.catalogue.records import Numbers
 from headgate.store.chunks import FLUSH_BYTES, BatchChunk, check_events, chunk_path, delete_quietly, encode_batches
+from headgate.store.core import StoreCore
 from headgate.store.routing import hash_text
 from headgate.store.schema_conversion import SchemaHistory
 from headgate.store.schemas import check_same_schema, schema_difference
@@ -193,34 +193,30 @@ class StreamWriter:
 
     def __init__(
         self,
-        catalogue: Catalogue,
-        storage: Storage,
+        core: StoreCore,
         stream: StreamInfo,
         writer_id: str,
         epoch: int,
         linger_ms: int | None,
-        new_name: Callable[[], str],
-        threads: Threads,
-        clock: Clock,
         look_after: Callable[[str], None],
     ) -> None:
         """Use ``Store.writer``."""
         self._look_after = look_after
-        self._threads = threads
-        self._clock = clock
-        self._catalogue = catalogue
-        self._storage = storage
+        self._threads = core.threads
+        self._clock = core.clock
+        self._catalogue = core.catalogue
+        self._storage = core.storage
         self.stream = stream
-        self._schemas = SchemaHistory(catalogue, stream)
+        self._schemas = SchemaHistory(core.catalogue, stream)
         self._writer_id = writer_id
         self._epoch = epoch
         self._linger_ms = linger_ms
-        self._new_name = new_name
-        self._turn = hash_text(writer_id or new_name())
+        self._new_name = core.new_name
+        self._turn = hash_text(writer_id or core.new_name())
         self._failure: Exception | None = None
         self._is_closed = False
         self._is_late = False
-        self._durable_sequence = catalogue.register_writer(stream, writer_id, epoch) if writer_id else 0
+        self._durable_sequence = core.catalogue.register_writer(stream, writer_id, epoch) if writer_id else 0
         self._begin_in_this_process()
 
     def _begin_in_this_process(self) -> None:

@@ -362,7 +362,7 @@ def test_what_another_life_promised_is_asked_for_before_it_is_adopted(tmp_path: 
     home.run()
     home.begin()
     with Store.open(tmp_path / "store") as store:
-        store.forget_owner("p/out")
+        store.pipelines.forget_owner("p/out")
     other = Home(tmp_path, kind, "another")
     with pytest.raises(UsageError, match="is not restored"):
         other.begin(place)
@@ -378,7 +378,7 @@ def test_numbers_of_another_life_say_nothing_about_ones_own(tmp_path: Path) -> N
     home.run(commits=False)
     place = copied(home, 1, tmp_path)
     with Store.open(tmp_path / "store") as store:
-        store.forget_owner("p/out")
+        store.pipelines.forget_owner("p/out")
     other = Home(tmp_path, kind, "another")
     newest = [other.run() for _ in range(3)][-1]
     before = other.checkpoints

@@ -261,7 +261,7 @@ def test_a_stream_that_is_gone_is_lost_and_whoever_was_replaced_is_told_so(tmp_p
     promised = prepared(sink, 5)
     store.delete("app/out", force=True)
     assert lost_by(tmp_path, sink, promised) == [5]
-    store.fence("p/out0", 2)
+    store.transactions.fence("p/out0", 2)
     with pytest.raises(FencedError):
         lost_by(tmp_path, sink, promised)
     with pytest.raises(FencedError):
@@ -273,7 +273,7 @@ def test_a_transaction_that_was_aborted_is_lost(tmp_path: Path) -> None:  # K26
     store.create_stream("app/out", pa.schema([("id", pa.int64())]), segments=1)
     sink = hg.StreamSink("app/out", store=str(tmp_path / "store"))
     promised = prepared(sink, 5)
-    store.abort_prepared("p/out0")
+    store.transactions.abort_all("p/out0")
     assert lost_by(tmp_path, sink, promised) == [5]
 
 

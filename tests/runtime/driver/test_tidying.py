@@ -109,7 +109,7 @@ def stream(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Place, FaultySt
     monkeypatch.setattr(Store, "shared", staticmethod(lambda root=None: store))
     place = Place(root, hg.StreamSink("s", store=root / "store"))
     place.begin()
-    transaction = store.begin("s", owner="p/out", epoch=1, name="left")
+    transaction = store.transactions.begin("s", owner="p/out", epoch=1, name="left")
     transaction.write(pa.record_batch({"id": [1]}))
     transaction._write_chunk(transaction._buffer)
     return place, faulty, lambda: len(faulty.list(""))

@@ -87,7 +87,7 @@ def fill(made: Catalogue) -> None:
 @pytest.fixture(params=["file", "memory"])
 def catalogue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalogue]:
     with Store.open(tmp_path) as store:
-        made = store._catalogue if request.param == "file" else memory_catalogue("memory")
+        made = store._core.catalogue if request.param == "file" else memory_catalogue("memory")
         fill(made)
         yield made
 
@@ -277,13 +277,13 @@ def test_the_version_tells_that_another_one_changed_something(catalogue: Catalog
         catalogue.fence("another", 1)
     else:
         with Store.open(tmp_path) as other:
-            other.fence("another", 1)
+            other.transactions.fence("another", 1)
     hear(catalogue, before)
     assert catalogue.changes() != before
 
 
 def test_a_view_for_a_check_is_of_one_moment(store: Store) -> None:  # S40
-    with store._catalogue.audit() as audit:
+    with store._core.catalogue.audit() as audit:
         assert len(audit.streams()) == 1
         with Store.open(store.root) as other:
             other.create_stream("meanwhile", KEYED)

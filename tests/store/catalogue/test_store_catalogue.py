@@ -73,7 +73,7 @@ def break_syncs() -> None:
 def test_a_commit_that_cannot_be_synced_is_not_acknowledged(tmp_path: Path) -> None:  # CT1
     with Store.open(tmp_path / "store") as store:
         store.create_stream(STREAM, KEYED, segments=1)
-        transaction = store.begin(STREAM, owner="p", epoch=1, name="t")
+        transaction = store.transactions.begin(STREAM, owner="p", epoch=1, name="t")
         transaction.write(keyed(("a", 1)))
         transaction.prepare()
 

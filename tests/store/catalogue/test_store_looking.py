@@ -38,7 +38,7 @@ def make_store(root: Path) -> Path:
         with store.writer(STREAM) as writer:
             writer.append(keyed(("a", 1), ("b", 2), ("c", 3)))
         for name, events in (("one", [("a", 4), ("d", 5)]), ("two", [("e", 6)])):
-            transaction = store.begin(STREAM, owner=OWNER, epoch=1, name=name)
+            transaction = store.transactions.begin(STREAM, owner=OWNER, epoch=1, name=name)
             transaction.write(keyed(*events))
             transaction.prepare()
         store.commit_transactions([(STREAM, "one")], owner=OWNER, epoch=1)
@@ -102,7 +102,7 @@ LOOKS: dict[str, Callable[[Store], object]] = {
     "describe": lambda store: store.describe(STREAM),
     "layout": lambda store: store.layout(STREAM),
     "transactions": lambda store: store.list_transactions(owner=OWNER),
-    "owner": lambda store: store.owner(OWNER),
+    "owner": lambda store: store.pipelines.owner(OWNER),
     "read": drained,
     "changes": Store.changes,
     "fsck": Store.fsck,
@@ -353,7 +353,7 @@ def test_opening_a_store_again_leaves_the_locks_of_the_process_alone(tmp_path: P
             drained(store)
         assert set(held) <= set(locks_on(root / "catalogue.sqlite"))
         database_of(store).close()
-        store.fence("another", 1)
+        store.transactions.fence("another", 1)
         assert set(held) <= set(locks_on(root / "catalogue.sqlite"))
 
 

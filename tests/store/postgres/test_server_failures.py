@@ -56,7 +56,7 @@ def test_who_may_only_read_reads_and_is_told_what_is_missing(
             lambda: own.create_stream("other", KEYED),
             lambda: own.writer(STREAM, writer_id="w"),
             lambda: own.reader_group("g", STREAM),
-            lambda: own.begin(STREAM, owner="p", epoch=1, name="t").prepare(),
+            lambda: own.transactions.begin(STREAM, owner="p", epoch=1, name="t").prepare(),
         ):
             with pytest.raises(StorageError, match=r"permission denied for table \w+; ask the owner") as caught:
                 change()

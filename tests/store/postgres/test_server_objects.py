@@ -35,14 +35,14 @@ def test_what_is_written_is_read_truncated_and_checked(store: Store) -> None:
     with store.writer(STREAM) as writer:
         for number in range(10):
             writer.append(keyed(("a", number), ("b", number))).result(60)
-    transaction = store.begin(STREAM, owner="p", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="p", epoch=1, name="t")
     transaction.write(keyed(("c", 1)))
     transaction.prepare()
     store.commit_transactions([(STREAM, "t")], owner="p", epoch=1)
     assert drained(store) == sorted([("a", n) for n in range(10)] + [("b", n) for n in range(10)] + [("c", 1)])
     assert store.fsck() == []
     store.truncate(store.tail(STREAM))
-    assert store._storage.list("") == []
+    assert store._core.storage.list("") == []
     assert store.fsck() == []
 
 
@@ -53,7 +53,7 @@ def test_clients_of_both_servers_that_are_killed_lose_and_repeat_nothing(store: 
     acknowledged += [int(line) for line in kill(victim)]
     committed = {line.split()[1] for line in lines_of(sink, 7) + kill(sink) if line.startswith("committed")}
     assert patient.communicate()[0].split() == [str(n) for n in range(15)]
-    store.recover(STREAM, owner="p/sink", epoch=2)
+    store.transactions.recover(STREAM, owner="p/sink", epoch=2)
     found = drain(store)
     assert [v for s in found for k, v in s if k == "w"] == list(range(15))
     there = [v for s in found for k, v in s if k == "victim"]

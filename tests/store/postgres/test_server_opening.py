@@ -110,12 +110,12 @@ def test_texts_are_in_the_order_of_their_bytes(url: str, tmp_path: Path) -> None
             store.create_stream(name, KEYED)
         assert [info.name for info in store.list_streams()] == ["A", "B", "a", "a-b", "a_b", "ab", "b"]
         for owner in ("p/one", "p/two"):
-            transaction = store.begin("a", owner=owner, epoch=1, name=owner)
+            transaction = store.transactions.begin("a", owner=owner, epoch=1, name=owner)
             transaction.write(keyed(("x", 1)))
             transaction.prepare()
         own, _ = (owner_directory(store.find("a").stream_id, owner) for owner in ("p/one", "p/two"))
-        assert store._catalogue.chunk_paths(own) != set()
-        assert [other.sink for other in store.owner("p/one", "a", "p/").others] == ["two"]
+        assert store._core.catalogue.chunk_paths(own) != set()
+        assert [other.sink for other in store.pipelines.owner("p/one", "a", "p/").others] == ["two"]
 
 
 def test_a_login_that_fails_says_so_in_one_sentence(postgres: PostgresServer, tmp_path: Path) -> None:  # DB10
@@ -166,7 +166,7 @@ def test_what_is_called_off_waits_for_no_database(monkeypatch: pytest.MonkeyPatc
         address = parse_postgres_url(f"postgresql://u@127.0.0.1:{nobodys.number}/db")
         database = databases.PostgresDatabase(address)
         database.patience_s = databases.PATIENCE_S
-        catalogue = PostgresCatalogue(database, address.url)
+        catalogue = PostgresCatalogue(database)
         with pytest.raises(StorageError, match="refused"):
             cancellable(off, lambda: catalogue.list_streams(""))()
 
@@ -204,8 +204,8 @@ def test_names_that_the_server_cannot_keep_are_refused(url: str, tmp_path: Path)
         store.create_stream(STREAM, KEYED)
         with pytest.raises(UsageError, match="cannot keep"):
             store.writer(STREAM, writer_id="a\0b")
-        assert store.owner("x", STREAM).life is None
-        assert store._catalogue.own("x", Life("a", "/a", "h", 1)).life is not None
+        assert store.pipelines.owner("x", STREAM).life is None
+        assert store._core.catalogue.own("x", Life("a", "/a", "h", 1)).life is not None
 
 
 def test_a_machine_whose_date_is_wrong_ends_no_lease(

@@ -14,5 +14,5 @@ from headgate.store.store import Store
 @pytest.fixture
 def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
     with Store.open(tmp_path) as store:
-        verbs.fill(store._catalogue)
-        yield store._catalogue
+        verbs.fill(store._core.catalogue)
+        yield store._core.catalogue

@@ -112,7 +112,7 @@ def test_a_token_that_was_taken_out_is_right_no_more(tmp_path: Path, monkeypatch
         file.write_text("x")  # not right: the former ones stay
         store.list_streams()
         file.write_text(newer)
-        store._catalogue._client.patience_s = 0.0  # type: ignore[attr-defined]
+        store._core.catalogue._client.patience_s = 0.0  # type: ignore[attr-defined]
         with pytest.raises(StorageError, match="token"):
             store.list_streams()
         with pytest.raises(StorageError, match="it does not know the token") as caught:

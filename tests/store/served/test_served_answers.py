@@ -41,7 +41,7 @@ def test_a_verb_whose_answer_was_lost_is_done_once(wire: Wire) -> None:  # SS9
         wire.lose_answer(APPEND, is_given=True)
         writer.flush()  # and nobody notices
         assert [found.start for found in done.result(0).ranges] == [0]
-        transaction = store.begin(STREAM, owner="p", epoch=1, name="t")
+        transaction = store.transactions.begin(STREAM, owner="p", epoch=1, name="t")
         transaction.write(keyed(("b", 1)))
         wire.lose_answer(b"/verb/catalogue/prepare ", is_given=True)
         transaction.prepare()
@@ -132,7 +132,7 @@ def test_a_chunk_whose_answer_was_lost_is_there_once(wire: Wire) -> None:  # SS9
         wire.lose_answer(b"PUT /chunk/")
         writer.flush()
         assert wire.lost_count == 1
-        assert len(store._storage.list("")) == 1
+        assert len(store._core.storage.list("")) == 1
         assert drained(store) == [("a", 0)]
 
 
@@ -278,7 +278,7 @@ def test_others_may_use_the_directory_meanwhile(server: StoreServer, tmp_path: P
         with store.writer(STREAM) as writer:
             writer.append(keyed(("a", 2)))
         assert drained(local) == [("a", 1), ("a", 2)]
-        assert isinstance(local._catalogue, SqlCatalogue)
+        assert isinstance(local._core.catalogue, SqlCatalogue)
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:  # SS10

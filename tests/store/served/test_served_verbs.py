@@ -187,7 +187,7 @@ def test_a_mistake_of_the_server_is_told_and_it_goes_on(
         monkeypatch.setitem(carrying._verbs, ("catalogue", "look"), (signature, lambda **_: mistaken()))
         info = store.find(STREAM)
         with pytest.raises(StorageError, match="AssertionError: a bug") as caught:
-            store._catalogue.look(info)
+            store._core.catalogue.look(info)
         assert not caught.value.is_transient
         assert store.find(STREAM) == info
     assert "could not answer" in caplog.text
@@ -294,7 +294,7 @@ def test_the_caller_says_what_is_its_own(tmp_path: Path) -> None:  # SS17
 def test_a_child_asks_on_connections_of_its_own(server: StoreServer) -> None:  # SS19
     with Store.open(server.address.url) as store:
         store.changes()
-        client = store._catalogue._client  # type: ignore[attr-defined]
+        client = store._core.catalogue._client  # type: ignore[attr-defined]
 
         def append() -> None:
             with store.writer(STREAM) as writer:
@@ -318,7 +318,7 @@ def test_a_served_store_is_checked_by_its_server(server: StoreServer, tmp_path: 
         assert any(problem.where.startswith(STREAM) for problem in store.fsck())
         assert store.fsck(verify_events=False) == []
         with pytest.raises(UsageError, match="checked by its server"):
-            store._catalogue.audit()
+            store._core.catalogue.audit()
 
 
 def test_a_check_that_ends_in_a_mistake_is_no_sound_store(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,12 +220,12 @@ def forget(
     All events stay. That start, or --abort-prepared, aborts output that was prepared and never committed.
     """
     with open_store(store) as opened_store:
-        found = opened_store.owner(owner)
+        found = opened_store.pipelines.owner(owner)
         if not found.generation and found.life is None:
             raise UsageError(f"no pipeline has written to {opened_store.root} as '{owner}'")
         confirm(f"Forget that {owner} {ownership_text(found)}?", yes=yes, as_json=as_json)
-        opened_store.forget_owner(owner)
-        aborted = opened_store.abort_prepared(owner) if abort_prepared else 0
+        opened_store.pipelines.forget_owner(owner)
+        aborted = opened_store.transactions.abort_all(owner) if abort_prepared else 0
         told = [f"{aborted} prepared transactions are aborted"] if abort_prepared else []
         told.append(f"{owner} is forgotten: the next start of that pipeline has it")
         print_result("\n".join(told), {"owner": owner, "aborted": aborted}, as_json=as_json)

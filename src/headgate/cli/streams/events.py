@@ -25,10 +25,10 @@ from headgate.cli.output import ProgressBar, progress_bar, say, write_lines
 from headgate.cli.streams.common import JsonOption, Name, StoreOption, open_store, print_result
 from headgate.cli.streams.line_format import Format, batch_of_json, batch_of_lines, is_json, line_blocks, text_lines
 from headgate.errors import HeadgateError, UsageError
-from headgate.store.follower import StreamFollower
+from headgate.store.follower import EARLIEST, LATEST, StreamFollower
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.shared_transactions import SharedTransaction
-from headgate.store.store import EARLIEST, LATEST, Store
+from headgate.store.store import Store
 from headgate.store.streams import StreamCut
 from headgate.store.writer import StreamWriter
 
@@ -105,7 +105,7 @@ def tail(
 def _last(store: Store, name: str, count: int) -> StreamCut:
     """Return the cut in front of the last events of the segments that take events."""
     stream = store.find(name)
-    layout, extents = store.layout_and_extents(stream)
+    layout, extents = store.pipelines.layout_and_extents(stream)
     present = {segment.segment_id for segment in layout.present}
     begins = {
         number: max(extent.head, extent.end - count) if number in present else extent.end

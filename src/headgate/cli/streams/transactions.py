@@ -120,7 +120,7 @@ def abort(
     with open_store(store) as opened_store:
         info = _mine_to_decide(opened_store, name, transaction)
         confirm(f"Drop {info.events_count:,} events of {info.name} for good?", yes=yes, as_json=as_json)
-        opened_store.abort_transaction(name, info.name, owner=info.owner, epoch=_epoch(opened_store, info))
+        opened_store.transactions.abort(name, info.name, owner=info.owner, epoch=_epoch(opened_store, info))
         told = f"transaction {info.name} is aborted"
         print_result(told, {"stream": name, "id": info.name, "events": info.events_count}, as_json=as_json)
 
@@ -163,7 +163,7 @@ def _found(store: Store, stream: str, name: str) -> TransactionInfo:
 def _mine_to_decide(store: Store, stream: str, name: str) -> TransactionInfo:
     """Return a transaction that somebody may decide by hand."""
     info = _found(store, stream, name)
-    if store.owner(info.owner).life is not None:
+    if store.pipelines.owner(info.owner).life is not None:
         raise UsageError(
             f"transaction '{info.name}' belongs to '{info.owner}', a pipeline, which decides by itself when it is "
             "started; one that never comes back is given up with: "
@@ -174,7 +174,7 @@ def _mine_to_decide(store: Store, stream: str, name: str) -> TransactionInfo:
 
 def _epoch(store: Store, info: TransactionInfo) -> int:
     """Return an epoch of its owner that nobody has fenced."""
-    return max(info.epoch, store.owner(info.owner).generation)
+    return max(info.epoch, store.pipelines.owner(info.owner).generation)
 
 
 def _facts(info: TransactionInfo, now_ms: int) -> dict[str, object]:

@@ -34,7 +34,7 @@ from headgate.protocol.store.group_ownership import Claim, Claimant
 from headgate.protocol.store.reader_group import GroupSegment
 from headgate.protocol.store.reading_order import Place
 from headgate.store.catalogue.records import GroupStart
-from headgate.store.pipeline_groups import PipelineGroup
+from headgate.store.pipelines import PipelineGroup
 from headgate.store.reader import SegmentReader
 from headgate.store.reader_groups import group_start
 from headgate.store.store import Store
@@ -108,7 +108,7 @@ class GroupCheckpointHook(CoordinatorHook, CheckpointListener):
 
     @property
     def _group(self) -> PipelineGroup:
-        return Store.shared(self._root).claimed_group(self._name, self._stream, self._claim)
+        return Store.shared(self._root).pipelines.group(self._name, self._stream, self._claim)
 
 
 def start_of_group(start: str) -> GroupStart:
@@ -145,7 +145,7 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
         self._restored = context.positions
         self._claimant = Claimant(f"{context.pipeline}/{context.node}", context.life, int(context.generation))
         name = f"{self._claimant.source}/{context.subtask_index}"
-        self._member = store.claimed_reader(group, name, self._claimant, context.parallelism)
+        self._member = store.pipelines.join_group(group, name, self._claimant, context.parallelism)
         self._readers: dict[str, SegmentReader] = {}
         self._finished: set[str] = set()
         self._waits_for: dict[str, int] = {}
@@ -263,14 +263,14 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
 
     def _is_last(self, segment: int) -> bool:
         """Whether nothing follows a segment: it was sealed with its stream."""
-        _, is_sealed = self._store.look(self._info)
+        _, is_sealed = self._store.pipelines.look(self._info)
         return is_sealed and any(x.segment_id == segment for x in self._store.layout(self._info.name).present)
 
     def _has_ended(self) -> bool:
         """Whether everything is read: none of its segments has an heir, and only by one could it get another."""
         if not self._was_dealt or self.splits():
             return False
-        return self._store.look(self._info)[1]
+        return self._store.pipelines.look(self._info)[1]
 
     def _positions(self) -> dict[str, bytes]:
         return {split: encode_position(Place(reader.position)) for split, reader in self._readers.items()}

@@ -107,13 +107,13 @@ class OwnSegments:
         changes = self._store.changes()
         if changes == self._changes:
             return
-        epoch, is_sealed = self._store.look(self._stream)
+        epoch, is_sealed = self._store.pipelines.look(self._stream)
         if epoch != self._epoch:
-            layout, extents = self._store.layout_and_extents(self._stream)
+            layout, extents = self._store.pipelines.layout_and_extents(self._stream)
             self._order.see(layout, extents)
             self._epoch = layout.epoch
         if self._order.waiting:
-            self._order.learn(self._store.passed(self._stream, self._reading))
+            self._order.learn(self._store.pipelines.passed(self._stream, self._reading))
         self._is_sealed = is_sealed and epoch == self._epoch
         self._changes = changes  # taken before looking
         self._take()
@@ -139,7 +139,7 @@ class OwnSegments:
         numbers = sorted(segments)
         if numbers:
             with suppress(StorageError):
-                self._store.pass_segments(self._stream, self._reading, numbers)
+                self._store.pipelines.pass_segments(self._stream, self._reading, numbers)
                 self._order.told(numbers)
 
     def _take(self) -> None:

@@ -40,26 +40,30 @@ class StreamCutHook(CoordinatorHook, CheckpointListener):
 
     def trigger(self, checkpoint_id: int) -> bytes:
         """Cut the stream here; return the cut, for people: the positions that count are those of the source."""
-        cut = self._store.mark(self._stream, owner=self._owner, generation=self._generation, checkpoint=checkpoint_id)
+        cut = self._store.pipelines.mark(
+            self._stream, owner=self._owner, generation=self._generation, checkpoint=checkpoint_id
+        )
         return json.dumps({"stream": self._stream, "cut": {str(segment): end for segment, end in cut.items()}}).encode()
 
     def restore(self, checkpoint_id: int, data: bytes | None) -> None:
         """Forget what former generations left: their checkpoints are over (SC24)."""
-        self._store.unmark_others(owner=self._owner, generation=self._generation)
+        self._store.pipelines.unmark_others(owner=self._owner, generation=self._generation)
 
     def reset(self) -> None:
         """See ``restore``."""
-        self._store.unmark_others(owner=self._owner, generation=self._generation)
+        self._store.pipelines.unmark_others(owner=self._owner, generation=self._generation)
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Forget this marker and older ones; what cannot be forgotten now goes with the next completion."""
         with suppress(StorageError):
-            self._store.unmark(owner=self._owner, generation=self._generation, first=0, last=checkpoint_id)
+            self._store.pipelines.unmark(owner=self._owner, generation=self._generation, first=0, last=checkpoint_id)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Forget this marker; one that stays, nobody waits at, and it goes with the next completion."""
         with suppress(StorageError):
-            self._store.unmark(owner=self._owner, generation=self._generation, first=checkpoint_id, last=checkpoint_id)
+            self._store.pipelines.unmark(
+                owner=self._owner, generation=self._generation, first=checkpoint_id, last=checkpoint_id
+            )
 
     @property
     def _store(self) -> Store:
@@ -86,7 +90,7 @@ class SegmentCuts:
         changes = self._store.changes()
         if changes != self._changes or segment not in self._asked:
             self._asked.add(segment)
-            self._frontier = self._store.frontier(
+            self._frontier = self._store.pipelines.frontier(
                 self._stream, owner=self._owner, generation=self._generation, segments=self._asked
             )
             self._changes = changes  # taken before looking

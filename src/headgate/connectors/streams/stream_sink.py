@@ -93,7 +93,9 @@ class StreamSinkWriter(SinkWriter):
         if batch.num_rows == 0:
             return
         if self._current is None:
-            self._current = self._store.begin(self._stream, owner=self._owner, epoch=self._context.generation)
+            self._current = self._store.transactions.begin(
+                self._stream, owner=self._owner, epoch=self._context.generation
+            )
         self._current.write(carried(batch, self._schema, f"stream '{self._stream}'"))
 
     def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
@@ -148,7 +150,9 @@ class StreamCommitter(Committer):
         """
         names = {transaction_of(c) for c in keep if c.sink == self._node}
         left: list[StorageError] = []
-        self._store.recover(self._stream, owner=self._owner, epoch=self._generation, keep=names, leave=left.append)
+        self._store.transactions.recover(
+            self._stream, owner=self._owner, epoch=self._generation, keep=names, leave=left.append
+        )
         self._left_behind = str(left[0]) if left else ""
 
     def left_behind(self) -> str:
@@ -181,7 +185,7 @@ class StreamCommitter(Committer):
         checkpoints = {name: checkpoint_of(name) for name in decided}
         names = [name for name, checkpoint in checkpoints.items() if checkpoint is not None and checkpoint < before]
         if names:
-            self._store.forget_outcomes(names, owner=self._owner, epoch=self._generation)
+            self._store.transactions.forget_outcomes(names, owner=self._owner, epoch=self._generation)
 
     def close(self) -> None:
         """The store is shared by the process and stays open."""
@@ -287,11 +291,11 @@ class StreamSink(Sink):
         """See ``Sink``. A store that is not there knows nobody, and is not made by being asked."""
         if not Store.exists(self.store):
             return Owner()
-        return Store.shared(self.store).owner(owner_of(pipeline, node), self.stream, f"{pipeline}/")
+        return Store.shared(self.store).pipelines.owner(owner_of(pipeline, node), self.stream, f"{pipeline}/")
 
     def own(self, pipeline: str, node: str, life: Life) -> Owner:
         """See ``Sink``."""
-        return Store.shared(self.store).own(owner_of(pipeline, node), life)
+        return Store.shared(self.store).pipelines.own(owner_of(pipeline, node), life)
 
     def how_to_forget(self, pipeline: str, node: str) -> str:
         """See ``Sink``."""
@@ -323,7 +327,7 @@ class StreamSink(Sink):
         where = f"stream {self.stream} in {self.store}"
         if not Store.exists(self.store):
             return Holding("", where)
-        contents = Store.shared(self.store).contents(self.stream, f"{pipeline}/", mine)
+        contents = Store.shared(self.store).pipelines.contents(self.stream, f"{pipeline}/", mine)
         if contents.is_shared:
             return Holding("", where, problem=f"{where} {_SHARED}")
         if contents.forgotten:
@@ -378,6 +382,6 @@ class StreamsOfOneSink:
             for sink in self.sinks
         }
         owner, of = owner_of(pipeline, node), f"{pipeline}/"
-        shared = Store.shared(root).start_over(StreamReset(made, owner, generation, life, of), mine)
+        shared = Store.shared(root).pipelines.start_over(StreamReset(made, owner, generation, life, of), mine)
         if shared is not None:
             raise UsageError(f"stream {shared} in {root} {_SHARED}")

@@ -152,7 +152,7 @@ class StreamSource:
 
     def _needed(self, store: Store, needed: Sequence[Mapping[str, bytes]]) -> StreamCut:
         stream = store.find(self.stream)
-        layout, extents = store.layout_and_extents(stream)
+        layout, extents = store.pipelines.layout_and_extents(stream)
         first = {number: extent.head for number, extent in extents.items()}
         found = [first_needed(layout, extents, places_of(stream.name, stored)) for stored in needed]
         positions = {number: max(head, min(x[number] for x in found)) for number, head in first.items() if found}
@@ -371,6 +371,8 @@ def _moment(store: Store, stream: StreamInfo, context: SourceContext, source: St
     if store.is_untouched or source.only_looks or not context.life:
         return dict(enumerate(stream.ends))
     owner = f"{holder_of(context.pipeline, context.node)} {context.life}"
-    marked = store.mark(stream.name, owner=owner, generation=context.generation, checkpoint=0)
-    _, extents = store.layout_and_extents(stream)  # behind the marker: what it does not name has its end for good (S85)
+    marked = store.pipelines.mark(stream.name, owner=owner, generation=context.generation, checkpoint=0)
+    _, extents = store.pipelines.layout_and_extents(
+        stream
+    )  # behind the marker: what it does not name has its end for good (S85)
     return {number: marked.get(number, extents[number].end) for number in range(max(marked) + 1)}

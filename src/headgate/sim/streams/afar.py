@@ -26,16 +26,15 @@ from headgate.sim.streams.groups import GroupRun
 from headgate.sim.streams.places import EVENTS_MAX, PlacesRun
 from headgate.sim.world import Violation
 from headgate.storage.base import Storage
-from headgate.store import reader
-from headgate.store import store as stores
-from headgate.store.reader import Fetch, Prefetcher
+from headgate.store import core, reader
+from headgate.store.core import Fetch, Prefetcher
 from headgate.store.store import Store
 
 SMALL: tuple[tuple[object, str, int], ...] = (
     (reader, "RUN_BYTES", 2_000),
     (reader, "AHEAD_BYTES", 4_000),
     (reader, "RUNS_MAX", 3),
-    (reader, "THREADS", 2),
+    (core, "FETCH_THREADS", 2),
 )
 """Bounds of reading ahead that these seeds have instead of the usual ones."""
 
@@ -56,7 +55,7 @@ class AfarRun(PlacesRun):
         with ExitStack() as stack:
             for owner, name, value in SMALL:
                 stack.enter_context(replaced(owner, name, value))
-            stack.enter_context(replaced(stores, "Fetching", self._watched_fetching))
+            stack.enter_context(replaced(core, "Prefetcher", self._watched_fetching))
             stack.enter_context(_collecting_when_told())
             return super().run()
 
@@ -94,7 +93,7 @@ class WatchedFetching(Prefetcher):
         self._run = run
 
     def begin(self, storage: Storage, path: str, offset: int, size_bytes: int) -> Fetch | None:
-        """See ``Fetching``."""
+        """See ``Prefetcher``."""
         found = super().begin(storage, path, offset, size_bytes)
         self._run.fetched_count += found is not None
         return found

@@ -57,7 +57,7 @@ class EmptiedStreams:
         """
         sinks = {str(node.name): node.spec for node in self._program().graph.nodes}
         before = store.list_streams()
-        owners = {name: store.owner(owner_of(NAME, name)) for name in self._outputs}
+        owners = {name: store.pipelines.owner(owner_of(NAME, name)) for name in self._outputs}
         self._start_over()
         found = {info.name: self._outside(info) for info in store.list_streams()}
         left = {info.name: self._outside(info) for info in before if info.name not in self._outputs}
@@ -103,10 +103,10 @@ class EmptiedStreams:
         if before.life is None:
             return
         owner = owner_of(NAME, name)
-        now = store.owner(owner)
+        now = store.pipelines.owner(owner)
         self._require(now.life is not None and now.life.id != before.life.id, f"{name} is still of the former life")
         try:
-            store.fence(owner, before.generation)
+            store.transactions.fence(owner, before.generation)
         except FencedError:
             return
         self._require(False, f"a former generation may still write to {name}")

@@ -153,7 +153,7 @@ class Writer(Place):
 
     def _decided(self, store: Store, owner: str, epoch: int) -> set[int]:
         """Keep former lives from writing, and commit what they had prepared; return what is committed."""
-        store.fence(owner, epoch)
+        store.transactions.fence(owner, epoch)
         found = store.list_transactions(owner=owner)
         prepared = [(self.stream, x.name) for x in found if not x.status.is_terminal]
         if prepared:
@@ -161,7 +161,7 @@ class Writer(Place):
         return {int(x.name.partition(".")[0]) for x in found if x.status is not Status.ABORTED}
 
     def _transact(self, store: Store, owner: str, epoch: int, name: str, batch: pa.RecordBatch) -> None:
-        transaction = store.begin(self.stream, owner=owner, epoch=epoch, name=name)
+        transaction = store.transactions.begin(self.stream, owner=owner, epoch=epoch, name=name)
         transaction.write(batch)
         transaction.prepare()
         self._run.tasks.park(self._rng.randint(0, 60))

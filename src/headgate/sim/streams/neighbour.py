@@ -205,7 +205,9 @@ class Neighbour:
     def _transact(self, store: Store) -> None:
         """By hand; readers see all of it when it was committed, and nothing when it was aborted."""
         name, is_committed = f"by-hand-{self._next}", self._rng.random() < 0.6
-        transaction: Transaction = self._again(lambda: store.begin(STREAM, owner=OWNER, epoch=1, name=name))
+        transaction: Transaction = self._again(
+            lambda: store.transactions.begin(STREAM, owner=OWNER, epoch=1, name=name)
+        )
         for _ in range(self._rng.choice((0, 1, 5))):
             batch = self._batch(self._rng.choice((1, 20)), is_there=is_committed)
             self._again(partial(transaction.write, batch))
@@ -221,11 +223,11 @@ class Neighbour:
         if is_committed:
             self._again(lambda: store.commit_transactions([(STREAM, name)], owner=OWNER, epoch=1))
         elif self._rng.random() < 0.5:
-            self._again(lambda: store.abort_transaction(STREAM, name, owner=OWNER, epoch=1))
+            self._again(lambda: store.transactions.abort(STREAM, name, owner=OWNER, epoch=1))
         else:
-            self._again(lambda: store.recover(STREAM, owner=OWNER, epoch=1))
+            self._again(lambda: store.transactions.recover(STREAM, owner=OWNER, epoch=1))
         if self._rng.random() < 0.5:
-            self._again(lambda: store.forget_outcomes([name], owner=OWNER, epoch=1))
+            self._again(lambda: store.transactions.forget_outcomes([name], owner=OWNER, epoch=1))
 
     def _pass_by(self, store: Store) -> None:
         """A stream comes, is used, and goes."""

@@ -14,7 +14,7 @@ from headgate.errors import HeadgateError
 from headgate.model.config import Duration
 from headgate.protocol.store import autoscaling as machine
 from headgate.sim.world import Violation
-from headgate.store import store as store_module
+from headgate.store import maintenance
 from headgate.store.policies import Scaling
 from headgate.store.store import Store
 
@@ -78,7 +78,7 @@ class Policies:
         self._rng = random.Random(f"scaling policies of seed {seed}")
         self._root = root
         self.is_drawn = self._rng.random() < POLICIES_RATE
-        self._usual = machine.WINDOWS_MS, store_module.MAINTENANCE_INTERVAL_MS
+        self._usual = machine.WINDOWS_MS, maintenance.MAINTENANCE_INTERVAL_MS
         self._scaling = {name: self._draw() for name in streams}
         self._had: dict[str, int] = {}
         """By stream that has its policy, how many segments it had when it got that."""
@@ -95,11 +95,11 @@ class Policies:
         """Let time pass more quickly for policies."""
         a, b, c, d = (window_ms // TIMES_QUICKER for window_ms in self._usual[0])
         machine.WINDOWS_MS = (a, b, c, d)
-        store_module.MAINTENANCE_INTERVAL_MS = self._usual[1] // TIMES_QUICKER
+        maintenance.MAINTENANCE_INTERVAL_MS = self._usual[1] // TIMES_QUICKER
 
     def end(self) -> None:
         """Let it pass as ever."""
-        machine.WINDOWS_MS, store_module.MAINTENANCE_INTERVAL_MS = self._usual
+        machine.WINDOWS_MS, maintenance.MAINTENANCE_INTERVAL_MS = self._usual
 
     def pause_ms(self) -> int:
         """Return how long until the next time."""

@@ -639,11 +639,11 @@ class Catalogue(ABC):
 
     @reads
     def contents(self, stream: str, of: str, mine: Mine) -> Contents:
-        """Return what is in ``stream`` by whom: see ``Store.contents``."""
+        """Return what is in ``stream`` by whom: see ``Pipelines.contents``."""
 
     @writes
     def start_over(self, reset: StreamReset, mine: Mine, now_ms: int) -> str | None:
-        """Fence, empty the streams and let another life be their owner: see ``Store.start_over``.
+        """Fence, empty the streams and let another life be their owner: see ``Pipelines.start_over``.
 
         Raises:
             FencedError: a newer epoch exists.

@@ -21,8 +21,8 @@ from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import Contents
 from headgate.store.catalogue.stream_rows import create_stream, find_stream_or_none, remove_stream
 from headgate.store.catalogue.transaction_rows import fence, recover
+from headgate.store.chunks import owner_directory
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
-from headgate.store.transactions import owner_directory
 
 
 @t.implements(Catalogue.owner)

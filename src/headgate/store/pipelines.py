@@ -1,16 +1,19 @@
-"""A reader group that belongs to a source of a pipeline: its driver asks for checkpoints, its subtasks read.
+"""What pipelines do with a store: ownership of output, markers of checkpoints, and reader groups of sources.
 
-Counterparts: ``grouped_store.GroupedStore`` makes both halves; ``connectors.streams.group_source`` uses them;
-``protocol.store.group_claims`` decides whose a group is. Source: docs/spec/group-source.md. Never reads an event, and
-has no lease: a pipeline notices itself who is dead, and then all of its readers begin anew.
+Counterparts: ``connectors.streams`` uses it; ``protocol.store.group_ownership`` decides which pipeline has a group.
+Source: S60 to S63 and SC40 of docs/spec/stream-store.md, docs/spec/lives.md, docs/spec/starting-over.md and
+docs/spec/group-source.md. Never reads an event. A group of a pipeline has no lease: the pipeline notices itself when a
+subtask is dead, and then all of its readers begin again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from headgate.errors import FencedError, StorageError, UsageError
+from headgate.model.pipeline_identity import Life, Mine, Owner
 from headgate.protocol.store.group_ownership import Claim, Claimant
+from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.reader_group import (
     CheckpointAsked,
     CheckpointForgotten,
@@ -19,9 +22,12 @@ from headgate.protocol.store.reader_group import (
     Joined,
     Passed,
 )
+from headgate.protocol.store.truncation import Extent
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.records import GroupFound, GroupStart
-from headgate.store.streams import StreamCut
+from headgate.store.catalogue.records import Contents, Frontier, GroupFound, GroupStart, Reading
+from headgate.store.chunks import delete_quietly
+from headgate.store.core import StoreCore
+from headgate.store.streams import StreamCut, StreamInfo, StreamReset
 
 CHECKPOINTS_KEPT = 16
 """More than a pipeline has at once: a completed one must be there when its cut is asked for."""
@@ -37,16 +43,14 @@ def checkpoint_name(checkpoint: int) -> str:
 class PipelineGroup:
     """The driver's half."""
 
-    def __init__(
-        self, catalogue: Catalogue, name: str, stream: str, claim: Claim, new_token: Callable[[], str]
-    ) -> None:
-        """Use ``Store.claimed_group``."""
+    def __init__(self, core: StoreCore, name: str, stream: str, claim: Claim) -> None:
+        """Use ``Pipelines.group``."""
         self.name = name
-        self._catalogue = catalogue
+        self._core = core
+        self._catalogue = core.catalogue
         self._stream = stream
         self._claim = claim
         self._claimant = Claimant(claim.source, claim.life, claim.generation)
-        self._new_token = new_token
 
     def begin(self, start: GroupStart) -> None:
         """Make the group if there is none, and have it begin at ``start``. Fences all readers; repeating is fine.
@@ -57,7 +61,7 @@ class PipelineGroup:
             UsageError: it belongs to somebody else, or cannot be.
         """
         self._catalogue.create_group(self.name, [self._stream], start, CHECKPOINTS_KEPT, self._claim)
-        self._catalogue.reset_group(self.name, self._new_token(), start, None, self._claim)
+        self._catalogue.reset_group(self.name, self._core.new_name(), start, None, self._claim)
 
     def ask(self, checkpoint: int) -> bool:
         """Ask for a checkpoint, unless a reader has; return whether there is one now: not before all have joined.
@@ -111,7 +115,7 @@ class PipelineGroupReader:
     """A subtask's half: what it is to read, and which markers it has to pass. One thread at a time."""
 
     def __init__(self, catalogue: Catalogue, name: str, reader: str, token: str, found: GroupFound) -> None:
-        """Use ``Store.claimed_reader``."""
+        """Use ``Pipelines.join_group``."""
         self.reader = reader
         self._catalogue = catalogue
         self._name = name
@@ -206,3 +210,110 @@ def _while_there(name: str, call: Callable[[], GroupFound]) -> GroupFound:
         return call()
     except UsageError as error:
         raise StorageError("read by", f"reader group '{name}'", str(error), is_transient=True) from error
+
+
+class Pipelines:
+    """What pipelines do with a store: ``Store.pipelines``."""
+
+    def __init__(self, core: StoreCore) -> None:
+        self._core = core
+
+    def mark(self, stream: str, *, owner: str, generation: int, checkpoint: int) -> dict[int, int]:
+        """Record where every segment ends now, as a marker for a checkpoint of ``owner``.
+
+        Return where the segments end that take events; the others have ended for good. Only readers of the owner
+        see the marker. It takes no position in the stream.
+
+        Raises:
+            UsageError: there is no such stream.
+        """
+        return self._core.catalogue.mark(stream, owner, generation, checkpoint)
+
+    def frontier(
+        self, stream: str, *, owner: str, generation: int, segments: Collection[int] | None = None
+    ) -> Frontier:
+        """Return how far a reader that looks for markers of ``owner`` may read, and the markers before that.
+
+        ``segments``: those that it reads; None: all that the stream ever had.
+        """
+        return self._core.catalogue.frontier(stream, owner, generation, None if segments is None else sorted(segments))
+
+    def unmark(self, *, owner: str, generation: int, first: int, last: int) -> None:
+        """Forget the markers of checkpoints ``first`` to ``last`` of one generation of ``owner``."""
+        self._core.catalogue.unmark(owner, generation, first, last)
+
+    def unmark_others(self, *, owner: str, generation: int) -> None:
+        """Forget the markers of all generations of ``owner`` but this one."""
+        self._core.catalogue.unmark_others(owner, generation)
+
+    def pass_segments(self, stream: StreamInfo, reader: Reading, segments: Collection[int]) -> None:
+        """Record that a pipeline has processed everything in these closed segments."""
+        self._core.catalogue.pass_segments(stream, reader, segments)
+
+    def passed(self, stream: StreamInfo, reader: Reading) -> set[int]:
+        """Return the segments that a pipeline has passed."""
+        return self._core.catalogue.passed(stream, reader)
+
+    def look(self, stream: StreamInfo) -> tuple[int, bool]:
+        """Return the number of a stream's present layout, and whether the stream is sealed. Takes some µs."""
+        return self._core.catalogue.look(stream)
+
+    def layout_and_extents(self, stream: StreamInfo) -> tuple[Layout, dict[int, Extent]]:
+        """Return the segments of a stream, with the head and the end of each, as of one moment."""
+        return self._core.catalogue.layout_and_extents(stream)
+
+    def owner(self, owner: str, stream: str = "", of: str = "") -> Owner:
+        """Return the life of a pipeline that this store has recorded for ``owner`` (docs/spec/lives.md).
+
+        ``others``: the other owners whose names begin with ``of`` and that have written to ``stream``.
+        """
+        return self._core.catalogue.owner(owner, stream, of)
+
+    def own(self, owner: str, life: Life) -> Owner:
+        """Record ``life`` for ``owner``, unless another life is recorded. Return the life that is recorded now."""
+        return self._core.catalogue.own(owner, life)
+
+    def forget_owner(self, owner: str) -> Owner:
+        """Forget the life of ``owner``, so that the next life can claim it. Return the former life. Removes nothing.
+
+        Prepared transactions stay until the next life aborts them, and older epochs stay fenced.
+        """
+        return self._core.catalogue.forget_owner(owner)
+
+    def contents(self, stream: str, of: str, mine: Mine) -> Contents:
+        """Return how many events ``stream`` has, and whether they are by owners that count as ``mine``, or by others.
+
+        Own owners have names that begin with ``of``. A missing stream is empty.
+        """
+        return self._core.catalogue.contents(stream, of, mine)
+
+    def start_over(self, reset: StreamReset, mine: Mine) -> str | None:
+        """Fence the owner, empty its streams and record another life as the owner, in one step.
+
+        A stream to which the pipeline has written nothing stays as it is, unless it is empty.
+
+        Returns:
+            None if it is done. Otherwise a stream that others have written to as well; nothing has changed then.
+
+        Raises:
+            FencedError: a newer epoch exists.
+        """
+        shared = self._core.catalogue.start_over(reset, mine, self._core.clock.wall_ms())
+        if shared is not None:
+            return shared
+        paths = self._core.storage.list("")
+        known = {str(info.stream_id) for info in self._core.catalogue.list_streams("")}  # behind the list of files
+        delete_quietly(self._core.storage, [path for path in paths if path.partition("/")[0] not in known])
+        return None
+
+    def group(self, name: str, stream: str, claim: Claim) -> PipelineGroup:
+        """Return a group that a source of a pipeline reads by, for its driver (docs/spec/group-source.md)."""
+        return PipelineGroup(self._core, name, stream, claim)
+
+    def join_group(self, name: str, reader: str, claimant: Claimant, expected: int) -> PipelineGroupReader:
+        """Join such a group, for one of ``expected`` subtasks.
+
+        Raises:
+            FencedError: another generation of the pipeline has it.
+        """
+        return join_pipeline_group(self._core.catalogue, name, reader, self._core.new_name(), claimant, expected)
