@@ -8,7 +8,6 @@ What counts as absurd never depends on the clock, so that a replay refuses the s
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -93,7 +92,6 @@ TIME_MAX_MS = 7_258_118_400_000
 """2200-01-01: later times are taken for a wrong unit, and one of them would end every window."""
 
 _SPLITS, _CHANNELS = "latest", "channels"
-_CHANNEL_0_1 = re.compile(r"channel-([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ class WithTimestampsSpec:
 
 
 class _Frozen(FrozenState):
-    """Two sections, of splits by name and of channels by number; version 0.1 wrote both into the first."""
+    """The latest times at a barrier in two sections: of splits by name, and of channels by number."""
 
     def __init__(self, latest_ms: Mapping[Origin, int]) -> None:
         super().__init__()
@@ -155,17 +153,9 @@ def _decoded(payload: memoryview, where: str) -> dict[Origin, int]:
     """Return the latest time of each origin."""
     sections = decode_sections(payload, where)
     splits: dict[str, int] = json.loads(bytes(sections[_SPLITS]))
-    if _CHANNELS in sections:
-        channels: dict[str, int] = json.loads(bytes(sections[_CHANNELS]))
-        found: dict[Origin, int] = {ChannelOrigin(ChannelIndex(int(index))): ms for index, ms in channels.items()}
-        return found | splits
-    return {_origin_of(name): max_ms for name, max_ms in splits.items()}
-
-
-def _origin_of(name: str) -> Origin:
-    """Return what version 0.1 wrote as ``name``; there a split of such a name counts as a channel."""
-    found = _CHANNEL_0_1.fullmatch(name)
-    return name if found is None else ChannelOrigin(ChannelIndex(int(found[1])))
+    channels: dict[str, int] = json.loads(bytes(sections[_CHANNELS]))
+    found: dict[Origin, int] = {ChannelOrigin(ChannelIndex(int(index))): ms for index, ms in channels.items()}
+    return found | splits
 
 
 class WithTimestampsOperator(Operator):

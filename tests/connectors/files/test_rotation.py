@@ -473,17 +473,6 @@ def test_the_same_files_by_a_link_to_their_directory_are_not_read_again(tmp_path
     assert read_rest(tmp_path / "link", 2, positions) == []
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_a_position_of_an_earlier_version_is_refused_in_one_sentence(tmp_path: Path, version: int) -> None:  # N3
-    log = tmp_path / "app.log"
-    append(log, "one", "two")
-    following = Following(log)
-    with pytest.raises(
-        UsageError, match=r"position in .*app\.log was written by an earlier version .* under a new name"
-    ):
-        following.start(2, {str(log): bytes([version]) + bytes(57)})
-
-
 @pytest.mark.parametrize("is_restarted", [False, True])
 def test_a_bad_line_has_its_number_in_its_own_file_after_a_rotation(tmp_path: Path, is_restarted: bool) -> None:  # N3
     log = tmp_path / "app.log"

@@ -191,7 +191,7 @@ class FileCommitter(Committer):
         decided = {file for found in self._ledger.intended().values() for file in found}
         for file in files:
             if self._identity.staged(file.name) not in staged and file not in decided:
-                # published by a version that wrote no intents, or gone
+                # published by a commit that has ended, or gone
                 read_with_retries(partial(self._check_content, file))
 
     def _publish(self, file: StagedFile) -> None:
@@ -255,7 +255,7 @@ def read_committed(url: str) -> pl.DataFrame:
 
 
 def _with_moments(frame: pl.DataFrame, names: Collection[str]) -> pl.DataFrame:
-    """Return a frame with moments for the local times in ``names``: what older releases wrote of the same (D17)."""
+    """Return a frame with moments for the local times in ``names``, of which other files have moments (D17)."""
     found = [name for name in names if frame.schema.get(name) == _LOCAL_TIME]
     return frame.with_columns(pl.col(found).dt.replace_time_zone("UTC")) if found else frame
 

@@ -18,7 +18,7 @@ from headgate.connectors.files.filesystem import ABSENT, LOCAL, FileSystem, Stat
 from headgate.connectors.files.selection import PATTERN_DEFAULT
 from headgate.errors import CorruptionError, UsageError
 
-_VERSION = 4
+_VERSION = 1
 _FIXED = struct.Struct("<BBHHIQQQQQQQ")
 _OLDER = struct.Struct("<QQQ")
 _OLDER_FROM = _FIXED.size + 1
@@ -93,14 +93,8 @@ class FilePosition:
         """Return the position that ``encode`` made of the file ``path``.
 
         Raises:
-            UsageError: it is of an earlier version.
-            CorruptionError: it is not one.
+            CorruptionError: it is not one, or of another version.
         """
-        if encoded and 0 < encoded[0] < _VERSION:
-            raise UsageError(
-                f"the position in {path} was written by an earlier version of Headgate and cannot be read; "
-                "run the pipeline under a new name"
-            )
         more = len(encoded) - _OLDER_FROM
         is_whole = more == -1 or (more >= 0 and more % _OLDER.size == 0)
         if encoded[:1] != bytes([_VERSION]) or not is_whole:

@@ -31,9 +31,8 @@ ACTIVE_FILES_MAX = 4
 """Files read in turn at a time: enough to keep event time of several files together, few open files."""
 
 PATTERN_DEFAULT = "**/*.parquet"
-_VERSION_1 = struct.Struct("<B?IQ")
-_VERSION_2 = struct.Struct("<B?IIQQQ")
-_FORMATS = {1: _VERSION_1, 2: _VERSION_2}
+_VERSION = 1
+_POSITION = struct.Struct("<B?IIQQQ")
 _MAGIC_BYTES = 8
 """At the end of a file: the length of its footer, and a magic number."""
 _FAILURES = (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError)
@@ -175,23 +174,21 @@ class ParquetPosition:
     def encode(self) -> bytes:
         """Return the position as fixed-size bytes."""
         number = 0 if self.number is None else self.number + 1
-        return _VERSION_2.pack(2, self.is_finished, number, self.group, self.row, self.size_bytes, self.footer_digest)
+        return _POSITION.pack(
+            _VERSION, self.is_finished, number, self.group, self.row, self.size_bytes, self.footer_digest
+        )
 
     @staticmethod
     def decode(path: str, encoded: bytes) -> ParquetPosition:
-        """Return the position that ``encode`` made of the file ``path``, in this version or an earlier one.
+        """Return the position that ``encode`` made of the file ``path``.
 
         Raises:
-            CorruptionError: it is not one, or of an unknown version.
+            CorruptionError: it is not one, or of another version.
         """
-        form = _FORMATS.get(encoded[0]) if encoded else None
-        if form is None or len(encoded) != form.size:
-            expected = " or ".join(f"{f.size} bytes, version {version}" for version, f in _FORMATS.items())
-            raise CorruptionError(f"position of {path}", 0, expected, encoded[:16].hex())
-        if form is _VERSION_1:
-            _, finished, group, row = form.unpack(encoded)
-            return ParquetPosition(finished, group, row)
-        _, finished, number, group, row, size_bytes, digest = form.unpack(encoded)
+        if len(encoded) != _POSITION.size or encoded[0] != _VERSION:
+            expected = f"{_POSITION.size} bytes, version {_VERSION}"
+            raise CorruptionError(f"position of {path}", 0, expected, f"{encoded[:16].hex()} ({len(encoded)} bytes)")
+        _, finished, number, group, row, size_bytes, digest = _POSITION.unpack(encoded)
         return ParquetPosition(finished, group, row, size_bytes, digest, number - 1 if number else None)
 
 
