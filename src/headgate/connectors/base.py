@@ -39,9 +39,9 @@ class SourceContext:
     Attributes:
         positions: the union over all former subtasks, or None on a first start.
         clock_ms: only goes forward; it is no date (``Clock.monotonic_ms``).
-        life: which life of the pipeline it is; "": nobody knows, nothing is recorded in its name.
-        takes_checkpoints: from time to time, not only when somebody asks or at the end.
-        schema: what ``Source.schema`` returned when the pipeline was built; None: nobody knows. What the source reads
+        life: identifies the pipeline since its last reset; "": not known, and nothing is recorded in its name.
+        takes_checkpoints: periodically, not only on request or at the end.
+        schema: what ``Source.schema`` returned when the pipeline was built; None: not known. What the source reads
             may have other columns by now.
         relocation: what was read when the positions were taken, if the program names other places now (EV17).
     """
@@ -141,7 +141,7 @@ class EndlessSource(Protocol):
 class LocatedConnector(Protocol):
     """A source or sink that says what it reads or writes, so that an edited program is not given another's (EV13).
 
-    Optional: others are told apart by their attributes, where they have no names of their own.
+    Optional: others are identified by their attributes, where they have no names of their own.
     """
 
     def locations(self) -> tuple[Location, ...]:
@@ -150,7 +150,7 @@ class LocatedConnector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HoldContext:
-    """Who holds: a source of a pipeline, in one life of it and one generation, which replaces those before it."""
+    """The holder: a source of a pipeline in one generation, which replaces earlier ones."""
 
     pipeline: str
     node: str
@@ -167,12 +167,12 @@ class HoldingSource(Protocol):
         """Whether it is to do so."""
 
     def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
-        """Keep the input that somebody may read again, and nothing else any more.
+        """Keep the input that may be read again, and release everything else.
 
         Called in the driver, when a generation begins and from time to time. May be repeated.
 
         Args:
-            context: who holds.
+            context: the holder.
             needed: split → position, of every checkpoint that may be restored; empty: everything is needed.
 
         Raises:
@@ -229,7 +229,7 @@ class FailStopReader(ABC):
 class CheckpointMarker:
     """What ``poll`` returns in place of records: reading ``split`` has come to the marker of a checkpoint.
 
-    The position of the split is behind the marker, and the split is not read on before ``read_on`` names it.
+    The position of the split is after the marker, and the split is not read on before ``read_on`` names it.
     """
 
     split: str
@@ -275,7 +275,7 @@ AnyReader: TypeAlias = SourceReader | InducedReader
 
 
 class InducedSource(Protocol):
-    """Configuration of a source whose readers set their own barriers; see ``connectors.base.Source``."""
+    """Configuration of a source with readers that set their own barriers; see ``connectors.base.Source``."""
 
     def schema(self) -> pa.Schema:
         """See ``Source``."""
@@ -430,8 +430,8 @@ class Committer:
     def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
         """Forget outcomes that no retained checkpoint can ask for: those of checkpoints below ``before`` (K20).
 
-        ``promised`` returns what retained checkpoints name, for targets whose names say no checkpoint. Called at every
-        start and now and then while it runs, never during ``commit``; best effort (K25).
+        ``promised`` returns what retained checkpoints name, for targets with names that contain no checkpoint. Called
+        at every start and now and then while it runs, never during ``commit``; best effort (K25).
 
         Raises:
             StorageError, FencedError
@@ -539,7 +539,7 @@ class Sink:
         raise NotImplementedError
 
     def own(self, pipeline: str, node: str, life: Life) -> Owner:
-        """Remember ``life`` durably, in one step, if ``lives.may_own`` says so; return who owns the target then.
+        """Remember ``life`` durably, in one step, if ``ownership.may_own`` allows it; return the owner then.
 
         Raises:
             StorageError: the caller repeats it.

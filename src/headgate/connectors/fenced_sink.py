@@ -94,7 +94,7 @@ class OutputName:
 
 
 def life_in(fence: Fence) -> Life | None:
-    """Return the life in ``fence``; None when nobody told it, or it is forgotten.
+    """Return the life in ``fence``; None when there is none, or it is forgotten.
 
     Raises:
         CorruptionError: the target does not give back what it was given.
@@ -141,7 +141,7 @@ _CANNOT_REMOVE = (
 
 
 class FencedSink(Sink, ABC):
-    """Base class of sinks of users, whose target stores the fence of the generation that has claimed it.
+    """Base class of users' sinks. The target stores the fence of the generation that has claimed it.
 
     Attributes:
         transient_errors: exceptions of the target after which another try may help.
@@ -223,7 +223,7 @@ class FencedSink(Sink, ABC):
             return self._known(owner, self._forgets_lives())
 
     def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
-        """See ``connectors.base.Sink``. How much it is, nobody asks a target of a user's own."""
+        """See ``connectors.base.Sink``. The amount of output is not known for a user's target."""
         kind = type(self).__name__
         known = self.owner(pipeline, node)
         if known.is_nobody or known.is_forgotten:
@@ -257,7 +257,7 @@ class FencedSink(Sink, ABC):
         return f"headgate sinks forget '{pipeline}/{node}' PROGRAM (the file that makes the pipeline)"
 
     def forget_owner(self, pipeline: str, sink: str) -> Owner:
-        """Let the next pipeline of that name have the target, to start over in front of it; return whose it was.
+        """Let the next pipeline of that name have the target, to start over there; return the former owner.
 
         Nothing is removed, and older generations stay fenced. For the command line: ``headgate sinks forget``.
 
@@ -285,7 +285,7 @@ class FencedSink(Sink, ABC):
         )
 
     def _known(self, owner: str, problem: Exception) -> Owner:
-        """Return whose the target is, now that it was told: by now it must be somebody's."""
+        """Return the owner of the target after a claim. Raise ``problem`` if there is none."""
         found = self._remembered(owner)
         if found.life is None:
             raise problem
@@ -314,6 +314,6 @@ def _owner_in(fence: Fence) -> Owner:
 
 
 def with_life(sink: FencedSink, fence: Fence) -> Fence:
-    """Return ``fence`` with the life that the target was told, so that claiming a generation keeps it (CS22)."""
+    """Return ``fence`` with the life that the target has stored, so that claiming a generation keeps it (CS22)."""
     known = sink.claimed(fence.owner)
     return fence if known is None else replace(fence, life=known.life or "")

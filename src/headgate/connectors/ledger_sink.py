@@ -1,8 +1,8 @@
-"""``LedgerSink``: sinks of users whose targets have transactions, but cannot prepare one.
+"""``LedgerSink``: users' sinks for targets that have transactions, but cannot prepare one.
 
 The records of a checkpoint are kept in the checkpoint. When it is completed the driver publishes them in one
 transaction of the target, together with their names: a target that has the name has the records. The shape of Flink's
-``GenericWriteAheadSink``, whose two steps are one here. Rules CS1–CS8 of docs/spec/connectors.md.
+``GenericWriteAheadSink``, with its two steps in one. Rules CS1–CS8 of docs/spec/connectors.md.
 """
 
 from __future__ import annotations
@@ -330,7 +330,7 @@ class _Sealed(SealedTransaction):
         return self._records.piece(number)
 
     def prepare(self) -> bytes | None:
-        """Return the records, or where they are: durable with the snapshot whose committable this is."""
+        """Return the records, or where they are: durable with the snapshot that has this committable."""
         if not self.is_over:
             small = self._is_small()
             records = self._records

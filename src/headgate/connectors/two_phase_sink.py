@@ -1,4 +1,4 @@
-"""``TwoPhaseSink``: sinks of users whose targets can prepare a transaction.
+"""``TwoPhaseSink``: users' sinks for targets that can prepare a transaction.
 
 Rules CS1–CS7, CS9, CS23 and CS24 of docs/spec/connectors.md. The user says how the target begins, writes, prepares,
 commits and aborts one transaction; names, pending output, recovery and other parallelism are done here. Modelled on
@@ -121,7 +121,7 @@ class TwoPhaseSink(FencedSink, Generic[Open]):  # CS9
 
 
 def can_forget(sink: TwoPhaseSink[Any]) -> bool:
-    """Return whether the target of ``sink`` can be told to forget what was committed.
+    """Return whether the target of ``sink`` can forget what was committed.
 
     Raises:
         UsageError: only one of the two methods that it takes is there.
@@ -138,7 +138,7 @@ def can_forget(sink: TwoPhaseSink[Any]) -> bool:
 
 
 class _Writer(SinkWriter, Generic[Open]):
-    """Begins a transaction with the first record behind a barrier, and seals it at the next one."""
+    """Begins a transaction with the first record after a barrier, and seals it at the next one."""
 
     def __init__(self, sink: TwoPhaseSink[Open], context: SinkContext) -> None:
         self._sink, self._context = sink, context
@@ -273,7 +273,7 @@ class _ForgettingCommitter(_Committer):
         self._checkpoints = {name: at for name, at in self._checkpoints.items() if at >= before}
 
     def _is_over(self, name: str, before: CheckpointId, kept: set[str]) -> bool:
-        """Whether nobody asks for ``name``: what former generations left is in ``kept``, or asked for no more."""
+        """Whether ``name`` is not needed: what former generations left is in ``kept``, or not needed any more."""
         if name in kept or not self._is_mine(name):
             return False
         found = OutputName.parse(name)

@@ -71,7 +71,7 @@ class OperatorContext:
 
     Attributes:
         clock_ms: processing time: milliseconds of a clock that only goes forward (``Clock.monotonic_ms``). No date; it
-            begins anew with each machine and is never part of a state (W18).
+            starts again with each machine and is never part of a state (W18).
         wall_ms: the date (``Clock.wall_ms``), for timers, which look at it once (TM8).
         origin: the split that the batch being processed came from, or the input channel after a shuffle. Event-time
             trackers keep one watermark per origin. Written by the runtime.
@@ -113,7 +113,7 @@ class RestoredState:
 
     @property
     def payload(self) -> memoryview:
-        """Its bytes, verified. They are read anew each time: do not keep them longer than needed (SF10).
+        """Its bytes, verified. They are read each time: do not keep them longer than needed (SF10).
 
         Raises:
             CorruptionError: they are not what was written.
@@ -230,7 +230,7 @@ class KeyedOperator(Operator):
     ) -> Iterator[tuple[RestoredState, Mapping[str, memoryview]]]:
         """Restore the backend part by part; yield each with its sections, which are not kept (SF10).
 
-        Files come first: who goes on with a database has nothing in it yet (RB24).
+        Files come first: a backend goes on with a database only while it has no rows (RB24).
         """
         owner = owner_of(self.context)
         continued: set[int] = set()

@@ -85,7 +85,7 @@ class NamedSchemasSpec(Protocol):
 
 @runtime_checkable
 class StatefulSpec(Protocol):
-    """A spec whose operator has state."""
+    """The spec of an operator with state."""
 
     def state_text(self) -> str:
         """Return the identity of the state: kind, keys and types, aggregates."""
@@ -93,7 +93,7 @@ class StatefulSpec(Protocol):
 
 @runtime_checkable
 class EvolvingSpec(Protocol):
-    """A spec whose user may have said what becomes of older state."""
+    """A spec with rules for state that an older program wrote."""
 
     def state_rules(self) -> OperatorRules:
         """Return what was said of each state."""

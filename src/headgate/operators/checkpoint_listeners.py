@@ -23,7 +23,7 @@ from headgate.state.descriptors import NO_EVOLUTION, Evolution
 
 
 class CheckpointListener:  # HL3
-    """Is told how checkpoints end. This is best effort: a notification may be lost, and is then not repeated.
+    """Hears how checkpoints end. This is best effort: a notification may be lost, and is then not repeated.
 
     ``notify_checkpoint_complete(n)`` covers all checkpoints up to ``n``. The checkpoint may be older than the newest
     snapshot, and the notification of an earlier checkpoint may have been lost. So act on all ids ≤ ``n``, never on "the
@@ -198,7 +198,7 @@ def unheard(found: object, names: tuple[str, ...] = ("notify_checkpoint_",)) -> 
 
 
 def hidden(function: object) -> object | None:
-    """Return the object behind a bound method or a partial function that nobody would tell or ask (HL20)."""
+    """Return the object of a bound method or partial function that would not be called (HL20)."""
     if isinstance(function, partial):
         inner: object = function.func
     elif isinstance(function, MethodType):

@@ -19,7 +19,7 @@ from headgate.state.key_hash import hash_columns, is_key_type, key_groups
 
 @dataclass(frozen=True)
 class KeyCheckSpec:
-    """Divert records whose key has a null or NaN."""
+    """Divert records with a null or NaN in their key."""
 
     keys: tuple[str, ...]
 

@@ -54,7 +54,7 @@ class LoopHeadSpec:
         return f"loop({keys}columns {schema_text(self.schema)}; {rounds}log 1)"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the callback behind: it is the driver's, and often holds what cannot travel."""
+        """Leave the callback out: it is the driver's, and often holds what cannot travel."""
         return {**self.__dict__, "on_round": None}
 
 

@@ -234,7 +234,7 @@ class RowFunctionOperator(Operator):
 
 
 def failure(record: object, error: Exception) -> Refused:
-    """Return the bad record that ``record`` becomes for ``error``; its problem has the traceback behind it."""
+    """Return the bad record that ``record`` becomes for ``error``; its problem ends with the traceback."""
     said = "".join(traceback.format_exception_only(error)).strip()
     text = f"the function raised {said}\n{user_traceback(error)}"
     return Refused(text if len(text) <= PROBLEM_CHARS_MAX else text[:PROBLEM_CHARS_MAX] + "…", shortened(record))

@@ -107,7 +107,7 @@ def to_canonical(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.R
 
 
 def with_durations(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return ``batch``, in whose types numbers stand for the durations of ``schema``, with durations (N74)."""
+    """Return ``batch`` with the durations of ``schema`` where it has numbers for them (N74)."""
     columns = []
     for field in schema:
         column = batch.column(field.name)
@@ -146,7 +146,7 @@ def carried(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
     """Return ``batch`` in the types of ``schema``, which mean the same, as it comes in or goes out (OP12).
 
     Raises:
-        UsageError: a value would become another one; ``where`` says whose it is.
+        UsageError: a value would become another one; ``where`` names the source.
     """
     try:
         return to_canonical(batch, schema)

@@ -159,7 +159,7 @@ def _decoded(payload: memoryview, where: str) -> dict[Origin, int]:
 
 
 class WithTimestampsOperator(Operator):
-    """Passes records on and emits watermarks behind them."""
+    """Passes records on and emits watermarks after them."""
 
     def __init__(self, spec: WithTimestampsSpec) -> None:
         self._spec = spec

@@ -342,7 +342,7 @@ class WindowBufferOperator(WindowOperator[list[pa.RecordBatch]]):
 class WindowOperators:
     """The operators of one aggregation.
 
-    ``combine`` (None when an aggregate does not decompose) stands before the hash edge, ``window`` behind it; the
+    ``combine`` (None when an aggregate does not decompose) stands before the hash edge, ``window`` after it; the
     edge's keys are ``keys``. ``output`` is the schema of the results.
     """
 

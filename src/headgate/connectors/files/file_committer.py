@@ -77,7 +77,7 @@ class FileCommitter(Committer):
                 self._storage.delete(path)
 
     def _tidy(self) -> None:
-        """Remove what nobody looks at: unfinished writes, claims below ours, probes of the storage."""
+        """Remove leftovers: unfinished writes, claims below ours, probes of the storage."""
         identity = self._identity
         for directory in (identity.staging, identity.publishing, identity.committed, identity.claims, identity.owners):
             self._storage.sweep_unfinished(directory)
@@ -237,7 +237,7 @@ def newest_generation(storage: Storage, identity: SinkIdentity) -> Generation | 
 
 def committed_files(url: str) -> list[str]:
     """Return the paths, relative to ``url``, of all files of completed checkpoints, sorted. Files of checkpoints that a
-    restore went back behind are among them (D10); what somebody took away is not (D12).
+    restore went back behind are among them (D10); files that were taken away are not (D12).
 
     All files of a checkpoint appear in it at once (unlike in a listing of the directory).
     """

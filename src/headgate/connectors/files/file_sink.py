@@ -105,7 +105,7 @@ class FileSink(Sink):  # D6
 
     @classmethod
     def within(cls, directory: str, format: FileFormat, roll_interval: Duration | None = None) -> FileSink:  # SE2
-        """Return a sink below a directory of Headgate's own, which says who may read the files."""
+        """Return a sink below a directory of Headgate's own, which determines the access to the files."""
         sink = cls(directory, format, roll_interval=ROLL_INTERVAL if roll_interval is None else roll_interval)
         sink._access = None
         return sink
@@ -160,11 +160,11 @@ class FileSink(Sink):  # D6
         return open_storage(self.url, self._access or access_in(Path(self.url)))
 
     def target(self, pipeline: str, node: str) -> FileOwner:
-        """Return what the directory remembers of who writes to it."""
+        """Return what the directory remembers of its writers."""
         return FileOwner(self._storage(), SinkIdentity(pipeline, node))
 
     def owner(self, pipeline: str, node: str) -> Owner:  # LV2
-        """See ``Sink``. A directory that is not there knows nobody, and is not made by being asked."""
+        """See ``Sink``. A missing directory has no owner, and is not made by the question."""
         directory = local_directory(self.url)
         is_missing = directory is not None and not directory.exists()
         return Owner() if is_missing else self.target(pipeline, node).owner()

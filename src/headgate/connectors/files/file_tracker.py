@@ -54,7 +54,7 @@ class FileAssignment:
     def note_position(self, path: str, position: FilePosition) -> None:
         """Remember a file of another subtask as its position tells it.
 
-        One of which nothing was read is nobody's under another name (N20); one that is gone may have left its inode to
+        One of which nothing was read is not known under another name (N20); one that is gone may have left its inode to
         another one that is known (N19).
         """
         is_taken = position.is_finished and position.inode in self._others.files
@@ -167,7 +167,7 @@ class FileTracker:
         return path in selected and not self._assignment.owns(path, numbers.get(path))
 
     def _is_free_for(self, file: LineFile) -> Callable[[str], bool]:
-        """Return whether ``file`` may be at a path: an inode tells it from who was seen there before.
+        """Return whether ``file`` may be at a path: an inode tells it from a file that was seen there before.
 
         Of a file of which nothing was read the inode is all there is, and another log may have that now: it is looked
         for under names of its own series, and under those that no other log has that was given by its name (N19).
@@ -308,8 +308,8 @@ class FileTracker:
     def _finish(self, file: LineFile, inode: int | None) -> None:
         """``file`` is nowhere, and all that is known of it was read (N7, N21). ``inode``: what is at its path now.
 
-        If it made way for another one, or was compressed, more may have been appended than anybody saw. To a file
-        that was rotated away and read to its end nobody appends.
+        If it made way for another one, or was compressed, more may have been appended than was seen. To a file
+        that was rotated away and read to its end nothing is appended.
         """
         is_replaced = inode is not None or was_compressed(file)
         if is_replaced and not (self.is_rotated(file.path) and file.was_opened):
@@ -317,7 +317,7 @@ class FileTracker:
         file.finish()
 
     def _rename(self, file: LineFile, path: str) -> None:
-        """Note the new name of ``file``; whoever had this name has moved on, too."""
+        """Note the new name of ``file``; the file that had this name has moved on, too."""
         before = file.path
         if self.files.get(before) is file:
             del self.files[before]
@@ -343,7 +343,7 @@ class FileTracker:
         """Add what was rotated away unseen. ``beside`` was listed after the files of ``before`` were noticed.
 
         What lies beside a file in its place was rotated away before that file was made. If it was dealt with then,
-        what is there besides was put there by somebody else.
+        what is there besides does not come from rotation.
         """
         of_series: dict[str, list[LineFile]] = {series: [] for series in beside}
         for path, file in self.files.items() if beside else ():
@@ -388,7 +388,7 @@ class FileTracker:
     def positions(self) -> dict[str, bytes]:
         """Return a position for each file. One of a series says which files of it are no input (N49).
 
-        A file whose loss was not told yet has not finished: else nobody would tell it after a restart.
+        A file with a loss that was not reported yet has not finished: a restart would not report it.
         """
         found = {}
         said: set[str] = set()
@@ -407,7 +407,7 @@ class FileTracker:
     # -- what follows from names ----------------------------------------------------------------------------------
 
     def is_rotated(self, path: str) -> bool:
-        """Whether ``path`` has a name that rotation makes: nobody is expected to write there any more."""
+        """Whether ``path`` has a name that rotation makes: no more writes are expected there."""
         key = self._selection.key(path)
         return series_of(key) != key
 

@@ -162,7 +162,7 @@ def inode_of(path: str, system: FileSystem = LOCAL) -> int | None:
     """Return the inode of the file at ``path``, or None if there is none.
 
     Raises:
-        StorageError: nobody knows (N51).
+        StorageError: it is not known (N51).
     """
     with failing("look at", path):
         try:

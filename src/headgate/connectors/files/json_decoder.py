@@ -168,7 +168,7 @@ def _one_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _parsed_type(dtype: pa.DataType, name: str) -> pa.DataType:
-    """Return the type that pyarrow's JSON reader is told for ``dtype``; a cast makes the rest of the way."""
+    """Return the type that pyarrow's JSON reader gets for ``dtype``; a cast does the rest."""
     if pa.types.is_date32(dtype):
         return pa.large_string()
     if pa.types.is_float32(dtype):

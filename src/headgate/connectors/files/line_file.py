@@ -142,7 +142,7 @@ class FileMovedError(UsageError):
 
     Attributes:
         inode: of the file that is there now; None: there is none.
-        is_in_place: it is the same file by its inode: it was truncated or written anew.
+        is_in_place: it is the same file by its inode: it was truncated or rewritten.
     """
 
     def __init__(self, message: str, inode: int | None, is_in_place: bool = False) -> None:
@@ -244,7 +244,7 @@ class LineFile:
 
     @property
     def inode(self) -> int:
-        """The file's inode when last looked at; 0: not known. That of a file it replaced is anybody's (N19)."""
+        """The file's inode when last looked at; 0: not known. That of a file it replaced may be used again (N19)."""
         return self._accepted_inode or self._opened_inode
 
     @property
@@ -268,7 +268,7 @@ class LineFile:
 
     @property
     def was_opened(self) -> bool:
-        """Whether anybody ever looked into it."""
+        """Whether it was ever opened."""
         return self._inode is not None or self._restored.device != 0
 
     @property
@@ -286,7 +286,7 @@ class LineFile:
         ``inode``: it was seen there with this one; if it has another one now, it was renamed since (N50).
 
         Raises:
-            StorageError: it is there and cannot be read, so that nobody knows (N51).
+            StorageError: it is there and cannot be read, so that it is not known (N51).
         """
         try:
             with failing("read", path), self.system.opened(path) as descriptor:
@@ -379,7 +379,7 @@ class LineFile:
         return lines
 
     def _pass(self, data: bytes) -> None:
-        """Note the last bytes before the position, which moves behind ``data``."""
+        """Note the last bytes before the position, which moves past ``data``."""
         self._before = (self._before + data)[-HEAD_BYTES:]
 
     def _skip(self, at: int, block: bytes) -> OversizeLine | None:
@@ -443,7 +443,7 @@ class LineFile:
         return (self._before + self._buffer[-HEAD_BYTES:])[-HEAD_BYTES:]
 
     def _open_at(self, descriptor: int, status: Status, before: bytes) -> None:
-        """Note what the file is; a file that was finished and has grown goes on only behind a line end (N5)."""
+        """Note what the file is; a file that was finished and has grown goes on only after a line end (N5)."""
         if self._inode is None:
             self._before = before
             if self._was_finished and status.st_size > self.offset and before[-1:] not in (b"", b"\n"):
@@ -457,7 +457,7 @@ class LineFile:
         self._inode, self._accepted_inode = (status.st_dev, status.st_ino), 0
 
     def _check_same(self, descriptor: int, status: Status, *, is_elsewhere: bool = False) -> bytes:
-        """Refuse a file whose beginning, or whose bytes before the position, are not those that were read (N6).
+        """Refuse a file if its beginning, or its bytes before the position, are not those that were read (N6).
 
         Returns the bytes before ``offset``.
         """

@@ -35,7 +35,7 @@ class FileOwner:
         self._storage, self._identity = storage, identity
 
     def owner(self) -> Owner:
-        """Return who owns it, and which other sinks of a pipeline of that name write to the directory (LV9).
+        """Return the owner, and which other sinks of a pipeline of that name write to the directory (LV9).
 
         Raises:
             CorruptionError, StorageError
@@ -50,7 +50,7 @@ class FileOwner:
         return sorted({self._identity, *(sink for sink in known if sink.pipeline == self._identity.pipeline)})
 
     def own(self, life: Life) -> Owner:
-        """Let ``life`` own it, unless another one does; return who owns it then."""
+        """Let ``life`` own it, unless another one does; return the owner then."""
         for _ in range(TRIES_MAX):
             number, owner = self._read()
             if owner.life is not None or not ownership.may_own(life, owner):
@@ -59,7 +59,7 @@ class FileOwner:
         raise self._too_busy()
 
     def forget(self) -> Owner:
-        """Let the next life have it; return who owned it. Nothing is removed, and older generations stay fenced."""
+        """Let the next life have it; return the former owner. Nothing is removed, and older generations stay fenced."""
         for _ in range(TRIES_MAX):
             number, owner = self._read()
             if owner.is_forgotten or self._put(number + 1, None):
@@ -67,7 +67,7 @@ class FileOwner:
         raise self._too_busy()
 
     def hand_over(self, life: Life, check: Callable[[], None]) -> None:
-        """Let ``life`` own it, whoever did. ``check`` raises when somebody newer came: its word is not overruled.
+        """Let ``life`` own it, whatever the former owner. ``check`` raises when there is a newer generation.
 
         Raises:
             FencedError: ``check`` said so.
@@ -96,7 +96,7 @@ class FileOwner:
 
 
 def owners_in(storage: Storage) -> dict[SinkIdentity, Owner]:
-    """Return all sinks that have written to a directory, sorted, and whose each is, without ``others``: one look.
+    """Return all sinks that have written to a directory, sorted, with their owners, without ``others``.
 
     Raises:
         CorruptionError, StorageError
@@ -115,12 +115,12 @@ class _Look:
         self.sinks = sorted({sink for name, sink in found.items() if str(sink) == name})
 
     def owner(self, sink: SinkIdentity) -> Owner:
-        """Return whose ``sink`` is."""
+        """Return the owner of ``sink``."""
         return _owner_by(self._storage, self._claims.get(str(sink), {}), self._told.get(str(sink), {}))
 
 
 def _owner_by(storage: Storage, claims: Iterable[int], told: Mapping[int, str]) -> Owner:
-    """Return whose a sink is that generations have claimed; ``told``: what the directory was told, paths by number."""
+    """Return the owner of a sink. ``claims``: its generations; ``told``: its recorded owners, paths by number."""
     generation = max(map(Generation, claims), default=NO_GENERATION)
     life = None
     if told:

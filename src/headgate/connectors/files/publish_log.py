@@ -61,7 +61,7 @@ class SinkIdentity:
 
     @classmethod
     def parse(cls, text: str) -> SinkIdentity:
-        """Return the identity whose text this is."""
+        """Return the identity that ``str`` made this text of."""
         pipeline, _, node = text.partition(".")
         return cls(_unquoted(pipeline), _unquoted(node))
 
@@ -234,8 +234,8 @@ class Ledger:
     def empty(self, check: Callable[[], None]) -> None:
         """Delete every file that a manifest lists, then the manifest: cut short, the next call finds it there (SO6).
 
-        ``check`` raises when somebody newer publishes here; what that one lists is never read behind it. Several may do
-        it at once: a manifest that is gone was emptied by another one, or merged by a slow commit, so others are looked
+        ``check`` raises when a newer generation publishes here; what that one lists is never read after it. Several may
+        do it at once: a manifest that is gone was emptied by another one, or merged by a slow commit, so others are looked
         for then.
         """
         is_whole = False
@@ -307,7 +307,7 @@ def all_listed(storage: Storage) -> set[str]:
 def _read_all(storage: Storage, directory: str, oldest: CheckpointId) -> set[StagedFile]:
     """Read all manifests below ``directory`` that may list files of ``oldest`` or newer, as they are at one moment.
 
-    A merge writes the merged manifest before it deletes others: who sees no new one has missed nothing.
+    A merge writes the merged manifest before it deletes others: a reader that sees no new one missed nothing.
     """
     for _ in range(LIST_TRIES_MAX):
         paths = [path for path in _manifests(storage, directory) if _number(path) >= oldest]

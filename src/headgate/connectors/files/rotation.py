@@ -75,7 +75,7 @@ def _among(others: list[tuple[str, int]], file: LineFile) -> str | None:
 def was_compressed(file: LineFile) -> bool:
     """Whether ``file``, which is nowhere, may have become a compressed file of its series by rotation (N21).
 
-    One under its own name, such as ``a.json.gz``, somebody made of a file that was read.
+    One under its own name, such as ``a.json.gz``, was not made by rotation.
     """
     pairs = [os.path.splitext(other) for other, _ in siblings(file.path, file.system)]
     stems = {stem for stem, ending in pairs if ending in COMPRESSED and series_of(stem) == series_of(file.path)}
@@ -144,7 +144,7 @@ class OlderFiles:
         return series in self._older
 
     def of(self, series: str) -> tuple[OlderFile, ...] | None:
-        """Return those of ``series``, for its position; None: nobody has looked yet."""
+        """Return those of ``series``, for its position; None: not looked at yet."""
         known = self._older.get(series)
         return None if known is None else tuple(known[inode] for inode in sorted(known))
 
@@ -206,9 +206,9 @@ class OlderFiles:
 
 
 def seen_at(path: str, system: FileSystem, size_bytes: int | None = None) -> OlderFile | None:
-    """Return what the file at ``path`` is told by, None if there is none; ``size_bytes``: when it had so many.
+    """Return what identifies the file at ``path``, None if there is none; ``size_bytes``: when it had so many.
 
-    A file that has fewer is told as it is, and one that may not be read without its content.
+    A file that has fewer is identified as it is, and one that may not be read without its content.
     """
     with failing("look at", path):
         try:

@@ -124,7 +124,7 @@ class FileSelection:
         return inode is not None and not self.system.may_read(path) and inode_of(path, self.system) == inode
 
     def _is_rotated_away(self, root: str) -> bool:
-        """Whether ``root`` is only awaited: rotation has renamed it, and it was not made anew yet (N48)."""
+        """Whether ``root`` is only awaited: rotation has renamed it, and it was not created again yet (N48)."""
         with failing("list", root):
             try:
                 siblings = self.system.siblings(root)
@@ -273,7 +273,7 @@ def _is_there(path: str, system: FileSystem) -> bool:
 
 
 def _check_only(path: str, pattern: str, root: str, system: FileSystem, *, is_last: bool) -> None:
-    """Raise if ``pattern`` fits others than the ``path`` of the same spelling: nobody can tell what was meant."""
+    """Raise if ``pattern`` fits others than the ``path`` of the same spelling: it is not clear what was meant."""
     for other in system.matching(pattern):
         if other != path and (is_last or system.is_directory(other)):
             raise UsageError(
@@ -286,7 +286,7 @@ def owner_of_file(key: str, parallelism: int) -> int:
     """Return the subtask that owns a file of a directory that grows (N2).
 
     Depends on the key alone, so that all subtasks agree without talking, whenever each of them sees the file. What
-    rotation appends to a name does not count: all files of a series have one owner, whoever renames them.
+    rotation appends to a name does not count: all files of a series have one owner, whatever their names become.
     Frozen: xxh3-64 of the UTF-8 bytes of the series' name, modulo the parallelism.
     """
     return int(xxhash.xxh3_64_intdigest(os.fsencode(series_of(key)))) % parallelism

@@ -94,7 +94,7 @@ class GroupCheckpointHook(CoordinatorHook, CheckpointListener):
         self._forget(0, checkpoint_id)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Forget the group's checkpoint, so that nobody is kept waiting by it (GS14)."""
+        """Forget the group's checkpoint, so that no reader waits for it (GS14)."""
         self._forget(checkpoint_id, checkpoint_id)
 
     def _forget(self, first: int, last: int) -> None:
@@ -112,7 +112,7 @@ class GroupCheckpointHook(CoordinatorHook, CheckpointListener):
 
 
 def start_of_group(start: str) -> GroupStart:
-    """Return where a group begins whose source says ``start``: a word, or the text of a cut."""
+    """Return where a group begins if its source has ``start``: a word, or the text of a cut."""
     if start in ("earliest", "latest"):
         return group_start(start, ())
     return group_start("earliest", [StreamCut.parse(start)])
@@ -130,7 +130,7 @@ def _cut_in(data: bytes, source: str) -> StreamCut:
 
 
 class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener):
-    """Reads the segments that the group gives it, and stands still at each marker until it is told to read on."""
+    """Reads the segments that the group gives it, and stands still at each marker until ``read_on``."""
 
     def __init__(self, store: Store, stream: str, group: str, context: SourceContext) -> None:
         """Join. Use ``GroupSource.open``."""
@@ -156,7 +156,7 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
         self._turn = self._empty_polls = 0
 
     def snapshot(self, context: SnapshotContext) -> None:
-        """See ``CheckpointedFunction``: the positions have just been taken, and the group is told (GS11)."""
+        """See ``CheckpointedFunction``: the positions have just been taken, and are passed on to the group (GS11)."""
         self._cut_id = context.checkpoint_id
         if self._member.is_gathered:  # else nothing was read
             self._pass(context.checkpoint_id)
@@ -166,7 +166,7 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
         self._completed_id = max(self._completed_id, checkpoint_id)
 
     def splits(self) -> Sequence[str]:
-        """Return what is not read to its end, and what nobody knows the heirs of (GS7): both hold event time back."""
+        """Return segments not read to their end, and those with unknown successors (GS7): both hold event time back."""
         if not self._was_dealt:
             return [f"{self._info.name}/not dealt out yet"]
         return [split for split in self._readers if split not in self._finished]
@@ -186,7 +186,7 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
         return WAKEUP_SOON_MS if self._empty_polls < POLLS_SOON else WAKEUP_LATE_MS
 
     def close(self) -> None:
-        """The store is shared by the process and stays open; the group lets nobody else in until it begins anew."""
+        """The store is shared by the process and stays open; the group admits no other reader until it begins again."""
         for reader in self._readers.values():
             reader.close()
 
@@ -223,7 +223,7 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
         self._was_dealt = True
 
     def _check_restored(self, split: str, position: int) -> None:
-        """Refuse positions that somebody has edited: the group goes by its cut (GS15)."""
+        """Refuse positions that were edited: the group goes by its cut (GS15)."""
         data = None if self._was_dealt else (self._restored or {}).get(split)
         stored = position if data is None else decode_position(split, data).position
         if stored != position:
@@ -254,7 +254,7 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
         return None
 
     def _is_over(self, split: str) -> bool:
-        """Whether a segment was read to its end, and what follows it is in somebody's hands, or nothing does (GS7)."""
+        """Whether a segment was read to its end, and its successors are assigned, or there are none (GS7)."""
         reader = self._readers.get(split)
         if reader is None or not reader.has_ended():
             return False
@@ -282,7 +282,7 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
         self._forget_finished()
 
     def _forget_finished(self) -> None:
-        """Leave out what is finished, and behind the durable positions of the group: nobody asks for it any more."""
+        """Leave out finished segments before the durable positions of the group: they are not needed any more."""
         known = self._member.group.progress[self._info.name].positions
         gone = [split for split in self._finished if self._readers[split].segment not in known]
         for split in gone:
@@ -350,7 +350,7 @@ class GroupSource:
         return GroupCheckpointHook(self.stream, self.group, str(self.store), str(self.start))
 
     def without_hook(self) -> StreamSource:
-        """See ``HookedSource``: whoever only looks leaves the group as it is."""
+        """See ``HookedSource``: a run that only looks leaves the group as it is."""
         return LookingSource(self.stream, self.store, self.start, holds=False)
 
     def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:  # GS16

@@ -94,7 +94,7 @@ class OwnSegments:
 
     @property
     def done(self) -> Mapping[int, Place]:
-        """Own segments that former generations have read, as far as somebody may still ask for that."""
+        """Own segments that former generations have read, as far as that may still be needed."""
         return self._order.done
 
     @property
@@ -135,7 +135,7 @@ class OwnSegments:
         self._tell(self._order.completed(checkpoint))
 
     def _tell(self, segments: Iterable[int]) -> None:
-        """Tell other subtasks; what cannot be told now is told with the next checkpoint."""
+        """Record that these were passed; what fails now is recorded with the next checkpoint."""
         numbers = sorted(segments)
         if numbers:
             with suppress(StorageError):

@@ -59,7 +59,7 @@ class StreamCutHook(CoordinatorHook, CheckpointListener):
             self._store.pipelines.unmark(owner=self._owner, generation=self._generation, first=0, last=checkpoint_id)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Forget this marker; one that stays, nobody waits at, and it goes with the next completion."""
+        """Forget this marker; one that stays does no harm, and goes with the next completion."""
         with suppress(StorageError):
             self._store.pipelines.unmark(
                 owner=self._owner, generation=self._generation, first=checkpoint_id, last=checkpoint_id
@@ -85,7 +85,7 @@ class SegmentCuts:
     def look(self, segment: int) -> Frontier:
         """Return the frontier of ``segment``, and of all others that were looked at.
 
-        Events behind it may have markers between them that nobody knows of yet (S62, SC22).
+        Events after it may have markers between them that are not known yet (S62, SC22).
         """
         changes = self._store.changes()
         if changes != self._changes or segment not in self._asked:
@@ -97,7 +97,7 @@ class SegmentCuts:
         return self._frontier
 
     def leave(self, segment: int) -> None:
-        """``segment`` was read to its end: nobody looks at it any more."""
+        """Stop looking at ``segment``, which was read to its end."""
         self._asked.discard(segment)
         self._met.pop(segment, None)
 

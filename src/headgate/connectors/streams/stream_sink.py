@@ -288,7 +288,7 @@ class StreamSink(Sink):
         return StreamCommitter(Store.shared(self.store), self.stream, node, owner_of(pipeline, node), generation)
 
     def owner(self, pipeline: str, node: str) -> Owner:  # LV2
-        """See ``Sink``. A store that is not there knows nobody, and is not made by being asked."""
+        """See ``Sink``. A missing store has no owner, and is not made by the question."""
         if not Store.exists(self.store):
             return Owner()
         return Store.shared(self.store).pipelines.owner(owner_of(pipeline, node), self.stream, f"{pipeline}/")

@@ -140,7 +140,7 @@ class StreamSource:
     def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:  # SC30
         """See ``HoldingSource``: the cut that is held is the oldest position of each segment.
 
-        A store that stays as it is until somebody writes is not written to for that: nobody truncates it either.
+        A store that is not written to is not written to for that: it is not truncated either.
         """
         store, is_held = Store.shared(self.store), False
         holder = holder_of(context.pipeline, context.node)
@@ -173,7 +173,7 @@ class LookingSource(StreamSource):
 
 
 def holder_of(pipeline: str, node: str) -> str:
-    """Return in whose name a source holds what its pipeline needs of a stream."""
+    """Return the name under which a source holds what its pipeline needs of a stream."""
     return f"{pipeline}/{node}"
 
 
@@ -340,7 +340,7 @@ class StreamCutReader(StreamSourceReader):
 def read_as(schemas: Sequence[pa.Schema], built: pa.Schema | None) -> tuple[int, pa.Schema]:
     """Return which of the schemas of a stream is read, in canonical types: the one a pipeline was built with (SC50).
 
-    Where nobody knows it, or another source made something else of the stream, it is the one of now.
+    Where that is not known, or another source made something else of the stream, it is the newest.
     """
     forms = [canonical_schema(schema) for schema in schemas]
     version = newest_matching(forms, lambda form: "" if built is None or form.equals(built) else "other columns")
@@ -353,7 +353,7 @@ def start_of(
 ) -> Start:
     """Return where reading begins. On a first start that is one moment, which the first subtask records (SC42).
 
-    Whoever only looks leaves nothing behind.
+    A run that only looks records nothing.
     """
     if places is not None:
         return Restored(places)

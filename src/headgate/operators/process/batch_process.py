@@ -122,7 +122,7 @@ class BatchTimers(Times):
 
     @property
     def holds_slots(self) -> bool:
-        """Whether anything waits for ``end``: its slots must not be numbered anew. For Headgate only."""
+        """Whether anything waits for ``end``: its slots must keep their numbers. For Headgate only."""
         return bool(self._waiting)
 
     def begin(self, kind: TimeKind, slots: Slots, times_ms: Words) -> None:

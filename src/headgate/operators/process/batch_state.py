@@ -42,7 +42,7 @@ class Keys:
 
 
 class BatchCursor:
-    """The keys whose turn it is; shared by the context and all states of one operator."""
+    """The keys of the current call; shared by the context and all states of one operator."""
 
     __slots__ = ("_keys",)
 

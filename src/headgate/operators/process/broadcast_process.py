@@ -295,7 +295,7 @@ class OrderingOperator(Operator):
         self._spec = spec
 
     def on_splits(self, origins: Sequence[Origin]) -> None:
-        """See ``Operator``. Whoever has no event times says at once that nobody need wait for them (BC8)."""
+        """See ``Operator``. A side without event times is idle from the start (BC8)."""
         if not self._spec.is_timed:
             self.output.emit_idle(True)
 

@@ -187,7 +187,7 @@ class BroadcastSide:
         return FrozenBroadcast(found, is_own=is_own) if found else None
 
     def restore(self, states: Sequence[RestoredState], context: OperatorContext) -> None:
-        """Take over what ``FrozenBroadcast`` wrote: of copies that differ the one whose records in flight come here.
+        """Take over what ``FrozenBroadcast`` wrote: of copies that differ, the one with records in flight to here.
 
         Raises:
             CorruptionError: it is something else.

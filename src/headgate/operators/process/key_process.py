@@ -145,7 +145,7 @@ class KeyContext(CallContext):
 
     @property
     def key(self) -> Any:
-        """The key whose turn it is."""
+        """The key of the current call."""
         return self._cursor.key
 
     @property
@@ -166,7 +166,7 @@ class KeyFunction(ABC):
 
     @abstractmethod
     def begin(self, context: KeyContext) -> None:
-        """Called once in a subtask, behind ``open``."""
+        """Called once in a subtask, after ``open``."""
 
     @abstractmethod
     def rows(self, batch: pa.RecordBatch) -> Callable[[Sequence[int]], Any]:
@@ -189,7 +189,7 @@ class KeyFunction(ABC):
         """Return the results as a batch of ``schema``, and those that do not fit.
 
         Raises:
-            TypeError, ValueError: they are no results, which is for nobody to divert.
+            TypeError, ValueError: they are no results, and are not diverted.
         """
 
     @abstractmethod
@@ -257,7 +257,7 @@ class KeyFunctionOperator(ProcessOperator):
         self._fire_what_has_passed()
 
     def _fire_what_has_passed(self) -> None:
-        """Timers that were registered for times before the watermark fire behind the batch, as in Spark (SX10)."""
+        """Fire timers for times before the watermark after the batch, as in Spark (SX10)."""
         watermark_ms, timers = self._key_context.watermark_ms, self._backend.timers
         if self._kind is not TimeKind.EVENT_TIME or watermark_ms is None or timers is None:
             return

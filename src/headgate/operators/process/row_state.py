@@ -19,7 +19,7 @@ from headgate.state.ttl import TTL, StateTime, Timed, live_elements, live_entrie
 
 
 class NoKey:
-    """Stands for the key while there is none: using it as one says so, at no cost for those who have one."""
+    """The key while there is none: its use as a key raises, at no cost where there is one."""
 
     def __hash__(self) -> NoReturn:
         raise UsageError(
@@ -29,7 +29,7 @@ class NoKey:
 
 
 class Cursor:
-    """The key whose turn it is; shared by the context and all states of one operator."""
+    """The current key; shared by the context and all states of one operator."""
 
     __slots__ = ("key",)
 

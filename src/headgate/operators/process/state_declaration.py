@@ -92,7 +92,7 @@ class Declarations(Generic[V, L, M]):
         return self._maker.map(self._declared(name, StateKind.MAP, type, ttl, evolution, key_type))
 
     def forget(self, name: str) -> None:
-        """Leave behind what older checkpoints have of state ``name``, which is not declared any more."""
+        """Drop what older checkpoints have of state ``name``, which is not declared any more."""
         if not isinstance(name, str) or not name:
             raise UsageError(f"operator '{self._node}': forget takes the name of a state, not {name!r}")
         self._forgotten.add(name)
@@ -116,7 +116,7 @@ class Declarations(Generic[V, L, M]):
     def _declared_broadcast(
         self, name: str, key_type: Any, type: Any, evolution: Any
     ) -> tuple[StateDescriptor, BroadcastSide]:
-        """Declare a broadcast state, and return who has it."""
+        """Declare a broadcast state; return it with its side."""
         if self._side is None:
             raise UsageError(
                 f"operator '{self._node}': broadcast state '{name}' needs a broadcast side; derive the function from "
@@ -129,7 +129,7 @@ class Declarations(Generic[V, L, M]):
 
     @property
     def forgotten(self) -> frozenset[str]:
-        """What is left behind; for Headgate only."""
+        """The states that are dropped; for Headgate only."""
         return frozenset(self._forgotten)
 
     def _declared(
@@ -186,7 +186,7 @@ class StatefulFunctionSpec(ABC, Generic[Function]):
     Attributes:
         schema: of the input.
         descriptors: of the states that the function declares.
-        forgotten: states of older programs that it leaves behind.
+        forgotten: states of older programs that it drops.
         broadcasts: the broadcast states that it declares.
     """
 
@@ -216,7 +216,7 @@ class StatefulFunctionSpec(ABC, Generic[Function]):
 
     @property
     def has_timers(self) -> bool:
-        """Whether the function wants to be told of timers."""
+        """Whether the function has ``on_timer``."""
         return type(self.function).on_timer is not self.form.on_timer
 
     def state_text(self) -> str:
