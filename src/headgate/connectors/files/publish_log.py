@@ -235,8 +235,8 @@ class Ledger:
         """Delete every file that a manifest lists, then the manifest: cut short, the next call finds it there (SO6).
 
         ``check`` raises when a newer generation publishes here; what that one lists is never read after it. Several may
-        do it at once: a manifest that is gone was emptied by another one, or merged by a slow commit; the next round looks
-        for others.
+        do it at once: a manifest that is gone was emptied by another one, or merged by a slow commit; the next round
+        looks for others.
         """
         is_whole = False
         while not is_whole:
