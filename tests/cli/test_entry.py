@@ -15,7 +15,8 @@ from headgate.cli.__main__ import environment_of, program_of, start_jvm, values_
 from headgate.cli.program_loader import make_importable
 from headgate.spark import jvm, jvm_settings
 from headgate.spark.jvm import Launch
-from headgate.spark.jvm_settings import JVM_OPTIONS, QUICK_COMPILER, quick_jvm
+from headgate.spark.jvm_settings import QUICK_COMPILER, quick_jvm
+from headgate.spark.prerequisites import JVM_OPTIONS
 from headgate.spark.session import jvm_settings as settings_of
 from headgate.spark.session import session_options
 

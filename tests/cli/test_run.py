@@ -17,7 +17,8 @@ from headgate.cli.options import RunOptions, StartPoint
 from headgate.cli.supervisor import Orders
 from headgate.errors import UsageError
 from headgate.model.progress import PipelineState, Progress, RunResult
-from headgate.spark.jvm_settings import JVM_OPTIONS, QUICK_COMPILER
+from headgate.spark.jvm_settings import QUICK_COMPILER
+from headgate.spark.prerequisites import JVM_OPTIONS
 from headgate.spark.py_files import Submission
 
 PROGRAM = "import headgate as hg\np = hg.Pipeline('quick')\np.source(hg.FromRows([{'a': 1}])).sink(hg.Discard())\n"

@@ -22,8 +22,8 @@ COMMON = ["-XX:+UseSerialGC", "-Xlog:disable"]
 
 WAIT_S = 1_200
 
-WRITE = "from headgate.spark.archiving import have_written; import pathlib, sys; "
-WRITE += "have_written(pathlib.Path(sys.argv[1]), *sys.argv[2:])"
+WRITE = "from headgate.spark.cds_archive import dump_archive; import pathlib, sys; "
+WRITE += "dump_archive(pathlib.Path(sys.argv[1]), *sys.argv[2:])"
 
 
 def place() -> Path | None:

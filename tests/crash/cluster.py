@@ -16,7 +16,7 @@ import psutil
 import pyspark
 
 from crash.processes import STARTED_S, end_session, environment, quick_jvm, session_processes, until
-from headgate.spark.jvm_settings import JVM_OPTIONS
+from headgate.spark.prerequisites import JVM_OPTIONS
 
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 EXECUTOR = "CoarseGrainedExecutorBackend"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headgate.spark.cds_archive import archive_options
-from headgate.spark.prerequisites import read_master
+from headgate.spark.prerequisites import JVM_OPTIONS, read_master
 from headgate.storage.local_directories import ProcessDirectory
 
 _PARENT = f"headgate-spark-{os.getuid()}"
@@ -72,8 +72,6 @@ SLOTS_LOOK_S = 1
 
 SLOTS_LOOKS_MAX = 600
 """As patient as Spark's own forty looks, for clusters that take minutes to find a machine."""
-
-JVM_OPTIONS = "SPARK_SUBMIT_OPTS"
 
 QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 """A pipeline's JVM computes nothing: optimizing code that runs once was a third of the processor time of a start."""

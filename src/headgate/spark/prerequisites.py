@@ -111,6 +111,9 @@ REACH_S = 5.0
 """How long all hosts of a master together have to accept a connection; the sentence comes within ten seconds."""
 
 INSTALL_JAVA = "install Java 17 or newer, for example with 'apt-get install openjdk-17-jre-headless'"
+JVM_OPTIONS = "SPARK_SUBMIT_OPTS"
+"""Environment variable: options of the JVM that Spark's scripts start."""
+
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Set by ``spark-submit`` in a Python program: its JVM runs already."""
 

@@ -14,10 +14,9 @@ from unittest.mock import Mock
 import pytest
 
 from headgate.errors import PipelineFailed, UsageError
-from headgate.spark import archiving
-from headgate.spark.archiving import make_archive
-from headgate.spark.cds_archive import archive_file, archive_options, options_with
-from headgate.spark.jvm_settings import JVM_OPTIONS
+from headgate.spark import cds_archive, launcher, session
+from headgate.spark.cds_archive import archive_file, archive_options, make_archive, options_with
+from headgate.spark.prerequisites import JVM_OPTIONS
 from headgate.storage.local_directories import ProcessDirectory
 
 WHOLE = b"all classes"
@@ -67,7 +66,7 @@ def test_an_archive_is_named_by_its_java_and_its_spark(place: Path, tmp_path: Pa
 
 @pytest.mark.usefixtures("place")
 def test_an_archive_that_others_could_have_written_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:  # OM12
-    monkeypatch.setattr(archiving, "dump_archive", writes())
+    monkeypatch.setattr(cds_archive, "dump_archive", writes())
     assert archive_options() == [], "there is none"
     file = make_archive()
     assert f'"-XX:SharedArchiveFile={file}"' in archive_options()
@@ -90,13 +89,13 @@ def test_an_archive_gets_its_name_when_it_is_whole(place: Path, monkeypatch: pyt
         made.write_bytes(WHOLE[:3])
         raise PipelineFailed("Spark's JVM ended")
 
-    monkeypatch.setattr(archiving, "dump_archive", dies)
+    monkeypatch.setattr(cds_archive, "dump_archive", dies)
     with pytest.raises(PipelineFailed):
         make_archive()
     assert list(place.glob("**/*.jsa")) == []
-    monkeypatch.setattr(archiving, "dump_archive", writes())
+    monkeypatch.setattr(cds_archive, "dump_archive", writes())
     file = make_archive()
-    monkeypatch.setattr(archiving, "dump_archive", dies)
+    monkeypatch.setattr(cds_archive, "dump_archive", dies)
     with pytest.raises(PipelineFailed):
         make_archive()
     assert file.read_bytes() == WHOLE, "the one before is there until there is another one"
@@ -109,16 +108,16 @@ def test_what_a_jvm_that_failed_has_written_is_none(tmp_path: Path, monkeypatch:
     told: list[str] = []
     jvm = Mock(wait=Mock(side_effect=[end, -9]))
 
-    def session(*_: object) -> Any:
+    def made(*_: object) -> Any:
         told.append(os.environ[JVM_OPTIONS])
         return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=jvm)), stop=lambda: None)
 
     monkeypatch.setenv(JVM_OPTIONS, "-Dmine")
-    monkeypatch.setattr(archiving, "make_session", session)
-    monkeypatch.setattr(archiving, "warm_up", lambda *_: None)
+    monkeypatch.setattr(session, "make_session", made)
+    monkeypatch.setattr(launcher, "warm_up", lambda *_: None)
     (tmp_path / "half.jsa").write_bytes(WHOLE[:3])
     with pytest.raises(PipelineFailed, match="is there room on the disk"):
-        archiving.dump_archive(tmp_path / "half.jsa", "-Dmore")
+        cds_archive.dump_archive(tmp_path / "half.jsa", "-Dmore")
     assert told == [f'-Dmore "-XX:ArchiveClassesAtExit={tmp_path}/half.jsa" -Xlog:disable']
     assert os.environ[JVM_OPTIONS] == "-Dmine"
     assert jvm.kill.called is not isinstance(end, int)
@@ -128,10 +127,10 @@ def test_whoever_makes_an_archive_at_the_same_time_is_not_disturbed(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # OM12
     def another() -> None:
-        monkeypatch.setattr(archiving, "dump_archive", writes(b"another one's"))
+        monkeypatch.setattr(cds_archive, "dump_archive", writes(b"another one's"))
         make_archive()
 
-    monkeypatch.setattr(archiving, "dump_archive", writes(before=another))
+    monkeypatch.setattr(cds_archive, "dump_archive", writes(before=another))
     file = make_archive()
     assert file.read_bytes() == WHOLE
     assert sorted(path.name for path in place.iterdir()) == [file.name]
@@ -141,7 +140,7 @@ def test_what_a_killed_one_left_is_removed(place: Path, monkeypatch: pytest.Monk
     left = ProcessDirectory(place / "making")
     (left.path / "half.jsa").write_bytes(WHOLE[:3])
     os.close(left._lock)  # as the end of its process does
-    monkeypatch.setattr(archiving, "dump_archive", writes())
+    monkeypatch.setattr(cds_archive, "dump_archive", writes())
     file = make_archive()
     assert [path.name for path in place.iterdir()] == [file.name]
 
@@ -151,7 +150,7 @@ def test_old_archives_make_room(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     for age in range(5):
         (place / f"spark-classes-{age}.jsa").touch()
         os.utime(place / f"spark-classes-{age}.jsa", (10 - age, 10 - age))
-    monkeypatch.setattr(archiving, "dump_archive", writes())
+    monkeypatch.setattr(cds_archive, "dump_archive", writes())
     file = make_archive()
     assert {path.name for path in place.iterdir()} == {file.name, "spark-classes-0.jsa", "spark-classes-1.jsa"}
 
@@ -159,7 +158,7 @@ def test_old_archives_make_room(place: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_directory_that_cannot_be_written_is_one_sentence(
     place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:  # OM12
-    monkeypatch.setattr(archiving, "dump_archive", writes())
+    monkeypatch.setattr(cds_archive, "dump_archive", writes())
     (tmp_path / "cache").write_text("in the way")
     with pytest.raises(UsageError, match=r"spark-classes-.*\.jsa cannot be written: .*; choose another XDG_CACHE_HOME"):
         make_archive()
