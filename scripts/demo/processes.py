@@ -29,8 +29,8 @@ def log4j_options(log: Path, level: str, detail: str) -> str:
     return f"-Dlog4j2.configurationFile=file:{settings} -Ddemo.log={log} -Ddemo.level={level} -Ddemo.detail={detail}"
 
 
-DAEMON = "spark.daemon"
-"""Part of the command that forks the workers: ``headgate.spark.python_daemon`` or Spark's ``pyspark.daemon``."""
+DAEMON = "headgate.spark.python_daemon"
+"""Part of the command of the process that forks the workers."""
 
 
 class PipelineProcess:

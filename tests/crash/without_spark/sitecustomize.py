@@ -38,7 +38,7 @@ def without_session(module):
 
 
 def without_jvm(module):
-    module.begin_ahead = lambda launch: None
+    module.start_early = lambda launch: None
 
 
 class Nothing:

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.cli.test_state_shown import shown
+from tests.cli.test_state import shown
 from tests.operators.harness import Harness
 from tests.runtime.stored_state.written import Written, state
 

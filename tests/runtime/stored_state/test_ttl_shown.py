@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.cli.test_state_shown import shown
+from tests.cli.test_state import shown
 from tests.operators.harness import Harness
 from tests.operators.process.expiring_functions import FORMS, SCHEMA
 from tests.operators.process.test_ttl import PUT, do

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.spark.processors.stateful_processors import Sessions
+from tests.spark.stateful_processor.stateful_processors import Sessions
 
 import headgate as hg
 from headgate.model.config import MemoryState, RocksState, size_bytes

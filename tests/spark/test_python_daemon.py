@@ -14,7 +14,7 @@ HOME = Path(pyspark.__file__).parent
 
 CHILDREN = r"""
     import os, sys, traceback
-    from headgate.spark import daemon
+    from headgate.spark import python_daemon as daemon
 
     daemon.prepare()
     loaded = set(sys.modules)
@@ -53,12 +53,12 @@ CHILDREN = r"""
 
 PATH = """
     import sys
-    from headgate.spark import daemon
+    from headgate.spark import python_daemon as daemon
 
     given = {given!r}
     sys.path[:0] = given
     sys.path_importer_cache[given[0] + "/pyspark"] = None
-    daemon.leave_archives()
+    daemon.drop_archives_from_path()
     print([entry for entry in given if entry in sys.path], [c for c in sys.path_importer_cache if given[0] in c])
 """
 
@@ -67,7 +67,7 @@ THREADS = """
     from pathlib import Path
 
     import pyspark.daemon
-    from headgate.spark import daemon
+    from headgate.spark import python_daemon as daemon
 
     def manager():
         for status in Path("/proc/self/task").glob("*/status"):

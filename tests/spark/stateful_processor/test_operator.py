@@ -20,7 +20,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.tws_tester import TwsTester
 from tests.operators.harness import BORN_MS, Harness
-from tests.spark.processors.stateful_processors import GAP_MS, OUTPUT, Sessions, SessionsInPandas
+from tests.spark.stateful_processor.stateful_processors import GAP_MS, OUTPUT, Sessions, SessionsInPandas
 from tests.state.backends import NAMES
 from tests.state.backends import states as states_on
 

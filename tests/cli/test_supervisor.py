@@ -39,8 +39,8 @@ WAIT_S = 60.0
 
 CHILD = """
 import json, os, signal, subprocess, sys, time
-from headgate.cli.supervisor_client import Kept
-kept = Kept.by_environment()
+from headgate.cli.supervisor_client import SupervisorClient
+kept = SupervisorClient.by_environment()
 told = open(sys.argv[1], "a", buffering=1)
 def tell(*words): told.write(json.dumps([os.getpid(), *words]) + "\\n")
 def hold(): time.sleep(3600)
@@ -175,9 +175,9 @@ def test_a_driver_that_was_asked_to_drain_and_died_drains_when_it_is_started_aga
 HOLDS = """
 from pathlib import Path
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
-from headgate.runtime.driver.takeover import Succession, succeeding
+from headgate.runtime.driver.takeover import Takeover, taking_over
 signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-with taking_signals(), succeeding(Succession(keeper=kept.keeper)):
+with taking_signals(), taking_over(Takeover(keeper=kept.keeper)):
     lock = PipelineLock.acquire(str(Path(sys.argv[1]).parent), "p", "a child")
 kept.listens()
 tell('up')
