@@ -197,7 +197,7 @@ def said(root: Path, how: str, *command: str) -> tuple[str, str | HeadgateError]
 
 def test_a_savepoint_is_taken_on_request_and_waited_for(tmp_path: Path) -> None:
     asked, sentence = said(tmp_path, "completes", "savepoints", "take", "p", "/backup/here")
-    assert asked == "RunRequest(savepoint='/backup/here', ends=False, drains=False, cancels=False)"
+    assert asked == "ControlRequest(savepoint='/backup/here', ends=False, drains=False, cancels=False)"
     assert sentence == "p: savepoint /backup/here is complete (checkpoint 7)\n"
     _, problem = said(tmp_path, "refused", "savepoints", "take", "p", "/backup/here")
     assert str(problem) == "p: there is no savepoint: the place is taken"
@@ -215,7 +215,7 @@ def test_a_pipeline_is_stopped_with_a_savepoint(
 ) -> None:  # SV10
     command = ["stop", "p", "--savepoint", "/backup/here", *option]
     asked, found = said(tmp_path, "completes", *command)
-    assert asked == f"RunRequest(savepoint='/backup/here', ends=True, drains={drains}, cancels=False)"
+    assert asked == f"ControlRequest(savepoint='/backup/here', ends=True, drains={drains}, cancels=False)"
     assert found == f"{sentence}p: savepoint /backup/here is complete\n"
     _, problem = said(tmp_path, "fails", *command)
     assert isinstance(problem, PipelineFailed)

@@ -173,10 +173,10 @@ def test_a_driver_that_was_asked_to_drain_and_died_drains_when_it_is_started_aga
 
 
 HOLDS = """
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # in threads that imports start, too
 from pathlib import Path
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 from headgate.runtime.driver.takeover import Takeover, taking_over
-signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 with taking_signals(), taking_over(Takeover(keeper=kept.keeper)):
     lock = PipelineLock.acquire(str(Path(sys.argv[1]).parent), "p", "a child")
 kept.listens()
@@ -224,7 +224,8 @@ def test_whoever_asked_insists_when_the_driver_died_over_the_question(
         until(lambda: signal_waits(kept.told()[1][0], signal.SIGUSR1), "the drain of the second run")
         os.kill(kept.pid, signal.SIGTERM)
     os.kill(kept.told()[1][0], signal.SIGKILL)
-    assert kept.end()[0] == 137
+    code, _, err = kept.end()
+    assert code == 137, err
     running.insist(ended, drain=drain)  # nobody is there any more
 
 
