@@ -87,4 +87,4 @@ def test_a_sink_is_found_by_its_former_name(sink: SqliteSink) -> None:  # LV9: w
     sink.own("p", "former", LIFE)
     assert "p/former is forgotten" in forget(sink, "p/former")
     assert sink.owner("p", "former").is_forgotten
-    assert sink.owner("p", "out").is_nobody
+    assert sink.owner("p", "out").is_unknown

@@ -26,7 +26,7 @@ from headgate.protocol.checkpoints.checkpoint_requests import Requests
 from headgate.protocol.checkpoints.coordinator_events import AnswerRequest
 from headgate.protocol.checkpoints.retention import FileRetention
 from headgate.protocol.subtasks.externally_induced import InducedCut
-from headgate.protocol.subtasks.weaker_guarantees import ReadAhead, Tracker
+from headgate.protocol.subtasks.weaker_guarantees import BarrierTracker, ReadAhead
 from headgate.protocol.supervision import restart_policy
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.runtime.checkpoints.snapshot_writer import SubtaskTarget
@@ -107,7 +107,7 @@ def what_is_behind_a_barrier_is_recorded_too() -> AbstractContextManager[None]: 
 
 
 def the_first_barrier_completes() -> AbstractContextManager[None]:  # GM11
-    return skipped(Tracker, "_is_complete", True)
+    return skipped(BarrierTracker, "_is_complete", True)
 
 
 def what_is_read_is_processed_at_once() -> AbstractContextManager[None]:  # GM30

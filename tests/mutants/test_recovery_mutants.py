@@ -177,12 +177,12 @@ def every_start_adopts_what_it_names() -> AbstractContextManager[None]:  # SV24
 @contextmanager
 def a_driver_beats_once() -> Iterator[None]:
     """SB1."""
-    real = standby.Pulse.beat
+    real = standby.HeartbeatTimer.beat
 
     def beat(self, now_ms, generation, course):  # type: ignore[no-untyped-def]
         return None if self._count else real(self, now_ms, generation, course)
 
-    with patched(standby.Pulse, "beat", beat):
+    with patched(standby.HeartbeatTimer, "beat", beat):
         yield
 
 

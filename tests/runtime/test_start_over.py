@@ -161,7 +161,7 @@ def test_a_start_over_is_refused_whatever_the_sink_is_called_now(
         said = refusal(start, piped(tmp_path, place.sink, name="out2"))
         assert "the target of sink 'out2' of pipeline 'p' knows its sink 'out', which belongs to former check" in said
         assert (place.count(), place.prepared()) == (ROWS, 0)
-    assert place.sink.owner("p", "out2").is_nobody, "nobody was told"
+    assert place.sink.owner("p", "out2").is_unknown, "nobody was told"
     place.forget(said)
     run_often(start, piped(tmp_path, place.sink, name="out2"), 2)
     assert (place.count(), place.prepared()) == (2 * ROWS, 0)

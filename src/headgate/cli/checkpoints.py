@@ -23,7 +23,7 @@ from headgate.model.checkpoint_options import Guarantee
 from headgate.model.manifest import SAVEPOINT_VERSION, Claim, Manifest, Savepoint, SnapshotPart, SubtaskEntry
 from headgate.model.progress import CheckpointOutcome, ControlRequest
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates, has_given_up
-from headgate.protocol.checkpoints.restore_selection import Aside
+from headgate.protocol.checkpoints.restore_selection import KeptAside
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory, refuse_unless_newest_is_known, savepoints_below
 from headgate.runtime.driver.remote_control import RunningPipeline
@@ -132,7 +132,7 @@ def request_and_wait(running: RunningPipeline, request: ControlRequest) -> Check
         ask.remove()
 
 
-def _print_aside(found: list[Aside]) -> None:
+def _print_aside(found: list[KeptAside]) -> None:
     for aside in found:
         what = f"kept aside: what came after checkpoint {aside.above} and before {aside.below}"
         say(f"{what}: {'; '.join(aside.why.splitlines())}", fg=typer.colors.RED)

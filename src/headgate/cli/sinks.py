@@ -93,7 +93,7 @@ def _program_sink(
     definition = load_pipeline(program, arguments).definition()
     sinks = {str(one.name): one.spec for one in definition.graph.nodes if isinstance(one.spec, FencedSink)}
     named = [sinks[node]] if node in sinks else []
-    known = [one for one in sinks.values() if not one.owner(pipeline, node).is_nobody] or named
+    known = [one for one in sinks.values() if not one.owner(pipeline, node).is_unknown] or named
     if definition.config.name != pipeline or not known:
         there = ", ".join(f"'{definition.config.name}/{name}'" for name in sinks) or "none"
         raise UsageError(f"{program} has no sink of its own called '{pipeline}/{node}'; there is {there}")

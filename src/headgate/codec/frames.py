@@ -21,7 +21,7 @@ import xxhash
 from headgate.errors import CorruptionError, ProtocolViolation
 from headgate.model.checkpoint_options import ORDINARY, CheckpointOptions
 from headgate.model.ids import CheckpointId
-from headgate.protocol.loops.prober import Probe
+from headgate.protocol.loop_prober import Probe
 
 MAGIC = b"HG"
 FRAME_VERSION = 1

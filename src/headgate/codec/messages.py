@@ -21,8 +21,8 @@ from headgate.model.manifest import SnapshotPart
 from headgate.model.metrics import Sample
 from headgate.model.progress import LoopProgress
 from headgate.plain_text import encodable_values
+from headgate.protocol import loop_prober
 from headgate.protocol.checkpoints import coordinator_events as checkpoints
-from headgate.protocol.loops import prober
 
 NAME_CHARS_MAX = 1_024
 TEXT_CHARS_MAX = 65_536
@@ -179,7 +179,7 @@ class EntranceEnded(Struct, frozen=True, tag="entrance-ended"):
     """Nothing will enter a nest of loops at this subtask any more."""
 
     generation: Id
-    event: prober.EntranceEnded
+    event: loop_prober.EntranceEnded
 
     def __post_init__(self) -> None:
         """Refuse what is out of bounds."""
@@ -191,7 +191,7 @@ class ProbeReturned(Struct, frozen=True, tag="probe-returned"):
     """A probe has come back to a loop head, or has ended at a leaf."""
 
     generation: Id
-    event: prober.ProbeReturned
+    event: loop_prober.ProbeReturned
 
     def __post_init__(self) -> None:
         """Refuse what is out of bounds."""
@@ -270,7 +270,7 @@ class StartProbe(Struct, frozen=True, tag="start-probe"):
 
     generation: Id
     nest: Name
-    probe: prober.Probe
+    probe: loop_prober.Probe
 
     def __post_init__(self) -> None:
         """Refuse what is out of bounds."""

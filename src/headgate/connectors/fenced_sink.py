@@ -226,7 +226,7 @@ class FencedSink(Sink, ABC):
         """See ``connectors.base.Sink``. The amount of output is not known for a user's target."""
         kind = type(self).__name__
         known = self.owner(pipeline, node)
-        if known.is_nobody or known.is_forgotten:
+        if known.is_unknown or known.is_forgotten:
             return Holding("", kind)
         problem = "" if can_remove_output(self) else _CANNOT_REMOVE.format(kind=kind)
         return Holding("all its output", kind, problem=problem)
@@ -238,7 +238,7 @@ class FencedSink(Sink, ABC):
             known = self._remembered(owner)
             if known.life is not None and known.life.id == life.id:
                 return
-            if not known.is_nobody and not known.is_forgotten:
+            if not known.is_unknown and not known.is_forgotten:
                 self._remove(pipeline, node, generation)
             self.claim(Fence(owner, int(generation), encode_life(None).decode()))  # claim knows one life at a time
             self.claim(Fence(owner, int(generation), encode_life(life).decode()))

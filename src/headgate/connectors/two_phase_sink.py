@@ -277,8 +277,8 @@ class _ForgettingCommitter(_Committer):
         if name in kept or not self._is_mine(name):
             return False
         found = OutputName.parse(name)
-        is_former = found is not None and found.generation < self._fence.generation
-        return is_former or self._checkpoints.get(name, before) < before
+        began_at = found is not None and found.generation < self._fence.generation
+        return began_at or self._checkpoints.get(name, before) < before
 
 
 def _name_of(committable: Committable) -> str:

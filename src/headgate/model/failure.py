@@ -54,7 +54,7 @@ class Failure:
         object.__setattr__(self, "detail", printable(self.detail))
 
     @property
-    def is_hopeless(self) -> bool:
+    def is_permanent(self) -> bool:
         """Whether starting again cannot help, whatever was before."""
         return self.kind in (FailureKind.DETERMINISTIC, FailureKind.DENIED, FailureKind.REPLACED)
 

@@ -52,7 +52,7 @@ class Owner:
     others: tuple[OtherSink, ...] = ()
 
     @property
-    def is_nobody(self) -> bool:
+    def is_unknown(self) -> bool:
         """Whether the target knows nothing of this sink."""
         return self.life is None and not self.generation and not self.is_forgotten
 

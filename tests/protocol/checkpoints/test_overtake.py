@@ -33,9 +33,9 @@ from headgate.protocol.subtasks.unaligned import (
     DropRecording,
     Effect,
     Event,
-    Overtaker,
     Phase,
     RecordChannels,
+    TimeoutAligner,
 )
 
 TIMED = CheckpointOptions(alignment=Alignment.TIMED)
@@ -62,8 +62,10 @@ def end(channel: int) -> ChannelEnded:
     return ChannelEnded(ch(channel))
 
 
-def after(channels_count: int, *events: Event, is_immediate: bool = False, late: tuple[int, ...] = ()) -> Overtaker:
-    overtaker = Overtaker(channels_count, is_immediate=is_immediate, late=frozenset(ch(c) for c in late))
+def after(
+    channels_count: int, *events: Event, is_immediate: bool = False, late: tuple[int, ...] = ()
+) -> TimeoutAligner:
+    overtaker = TimeoutAligner(channels_count, is_immediate=is_immediate, late=frozenset(ch(c) for c in late))
     for event in events:
         overtaker.handle(event)
     return overtaker
@@ -93,7 +95,7 @@ def is_ignored(effects: list[Effect]) -> bool:
     return len(effects) == 1 and isinstance(effects[0], Ignored)
 
 
-def recording(checkpoint: int = 1) -> Overtaker:
+def recording(checkpoint: int = 1) -> TimeoutAligner:
     """Of four channels: 0 was read, on 1 the barrier has arrived, 2 and 3 are held."""
     return after(4, arrived(0, checkpoint), read(0, checkpoint), arrived(1, checkpoint), timeout(checkpoint))
 
@@ -141,7 +143,7 @@ def test_the_end_of_a_channel_stands_for_a_barrier_that_takes_credit() -> None: 
 
 
 def test_a_barrier_that_is_read_in_time_is_aligned() -> None:  # UA5
-    overtaker = Overtaker(2, is_immediate=False)
+    overtaker = TimeoutAligner(2, is_immediate=False)
     assert overtaker.handle(arrived(0, 1)) == [ArmAlignmentTimer(cp(1))]
     assert overtaker.blocked == frozenset()
     assert overtaker.handle(read(0, 1)) == [BlockChannel(ch(0))]
@@ -158,23 +160,23 @@ def test_one_channel_is_aligned_without_ever_being_blocked() -> None:  # UA5, A2
 
 
 def test_barriers_that_may_not_overtake_wait_for_ever() -> None:  # UA3
-    overtaker = Overtaker(2, is_immediate=False)
+    overtaker = TimeoutAligner(2, is_immediate=False)
     assert is_ignored(overtaker.handle(arrived(0, 1, ORDINARY)))
     assert overtaker.handle(read(0, 1, ORDINARY)) == [BlockChannel(ch(0))]
     assert overtaker.handle(read(1, 1, ORDINARY)) == [*taken(1, ORDINARY), unblock(0)]
-    immediate = Overtaker(2, is_immediate=True)
+    immediate = TimeoutAligner(2, is_immediate=True)
     assert is_ignored(immediate.handle(arrived(0, 1, ORDINARY)))
     assert immediate.phase is Phase.ALIGNING
 
 
 def test_a_barrier_that_is_read_before_its_arrival_is_told_counts_once() -> None:  # UA4
-    overtaker = Overtaker(2, is_immediate=False)
+    overtaker = TimeoutAligner(2, is_immediate=False)
     assert overtaker.handle(read(0, 1)) == [ArmAlignmentTimer(cp(1)), BlockChannel(ch(0))]
     assert is_ignored(overtaker.handle(arrived(0, 1)))
-    overtaker = Overtaker(2, is_immediate=True)
+    overtaker = TimeoutAligner(2, is_immediate=True)
     assert overtaker.handle(read(0, 1))[:2] == taken(1, OVER)
     assert is_ignored(overtaker.handle(arrived(0, 1))), "nothing stands in front of what was read"
-    overtaker = Overtaker(1, is_immediate=True)
+    overtaker = TimeoutAligner(1, is_immediate=True)
     assert overtaker.handle(read(0, 1)) == [*taken(1, OVER), AllRecorded(cp(1))]
     assert is_ignored(overtaker.handle(arrived(0, 1)))
 
@@ -204,13 +206,13 @@ def test_a_channel_without_its_barrier_is_held_until_it_arrives() -> None:  # UA
 
 
 def test_a_timeout_of_zero_goes_over_at_the_first_arrival() -> None:  # UA6
-    overtaker = Overtaker(2, is_immediate=True)
+    overtaker = TimeoutAligner(2, is_immediate=True)
     assert overtaker.handle(arrived(0, 1)) == [*taken(1, OVER), record(1, 0), BlockChannel(ch(1))]
     assert overtaker.handle(arrived(1, 1)) == [record(1, 1), unblock(1), AllRecorded(cp(1))]
 
 
 def test_a_barrier_that_overtook_makes_the_next_one_go_over_at_once() -> None:  # UA6
-    overtaker = Overtaker(2, is_immediate=False)
+    overtaker = TimeoutAligner(2, is_immediate=False)
     assert overtaker.handle(arrived(0, 1, OVER)) == [*taken(1, OVER), record(1, 0), BlockChannel(ch(1))]
     overtaker = after(3, arrived(0, 1), read(0, 1))
     assert overtaker.handle(arrived(1, 1, OVER)) == [*taken(1, OVER), record(1, 1), unblock(0), BlockChannel(ch(2))]
@@ -301,7 +303,7 @@ def test_a_cancel_marker_of_a_newer_checkpoint_gives_up_both(
     assert effects == [*given_up(1), *given_up(2, AbortReason.CANCELLED_UPSTREAM)]
     effects = recording().handle(kind(ch(0), cp(2)))
     assert effects == [*dropped(1), unblock(2, 3), *given_up(2, AbortReason.CANCELLED_UPSTREAM)]
-    flowing = Overtaker(2, is_immediate=False)
+    flowing = TimeoutAligner(2, is_immediate=False)
     assert flowing.handle(kind(ch(0), cp(1))) == given_up(1, AbortReason.CANCELLED_UPSTREAM)
     assert is_ignored(flowing.handle(arrived(1, 1))), "given up"
     assert is_ignored(after(2, arrived(0, 5)).handle(kind(ch(1), cp(4))))
@@ -322,7 +324,7 @@ def test_an_abort_while_recording_releases_everything() -> None:  # UA10
 
 
 def test_an_abort_before_the_first_barrier_is_remembered() -> None:  # A8
-    for phase in (Overtaker(4, is_immediate=False), after(4, arrived(0, 1)), recording()):
+    for phase in (TimeoutAligner(4, is_immediate=False), after(4, arrived(0, 1)), recording()):
         assert is_ignored(phase.handle(abort(7)))
         assert phase.handle(arrived(1, 7, OVER))[-1] == EmitCancel(cp(7)), "no snapshot, but nobody waits"
         assert phase.phase is Phase.FLOWING

@@ -35,8 +35,8 @@ from headgate.protocol.subtasks.unaligned import (
     CancelArrived,
     DropRecording,
     Event,
-    Overtaker,
     RecordChannels,
+    TimeoutAligner,
 )
 
 Marker = BarrierArrived | CancelArrived
@@ -85,7 +85,7 @@ class Node:
         self, inputs: list[Channel], outputs: list[Channel], *, is_immediate: bool, late: tuple[int, ...] = ()
     ) -> None:
         late_channels = frozenset(ch(channel) for channel in late)
-        self.overtaker = Overtaker(max(len(inputs), 1), is_immediate=is_immediate, late=late_channels)
+        self.overtaker = TimeoutAligner(max(len(inputs), 1), is_immediate=is_immediate, late=late_channels)
         self.inputs, self.outputs = inputs, outputs
         self.timers: list[int] = []
         self.frozen: dict[int, list[int]] = {}

@@ -12,11 +12,11 @@ from headgate.model.manifest import Committable, Left, Manifest, SnapshotPart, S
 from headgate.protocol.checkpoints.commit import (
     among,
     given_up,
-    giving_up,
     is_in_line,
-    leaving,
-    promised_here,
+    left_by_giving_up,
+    left_since,
     settled,
+    still_promised,
     without,
 )
 
@@ -53,7 +53,7 @@ def test_output_of_a_sink_that_was_given_up_is_not_committed() -> None:  # SV26,
 
 def test_a_sink_that_is_back_is_no_witness_of_what_was_given_up() -> None:  # SV26, SV30
     base = manifest(3, output(2), output(2, "other"), own=output(3))
-    left = giving_up(base, [output(3), output(2)])
+    left = left_by_giving_up(base, [output(3), output(2)])
     assert left == (Left(cp(1), cp(4), "out"),)
     newer = manifest(5, left=left)
     assert settled(base, newer) == {output(2, "other")}
@@ -64,16 +64,16 @@ def test_a_sink_that_is_back_is_no_witness_of_what_was_given_up() -> None:  # SV
 
 def test_nothing_is_known_of_checkpoints_that_were_left() -> None:  # SV26
     base = manifest(2, left=(Left(cp(0), cp(1)),))
-    newer = manifest(7, left=leaving(base, cp(5)))
+    newer = manifest(7, left=left_since(base, cp(5)))
     assert newer.left == (Left(cp(0), cp(1)), Left(cp(2), cp(5)))
     assert [one for one in range(1, 9) if is_in_line(cp(one), newer)] == [1, 2, 5, 6, 7]
     assert settled(manifest(4), newer) == frozenset()
-    assert leaving(manifest(4), cp(8)) == (Left(cp(4), cp(8)),), "who goes on from it has it in line again"
+    assert left_since(manifest(4), cp(8)) == (Left(cp(4), cp(8)),), "who goes on from it has it in line again"
 
 
 def test_who_goes_on_with_the_next_id_leaves_nothing() -> None:  # SV26
     base = manifest(2, left=(Left(cp(0), cp(1)),))
-    assert leaving(base, cp(3)) == base.left
+    assert left_since(base, cp(3)) == base.left
 
 
 def test_what_a_sink_promised_that_was_removed_by_name_is_given_up() -> None:  # SV30
@@ -82,5 +82,5 @@ def test_what_a_sink_promised_that_was_removed_by_name_is_given_up() -> None:  #
         plan=SimpleNamespace(state_texts=lambda: {"out": ""}),
         config=SimpleNamespace(start=SimpleNamespace(allow_unclaimed_state=("other", "out"))),
     )
-    assert promised_here(restored, definition) == (output(2), output(3))
+    assert still_promised(restored, definition) == (output(2), output(3))
     assert given_up(restored, definition) == (Left(cp(1), cp(4), "other"),)

@@ -13,13 +13,13 @@ from headgate.model.manifest import Claim, Left, Manifest, RestoredFrom, Subtask
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, Refuse
 from headgate.protocol.checkpoints.restore_selection import (
     Adopt,
-    Aside,
     Decision,
     GoOn,
+    KeptAside,
     Named,
     decide_named,
-    gone_back_behind,
-    left_by_its_user,
+    left_by_user,
+    rolled_back_by,
 )
 
 HERE = RestoredFrom("0a1b", cp(7), "/savepoints/here")
@@ -200,14 +200,14 @@ def test_damage_behind_a_restored_checkpoint_is_for_recovery_to_judge() -> None:
 def test_a_checkpoint_that_its_user_left_is_not_restored_unasked() -> None:  # SV26
     entries = (SubtaskEntry(sub("a"), inline_part()),)
     older = Manifest(cp(3), gen(1), 2, 128, entries)
-    assert left_by_its_user(older, replace(older, checkpoint=cp(5))) == []
+    assert left_by_user(older, replace(older, checkpoint=cp(5))) == []
     gone_back = replace(older, checkpoint=cp(5), left=(Left(cp(2), cp(5)),))
-    assert left_by_its_user(older, gone_back) == [Damage("checkpoint 3", "the pipeline left it")]
+    assert left_by_user(older, gone_back) == [Damage("checkpoint 3", "the pipeline left it")]
 
 
 @pytest.mark.parametrize(("checkpoint", "is_told"), [(2, False), (3, True), (4, True), (5, False)])
 def test_what_a_start_went_back_behind_says_so(checkpoint: int, is_told: bool) -> None:  # R51
     found = Manifest(cp(checkpoint), gen(1), 2, 128, (SubtaskEntry(sub("a"), inline_part()),))
-    asides = [Aside(cp(2), cp(5), "torn"), Aside(cp(2), cp(5), "torn again")]
+    asides = [KeptAside(cp(2), cp(5), "torn"), KeptAside(cp(2), cp(5), "torn again")]
     told = [Damage(f"checkpoint {checkpoint}", "a former start went back behind it: torn")]
-    assert gone_back_behind(found, asides) == (told if is_told else [])
+    assert rolled_back_by(found, asides) == (told if is_told else [])

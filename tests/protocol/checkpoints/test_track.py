@@ -23,7 +23,7 @@ from headgate.protocol.subtasks.alignment import (
     Event,
     TakeSnapshot,
 )
-from headgate.protocol.subtasks.weaker_guarantees import Tracker
+from headgate.protocol.subtasks.weaker_guarantees import BarrierTracker
 
 TRACKED = CheckpointOptions(alignment=Alignment.TRACKED)
 
@@ -52,8 +52,8 @@ def given_up(checkpoint: int, reason: AbortReason = AbortReason.OVERTAKEN) -> li
     return [EmitCancel(cp(checkpoint)), Decline(cp(checkpoint), reason)]
 
 
-def after(channels_count: int, *events: Event) -> Tracker:
-    tracker = Tracker(channels_count)
+def after(channels_count: int, *events: Event) -> BarrierTracker:
+    tracker = BarrierTracker(channels_count)
     for event in events:
         tracker.handle(event)
     return tracker
@@ -68,7 +68,7 @@ def test_no_channel_is_ever_blocked() -> None:
 
 # GM11
 def test_the_last_barrier_takes_the_snapshot_and_goes_on() -> None:
-    tracker = Tracker(2)
+    tracker = BarrierTracker(2)
     assert tracker.handle(barrier(0, 1)) == [Ignored("barriers are missing on other channels")]
     assert tracker.handle(barrier(1, 1)) == taken(1)
     assert tracker.pending == ()
@@ -99,8 +99,8 @@ def test_a_barrier_of_a_finished_or_older_checkpoint_is_ignored() -> None:
 
 # GM13
 def test_the_oldest_of_too_many_is_given_up() -> None:
-    tracker = after(2, *(barrier(0, n) for n in range(1, Tracker.PENDING_MAX + 1)))
-    assert tracker.handle(barrier(0, Tracker.PENDING_MAX + 1)) == given_up(1)
+    tracker = after(2, *(barrier(0, n) for n in range(1, BarrierTracker.PENDING_MAX + 1)))
+    assert tracker.handle(barrier(0, BarrierTracker.PENDING_MAX + 1)) == given_up(1)
     assert tracker.handle(barrier(1, 1)) == [Ignored("barrier of a finished checkpoint")]
     assert tracker.handle(barrier(1, 2)) == taken(2)
 
@@ -167,6 +167,6 @@ def test_what_no_correct_peer_sends_is_a_violation() -> None:
 # GM19
 def test_a_subtask_with_one_input_takes_the_same_snapshots_as_one_that_aligns() -> None:
     events: list[Event] = [barrier(0, 1), barrier(0, 3), abort(4), barrier(0, 4), cancel(0, 5), barrier(0, 6)]
-    tracker, aligner = Tracker(1), Aligner(1)
+    tracker, aligner = BarrierTracker(1), Aligner(1)
     for event in events:
         assert tracker.handle(event) == aligner.handle(event)

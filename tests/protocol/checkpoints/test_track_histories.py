@@ -20,7 +20,7 @@ from headgate.protocol.subtasks.alignment import (
     TakeSnapshot,
     UnblockChannels,
 )
-from headgate.protocol.subtasks.weaker_guarantees import Tracker
+from headgate.protocol.subtasks.weaker_guarantees import BarrierTracker
 
 
 class Model:
@@ -80,7 +80,7 @@ class Model:
 @settings(max_examples=300)
 @given(st.data(), st.integers(1, 4))
 def test_any_legal_history_is_what_the_model_says(data: st.DataObject, channels_count: int) -> None:
-    tracker, model = Tracker(channels_count), Model(channels_count)
+    tracker, model = BarrierTracker(channels_count), Model(channels_count)
     newest = dict.fromkeys(range(channels_count), 0)
     taken: list[int] = []
     told: list[int] = []

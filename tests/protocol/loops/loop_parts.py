@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from headgate.model.ids import CheckpointId
 from headgate.model.plan import PlanEdge
-from headgate.protocol.loops.prober import Probe
+from headgate.protocol.loop_prober import Probe
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.subtasks.loop_participant import NO_ROUNDS, RoundProgress
 

@@ -29,8 +29,8 @@ from tests.protocol.making import entry_of, inline_part
 
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.plan import Plan
-from headgate.protocol.loops import prober
-from headgate.protocol.loops.prober import LoopProber, Probe
+from headgate.protocol import loop_prober
+from headgate.protocol.loop_prober import LoopProber, Probe
 from headgate.protocol.subtasks import alignment, loop_head, loop_participant
 from headgate.protocol.subtasks import subtask as machine
 
@@ -183,7 +183,7 @@ class World:
             case End():
                 self._handle(name, machine.EndReceived(index))
             case Probe():
-                self._handle(name, prober.ProbeReceived(index, element))
+                self._handle(name, loop_prober.ProbeReceived(index, element))
 
     def _come_back(self, name: SubtaskId, channel: ChannelIndex, record: Record) -> None:
         subtask = self.subtasks[name]
@@ -269,19 +269,19 @@ class World:
             case machine.ReportFinished():
                 assert not subtask.has_reported
                 subtask.has_reported = True
-            case prober.PassProbe():
+            case loop_prober.PassProbe():
                 for edge, channels in subtask.outputs:
                     for channel in channels if edge.nest is not None else ():
                         channel.queue.append(effect.probe)
-            case prober.CloseRound():
+            case loop_prober.CloseRound():
                 subtask.state.closed.append(effect.round_)
                 self._on_round(name, subtask, effect.round_)
             case loop_participant.AdvanceToEnd():
                 self._fire(name, subtask)
             case loop_participant.ReportEntranceEnded():
-                self._probe(prober.EntranceEnded(name, effect.started_round, effect.highest_round))
+                self._probe(loop_prober.EntranceEnded(name, effect.started_round, effect.highest_round))
             case loop_participant.ReportProbe():
-                self._probe(prober.ProbeReturned(name, effect.number, effect.count, effect.highest_round))
+                self._probe(loop_prober.ProbeReturned(name, effect.number, effect.count, effect.highest_round))
 
     def _broadcast(self, subtask: LiveSubtask, element: Element) -> None:
         for _, channels in subtask.outputs:
@@ -337,19 +337,19 @@ class World:
             for subtask in self.subtasks.values():
                 subtask.control.append(machine.CompleteReceived(checkpoint))
 
-    def _probe(self, event: prober.ProberEvent) -> None:
+    def _probe(self, event: loop_prober.ProberEvent) -> None:
         for effect in self.prober.handle(event):
             match effect:
-                case prober.StartProbe():
+                case loop_prober.StartProbe():
                     self.started_after_empty += not self.records_in_nest()
                     for head in self._heads:
                         if head.vertex == self.outer_head:
                             self.subtasks[head].control.append(loop_participant.ProbeOrdered(effect.probe))
-                case prober.RoundFinished():
+                case loop_prober.RoundFinished():
                     alive = [r.round_ for r in self.records_in_nest()]
                     assert all(round_ > effect.round_ for round_ in alive), "its round is not over"
                     self.finished_rounds.append(effect.round_)
-                case prober.EndLoop():
+                case loop_prober.EndLoop():
                     assert not self.records_in_nest(), "a record is in the loop that ends"
                     self.has_ended = True
                     for head in self._heads:

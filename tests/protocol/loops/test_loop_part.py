@@ -6,7 +6,7 @@ import pytest
 from tests.protocol.making import ch
 
 from headgate.errors import ProtocolViolation
-from headgate.protocol.loops.prober import CloseRound, PassProbe, Probe, ProbeReceived
+from headgate.protocol.loop_prober import CloseRound, PassProbe, Probe, ProbeReceived
 from headgate.protocol.machine import Ignored
 from headgate.protocol.subtasks.loop_participant import (
     AdvanceToEnd,

@@ -7,7 +7,7 @@ from tests.protocol.making import ch, sub
 
 from headgate.errors import ProtocolViolation
 from headgate.model.ids import SubtaskId
-from headgate.protocol.loops.prober import (
+from headgate.protocol.loop_prober import (
     CloseRound,
     EndLoop,
     EntranceEnded,

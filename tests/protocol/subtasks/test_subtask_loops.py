@@ -8,7 +8,7 @@ from tests.protocol.making import ch, cp, entry_of, file_part
 from headgate.errors import ProtocolViolation
 from headgate.model.checkpoint_options import Alignment, CheckpointOptions
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
-from headgate.protocol.loops.prober import PassProbe, Probe
+from headgate.protocol.loop_prober import PassProbe, Probe
 from headgate.protocol.machine import Ignored
 from headgate.protocol.subtasks.alignment import (
     AbortReceived,

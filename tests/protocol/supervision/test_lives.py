@@ -7,7 +7,7 @@ from tests.protocol.making import gen
 
 from headgate.model.pipeline_identity import Life, OtherSink, Owner
 from headgate.protocol.checkpoints.recovery import ObservedLog, next_claim
-from headgate.protocol.supervision.ownership import Objection, floor, may_empty, may_own, objection, of_neighbour
+from headgate.protocol.supervision.ownership import Objection, floor, may_delete_output, may_own, objection, owner_of_sink
 
 
 def life(name: str, after: int = 0) -> Life:
@@ -66,14 +66,14 @@ def test_the_next_generation_exceeds_what_was_forgotten() -> None:  # LV4
     ],
 )
 def test_what_a_pipeline_that_starts_over_may_empty(owner: Owner, host: str | None, expected: bool) -> None:  # SO4
-    assert may_empty(MINE, "/home", host, owner) is expected
-    assert may_empty(None, "/home", host, owner) is (expected and owner.life != MINE)
+    assert may_delete_output(MINE, "/home", host, owner) is expected
+    assert may_delete_output(None, "/home", host, owner) is (expected and owner.life != MINE)
 
 
 def test_what_a_target_says_of_one_sink_lists_the_others() -> None:  # LV11
     mine, asked, third = Owner(life("a"), gen(1)), Owner(life("b"), gen(2)), Owner(life("c"), gen(3))
     answer = Owner(life("b"), gen(2), others=(OtherSink("mine", mine), OtherSink("third", third)))
-    found = of_neighbour("mine", "asked", answer)
+    found = owner_of_sink("mine", "asked", answer)
     assert (found.life, found.generation) == (mine.life, mine.generation)
     assert found.others == (OtherSink("asked", asked), OtherSink("third", third))
-    assert of_neighbour("new", "asked", Owner()) == Owner(), "nobody is known"
+    assert owner_of_sink("new", "asked", Owner()) == Owner(), "nobody is known"

@@ -11,6 +11,7 @@ from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision.standby import (
     BEAT_MS,
     Effect,
+    HeartbeatTimer,
     LookAtAll,
     LookAtBeat,
     Looked,
@@ -20,7 +21,6 @@ from headgate.protocol.supervision.standby import (
     Pause,
     PauseOver,
     Phase,
-    Pulse,
     Say,
     Standby,
     StandDown,
@@ -275,7 +275,7 @@ def test_what_cannot_happen_is_refused() -> None:
 
 
 def test_a_beat_is_due_at_a_claim_a_wish_and_every_period() -> None:  # SB1
-    pulse = Pulse("me")
+    pulse = HeartbeatTimer("me")
     first = pulse.beat(0, FOURTH, Course.RUNNING)
     assert first == Beat(FOURTH, "me", 1)
     assert pulse.beat(BEAT_MS - 1, FOURTH, Course.RUNNING) is None

@@ -648,7 +648,7 @@ def test_a_commit_that_was_denied_removes_nothing() -> None:  # C70, K5
     denied = Failure(FailureKind.DENIED, "cannot commit checkpoint 3: ConnectionError")
     machine = removing(*RUN, GenerationFailed(gen(1), denied, 0, 0.5), on_failure=True)
     assert machine.handle(job_ended()) == [Finish(denied)]
-    assert denied.is_hopeless
+    assert denied.is_permanent
 
 
 def test_a_run_that_ends_well_removes_nothing() -> None:  # C70

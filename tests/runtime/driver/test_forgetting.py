@@ -18,7 +18,7 @@ from headgate.connectors.base import Committer, SinkContext
 from headgate.errors import FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, LogEntry, Manifest, SubtaskEntry
-from headgate.protocol.checkpoints.commit import CommitPermit, forgettable
+from headgate.protocol.checkpoints.commit import CommitPermit, forgettable_before
 from headgate.protocol.checkpoints.recovery import Damage
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import restart
@@ -117,7 +117,7 @@ def test_what_cannot_be_read_or_is_lost_may_ask_for_anything(  # K20
 ) -> None:
     manifest = Manifest(CheckpointId(7), Generation(1), 1, 128, ())
     found = {at: manifest if isinstance(entry, str) else entry for at, entry in entries.items()}
-    assert forgettable(log(found, hint=hint)) == expected
+    assert forgettable_before(log(found, hint=hint)) == expected
 
 
 class Outcomes(ForgettingSink):

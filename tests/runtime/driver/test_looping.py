@@ -14,7 +14,7 @@ from headgate.model.graph import Edge, Graph, Node, Partitioner, Role
 from headgate.model.ids import Generation, NodeName, SubtaskId, VertexId
 from headgate.model.plan import PipelineDefinition, make_plan
 from headgate.operators.loop_head import LoopHeadSpec
-from headgate.protocol.loops import prober
+from headgate.protocol import loop_prober
 from headgate.runtime.driver.coordinator_host import LoopHost, RoundCallbacks
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -62,7 +62,7 @@ class Driver:
         self.looping.on_message(entrance_ended(loop, generation=generation))
 
     def returned(self, loop: str, number: int, count: int, *, highest: int = -1, generation: int = NOW) -> None:
-        event = prober.ProbeReturned(head(loop), number, count, highest)
+        event = loop_prober.ProbeReturned(head(loop), number, count, highest)
         self.looping.on_message(messages.ProbeReturned(generation, event))
 
     def taken(self) -> list[messages.ToWorker]:
@@ -77,7 +77,7 @@ class Driver:
 
 
 def probe(loop: str, number: int, *, is_last: bool = False) -> messages.StartProbe:
-    return messages.StartProbe(NOW, loop, prober.Probe(number, is_last_watermark=is_last))
+    return messages.StartProbe(NOW, loop, loop_prober.Probe(number, is_last_watermark=is_last))
 
 
 def head(loop: str) -> SubtaskId:
@@ -85,7 +85,7 @@ def head(loop: str) -> SubtaskId:
 
 
 def entrance_ended(loop: str, *, highest: int = -1, generation: int = NOW) -> messages.EntranceEnded:
-    return messages.EntranceEnded(generation, prober.EntranceEnded(head(loop), -1, highest))
+    return messages.EntranceEnded(generation, loop_prober.EntranceEnded(head(loop), -1, highest))
 
 
 def test_an_empty_loop_ends_after_the_last_watermark_went_round() -> None:  # L34, L37

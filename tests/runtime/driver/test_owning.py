@@ -141,7 +141,7 @@ def test_a_former_name_of_a_sink_belongs_to_its_life(tmp_path: Path, kind: Any) 
     with pytest.raises(UsageError, match=r"target of sink 'third' of pipeline 'p' knows its sink 'out', which belongs"):
         begin(tmp_path / "elsewhere", third=sink)
     assert files_below(tmp_path) - before == {"elsewhere/p/life"}
-    assert sink.owner("p", "third").is_nobody
+    assert sink.owner("p", "third").is_unknown
     assert begin(tmp_path / "home", third=sink, out=sink).generation == 3
     assert [other.sink for other in sink.owner("p", "out").others] == ["renamed", "third"]
 

@@ -25,13 +25,13 @@ from headgate.model.progress import RunResult
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.protocol.supervision.standby import (
     Effect,
+    HeartbeatTimer,
     LookAtAll,
     LookAtBeat,
     Looked,
     LookFailed,
     Pause,
     PauseOver,
-    Pulse,
     Standby,
     StandDown,
     TakeOver,
@@ -111,7 +111,7 @@ class Active(Node):
 
     def begin(self, log: CheckpointLog) -> Active:
         self.log = log
-        self.pulse = Pulse(self.name)
+        self.pulse = HeartbeatTimer(self.name)
         return self
 
 

@@ -15,7 +15,7 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints.recovery import candidates
-from headgate.protocol.checkpoints.restore_selection import UnsoundCheckpoints
+from headgate.protocol.checkpoints.restore_selection import UnrestorableCheckpoints
 from headgate.protocol.supervision.restart_policy import RestartAfter, Restarts
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import restart
@@ -33,16 +33,16 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path)
 
 
-def found_in(manifest: Manifest, path: str = "") -> UnsoundCheckpoints:
+def found_in(manifest: Manifest, path: str = "") -> UnrestorableCheckpoints:
     """Return what a worker reported that had to restore ``manifest``."""
     path = path or manifest.entries[0].parts[0].path
-    made = UnsoundCheckpoints()
+    made = UnrestorableCheckpoints()
     made.note(manifest, Failure(FailureKind.DAMAGED, SAID.format(path), path=f"p/{path}"))
     return made
 
 
 def begin(
-    place: Place, unsound: UnsoundCheckpoints, policy: DamagedCheckpoint = DamagedCheckpoint.PREVIOUS
+    place: Place, unsound: UnrestorableCheckpoints, policy: DamagedCheckpoint = DamagedCheckpoint.PREVIOUS
 ) -> Manifest:
     config = replace(place.definition.config, on_damaged=policy)
     place.log = CheckpointLog(place.storage, "p")
@@ -74,14 +74,14 @@ def test_a_later_driver_does_not_return_to_what_was_gone_back_behind(place: Plac
     place.complete(1, 1)
     begin(place, found_in(place.complete(2, 1)))
     CALLS.clear()
-    assert begin(place, UnsoundCheckpoints()).checkpoint == 1
+    assert begin(place, UnrestorableCheckpoints()).checkpoint == 1
     assert CALLS == [("recover", [1]), ("commit 1 as 3", [1])]
     assert any(
         "checkpoint 2 cannot be used: a former start went back behind it: p/chk-0000000002" in note
         for note in place.notes
     )
     place.complete(3, 3)
-    assert begin(place, UnsoundCheckpoints()).checkpoint == 3
+    assert begin(place, UnrestorableCheckpoints()).checkpoint == 3
 
 
 # R57 R51 SF7
@@ -92,7 +92,7 @@ def test_who_removes_what_is_aside_does_not_bring_back_what_was_gone_back_behind
     begin(place, found_in(place.complete(2, 1)))
     place.log.discard_aside()
     assert place.log.files.aside() == []
-    assert begin(place, UnsoundCheckpoints()).checkpoint == 1
+    assert begin(place, UnrestorableCheckpoints()).checkpoint == 1
     place.log.discard_aside()
     place.complete(3, 3)
     place.complete(4, 3)
@@ -116,7 +116,7 @@ def test_a_note_that_goes_while_it_is_read_is_none(place: Place, monkeypatch: py
         place.storage.delete(path)
         return get(path)
 
-    for read in (files.aside, files.gone_back_behind):
+    for read in (files.aside, files.rolled_back_by):
         assert [aside.above for aside in read()] == [1]
         with monkeypatch.context() as patch:
             patch.setattr(place.storage, "get", late)
@@ -134,7 +134,7 @@ def test_a_checkpoint_whose_entry_was_mended_is_gone_back_to(place: Place) -> No
     path = sorted(place.storage.list("p/log"))[2]
     whole = place.storage.get(path)
     place.storage.put(path, [whole[:-1]])
-    assert begin(place, UnsoundCheckpoints()).checkpoint == 3
+    assert begin(place, UnrestorableCheckpoints()).checkpoint == 3
     assert [(aside.above, aside.below) for aside in place.log.files.aside()] == [(1, 3)]
     place.storage.put(path, [whole])
     newest = candidates(place.log.observe())[0]
@@ -152,7 +152,7 @@ def test_what_a_worker_could_not_restore_refuses_the_start_if_configured_so(plac
     assert CALLS == [], "no sink is touched"
 
 
-def begin_at_home(home: Home, unsound: UnsoundCheckpoints, policy: DamagedCheckpoint) -> Manifest:
+def begin_at_home(home: Home, unsound: UnrestorableCheckpoints, policy: DamagedCheckpoint) -> Manifest:
     definition = replace(home.definition, config=replace(home.definition.config, on_damaged=policy))
     log = CheckpointLog(home.storage, "p")
     new = begun(begin_generation(definition, log, "test", home.notes.append, unsound=unsound))

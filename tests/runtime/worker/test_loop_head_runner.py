@@ -23,7 +23,7 @@ from headgate.model.plan import Vertex
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, RestoredState
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
-from headgate.protocol.loops.prober import Probe
+from headgate.protocol.loop_prober import Probe
 from headgate.protocol.subtasks import alignment, loop_participant
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.subtasks.loop_participant import LoopPlace

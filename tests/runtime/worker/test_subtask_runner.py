@@ -23,7 +23,7 @@ from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName,
 from headgate.model.manifest import Copied, SubtaskEntry
 from headgate.model.plan import Vertex
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext
-from headgate.protocol.loops.prober import Probe
+from headgate.protocol.loop_prober import Probe
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.subtasks.loop_participant import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.watermarks import ChannelOrigin, Origin

@@ -40,7 +40,7 @@ class Commit:
     committables: tuple[Committable, ...]
 
 
-def promised_from(retained: Iterable[Manifest]) -> CheckpointId | None:
+def oldest_promised(retained: Iterable[Manifest]) -> CheckpointId | None:
     """Return the least checkpoint whose output a retained manifest promises; None without manifests (K20).
 
     Whatever may be restored later asks for nothing below: a manifest promises its own output, and what it carries.
@@ -49,7 +49,7 @@ def promised_from(retained: Iterable[Manifest]) -> CheckpointId | None:
     return min(needed, default=None)
 
 
-def forgettable(log: ObservedLog) -> CheckpointId | None:
+def forgettable_before(log: ObservedLog) -> CheckpointId | None:
     """Return the checkpoint below which no outcome is asked for any more, by everything that ``log`` holds (K20).
 
     None if nothing may be forgotten: there is no manifest, or what cannot be read may be one that somebody repairs.
@@ -57,10 +57,10 @@ def forgettable(log: ObservedLog) -> CheckpointId | None:
     contents = [entry.content for entry in log.entries]
     if log.lost() or any(isinstance(content, Damage) for content in contents):
         return None
-    return promised_from(content for content in contents if isinstance(content, Manifest))
+    return oldest_promised(content for content in contents if isinstance(content, Manifest))
 
 
-def promised_by(log: ObservedLog) -> tuple[Committable, ...]:
+def promised_output(log: ObservedLog) -> tuple[Committable, ...]:
     """Return all that the manifests in ``log`` name: what is asked for again if one of them is restored (K20)."""
     manifests = [entry.content for entry in log.entries if isinstance(entry.content, Manifest)]
     return tuple(dict.fromkeys(c for manifest in manifests for c in manifest.committables))
@@ -179,13 +179,13 @@ def is_in_line(checkpoint: CheckpointId, newer: Manifest) -> bool:
     return checkpoint <= newer.checkpoint and not _was_left(checkpoint, None, newer)
 
 
-def leaving(base: Manifest, first: CheckpointId) -> tuple[Left, ...]:
+def left_since(base: Manifest, first: CheckpointId) -> tuple[Left, ...]:
     """Return what checkpoints from ``first`` on have to say, when they descend from ``base``, an older one."""
     is_anything_left = first > base.checkpoint + 1
     return (*base.left, Left(base.checkpoint, first)) if is_anything_left else base.left
 
 
-def giving_up(base: Manifest, promised: Iterable[Committable]) -> tuple[Left, ...]:
+def left_by_giving_up(base: Manifest, promised: Iterable[Committable]) -> tuple[Left, ...]:
     """Return what checkpoints that descend from ``base`` have to say when what it ``promised`` is given up (SV30).
 
     Their sinks may come back, and are no witness that it was committed. ``base`` itself stays in line.
@@ -210,7 +210,7 @@ def settled(found: Manifest, newer: Manifest) -> frozenset[Committable]:
     return frozenset(c for c in promised if _identity(c) not in still)
 
 
-def promised_here(restored: Manifest, definition: PipelineDefinition) -> tuple[Committable, ...]:
+def still_promised(restored: Manifest, definition: PipelineDefinition) -> tuple[Committable, ...]:
     """Return what ``restored`` promised, but for sinks that were removed by name (SV30)."""
     here = definition.plan.state_texts()
     gone = {name for name in definition.config.start.allow_unclaimed_state if name not in here}
@@ -219,8 +219,8 @@ def promised_here(restored: Manifest, definition: PipelineDefinition) -> tuple[C
 
 def given_up(restored: Manifest, definition: PipelineDefinition) -> tuple[Left, ...]:
     """Return what checkpoints that descend from ``restored`` have to say about sinks that were removed by name."""
-    here = promised_here(restored, definition)
-    return giving_up(restored, [one for one in restored.committables if one not in here])
+    here = still_promised(restored, definition)
+    return left_by_giving_up(restored, [one for one in restored.committables if one not in here])
 
 
 def among(committables: Iterable[Committable], promised: Iterable[Committable]) -> frozenset[Committable]:
@@ -238,7 +238,7 @@ def without(manifest: Manifest, committables: Collection[Committable]) -> Manife
     return replace(manifest, entries=entries, carried=tuple(c for c in manifest.carried if c not in committables))
 
 
-def in_front_of_other_targets(manifest: Manifest) -> Manifest:
+def for_other_targets(manifest: Manifest) -> Manifest:
     """Return ``manifest`` for another pipeline than the one that took it, or another life: the targets are that one's.
 
     So its sinks write elsewhere (LV2), and what they held goes there, too (EV16).

@@ -298,7 +298,7 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
     for manifest in candidates(log):
         problems = damage[manifest.checkpoint]
         if not problems:
-            if policy is DamagedCheckpoint.FAIL and (passed or damage_behind(log, manifest)):  # R14
+            if policy is DamagedCheckpoint.FAIL and (passed or damage_after(log, manifest)):  # R14
                 return Refuse(_describe(skipped) + _going_back(manifest, passed), RestoreFiles())
             if manifest.is_final and not passed:  # R13
                 return NothingLeft(manifest)
@@ -310,7 +310,7 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
     return StartFresh()
 
 
-def damage_behind(log: ObservedLog, manifest: Manifest | None) -> tuple[Damage, ...]:
+def damage_after(log: ObservedLog, manifest: Manifest | None) -> tuple[Damage, ...]:
     """Return what is unreadable or lost behind ``manifest``, anywhere if that is None: it may have been a newer one."""
     at = next((e.sequence for e in log.counted() if e.content == manifest), 0)
     unreadable = {e.sequence: e.content for e in log.counted() if isinstance(e.content, Damage)}

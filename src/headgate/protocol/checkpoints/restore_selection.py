@@ -18,11 +18,11 @@ from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest, RestoredFrom
 from headgate.protocol.checkpoints.commit import is_in_line
-from headgate.protocol.checkpoints.recovery import Damage, ObservedLog, Refuse, candidates, damage_behind
+from headgate.protocol.checkpoints.recovery import Damage, ObservedLog, Refuse, candidates, damage_after
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class KeptAside:
     """The checkpoints after ``above`` and before ``below`` are kept: a start could not use them. ``why`` names the
     damage. They may share files of older ones, so those stay, too (SF7)."""
 
@@ -31,7 +31,7 @@ class Aside:
     why: str
 
 
-def left_by_its_user(manifest: Manifest, newest: Manifest) -> list[Damage]:
+def left_by_user(manifest: Manifest, newest: Manifest) -> list[Damage]:
     """Return why ``manifest`` is not restored behind the back of its user, who left it for ``newest``: what it had
     promised was aborted then."""
     if is_in_line(manifest.checkpoint, newest):
@@ -39,7 +39,7 @@ def left_by_its_user(manifest: Manifest, newest: Manifest) -> list[Damage]:
     return [Damage(_name(manifest), "the pipeline left it")]
 
 
-def gone_back_behind(manifest: Manifest, asides: Iterable[Aside]) -> list[Damage]:
+def rolled_back_by(manifest: Manifest, asides: Iterable[KeptAside]) -> list[Damage]:
     """Return which former start went back behind ``manifest``: what it had promised was aborted then.
 
     ``asides``: of starts that went back behind what they kept.
@@ -52,7 +52,7 @@ def _name(manifest: Manifest) -> str:
     return f"checkpoint {manifest.checkpoint}"
 
 
-class UnsoundCheckpoints:
+class UnrestorableCheckpoints:
     """What workers found so far."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ def decide_named(log: ObservedLog, life: str, named: Named) -> Decision:
     goes_back = newest is not None and named.go_back_behind == newest.checkpoint
     if newest is not None and _was_restored(newest, life, named) and not goes_back:
         return GoOn(newest.checkpoint)
-    if damage_behind(log, newest):
+    if damage_after(log, newest):
         return Refuse(
             "entries of its own log cannot be read, so it is unknown what a start from elsewhere would leave behind; "
             "restore the log from a copy, or give the pipeline another checkpoint directory"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from headgate.model.ids import ChannelIndex
-from headgate.protocol.loops.prober import CloseRound, PassProbe, Probe, ProbeAligner, ProbeReceived
+from headgate.protocol.loop_prober import CloseRound, PassProbe, Probe, ProbeAligner, ProbeReceived
 from headgate.protocol.machine import Ignored, Machine
 
 

@@ -16,7 +16,7 @@ from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Committable, Copied, SubtaskEntry
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import Precommit
-from headgate.protocol.loops.prober import ProbeReceived
+from headgate.protocol.loop_prober import ProbeReceived
 from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.subtasks import alignment, loop_head, unaligned
 from headgate.protocol.subtasks import loop_participant as loop_part
@@ -50,9 +50,9 @@ from headgate.protocol.subtasks.unaligned import (
     BarrierArrived,
     CancelArrived,
     DropRecording,
-    Overtaker,
+    TimeoutAligner,
 )
-from headgate.protocol.subtasks.weaker_guarantees import Tracker
+from headgate.protocol.subtasks.weaker_guarantees import BarrierTracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +405,7 @@ class Subtask(Machine):
     @property
     def recording(self) -> CheckpointId | None:
         """The checkpoint whose snapshot was taken and is not whole yet, because barriers overtook (UA8)."""
-        return self._aligner.recording if isinstance(self._aligner, Overtaker) else None
+        return self._aligner.recording if isinstance(self._aligner, TimeoutAligner) else None
 
     def _aligned(self, event: unaligned.Event) -> list[Effect]:
         """Pass ``event`` to the aligner, note the snapshots it orders, and let the loop head know."""
@@ -430,7 +430,7 @@ class Subtask(Machine):
         return effects
 
     def _ordered(self, event: unaligned.Event) -> Sequence[unaligned.Effect]:
-        if isinstance(self._aligner, Overtaker):
+        if isinstance(self._aligner, TimeoutAligner):
             return self._aligner.handle(event)
         if isinstance(event, BarrierArrived | CancelArrived | AlignmentTimedOut):
             raise self._violation(f"{type(event).__name__}, where no barrier may overtake")
@@ -567,7 +567,7 @@ class Subtask(Machine):
 
 def _aligner(
     alignment: Alignment, channels_count: int, *, is_immediate: bool, late: frozenset[ChannelIndex]
-) -> Aligner | Tracker | Overtaker:
+) -> Aligner | BarrierTracker | TimeoutAligner:
     if alignment.may_overtake:
-        return Overtaker(channels_count, is_immediate=is_immediate, late=late)
-    return (Tracker if alignment is Alignment.TRACKED else Aligner)(channels_count)
+        return TimeoutAligner(channels_count, is_immediate=is_immediate, late=late)
+    return (BarrierTracker if alignment is Alignment.TRACKED else Aligner)(channels_count)

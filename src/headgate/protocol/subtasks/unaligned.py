@@ -1,7 +1,7 @@
 """Barriers of one subtask that overtake what waits when they wait too long (rules UA4–UA10 of docs/spec/unaligned.md).
 
-One ``Overtaker`` per subtask, in place of the ``Aligner`` and with its events and effects, where the pipeline has an
-alignment timeout. It begins a checkpoint when a barrier arrives in a queue, aligns as the ``Aligner`` does, and goes
+One ``TimeoutAligner`` per subtask, in place of the ``Aligner`` and with its events and effects, where the pipeline has
+an alignment timeout. It begins a checkpoint when a barrier arrives in a queue, aligns as the ``Aligner`` does, and goes
 over when that takes too long: snapshot at once, and what stands in front of the barriers is recorded. It never reads a
 channel. Source: Flink's ``SingleCheckpointBarrierHandler``. Counterparts: those downstream, which see from a barrier
 whether it overtook.
@@ -107,7 +107,7 @@ LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
 }
 
 
-class Overtaker(Machine):
+class TimeoutAligner(Machine):
     """Aligns the barriers of one checkpoint at a time, for a while."""
 
     def __init__(self, channels_count: int, *, is_immediate: bool, late: frozenset[ChannelIndex] = frozenset()) -> None:

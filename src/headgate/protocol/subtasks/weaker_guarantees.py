@@ -1,8 +1,8 @@
 """Barriers of a subtask at least once (rules GM10–GM17), and batches of a source at most once (GM30–GM32).
 
-Rules of docs/spec/guarantees.md. ``Tracker`` takes the place of the ``Aligner``, with its events and effects but for
-``BlockChannel``: no input ever waits. ``ReadAhead``, one per source subtask, counts batches in the order in which
-they were read and never sees one; ``runtime.worker`` holds them until a completed checkpoint releases them.
+Rules of docs/spec/guarantees.md. ``BarrierTracker`` takes the place of the ``Aligner``, with its events and effects
+but for ``BlockChannel``: no input ever waits. ``ReadAhead``, one per source subtask, counts batches in the order in
+which they were read and never sees one; ``runtime.worker`` holds them until a completed checkpoint releases them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headgate.protocol.subtasks.alignment import (
 )
 
 
-class Tracker(Machine):
+class BarrierTracker(Machine):
     """Counts the barriers of several checkpoints at a time."""
 
     PENDING_MAX = 50

@@ -43,16 +43,16 @@ def objection(life: Life, owner: Owner, following: Generation) -> Objection | No
     return Objection.OLDER_COPY if owner.generation >= following else None
 
 
-def of_neighbour(sink: str, asked: str, owner: Owner) -> Owner:
+def owner_of_sink(sink: str, asked: str, owner: Owner) -> Owner:
     """Return what a target remembers of ``sink``, by its answer ``owner`` about ``asked``: it lists all (LV11)."""
     others = {other.sink: other.owner for other in owner.others}
-    if not owner.is_nobody:
+    if not owner.is_unknown:
         others[asked] = replace(owner, others=())
     known = others.pop(sink, Owner())
     return replace(known, others=tuple(OtherSink(name, others[name]) for name in sorted(others)))
 
 
-def may_empty(life: Life | None, home: str, host: str | None, owner: Owner) -> bool:
+def may_delete_output(life: Life | None, home: str, host: str | None, owner: Owner) -> bool:
     """Whether a target that remembers ``owner`` holds nothing but what the pipeline at ``home`` wrote (SO4).
 
     ``life`` is what it is now, None if it never began. Who made a target forget was promised that it keeps all.
@@ -61,10 +61,10 @@ def may_empty(life: Life | None, home: str, host: str | None, owner: Owner) -> b
         return False
     if owner.life is None:
         return may_own(Life("", home, "", 0) if life is None else life, owner)
-    return is_former(owner, home, host) or (life is not None and owner.life.id == life.id)
+    return began_at(owner, home, host) or (life is not None and owner.life.id == life.id)
 
 
-def is_former(owner: Owner, home: str, host: str | None) -> bool:
+def began_at(owner: Owner, home: str, host: str | None) -> bool:
     """Whether ``owner`` began at ``home``: if it is no more, its checkpoints were removed there by hand.
 
     ``host`` is this machine if ``home`` is a directory of its own: others may have one of the same name. None: ``home``

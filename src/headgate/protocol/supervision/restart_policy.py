@@ -138,6 +138,6 @@ class Restarts:
     def _is_hopeless(self, failure: Failure) -> bool:
         """The same failure of user code twice in a row is deterministic (G8, F16)."""
         if failure.kind is not FailureKind.USER_CODE:
-            return failure.is_hopeless
+            return failure.is_permanent
         before, self._last_user_failure = self._last_user_failure, failure
         return before == failure

@@ -15,7 +15,7 @@ BEAT_MS = 2_000
 """Between two beats: on an object store each is a request that costs money."""
 
 
-class Pulse:
+class HeartbeatTimer:
     """The beats of one driver: at a claim, at a wish of its user, and every ``BEAT_MS``."""
 
     def __init__(self, owner: str) -> None:

@@ -42,7 +42,7 @@ from headgate.protocol.supervision.supervisor_events import (
     WorkerReady,
     WorkerRegistered,
 )
-from headgate.protocol.supervision.workers import Roster, SparkJob
+from headgate.protocol.supervision.workers import SparkJob, WorkerRegistry
 
 
 class Phase(Enum):
@@ -70,7 +70,7 @@ LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
 }
 
 
-class Blames:
+class RootCause:
     """What was heard of one generation since the first of its workers blamed a peer."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class Supervisor(Machine):
     ) -> None:
         super().__init__()
         self.job = SparkJob()
-        self._roster = Roster(workers_count)
+        self._roster = WorkerRegistry(workers_count)
         self._restarts = Restarts(strategy)
         self._removal = Removal(retain_on_cancel=retain_on_cancel, retain_on_failure=retain_on_failure)
         self._phase = Phase.CREATED
@@ -188,7 +188,7 @@ class Supervisor(Machine):
         """Whether the pipeline ever had as many workers, in another driver or in this one: its slots are not just
         asked for wrongly."""
         self._unexplained_count = 0
-        self._blames = Blames()
+        self._blames = RootCause()
         self._outcome: Finish | None = None
 
     @property
@@ -347,7 +347,7 @@ class Supervisor(Machine):
     def _on_generation_failed(self, event: GenerationFailed) -> list[Effect]:
         if event.generation != self._generation:
             return [Ignored("a generation that is over")]
-        if self._phase in (Phase.PREPARING, Phase.BACKOFF) and event.failure.is_hopeless:
+        if self._phase in (Phase.PREPARING, Phase.BACKOFF) and event.failure.is_permanent:
             return self._end(Finish(event.failure))  # G13: its coordinator has stopped for good, nobody would trigger
         return self._fail(event.failure, event.at_ms, event.jitter)
 

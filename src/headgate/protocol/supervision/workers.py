@@ -18,7 +18,7 @@ from headgate.protocol.supervision.supervisor_events import (
 )
 
 
-class Roster:
+class WorkerRegistry:
     """The workers of the newest attempt, and of the one that serves the generation."""
 
     def __init__(self, workers_count: int) -> None:

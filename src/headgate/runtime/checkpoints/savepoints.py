@@ -20,7 +20,7 @@ from headgate.codec.json_files import decode_savepoint, encode_savepoint
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Place, Savepoint
-from headgate.protocol.checkpoints.recovery import ObservedLog, candidates, damage_behind
+from headgate.protocol.checkpoints.recovery import ObservedLog, candidates, damage_after
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.base import AlreadyExists, NotFound, Storage, read_with_retries, refuse_unless_exclusive
 from headgate.storage.urls import is_missing, open_storage
@@ -160,7 +160,7 @@ def refuse_unless_newest_is_known(observed: ObservedLog) -> None:
         CorruptionError: what cannot be read, or is lost, may have been a newer one.
     """
     manifests = candidates(observed)
-    damage = next(iter(damage_behind(observed, manifests[0] if manifests else None)), None)
+    damage = next(iter(damage_after(observed, manifests[0] if manifests else None)), None)
     if damage is not None:
         others = ", ".join(str(manifest.checkpoint) for manifest in reversed(manifests)) or "none"
         hint = f"so the newest checkpoint is not known; name one by its id: there is {others}"

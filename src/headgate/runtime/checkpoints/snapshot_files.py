@@ -19,7 +19,7 @@ from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import BUNDLE, Manifest, Place, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import Damage, Gap, ObservedLog
-from headgate.protocol.checkpoints.restore_selection import Aside
+from headgate.protocol.checkpoints.restore_selection import KeptAside
 from headgate.protocol.checkpoints.retention import FileRetention, StoredFile
 from headgate.storage.base import AlreadyExists, NotFound, Storage, is_probe, read_with_retries
 from headgate.storage.object_names import read_path
@@ -265,7 +265,7 @@ class SnapshotFiles:
                 with contextlib.suppress(AlreadyExists):
                     self._storage.put_if_absent(f"{name}/{note}", [why.encode()])
 
-    def aside(self) -> list[Aside]:
+    def aside(self) -> list[KeptAside]:
         """Return what was set aside, oldest first.
 
         Raises:
@@ -273,7 +273,7 @@ class SnapshotFiles:
         """
         return self._reasons(_WHY)
 
-    def gone_back_behind(self) -> list[Aside]:
+    def rolled_back_by(self) -> list[KeptAside]:
         """Return what starts gave up by restoring an older checkpoint, oldest first, with or without its files (R57).
 
         Raises:
@@ -281,13 +281,13 @@ class SnapshotFiles:
         """
         return self._reasons(_BEHIND)
 
-    def _reasons(self, note: str) -> list[Aside]:
-        found: list[Aside] = []
+    def _reasons(self, note: str) -> list[KeptAside]:
+        found: list[KeptAside] = []
         for path in self._storage.list(f"{self._pipeline}/aside"):
             if _NOTE.fullmatch(path) and path.endswith(f"/{note}"):
                 with contextlib.suppress(NotFound):  # somebody removes what is aside, while a run goes on
                     why = self._storage.get(path).decode("utf-8", "replace").strip()
-                    found.append(Aside(*_range_of(path), why))
+                    found.append(KeptAside(*_range_of(path), why))
         return found
 
     def aside_paths(self) -> list[str]:

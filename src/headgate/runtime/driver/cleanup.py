@@ -15,7 +15,7 @@ from headgate.model.manifest import Manifest
 from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.recovery import NextClaim
-from headgate.protocol.checkpoints.restore_selection import UnsoundCheckpoints
+from headgate.protocol.checkpoints.restore_selection import UnrestorableCheckpoints
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.restore import check_compatible
 from headgate.runtime.driver import restart
@@ -30,7 +30,7 @@ def remove_checkpoints(
     takeover: Takeover,
     note: Callable[[str], None],
     around: Surroundings,
-    unsound: UnsoundCheckpoints | None = None,
+    unsound: UnrestorableCheckpoints | None = None,
     doubt: Callable[[str], None] | None = None,
 ) -> bool:
     """Commit what the newest checkpoint promises, abort the rest, then remove all checkpoints of the pipeline.
@@ -64,7 +64,7 @@ def _settle_output(
     takeover: Takeover,
     note: Callable[[str], None],
     around: Surroundings,
-    unsound: UnsoundCheckpoints | None,
+    unsound: UnrestorableCheckpoints | None,
 ) -> NextClaim | None:
     """Commit or abort all prepared output; return the claim that did so, None if there is nothing to give up.
 
@@ -180,7 +180,7 @@ def refuse_while_needed(log: CheckpointLog, observed: recovery.ObservedLog) -> N
     for other in log.beside():
         there = other.observe()
         newest = next(iter(recovery.candidates(there)), None)
-        damage = next(iter(recovery.damage_behind(there, newest)), None)
+        damage = next(iter(recovery.damage_after(there, newest)), None)
         if damage is not None:
             raise UsageError(
                 f"{damage.path} cannot be read ({damage.problem}), so it is not known whether {other.url} was restored "

@@ -23,11 +23,11 @@ from headgate.model.plan import LoopNest, PipelineDefinition, Plan
 from headgate.model.progress import CheckpointProgress, PendingCheckpoint
 from headgate.operators.checkpoint_listeners import CheckpointListener
 from headgate.operators.loop_head import LoopHeadSpec
+from headgate.protocol import loop_prober
 from headgate.protocol.checkpoints import coordinator as machine
 from headgate.protocol.checkpoints import coordinator_events
-from headgate.protocol.checkpoints.commit import Commit, forgettable, promised_by
+from headgate.protocol.checkpoints.commit import Commit, forgettable_before, promised_output
 from headgate.protocol.checkpoints.recovery import ObservedLog
-from headgate.protocol.loops import prober
 from headgate.protocol.machine import Ignored
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
@@ -414,9 +414,9 @@ class CoordinatorHost:
             return
         observed = self._log.observe()
         self._pools.commit.submit(self._tell_sources, observed)
-        before = forgettable(observed)
+        before = forgettable_before(observed)
         if before is not None:
-            self._pools.commit.submit(self._quietly, lambda: self._forget(before, promised_by(observed)))
+            self._pools.commit.submit(self._quietly, lambda: self._forget(before, promised_output(observed)))
 
     # -- in the commit thread -------------------------------------------------------------------------------------
 
@@ -618,20 +618,20 @@ class LoopHost:
         """The generation is over. Callbacks that wait still run: the next generation may not finish those rounds."""
         self._is_closed = True
 
-    def _run(self, nest: NodeName, effect: prober.ProberEffect) -> None:
+    def _run(self, nest: NodeName, effect: loop_prober.ProberEffect) -> None:
         match effect:
-            case prober.StartProbe():
+            case loop_prober.StartProbe():
                 self._start(nest, effect)
-            case prober.EndLoop():
+            case loop_prober.EndLoop():
                 self._workers.broadcast(messages.EndLoop(self._generation, nest))
-            case prober.RoundFinished():
+            case loop_prober.RoundFinished():
                 callback = self._specs[nest].on_round
                 if callback is not None:
                     self._callbacks.submit(nest, callback, effect.round_)
             case Ignored():
                 return
 
-    def _start(self, nest: NodeName, effect: prober.StartProbe) -> None:
+    def _start(self, nest: NodeName, effect: loop_prober.StartProbe) -> None:
         message = messages.StartProbe(self._generation, nest, effect.probe)
 
         def send() -> None:
@@ -644,11 +644,11 @@ class LoopHost:
             send()
 
 
-def _prober(plan: Plan, nest: LoopNest, spec: LoopHeadSpec) -> prober.LoopProber:
+def _prober(plan: Plan, nest: LoopNest, spec: LoopHeadSpec) -> loop_prober.LoopProber:
     def subtasks(vertices: tuple[VertexId, ...]) -> list[SubtaskId]:
         return [SubtaskId(vertex, index) for vertex in vertices for index in range(plan.parallelism)]
 
-    return prober.LoopProber(
+    return loop_prober.LoopProber(
         subtasks(nest.entrances),
         subtasks(nest.heads[:1]),
         subtasks(nest.heads[1:]),

@@ -116,7 +116,7 @@ def error_of(failure: Failure) -> HeadgateError:
     """Return what is raised for a run that ended with ``failure``."""
     if failure.kind is FailureKind.REPLACED:
         return FencedError(failure.reason)
-    is_for_good = failure.is_hopeless or failure.kind is FailureKind.USER_CODE  # KR4
+    is_for_good = failure.is_permanent or failure.kind is FailureKind.USER_CODE  # KR4
     return with_remedy(PipelineFailed(failure.reason, failure.detail, is_for_good), _remedy_of(failure))
 
 

@@ -15,7 +15,7 @@ from headgate.model.ids import Generation
 from headgate.model.manifest import Claim, Manifest
 from headgate.model.progress import RunResult
 from headgate.protocol.checkpoints.recovery import ObservedLog, has_given_up
-from headgate.protocol.supervision.standby import Observed, Pulse
+from headgate.protocol.supervision.standby import HeartbeatTimer, Observed
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.surroundings import Surroundings
 from headgate.storage.base import NotFound, Storage
@@ -35,7 +35,7 @@ class HeartbeatWriter:
         self._pipeline = pipeline
         self._owner = owner
         self._around = around
-        self._pulse = Pulse(owner)
+        self._pulse = HeartbeatTimer(owner)
         self._pool = around.pool(1, "headgate-heartbeat", is_daemon=True)
         self._is_writing = False
         self._tidied = Generation(0)

@@ -46,7 +46,7 @@ class SinkOwnership:
         for name, sink in self._sinks.items():
             neighbour = asked.setdefault(_target(name, sink), name)
             if neighbour != name:
-                found[name] = ownership.of_neighbour(name, neighbour, found[neighbour])
+                found[name] = ownership.owner_of_sink(name, neighbour, found[neighbour])
                 continue
             with refusing_permanent_errors(
                 f"sink '{name}' of pipeline '{self._pipeline}' cannot say whose its target is"
@@ -106,7 +106,7 @@ class SinkOwnership:
         return with_remedy(refusal, PutCheckpointsBack() if self._is_former(owner) else None)
 
     def _is_former(self, owner: Owner) -> bool:
-        return ownership.is_former(owner, self._home, self._host)
+        return ownership.began_at(owner, self._home, self._host)
 
     def _what_to_do(self, owner: Owner) -> str:
         if self._is_former(owner):
@@ -132,6 +132,6 @@ def _owner_text(owner: Owner, home: str, host: str | None) -> str:
         return f"another checkpoint directory than {home} (a target that was not given fence.life does not say which)"
     when = datetime.fromtimestamp(owner.life.begun_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     begun = f"begun on {owner.life.host} at {when} UTC"
-    if ownership.is_former(owner, home, host):
+    if ownership.began_at(owner, home, host):
         return f"former checkpoints of the same name in {home}, {begun} and removed since"
     return f"the pipeline of the same name with its checkpoints in {owner.life.home}, {begun}"

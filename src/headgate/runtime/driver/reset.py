@@ -382,7 +382,7 @@ def needs_reset(found: FoundTarget, life: Life | None, is_own: Mine) -> bool:
 
 
 def _is_free_for(life: Life | None, owner: Owner) -> bool:
-    return owner.is_forgotten or owner.is_nobody or (owner.life is not None and owner.life == life)
+    return owner.is_forgotten or owner.is_unknown or (owner.life is not None and owner.life == life)
 
 
 class TargetSinks:
@@ -396,7 +396,7 @@ class TargetSinks:
         program: PipelineDefinition | None,
         leave: Collection[str] = (),
     ) -> None:
-        """``home`` is where the checkpoints are, ``host`` as for ``ownership.may_empty``; ``program``: None if unknown.
+        """``home`` is where the checkpoints are, ``host`` as for ``may_delete_output``; ``program``: None if unknown.
 
         ``leave``: names of sinks that are left already.
         """
@@ -410,7 +410,7 @@ class TargetSinks:
     def is_own(self, known: Sequence[Life]) -> Mine:
         """Return which owners' output may be deleted, given the ``known`` identities of the pipeline."""
         home, host = self._home, self._host
-        return lambda owner: any(ownership.may_empty(life, home, host, owner) for life in known or (None,))
+        return lambda owner: any(ownership.may_delete_output(life, home, host, owner) for life in known or (None,))
 
     def _sink(self, target: Target) -> Sink | None:
         """Return the program's own sink in front of ``target``, else one made of what is written down."""
@@ -443,7 +443,7 @@ class TargetSinks:
         sinks = [sink for name, sink in self._by_name.items() if name != target.sink]
         same = [sink for sink in sinks if sink.can_be_reset and type(sink).__name__ == target.place]
         known = [(sink, sink.owner(self._pipeline, target.sink)) for sink in same]
-        return [(sink, owner) for sink, owner in known if not owner.is_nobody]
+        return [(sink, owner) for sink, owner in known if not owner.is_unknown]
 
     def _unknown_sink_text(self, target: Target) -> str:
         sink = f"sink '{target.sink}' of pipeline '{self._pipeline}' is of the class {target.place}"
@@ -505,7 +505,7 @@ class TargetSinks:
 
 def _is_fenced_by(owner: Owner, generation: Generation) -> bool:
     """Whether an attempt of ``generation`` that was cut short has fenced all others."""
-    return owner.life is None and not owner.is_nobody and owner.generation == generation
+    return owner.life is None and not owner.is_unknown and owner.generation == generation
 
 
 def refuse_if_alive(storage: Storage, pipeline: str, around: Surroundings) -> None:

@@ -24,13 +24,13 @@ from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery, restore_selection
 from headgate.protocol.checkpoints.commit import (
     CommitPermit,
-    forgettable,
+    forgettable_before,
     given_up,
-    leaving,
-    promised_by,
-    promised_here,
+    left_since,
+    promised_output,
+    still_promised,
 )
-from headgate.protocol.checkpoints.restore_selection import Adopt, UnsoundCheckpoints
+from headgate.protocol.checkpoints.restore_selection import Adopt, UnrestorableCheckpoints
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.supervision import ownership
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
@@ -81,7 +81,7 @@ def begin_generation(
     mine: Generation | None = None,
     around: Surroundings = PROCESS,
     hooks: HookCalls | None = None,
-    unsound: UnsoundCheckpoints | None = None,
+    unsound: UnrestorableCheckpoints | None = None,
 ) -> NewGeneration | Finished:
     """Claim the next generation and make everything ready for its deployment.
 
@@ -144,7 +144,7 @@ def choose_checkpoint(
     log: CheckpointLog,
     claimed: Claimed,
     around: Surroundings,
-    unsound: UnsoundCheckpoints | None = None,
+    unsound: UnrestorableCheckpoints | None = None,
 ) -> tuple[Manifest | None, recovery.Choice]:
     """Return what the generation just claimed begins with, None if there never was a completed checkpoint.
 
@@ -153,7 +153,7 @@ def choose_checkpoint(
         FencedError: what seems to be damaged may have been removed by the driver that replaced this one (X11).
         StorageError
     """
-    choice = _choose(definition, log, claimed.log, around, unsound or UnsoundCheckpoints())
+    choice = _choose(definition, log, claimed.log, around, unsound or UnrestorableCheckpoints())
     newest = retry_transient(log.newer_generation, around)
     if newest is not None:
         raise FencedError(f"pipeline {definition.config.name}", claimed.next.generation, newest)
@@ -189,7 +189,7 @@ def recover_sinks(
         lose = log.lost_output.losing(around.wall_ms, note)
     commits = SinkCommits(definition, generation, lambda part: log.files.read(part, place), lose)
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
-    keep = () if restored is None else promised_here(restored, definition)  # R18: whatever the parallelism was
+    keep = () if restored is None else still_promised(restored, definition)  # R18: whatever the parallelism was
     with _closed_on_failure(commits):
         retry_transient(lambda: commits.recover(permit, keep), around)
     return commits
@@ -270,7 +270,7 @@ def _set_aside(
     retry_transient(lambda: log.files.set_aside(claimed.log, gaps, restored.checkpoint), around)
     note("the checkpoints that cannot be used are kept aside until 'headgate checkpoints discard' removes them")
     is_passed = any(gap.above == restored.checkpoint for gap in gaps)
-    return leaving(restored, claimed.first_checkpoint) if is_passed else restored.left
+    return left_since(restored, claimed.first_checkpoint) if is_passed else restored.left
 
 
 def clean_up(call: Callable[[], None], around: Surroundings, note: Callable[[str], None]) -> None:
@@ -285,11 +285,11 @@ def _forget_outcomes(
     commits: SinkCommits, observed: recovery.ObservedLog, around: Surroundings, note: Callable[[str], None]
 ) -> None:
     """Let targets forget outcomes that no checkpoint asks for: a run may be too short to do so itself (K25)."""
-    before = forgettable(observed)
+    before = forgettable_before(observed)
     if before is None:
         return
     try:
-        retry_transient(lambda: commits.forget(before, promised_by(observed)), around)
+        retry_transient(lambda: commits.forget(before, promised_output(observed)), around)
     except (FencedError, ThreadEnded):
         raise
     except BaseException as error:  # of a user's sink, too: the next start tries again
@@ -370,7 +370,7 @@ def has_finished(definition: PipelineDefinition, around: Surroundings = PROCESS)
         return False
     try:
         log = CheckpointLog(open_storage(config.checkpoint_root), config.name)
-        choice = _choose(definition, log, log.observe(), around, UnsoundCheckpoints())
+        choice = _choose(definition, log, log.observe(), around, UnrestorableCheckpoints())
     except HeadgateError:
         return False
     return isinstance(choice, recovery.NothingLeft)
@@ -381,13 +381,13 @@ def _choose(
     log: CheckpointLog,
     observed: recovery.ObservedLog,
     around: Surroundings,
-    unsound: UnsoundCheckpoints,
+    unsound: UnrestorableCheckpoints,
 ) -> recovery.Choice:
     """Verify candidates from the newest down to the first sound one, then choose."""
     damage: dict[CheckpointId, list[recovery.Damage]] = {}
     manifests = recovery.candidates(observed)
     for manifest in manifests:
-        found = restore_selection.left_by_its_user(manifest, manifests[0])
+        found = restore_selection.left_by_user(manifest, manifests[0])
         found = found or retry_transient(lambda manifest=manifest: log.files.verify(manifest), around)  # type: ignore[misc]
         damage[manifest.checkpoint] = (
             found or unsound.of(manifest) or _abandoned_by_rollback(definition, log, manifest, around)
@@ -403,7 +403,7 @@ def _abandoned_by_rollback(
     """Return which former start went back to before ``manifest``, unless only the user may go back (R14)."""
     if definition.config.on_damaged is DamagedCheckpoint.FAIL:
         return []
-    return restore_selection.gone_back_behind(manifest, retry_transient(log.files.gone_back_behind, around))
+    return restore_selection.rolled_back_by(manifest, retry_transient(log.files.rolled_back_by, around))
 
 
 def _note_gaps(restored: Manifest, gaps: Sequence[recovery.Gap], note: Callable[[str], None]) -> None:

@@ -17,7 +17,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, Left, Manifest, Place, RestoredFrom
 from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints import commit, recovery
-from headgate.protocol.checkpoints.commit import promised_by
+from headgate.protocol.checkpoints.commit import promised_output
 from headgate.protocol.checkpoints.recovery import ObservedLog, Refuse
 from headgate.protocol.checkpoints.restore_selection import Adopt, GoOn, Named, committed_by, decide_named
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed, Outcome
@@ -137,7 +137,7 @@ class Adoption:
             refusal = UsageError(f"pipeline '{name}' is not restored from {self._url}: {decision.reason}")
             raise with_remedy(refusal, decision.remedy)
         if self._found is not None and not self._is_own_life(self._found, observed):
-            self._found = replace(self._found, manifest=commit.in_front_of_other_targets(self._found.manifest))
+            self._found = replace(self._found, manifest=commit.for_other_targets(self._found.manifest))
         return decision
 
     def check(self) -> None:
@@ -172,7 +172,7 @@ class Adoption:
         newest = next(iter(recovery.candidates(claimed.log)), None)
         own = newest if self._is_own_life(found, claimed.log) else None
         if own is not None:
-            left = commit.leaving(found.manifest, checkpoint)
+            left = commit.left_since(found.manifest, checkpoint)
         else:
             left = () if newest is None else (Left(CheckpointId(0), checkpoint),)
         manifest = replace(manifest, left=left)
@@ -181,7 +181,7 @@ class Adoption:
             return Adoptable(commit.without(manifest, promised), newest=newest)
         settled = [commit.settled(found.manifest, newer) for newer in (found.newest, own) if newer is not None]
         manifest = commit.without(manifest, frozenset().union(*settled))
-        asked_for = manifest.committables if newest is None else promised_by(claimed.log)
+        asked_for = manifest.committables if newest is None else promised_output(claimed.log)
         return Adoptable(manifest, commit.among(manifest.committables, asked_for), newest)
 
     def _is_own_life(self, found: FoundCheckpoint, observed: ObservedLog) -> bool:
@@ -196,7 +196,7 @@ class Adoption:
             UsageError: one denies it, or was let forget it.
             StorageError, FencedError
         """
-        promised = commit.promised_here(adoptable.manifest, self._definition)
+        promised = commit.still_promised(adoptable.manifest, self._definition)
         if not promised:
             return
         make_targets(self._definition)

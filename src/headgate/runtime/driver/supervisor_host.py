@@ -33,7 +33,7 @@ from headgate.model.progress import (
 from headgate.protocol.checkpoints import coordinator_events
 from headgate.protocol.checkpoints.checkpoint_requests import ONE_END
 from headgate.protocol.checkpoints.coordinator_events import SavepointOrder
-from headgate.protocol.checkpoints.restore_selection import UnsoundCheckpoints
+from headgate.protocol.checkpoints.restore_selection import UnrestorableCheckpoints
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision import supervisor_events
 from headgate.protocol.supervision.supervisor import Supervisor
@@ -273,7 +273,7 @@ class SupervisorHost:
         self._deployed: AttemptId | None = None
         self._failed_ms: int | None = None
         self._restored: Manifest | None = None
-        self._unsound = UnsoundCheckpoints()
+        self._unsound = UnrestorableCheckpoints()
         self._is_stop_wanted = False
         self._is_drain_wanted = False
         self._asked: dict[int, Answer] = {}

@@ -40,7 +40,7 @@ from headgate.model.manifest import (
     SnapshotPart,
     SubtaskEntry,
 )
-from headgate.protocol.checkpoints.commit import giving_up
+from headgate.protocol.checkpoints.commit import left_by_giving_up
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget, write_output
 from headgate.runtime.savepoint_writer.draft import Base, Draft, Resolved, StateChange
@@ -225,7 +225,7 @@ class _Writer:
             lineages={name: lineage for name, lineage in former.lineages.items() if name not in anew},
             entries=entries,
             carried=self._copied_outputs(base, former.carried),
-            left=(*former.left, *giving_up(former, self._given_up(former.committables))),
+            left=(*former.left, *left_by_giving_up(former, self._given_up(former.committables))),
             state_texts=dict(resolved.texts),
             is_final=former.is_final and not resolved.positions and not resolved.gone,  # WS9
             origin=None,

@@ -28,7 +28,7 @@ from headgate.model.ids import ChannelIndex, CheckpointId, NodeName, key_groups_
 from headgate.model.progress import LoopProgress
 from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
 from headgate.operators.loop_head import LoopHeadOperator
-from headgate.protocol.loops.prober import Probe, ProbeReceived
+from headgate.protocol.loop_prober import Probe, ProbeReceived
 from headgate.protocol.subtasks import alignment, loop_head, loop_participant
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.watermarks import MergerEvent

@@ -26,8 +26,8 @@ from headgate.model.checkpoint_options import Alignment, CheckpointOptions
 from headgate.model.graph import MAIN_INPUT
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Totals
-from headgate.protocol.loops import prober
-from headgate.protocol.loops.prober import Probe, ProbeReceived
+from headgate.protocol import loop_prober
+from headgate.protocol.loop_prober import Probe, ProbeReceived
 from headgate.protocol.machine import Ignored
 from headgate.protocol.subtasks import alignment, externally_induced, loop_participant, unaligned
 from headgate.protocol.subtasks import subtask as machine
@@ -448,9 +448,9 @@ class SubtaskRunner:
                     outlet.send_element(EndOfData())
             case machine.ReportFinished():
                 self._reports.finished(self.subtask)
-            case prober.PassProbe():
+            case loop_prober.PassProbe():
                 self._pass_probe(effect.probe)
-            case prober.CloseRound():
+            case loop_prober.CloseRound():
                 assert self._nest is not None, "only loops have rounds"
                 self.chain.on_round(effect.round_, self._nest)
             case loop_participant.ReportEntranceEnded():

@@ -23,9 +23,9 @@ from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import Copied, SnapshotPart, SubtaskEntry
 from headgate.model.plan import PipelineDefinition
 from headgate.operators.user_functions import HookError, UserFunctionError, user_traceback
+from headgate.protocol import loop_prober
 from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported, SourceReadsOn
-from headgate.protocol.loops import prober
 from headgate.protocol.subtasks import alignment, loop_participant
 from headgate.protocol.subtasks import subtask as machine
 from headgate.runtime.checkpoints.restore import NotRestorable, owned_key_groups
@@ -416,12 +416,12 @@ class Worker:
 
     def entrance_ended(self, subtask: SubtaskId, effect: loop_participant.ReportEntranceEnded) -> None:
         """Report that nothing enters a nest of loops here any more."""
-        event = prober.EntranceEnded(subtask, effect.started_round, effect.highest_round)
+        event = loop_prober.EntranceEnded(subtask, effect.started_round, effect.highest_round)
         self._control.send(messages.EntranceEnded(self._generation, event))
 
     def probe_returned(self, subtask: SubtaskId, effect: loop_participant.ReportProbe) -> None:
         """Report what came back with a probe."""
-        event = prober.ProbeReturned(subtask, effect.number, effect.count, effect.highest_round)
+        event = loop_prober.ProbeReturned(subtask, effect.number, effect.count, effect.highest_round)
         self._control.send(messages.ProbeReturned(self._generation, event))
 
     def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:

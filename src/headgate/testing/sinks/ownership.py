@@ -42,7 +42,7 @@ def check_owner(target: Target) -> str | None:
     known = sink.owner(PIPELINE, NODE)
     assert (known.life, known.generation) == (first, 1), f"a target remembers {known}"
     another = sink.owner(PIPELINE, "another")
-    assert another.is_nobody, "another sink has the same owner"
+    assert another.is_unknown, "another sink has the same owner"
     return _others_are_known(sink, another, first)
 
 
