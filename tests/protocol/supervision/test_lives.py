@@ -7,7 +7,14 @@ from tests.protocol.making import gen
 
 from headgate.model.pipeline_identity import Life, OtherSink, Owner
 from headgate.protocol.checkpoints.recovery import ObservedLog, next_claim
-from headgate.protocol.supervision.ownership import Objection, floor, may_delete_output, may_own, objection, owner_of_sink
+from headgate.protocol.supervision.ownership import (
+    Objection,
+    floor,
+    may_delete_output,
+    may_own,
+    objection,
+    owner_of_sink,
+)
 
 
 def life(name: str, after: int = 0) -> Life:
