@@ -100,32 +100,9 @@ format: setup ## format the code and mend what the linter can
 	$(PYTHON_ENV) -m ruff format .
 	$(PYTHON_ENV) -m ruff check --fix .
 
-sim: setup ## run SEEDS random schedules with faults, STREAM_SEEDS in each special mode; print what COVERAGE_SEEDS run
+sim: setup ## run SEEDS random schedules with faults, STREAM_SEEDS of each scenario; print what COVERAGE_SEEDS run
 	$(PYTHON_ENV) -m headgate.sim --seeds $(SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --streams --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --modes --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --induced --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --mixed --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --savepoints --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --cancelling --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --changing --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --asking --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --rocksdb --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --chunks --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --resets --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --timers --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --ttl --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --custom --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --followed --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --overtaking --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --standby --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --listeners --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --broadcast --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --groups --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --sharing --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --grouped --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --following --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --afar --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
+	$(PYTHON_ENV) -m headgate.sim --every-scenario --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --coverage --seeds $(COVERAGE_SEEDS) --jobs $(WORKERS)
 
 bench: setup-java ## run the benchmark NAME, or all of them (more than half an hour)

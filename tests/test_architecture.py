@@ -369,7 +369,7 @@ NAMES_FOR_PEOPLE = {"owner", "claimant"}
 KEYS_OF_SINKS = {
     ROOT / "src/headgate/cli/sinks.py",
     ROOT / "src/headgate/connectors/fenced_sink.py",
-    ROOT / "src/headgate/sim/kinds/custom.py",
+    ROOT / "src/headgate/sim/scenarios/user_pipelines.py",
 }
 """There an ``owner`` is a pipeline and a sink in one key, which is made to be taken apart."""
 

@@ -38,8 +38,8 @@ from headgate.runtime.wire.exchange import Exchange
 from headgate.runtime.worker.chain import EdgeOutlet
 from headgate.runtime.worker.loop_head import LoopLog
 from headgate.runtime.worker.unaligned import ChannelRecorder
-from headgate.sim.kinds import asking, induced, mixed, modes, overtaking
 from headgate.sim.machine.disk import SimStorage
+from headgate.sim.scenarios import checkpoint_requests, guarantees, induced, induced_modes, unaligned
 
 
 def a_channel_set_aside_is_read() -> AbstractContextManager[None]:
@@ -204,18 +204,18 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
     (the_restored_checkpoint_is_swept, plain, 0),
     (who_finishes_early_is_not_heard, plain, 48),
     (a_worker_leaves_its_connections_open, plain, 56),
-    (what_waits_is_not_recorded, bounded(overtaking.run_seed), 32),
-    (what_is_behind_a_barrier_is_recorded_too, bounded(overtaking.run_seed), 37),
-    (the_first_barrier_completes, bounded(modes.run_seed), 13),
-    (what_is_read_is_processed_at_once, bounded(modes.run_seed), 3),
-    (positions_are_in_front_of_what_is_held, bounded(mixed.run_seed), 0),
-    (a_hook_goes_back_to_an_id_of_which_it_never_heard, bounded(mixed.run_seed), 1),
+    (what_waits_is_not_recorded, bounded(unaligned.run_seed), 32),
+    (what_is_behind_a_barrier_is_recorded_too, bounded(unaligned.run_seed), 37),
+    (the_first_barrier_completes, bounded(guarantees.run_seed), 13),
+    (what_is_read_is_processed_at_once, bounded(guarantees.run_seed), 3),
+    (positions_are_in_front_of_what_is_held, bounded(induced_modes.run_seed), 0),
+    (a_hook_goes_back_to_an_id_of_which_it_never_heard, bounded(induced_modes.run_seed), 1),
     (any_marker_cuts_the_oldest_checkpoint, bounded(induced.run_seed), 0),
     (hooks_are_not_awaited, bounded(induced.run_seed), 1),
     (hooks_get_the_data_of_no_checkpoint, bounded(induced.run_seed), 1),
     (splits_are_not_read_on_behind_an_abort, bounded(induced.run_seed), 6),
-    (what_was_given_up_is_told_as_completed, bounded(asking.run_seed), 12),
-    (every_failure_is_restarted, bounded(asking.run_seed), 1),
+    (what_was_given_up_is_told_as_completed, bounded(checkpoint_requests.run_seed), 12),
+    (every_failure_is_restarted, bounded(checkpoint_requests.run_seed), 1),
     (users_are_told_of_every_other_round, plain, 17),
     (loops_log_nothing, plain, 48),
     (a_record_is_logged_twice, plain, 48),

@@ -31,11 +31,11 @@ from headgate.runtime.driver import restart, savepoint_start, supervisor_host
 from headgate.runtime.driver.reset import Reset
 from headgate.runtime.state_reader import lookup
 from headgate.runtime.state_reader.reader import Selection
-from headgate.sim.kinds import cancelling, resetting, savepoints, standing_by
-from headgate.sim.kinds.changing_back import GoingBackRun
-from headgate.sim.kinds.changing_code import ChangingCodeRun
-from headgate.sim.product import stored
+from headgate.sim.product import state_reader
 from headgate.sim.product.run import Run
+from headgate.sim.scenarios import cancellation, reset, savepoints
+from headgate.sim.scenarios import standby as scenarios_standby
+from headgate.sim.scenarios.upgrades import ChangingCodeRun, GoingBackRun
 
 
 def the_second_newest_checkpoint_is_restored() -> AbstractContextManager[None]:
@@ -215,7 +215,7 @@ def an_older_checkpoint_is_the_newest() -> Iterator[None]:
 
 def read_states(seed: int) -> object:
     """Run ``seed``, whose end reads the state of its checkpoints."""
-    with patched(stored, "RATE", 1.0):
+    with patched(state_reader, "RATE", 1.0):
         return Run(seed).run()
 
 
@@ -238,16 +238,16 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
     (everybody_is_restored_as_finished, plain, 19),
     (after_a_rescale_nobody_is_sent_the_state_of_others, plain, 49),
     (keyed_state_is_kept_by_everybody, plain, 120),
-    (files_go_before_the_log_is_given_up, bounded(cancelling.run_seed), 0),
-    (what_was_given_up_is_followed, bounded(cancelling.run_seed), 3),
+    (files_go_before_the_log_is_given_up, bounded(cancellation.run_seed), 0),
+    (what_was_given_up_is_followed, bounded(cancellation.run_seed), 3),
     (a_checkpoint_needs_only_what_was_written_for_it, going_back, 1),
     (state_of_any_operator_that_is_gone_is_left_behind, changing_code, 9),
-    (output_goes_before_it_is_decided, bounded(resetting.run_seed), 0),
-    (nobody_finishes_what_was_begun, bounded(resetting.run_seed), 0),
+    (output_goes_before_it_is_decided, bounded(reset.run_seed), 0),
+    (nobody_finishes_what_was_begun, bounded(reset.run_seed), 0),
     (a_savepoint_does_not_wait_for_its_output, bounded(savepoints.run_seed), 6),
     (every_start_adopts_what_it_names, bounded(savepoints.run_seed), 5),
-    (a_driver_beats_once, bounded(standing_by.run_seed), 62),
-    (a_standby_waits_for_nobody, bounded(standing_by.run_seed), 13),
+    (a_driver_beats_once, bounded(scenarios_standby.run_seed), 62),
+    (a_standby_waits_for_nobody, bounded(scenarios_standby.run_seed), 13),
     (parts_are_left_out, read_states, 0),
     (an_older_checkpoint_is_the_newest, read_states, 8),
 ]

@@ -20,7 +20,7 @@ from headgate.operators.process.row_process import ProcessOperator
 from headgate.operators.window_combine import WindowCombineOperator
 from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.runtime.checkpoints import restore as restore_module
-from headgate.sim.kinds import chunks, expiring, rocks, sided, timed
+from headgate.sim.scenarios import broadcast, memory_chunks, rocksdb, timers, ttl
 from headgate.state import backend
 from headgate.state.memory import column_backend, row_backend
 from headgate.state.memory.change_tracking import KeyChanges
@@ -110,16 +110,16 @@ def reads_renew_nothing() -> Patch:
 MUTANTS: list[tuple[Mutant, Finder, int]] = [
     (state_of_functions_is_not_restored, plain, 49),
     (watermarks_overtake_partial_windows, plain, 3),
-    (only_keys_of_the_last_interval_are_written, bounded(chunks.run_seed), 0),
-    (chunks_that_may_go_are_referred_to, bounded(chunks.run_seed), 22),
-    (what_is_deleted_stays, bounded(rocks.run_seed), 4),
-    (files_of_checkpoints_that_may_fail_are_shared, bounded(rocks.run_seed), 22),
-    (others_are_not_given_the_copy_of_the_first_one, bounded(sided.run_seed), 2),
-    (nobody_restores_broadcast_state, bounded(sided.run_seed), 23),
-    (timers_are_lost_at_a_restore, bounded(timed.run_seed), 0),
-    (deleted_timers_stay, bounded(timed.run_seed), 0),
-    (everything_is_new_again_at_a_restore, bounded(expiring.run_seed), 5),
-    (reads_renew_nothing, bounded(expiring.run_seed), 2),
+    (only_keys_of_the_last_interval_are_written, bounded(memory_chunks.run_seed), 0),
+    (chunks_that_may_go_are_referred_to, bounded(memory_chunks.run_seed), 22),
+    (what_is_deleted_stays, bounded(rocksdb.run_seed), 4),
+    (files_of_checkpoints_that_may_fail_are_shared, bounded(rocksdb.run_seed), 22),
+    (others_are_not_given_the_copy_of_the_first_one, bounded(broadcast.run_seed), 2),
+    (nobody_restores_broadcast_state, bounded(broadcast.run_seed), 23),
+    (timers_are_lost_at_a_restore, bounded(timers.run_seed), 0),
+    (deleted_timers_stay, bounded(timers.run_seed), 0),
+    (everything_is_new_again_at_a_restore, bounded(ttl.run_seed), 5),
+    (reads_renew_nothing, bounded(ttl.run_seed), 2),
 ]
 
 

@@ -19,9 +19,9 @@ from headgate.connectors.files.line_file import FilePosition
 from headgate.sim.machine.faults import Faults
 from headgate.sim.machine.files import SimFiles
 from headgate.sim.machine.tasks import Tasks
-from headgate.sim.product.kept import KEPT
 from headgate.sim.product.records import Row
 from headgate.sim.product.source import SCHEMA
+from headgate.sim.product.typed_state import KEPT
 from headgate.sim.product.workloads import Branches, Job, Splits
 
 FILES_RATE = 0.2

@@ -24,16 +24,16 @@ from headgate.sim.machine.sockets import Network
 from headgate.sim.machine.surroundings import SimSurroundings
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.product import leaks
+from headgate.sim.product.checkpoint_publication import Outside
+from headgate.sim.product.fault_injection import Started, Strikes
 from headgate.sim.product.files import FileInputs
-from headgate.sim.product.focus import LASTS_MS, draw_focus, put_in_focus
-from headgate.sim.product.harm import Harm
 from headgate.sim.product.history import History
-from headgate.sim.product.publishing import Outside
 from headgate.sim.product.settings import CHECKPOINTS, Exactly, draw_settings
 from headgate.sim.product.spark import FINGERPRINT, SimSpark
-from headgate.sim.product.stored import StoredStates
-from headgate.sim.product.strikes import Started, Strikes
-from headgate.sim.product.typed import with_typed
+from headgate.sim.product.state_reader import StoredStates
+from headgate.sim.product.storage_damage import Harm
+from headgate.sim.product.themes import LASTS_MS, draw_focus, put_in_focus
+from headgate.sim.product.typed_state import with_typed
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import Splits
 from headgate.sim.world import Violation, World

@@ -14,10 +14,10 @@ from typing import cast
 from headgate.errors import TruncatedError
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.product.run import Result
+from headgate.sim.streams.client_programs import EVENTS_MAX, PlacesRun
 from headgate.sim.streams.group_judge import GroupJudge, WatchedCatalogue
 from headgate.sim.streams.group_readers import GROUP, SCHEMA, STORE, Member, Place, Writer
-from headgate.sim.streams.places import EVENTS_MAX, PlacesRun
-from headgate.sim.streams.scaled_streams import Scaler
+from headgate.sim.streams.stream_changes import Scaler
 from headgate.sim.world import Violation
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.policies import Retention

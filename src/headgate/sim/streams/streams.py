@@ -29,10 +29,8 @@ from headgate.sim.product.records import KEYS
 from headgate.sim.product.run import Result, Run
 from headgate.sim.product.settings import NAME, Settings
 from headgate.sim.product.workloads import Branches, Splits
-from headgate.sim.streams.cut_streams import check_cuts
-from headgate.sim.streams.emptied_streams import EmptiedStreams
-from headgate.sim.streams.neighbour import Neighbour
-from headgate.sim.streams.scaled_streams import Policies, Scaler
+from headgate.sim.streams.background_traffic import Neighbour
+from headgate.sim.streams.stream_changes import EmptiedStreams, Policies, Scaler, check_cuts
 from headgate.sim.world import Violation
 from headgate.store import store as stores
 from headgate.store.policies import Retention
