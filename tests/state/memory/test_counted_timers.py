@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.state.memory import timers
-from headgate.state.memory.timers import Changes, CountedTimers, count_timers, latest_changes
+from headgate.state.memory.timers import CountedTimers, TimerOps, count_timers, latest_changes
 
 Timer = tuple[int, int]
 TIMERS = st.tuples(st.integers(-2, 3), st.integers(0, 15))
 """When, and the slot."""
 
 
-def changes_of(done: list[tuple[Timer, bool]]) -> Changes:
+def changes_of(done: list[tuple[Timer, bool]]) -> TimerOps:
     """``done``: what was done to timers, and whether they are there since."""
     times = np.array([time for (time, _), _ in done], np.int64)
     return times, np.array([slot << 1 | (not is_there) for (_, slot), is_there in done], np.int64)

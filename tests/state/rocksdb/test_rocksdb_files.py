@@ -78,8 +78,8 @@ def test_only_this_user_may_look_into_the_directory_and_two_workers_have_two(
 # RB3
 def test_what_a_killed_worker_left_is_removed_by_the_next_one(worker: WorkerStates, tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from headgate.state.rocksdb.local_databases import Room; "
-        "Room(16 << 20, sys.argv[1]).new_database('left'); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys; from headgate.state.rocksdb.local_databases import LocalDatabases; "
+        "LocalDatabases(16 << 20, sys.argv[1]).new_database('left'); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     (left,) = tmp_path.rglob("*left*")

@@ -121,6 +121,7 @@ class ChangedKeys:
 
     def start(self) -> None:
         """What was restored is in a snapshot: note what changes from now on."""
+        assert not self._before, "tracking starts with a restore, before the first snapshot"
         self.now = {}
 
     def bounded(self, keys_count: int) -> dict[Any, None] | None:
@@ -132,6 +133,8 @@ class ChangedKeys:
 
     def freeze(self) -> KeyChanges:
         """Return what changed in this interval and in those before it, as far as they are needed."""
+        # in the order of intervals: ``after`` relies on it for the order of keys
+        assert not self._before or self._before[-1][0] < self._interval.number, "an interval ends once"
         if self.now is not None:
             self._before.append((self._interval.number, self.now))
         self._before = [found for found in self._before if found[0] > self._interval.needed_since]

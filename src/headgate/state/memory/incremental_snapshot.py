@@ -76,6 +76,8 @@ class ChunkLog:
         Args:
             chunks: rows, files and whole states of each, in order.
         """
+        assert chunks, "a snapshot of chunks has at least one"
+        assert not self._known, "a backend is restored before it writes"
         ends = range(1 - len(chunks), 1)
         starts = [BEGINNING, *ends[:-1]]
         placed = zip(starts, ends, chunks, strict=True)
@@ -98,6 +100,7 @@ class ChunkLog:
         chain: list[Chunk] = []
         at = BEGINNING
         while (chunk := found.get(at)) is not None:
+            assert chunk.until > at, "a chunk ends after it begins"
             chain.append(chunk)
             at = chunk.until
         return chain
@@ -107,6 +110,8 @@ class ChunkLog:
 
         What is in neither is in a snapshot no more that may be the newest one, and will never be shared again.
         """
+        assert number < self.interval.number, "a snapshot is written after its interval has ended"
+        assert new is None or new.until == number, "the newest chunk ends with its snapshot"
         self._known = (*chain, *(() if new is None else (new,)))
         firsts = [chunk.until for chunk in self._known if chunk.after == BEGINNING]
         self.interval.needed_since = min(firsts, default=number)
@@ -425,6 +430,7 @@ class ChunkedState(KeyedState):
             if rows or not on:  # the files of the first chunk say how a restore takes the state apart
                 files.append(target.put_file(self._log.name(self._number, place), data, groups))
         after = on[-1].until if on else BEGINNING
+        assert after < self._number, "a chunk begins before the snapshot that it ends with"
         return [Chunk(after, self._number, rows_of(changes), tuple(files), whole)]
 
     def _describe(

@@ -183,6 +183,7 @@ class CountedTimers:
         was_there[is_known] = self.done[1][at[is_known]] & 1 == 0
         was_there[~is_known] = _find_timers(self.base, (newer[0][~is_known], newer[1][~is_known]))[1]
         count = self.count + int((newer[1] & 1 == 0).sum()) - int(was_there.sum())
+        assert 0 <= count <= len(self.base[0]) + len(self.done[0]) + len(at), "timers are counted once"
         found = CountedTimers(self.base, _merge_changes(self.done, newer, at, is_known), count)
         return count_timers(found.whole()) if len(found.done[0]) > len(self.base[0]) // _MERGE_SHARE else found
 
@@ -382,7 +383,7 @@ class MemoryColumnTimers:
         return live_timers(latest_changes([self._due, *(run.rest() for run in self._runs), *self._tail]))
 
     def split(self, count: int) -> tuple[Slots, Words]:
-        """Remove the last timers, so that about ``count`` stay (``stay_first``); return those that went."""
+        """Remove the last timers, so that about ``count`` stay (``first_timers``); return those that went."""
         times, changes = self._whole()
         stays = first_timers(times, self._hashes(changes >> 1), count)
         self._due, self._tail, self._tail_rows = (_NONE, _NONE), [], 0
@@ -608,7 +609,7 @@ class MemoryRowTimers:
         return FrozenRowTimers(self.cells.freeze(), changes, self._count)
 
     def split(self, count: int) -> dict[int, list[Any]]:
-        """Remove the last timers, so that about ``count`` stay (``stay_first``); return the keys by time."""
+        """Remove the last timers, so that about ``count`` stay (``first_timers``); return the keys by time."""
         assert self._changes is None, "what is removed so is not noted"
         found = list(self.all())
         times_ms, keys = np.array([time_ms for time_ms, _ in found], np.int64), [key for _, key in found]
@@ -638,6 +639,7 @@ class MemoryRowTimers:
         self.cells.remove(time_ms)
         self._count -= keys_count
         self._times_count -= 1
+        assert self._count >= self._times_count >= 0, "each time has at least one timer"
         if len(self._heap) > 2 * self._times_count + _STALE_TIMES_MAX:
             self._heap = list(self.cells.keys())
             heapify(self._heap)

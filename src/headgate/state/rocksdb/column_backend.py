@@ -282,6 +282,7 @@ class RocksColumnBackend:
             descriptor.name: self._uncached_counts[descriptor] + state.rows_count()
             for descriptor, state in self._states.items()
         }
+        assert all(count >= 0 for count in counts.values()), f"a row was loaded that was not counted: {counts}"
         for timers in self._timers.values():
             counts[timers.stored.table.section.name] = timers.stored.count
         return FrozenDatabase(self._local, self._local.checkpoint(), self._all_tables, counts, self._extra())

@@ -121,8 +121,9 @@ _MANIFEST = "MANIFEST-"
 
 def files_of_key_groups(description: Description, groups: KeyGroups) -> Description:
     """Return the database that ``description`` tells of without the files that have no row of ``groups``."""
-    told = dict(zip(description.names, description.ranges, strict=True))
-    removed = {name: found for name, found in told.items() if not _may_have(found, groups)}
+    assert description.is_whole, "files are selected once: a second edit would remove them from the MANIFEST twice"
+    ranges = dict(zip(description.names, description.ranges, strict=True))
+    removed = {name: found for name, found in ranges.items() if not _may_have(found, groups)}
     manifests = [name for name in description.small if name.startswith(_MANIFEST)]
     if not removed or len(manifests) != 1:  # without one, opening it fails with the reason
         return description
@@ -130,7 +131,7 @@ def files_of_key_groups(description: Description, groups: KeyGroups) -> Descript
     notes = remove_from_manifest(
         description.small[manifest], [(found.level, int(Path(name).stem)) for name, found in sorted(removed.items())]
     )
-    left = {name: found for name, found in told.items() if name not in removed}
+    left = {name: found for name, found in ranges.items() if name not in removed}
     small = {**description.small, manifest: notes}
     return replace(description, names=list(left), ranges=list(left.values()), small=small, is_whole=False)
 

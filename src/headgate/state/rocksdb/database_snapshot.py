@@ -103,6 +103,7 @@ def write_files(
     names = [path.name for path in large]
     if set(names) != ranges.keys():
         raise LocalDamage(str(checkpoint), 0, f"the files {sorted(ranges)}", f"{names}")
+    assert description.is_whole, "only a restore leaves files out"
     whole = replace(description, names=names, ranges=[ranges[name] for name in names], small=small)
     target.describe_files(whole.encode(), rows, DATABASE_DESCRIPTION)
 

@@ -121,6 +121,7 @@ class RocksCells:
             found.append((key, before, now))
             had, has = (0 if one is None else size(one) for one in (before, now))
             self.rows_count += has - had
+            assert self.rows_count >= 0, "each row is counted when it comes and when it goes"
             self.young_rows += max(1, has) - max(1, had)
         self._changed = {}
         return found

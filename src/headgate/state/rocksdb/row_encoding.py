@@ -54,6 +54,7 @@ def encoded_keys(columns: Sequence[pa.Array], keys: KeyColumns, max_parallelism:
     names = keys.section_names
     batch = pa.RecordBatch.from_arrays(list(columns), names=names)
     hashes = hash_columns(batch, names)
+    assert max_parallelism <= 1 << 16, "a key group has two bytes in a row"
     return EncodedKeys(hashes, key_groups(hashes, max_parallelism), encode_columns(columns))
 
 

@@ -39,6 +39,9 @@ from headgate.state.vectors import Mask, is_fixed, storage_type, to_arrow, to_nu
 
 _HEAD = value_codec(pa.int64())
 
+TABLES_MAX = 0xFFFE
+"""Tables of states and of their heads have smaller numbers; this one and the next are for timers."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -96,6 +99,7 @@ class Table:
 
 def tables_of(keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> dict[StateDescriptor, Table]:
     """Return the table of each declared state. Their numbers do not depend on the order of declaration."""
+    assert 2 * len(descriptors) < TABLES_MAX, "the numbers of the tables of timers come after those of all states"
     return {
         descriptor: Table(
             2 * place,

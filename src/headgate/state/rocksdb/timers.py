@@ -32,11 +32,12 @@ from headgate.state.rocksdb.row_encoding import (
     encode_times,
     encoded_keys,
 )
+from headgate.state.rocksdb.tables import TABLES_MAX
 from headgate.state.row_values import keys_of
 from headgate.state.timers import TimeKind, timer_section
 from headgate.state.vectors import Mask
 
-_NUMBERS = {TimeKind.EVENT_TIME: 0xFFFE, TimeKind.PROCESSING_TIME: 0xFFFF}
+_NUMBERS = {TimeKind.EVENT_TIME: TABLES_MAX, TimeKind.PROCESSING_TIME: TABLES_MAX + 1}
 """Of the tables: after those of all states, however many an operator has."""
 
 _HASH_AT = PREFIX_BYTES + TIME_BYTES
@@ -221,6 +222,7 @@ class StoredTimers:
         changes.delete(rows)
         self._database.write(changes)
         self.count -= len(rows)
+        assert self.count >= 0, "each timer in the database is counted once"
         return columns, times_ms
 
 
