@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from headgate.operators.user_functions import obstacle
+from headgate.operators.user_functions import unpicklable_part
 
 LOCK = threading.Lock()
 
@@ -56,14 +56,14 @@ def test_the_part_that_cannot_be_sent_is_named() -> None:
     try:
         lock = threading.Lock()
         told = {
-            "global": obstacle(by_global, cloudpickle.dumps),
-            "closure": obstacle(by_variable(), cloudpickle.dumps),
-            "attribute": obstacle(Keeps(lock), cloudpickle.dumps),
-            "method": obstacle(Keeps(lock).method, cloudpickle.dumps),
-            "argument": obstacle(functools.partial(by_variable, lock), cloudpickle.dumps),
-            "of another": obstacle(UsesGlobal(), cloudpickle.dumps),
-            "slot": obstacle([Slotted(1, sys.stderr.buffer)], cloudpickle.dumps),
-            "itself": obstacle(lock, cloudpickle.dumps),
+            "global": unpicklable_part(by_global, cloudpickle.dumps),
+            "closure": unpicklable_part(by_variable(), cloudpickle.dumps),
+            "attribute": unpicklable_part(Keeps(lock), cloudpickle.dumps),
+            "method": unpicklable_part(Keeps(lock).method, cloudpickle.dumps),
+            "argument": unpicklable_part(functools.partial(by_variable, lock), cloudpickle.dumps),
+            "of another": unpicklable_part(UsesGlobal(), cloudpickle.dumps),
+            "slot": unpicklable_part([Slotted(1, sys.stderr.buffer)], cloudpickle.dumps),
+            "itself": unpicklable_part(lock, cloudpickle.dumps),
         }
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -88,7 +88,7 @@ def test_an_object_that_holds_itself_ends() -> None:
     def refuse(_: object) -> None:
         raise TypeError("never")
 
-    assert obstacle(Circle(), refuse).startswith("Circle")
+    assert unpicklable_part(Circle(), refuse).startswith("Circle")
 
 
 def test_a_variable_that_has_no_value_yet_is_passed_over() -> None:
@@ -97,7 +97,7 @@ def test_a_variable_that_has_no_value_yet_is_passed_over() -> None:
 
     with pytest.raises(NameError):
         later()
-    assert obstacle(later, _refuse_functions).startswith("function later")
+    assert unpicklable_part(later, _refuse_functions).startswith("function later")
     unknown = 1
 
 

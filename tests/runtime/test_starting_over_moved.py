@@ -145,7 +145,7 @@ def test_a_moved_sink_with_others_events_keeps_both_streams(tmp_path: Path, monk
 
 
 def test_what_is_emptied_in_one_step(tmp_path: Path) -> None:
-    from headgate.connectors.sink_registry import sink_of, together
+    from headgate.connectors.sink_registry import grouped_by_owner, sink_of
     from headgate.model.pipeline_identity import TargetKind
 
     def stream(sink: str, store: str, name: str) -> Target:
@@ -159,7 +159,7 @@ def test_what_is_emptied_in_one_step(tmp_path: Path) -> None:
         stream("in", "s", "b"),
         stream("out", "s", "b"),
     ]
-    groups = together([(target, found) for target in targets if (found := sink_of(target)) is not None])
+    groups = grouped_by_owner([(target, found) for target in targets if (found := sink_of(target)) is not None])
     sizes = {(group[0][0].place_key): len(group) for group in groups}
     assert sorted(sizes.values()) == [1, 1, 1, 1, 2]
     assert sizes[targets[0].place_key] == 2

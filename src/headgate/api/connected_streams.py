@@ -19,8 +19,8 @@ from headgate.model.ids import NodeName
 from headgate.operators import catalog
 from headgate.operators.process.broadcast_process import (
     BatchBroadcastProcessFunction,
+    BroadcastOrderSpec,
     BroadcastProcessFunction,
-    OrderingSpec,
 )
 
 S = TypeVar("S", bound=Records)
@@ -77,7 +77,7 @@ class ConnectedStreams(Generic[S]):
         side, builder = self._side, self._side._pipeline._builder
         ordering = builder.claim_name(f"{node}-broadcast", None, part_of=node)
         edges = tuple(replace(edge, partitioner=Partitioner.FIRST) for edge in side._edges)
-        spec = OrderingSpec(side._time_column is not None, by_row)
+        spec = BroadcastOrderSpec(side._time_column is not None, by_row)
         builder.add(ordering, Role.OPERATOR, edges, spec, side._schema, refuses=by_row)
         return Edge(ordering, Partitioner.BROADCAST, input=BROADCAST_INPUT)
 

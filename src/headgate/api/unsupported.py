@@ -130,12 +130,12 @@ def refuse_uncalled_methods(where: str, function: object, names: tuple[str, ...]
     Raises:
         UsageError
     """
-    from headgate.operators.checkpoint_listeners import hidden, unheard
+    from headgate.operators.checkpoint_listeners import hidden_listener, uncalled_method
 
-    problem = unheard(function, names)
+    problem = uncalled_method(function, names)
     if problem:
         raise UsageError(f"{where}: {problem}")
-    inner = hidden(function)
+    inner = hidden_listener(function)
     if inner is not None:
         raise UsageError(
             f"{where}: {type(inner).__name__} listens to checkpoints or keeps operator state, and would not be called, "

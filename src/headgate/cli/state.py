@@ -33,7 +33,7 @@ from headgate.cli.program_loader import load_pipeline
 from headgate.cli.streams.line_format import json_lines, python_rows
 from headgate.codec.arrow import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
-from headgate.operators.expressions import not_of_one_record
+from headgate.operators.expressions import elementwise_problem
 from headgate.operators.schemas import empty_frame
 from headgate.plain_text import printable
 from headgate.runtime.state_reader.lookup import StoredCheckpoint, find_checkpoint
@@ -348,11 +348,11 @@ def _problem_of(condition: pl.Expr, text: str, schema: pa.Schema) -> str:
     """Return why a condition is not about one row: it would see one part of a snapshot at a time."""
     rows = empty_frame(schema).lazy()
     try:
-        return not_of_one_record(condition, rows.with_columns(condition))
+        return elementwise_problem(condition, rows.with_columns(condition))
     except pl.exceptions.PolarsError:
         pass  # as SQL a time may be compared with its text
     try:
-        return not_of_one_record(condition, rows.sql(f"SELECT ({text}) FROM self"))
+        return elementwise_problem(condition, rows.sql(f"SELECT ({text}) FROM self"))
     except pl.exceptions.PolarsError:
         return ""  # what is wrong is said when it is asked of rows, as the same SQL
 

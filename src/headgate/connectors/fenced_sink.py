@@ -51,7 +51,7 @@ class Fence:
         if remembered is None:
             return
         self.refuse_if_older_than(remembered.generation)
-        mine, theirs = life_in(self), life_in(remembered)
+        mine, theirs = decode_fence_life(self), decode_fence_life(remembered)
         if mine is not None and theirs is not None and mine.id != theirs.id:
             raise FencedError(f"sink '{self.owner}' belongs to the pipeline with its checkpoints in {theirs.home}")
 
@@ -93,7 +93,7 @@ class OutputName:
         return OutputName(match["owner"], int(match["number"]), int(match["subtask"]), int(match["generation"]))
 
 
-def life_in(fence: Fence) -> Life | None:
+def decode_fence_life(fence: Fence) -> Life | None:
     """Return the life in ``fence``; None when there is none, or it is forgotten.
 
     Raises:
@@ -250,7 +250,7 @@ class FencedSink(Sink, ABC):
             committer.recover(())
         finally:
             committer.close()
-        self.remove_output(with_life(self, Fence(owner_of(pipeline, node), int(generation))))
+        self.remove_output(with_stored_life(self, Fence(owner_of(pipeline, node), int(generation))))
 
     def how_to_forget(self, pipeline: str, node: str) -> str:
         """See ``connectors.base.Sink``."""
@@ -309,11 +309,11 @@ def _newest(fences: Iterable[Fence]) -> dict[str, Fence]:
 
 
 def _owner_in(fence: Fence) -> Owner:
-    life = life_in(fence)
+    life = decode_fence_life(fence)
     return Owner(life, Generation(fence.generation), is_forgotten=life is None and bool(fence.life))
 
 
-def with_life(sink: FencedSink, fence: Fence) -> Fence:
+def with_stored_life(sink: FencedSink, fence: Fence) -> Fence:
     """Return ``fence`` with the life that the target has stored, so that claiming a generation keeps it (CS22)."""
     known = sink.claimed(fence.owner)
     return fence if known is None else replace(fence, life=known.life or "")

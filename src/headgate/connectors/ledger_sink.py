@@ -17,7 +17,15 @@ import pyarrow as pa
 
 from headgate.codec.arrow import read_stream
 from headgate.connectors.base import Committer, SealedTransaction, SinkContext, SinkWriter
-from headgate.connectors.fenced_sink import Fence, FencedSink, OutputName, in_order, owner_of, transient, with_life
+from headgate.connectors.fenced_sink import (
+    Fence,
+    FencedSink,
+    OutputName,
+    in_order,
+    owner_of,
+    transient,
+    with_stored_life,
+)
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, SnapshotPart
@@ -365,7 +373,7 @@ class _Committer(Committer):
     def recover(self, keep: Sequence[Committable]) -> None:
         """See ``Committer``: nothing is in the target that was not published for good."""
         with transient(self._sink.transient_errors, "recover", self._fence.owner):
-            self._fence = with_life(self._sink, self._fence)
+            self._fence = with_stored_life(self._sink, self._fence)
             self._sink.claim(self._fence)
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:

@@ -16,7 +16,7 @@ from headgate.model.graph import Graph, Role
 from headgate.model.pipeline_identity import Target, TargetKind
 from headgate.store.policies import recorded_retention
 
-Front: TypeAlias = tuple[Target, Sink]
+RecordedSink: TypeAlias = tuple[Target, Sink]
 """A target, and the sink in front of it."""
 
 
@@ -39,22 +39,22 @@ def sink_of(target: Target) -> Sink | None:
             return None
 
 
-def together(fronts: Sequence[Front]) -> list[tuple[Front, ...]]:
+def grouped_by_owner(sinks: Sequence[RecordedSink]) -> list[tuple[RecordedSink, ...]]:
     """Group what has one owner, and so is emptied in one step: streams of one store that one sink has written to.
 
     Of a step for each of them, the second would find that the new life owns it already (SO6).
     """
-    groups: dict[object, tuple[Front, ...]] = {}
-    for number, (target, sink) in enumerate(fronts):
+    groups: dict[object, tuple[RecordedSink, ...]] = {}
+    for number, (target, sink) in enumerate(sinks):
         key = (target.sink, _real(str(sink.store))) if isinstance(sink, StreamSink) else number
         groups[key] = (*groups.get(key, ()), (target, sink))
     return list(groups.values())
 
 
-def in_one_step(fronts: Sequence[Front]) -> Sink | StreamsOfOneSink:
-    """Return what empties one group of ``together``."""
-    streams = tuple(sink for _, sink in fronts if isinstance(sink, StreamSink))
-    return StreamsOfOneSink(streams) if streams else fronts[0][1]
+def resettable_of(sinks: Sequence[RecordedSink]) -> Sink | StreamsOfOneSink:
+    """Return what empties one group of ``grouped_by_owner``."""
+    streams = tuple(sink for _, sink in sinks if isinstance(sink, StreamSink))
+    return StreamsOfOneSink(streams) if streams else sinks[0][1]
 
 
 def _real(store: str) -> str:

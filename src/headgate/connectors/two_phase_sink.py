@@ -14,7 +14,15 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from headgate.connectors.base import Committer, SealedTransaction, SinkContext, SinkWriter
-from headgate.connectors.fenced_sink import Fence, FencedSink, OutputName, in_order, owner_of, transient, with_life
+from headgate.connectors.fenced_sink import (
+    Fence,
+    FencedSink,
+    OutputName,
+    in_order,
+    owner_of,
+    transient,
+    with_stored_life,
+)
 from headgate.errors import CorruptionError, UsageError, gone
 from headgate.model.config import Duration
 from headgate.model.ids import CheckpointId, Generation
@@ -216,7 +224,7 @@ class _Committer(Committer):
         """See ``Committer``: whatever the parallelism was, only what ``keep`` names stays (K6)."""
         kept = {_name_of(committable) for committable in keep}
         with transient(self._sink.transient_errors, "recover", self._fence.owner):
-            self._fence = with_life(self._sink, self._fence)
+            self._fence = with_stored_life(self._sink, self._fence)
             self._sink.claim(self._fence)
             for name in sorted(self._sink.prepared(self._fence.owner)):
                 if name not in kept and self._is_mine(name):

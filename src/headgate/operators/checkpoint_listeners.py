@@ -183,7 +183,7 @@ def own_copy_of(node: str, function: F) -> F:
     return function
 
 
-def unheard(found: object, names: tuple[str, ...] = ("notify_checkpoint_",)) -> str | None:
+def uncalled_method(found: object, names: tuple[str, ...] = ("notify_checkpoint_",)) -> str | None:
     """Return why ``found`` would not be called: a method begins with one of ``names``, and it derives from no class
     whose objects are (HL1); None if nothing is wrong.
     """
@@ -197,7 +197,7 @@ def unheard(found: object, names: tuple[str, ...] = ("notify_checkpoint_",)) -> 
     return None
 
 
-def hidden(function: object) -> object | None:
+def hidden_listener(function: object) -> object | None:
     """Return the object of a bound method or partial function that would not be called (HL20)."""
     if isinstance(function, partial):
         inner: object = function.func
@@ -205,7 +205,7 @@ def hidden(function: object) -> object | None:
         inner = function.__self__
     else:
         return None
-    return inner if isinstance(inner, CheckpointListener | CheckpointedFunction) else hidden(inner)
+    return inner if isinstance(inner, CheckpointListener | CheckpointedFunction) else hidden_listener(inner)
 
 
 _CALLED = {

@@ -71,7 +71,7 @@ _PYTHON = (
 )
 
 
-def not_of_one_record(expression: pl.Expr, query: pl.LazyFrame) -> str:
+def elementwise_problem(expression: pl.Expr, query: pl.LazyFrame) -> str:
     """Return what is wrong with ``expression``, which ``query`` computes for records, or "".
 
     Raises:
@@ -84,7 +84,7 @@ def not_of_one_record(expression: pl.Expr, query: pl.LazyFrame) -> str:
     return next(_problems(tree, _RECORD), "") or _problem_of_plan(query, _has_column(tree))
 
 
-def not_of_groups(expression: pl.Expr) -> str:
+def group_problem(expression: pl.Expr) -> str:
     """Return why an aggregate gives a group's result not from the records of the group alone, or ""."""
     try:
         return next(_problems(_tree(expression), _GROUP), "")
@@ -247,7 +247,7 @@ class ExpressionsSpec:
         try:
             for step in self.steps:
                 for expression in step.expressions:
-                    problem = not_of_one_record(expression, frame.lazy().with_columns(expression))
+                    problem = elementwise_problem(expression, frame.lazy().with_columns(expression))
                     if problem:
                         raise UsageError(f"operator '{node}': the expression {expression} {problem}")
                 frame = step.apply(frame.lazy()).collect().clear()

@@ -23,7 +23,7 @@ CHILDREN_MAX = 1_000
 """So many parts of one object are tried."""
 
 
-def sent(definition: PipelineDefinition, send: Callable[[Any], bytes]) -> bytes:
+def pickled(definition: PipelineDefinition, send: Callable[[Any], bytes]) -> bytes:
     """Return ``definition`` as ``send`` pickles it for the workers.
 
     Raises:
@@ -34,23 +34,23 @@ def sent(definition: PipelineDefinition, send: Callable[[Any], bytes]) -> bytes:
     except Exception as error:
         for node in definition.graph.nodes:
             if _is_refused(node.spec, send):
-                raise unsendable(str(node.name), node.spec, send, error) from error
+                raise unsendable_error(str(node.name), node.spec, send, error) from error
         raise UsageError(
-            f"pipeline '{definition.config.name}' cannot be sent to its workers: {obstacle(definition, send)} cannot "
-            f"be pickled ({error})"
+            f"pipeline '{definition.config.name}' cannot be sent to its workers: {unpicklable_part(definition, send)} "
+            f"cannot be pickled ({error})"
         ) from error
 
 
-def unsendable(node: str, spec: object, send: Callable[[Any], object], error: Exception) -> UsageError:
+def unsendable_error(node: str, spec: object, send: Callable[[Any], object], error: Exception) -> UsageError:
     """Return the error to raise because ``send`` refused ``spec`` of operator ``node`` with ``error``."""
     return UsageError(
-        f"operator '{node}' cannot be sent to the workers: {obstacle(spec, send)} cannot be pickled ({error}); what a "
-        "function refers to is copied for each worker, so make files, locks and connections inside the function, or "
-        "in open() of a process function"
+        f"operator '{node}' cannot be sent to the workers: {unpicklable_part(spec, send)} cannot be pickled ({error}); "
+        "what a function refers to is copied for each worker, so make files, locks and connections inside the "
+        "function, or in open() of a process function"
     )
 
 
-def obstacle(value: object, send: Callable[[Any], object]) -> str:
+def unpicklable_part(value: object, send: Callable[[Any], object]) -> str:
     """Return what in ``value`` cannot be sent, such as ``function enrich, variable lock: a _thread.lock``.
 
     Args:
@@ -187,7 +187,7 @@ def copied(node: str, function: Any) -> Any:
     try:
         return copy.deepcopy(function)
     except Exception as error:
-        raise unsendable(node, function, copy.deepcopy, error) from None
+        raise unsendable_error(node, function, copy.deepcopy, error) from None
 
 
 def shortened(value: object) -> str:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from headgate.errors import UsageError
 from headgate.model.state_schema import Form, StateIdentity
-from headgate.operators.expressions import not_of_groups, not_of_one_record
+from headgate.operators.expressions import elementwise_problem, group_problem
 from headgate.operators.keys import check_keys
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, schema_of_frame
 from headgate.operators.timestamps import EventTime, event_time
@@ -119,7 +119,7 @@ def window_shape(aggregate: TumblingAggregate, schema: pa.Schema, node: str) -> 
     if not aggregate.aggregates:
         raise UsageError(f"operator '{node}': agg needs at least one aggregate, for example n=pl.len()")
     for expression in aggregate.aggregates:
-        problem = not_of_groups(expression)
+        problem = group_problem(expression)
         if problem:
             raise UsageError(f"operator '{node}': the expression {expression} {problem}")
     try:
@@ -208,7 +208,7 @@ def _is_simple(inner: pl.Expr, frame: pl.DataFrame) -> bool:
     has_columns = bool(inner.meta.root_names()) and not inner.meta.has_multiple_outputs()
     if not has_columns or '"Selector"' in json.dumps(json.loads(text)):
         return False
-    return not not_of_one_record(inner, frame.lazy().with_columns(inner.alias("x")))
+    return not elementwise_problem(inner, frame.lazy().with_columns(inner.alias("x")))
 
 
 def _accumulators(aggregate: Aggregate, dtype: pa.DataType) -> list[tuple[Accumulator, bool]] | None:

@@ -23,7 +23,7 @@ from headgate.errors import UsageError
 from headgate.model.failure import Failure
 from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import LogPlace, Observer, SilentObserver
-from headgate.operators.user_functions import sent
+from headgate.operators.user_functions import pickled
 from headgate.runtime.driver.driver import Driver, DriverHandle, lock_for
 from headgate.runtime.driver.restart import has_finished
 from headgate.runtime.surroundings import modules_being_imported
@@ -158,7 +158,7 @@ def start_pipeline(
 
         for module in modules_being_imported():
             cloudpickle.register_pickle_by_value(module)
-        sent(definition, cloudpickle.dumps)  # else a thread of its own would fail, and say less
+        pickled(definition, cloudpickle.dumps)  # else a thread of its own would fail, and say less
         launcher = SparkLauncher(session, definition, fingerprint, is_local, logs)
         if logs is not None:
             watcher.on_note(LogPlace(str(logs / config.name)))

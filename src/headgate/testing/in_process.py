@@ -28,7 +28,7 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, WorkerIndex
 from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import Observer, PipelineHandle, Progress, RunResult
-from headgate.operators.user_functions import sent
+from headgate.operators.user_functions import pickled
 from headgate.runtime.driver.driver import Driver, DriverHandle
 from headgate.runtime.surroundings import Process, modules_being_imported
 from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
@@ -108,7 +108,7 @@ class ThreadLauncher:
         self._threads: list[DaemonThread] = []
         for module in modules_being_imported():
             cloudpickle.register_pickle_by_value(module)
-        self._pickled = sent(definition, cloudpickle.dumps)  # TR2
+        self._pickled = pickled(definition, cloudpickle.dumps)  # TR2
 
     def submit(
         self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[Failure | None], None]

@@ -29,7 +29,7 @@ from headgate.errors import UsageError
 from headgate.model.graph import BROADCAST_INPUT
 from headgate.operators import catalog
 from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
-from headgate.operators.process.broadcast_process import OrderingSpec
+from headgate.operators.process.broadcast_process import BroadcastOrderSpec
 from headgate.operators.user_functions import UserFunctionError
 from headgate.protocol.checkpoints.compatibility import judged
 
@@ -313,20 +313,20 @@ def test_a_bad_record_of_the_side_is_one() -> None:  # BC3
     far = pa.array([0, 1 << 62], pa.int64()).view(pa.timestamp("us"))
     batch = pa.RecordBatch.from_arrays([far, pa.array([1, 2])], schema=schema)
     for by_row, bad in ((True, 1), (False, 0)):
-        ordering = Harness(OrderingSpec(is_timed=False, by_row=by_row), diverts=True)
+        ordering = Harness(BroadcastOrderSpec(is_timed=False, by_row=by_row), diverts=True)
         ordering.send(batch)
         assert len(ordering.out.bad) == bad
         assert [row["n"] for row in ordering.out.batches[0].drop_columns(["at"]).to_pylist()] == [1, 2][: 2 - bad]
 
 
 def test_a_side_without_event_times_holds_nothing_back() -> None:  # BC8
-    ordering = Harness(OrderingSpec(is_timed=False, by_row=True))
+    ordering = Harness(BroadcastOrderSpec(is_timed=False, by_row=True))
     ordering.operator.on_splits(["channel-0"])
     ordering.operator.on_watermark(5)
     ordering.operator.on_idle(False)
     ordering.operator.on_watermark(WATERMARK_MAX_MS)
     assert ordering.out.log == [("idle", True), ("watermark", WATERMARK_MAX_MS)]
-    timed = Harness(OrderingSpec(is_timed=True, by_row=True))
+    timed = Harness(BroadcastOrderSpec(is_timed=True, by_row=True))
     timed.operator.on_splits(["channel-0"])
     timed.operator.on_watermark(5)
     timed.operator.on_idle(True)

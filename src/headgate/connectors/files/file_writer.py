@@ -121,7 +121,7 @@ class HeldRecords(FrozenState):
         self._batches = ()
 
 
-def held_in(state: RestoredState, node: str) -> list[pa.RecordBatch]:
+def decode_held_records(state: RestoredState, node: str) -> list[pa.RecordBatch]:
     """Return what ``HeldRecords`` encoded, with the columns that it had then.
 
     Raises:
@@ -200,7 +200,7 @@ class FileWriter(SinkWriter):
         """Take over what former subtasks held back, each of them by one subtask: the next ``seal`` writes it (D14)."""
         for state in states:
             if state.subtask_index % self._context.parallelism == self._context.subtask_index:
-                self._restored += [self._zoned(batch) for batch in held_in(state, self._context.node)]
+                self._restored += [self._zoned(batch) for batch in decode_held_records(state, self._context.node)]
 
     def _zoned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return records of before with moments where the sink has them now (EV12)."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headgate.codec.exact_values import MisfitError
 from headgate.errors import UsageError
-from headgate.operators.expressions import not_of_one_record
+from headgate.operators.expressions import elementwise_problem
 from headgate.operators.process.batch_state import BatchListState, BatchMapState, BatchValueState, How, Keys
 from headgate.operators.process.broadcast_state import BatchBroadcastState
 from headgate.operators.process.state_declaration import Declarations
@@ -221,7 +221,7 @@ class _Shape:
         except pl.exceptions.PolarsError as error:
             raise UsageError(f"{self._where}: {what} does not work on accumulators: {error}") from None
         for expression in expressions:
-            problem = not_of_one_record(expression, frame.lazy().with_columns(expression))
+            problem = elementwise_problem(expression, frame.lazy().with_columns(expression))
             if problem:
                 raise UsageError(
                     f"{self._where}: {what} must look at one accumulator of each side only; aggregates are for "

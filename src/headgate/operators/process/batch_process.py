@@ -15,8 +15,8 @@ from headgate.errors import UsageError
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns, owner_of
 from headgate.operators.keys import check_keys
 from headgate.operators.process.batch_aggregation import BatchStateHandle
-from headgate.operators.process.batch_state import BatchCursor, BatchStates, Keys
-from headgate.operators.process.state_declaration import StatefulFunction, StatefulFunctionSpec, opened
+from headgate.operators.process.batch_state import BatchHandleFactory, CurrentKeys, Keys
+from headgate.operators.process.state_declaration import StatefulFunction, StatefulFunctionSpec, declare_states
 from headgate.operators.process.timers import (
     CallContext,
     OperatorTime,
@@ -84,12 +84,12 @@ class BatchTimers(Times):
     """
 
     def __init__(
-        self, node: str, cursor: BatchCursor, time: OperatorTime, held: TimersByKind[ColumnTimers] | None
+        self, node: str, cursor: CurrentKeys, time: OperatorTime, held: TimersByKind[ColumnTimers] | None
     ) -> None:
         """For Headgate only: ``context.timers``."""
         super().__init__(time)
         self._node = node
-        self._cursor = cursor
+        self._current = cursor
         self._held = held
         self._firing: tuple[TimeKind, Slots, Words] | None = None
         self._waiting: list[tuple[Callable[[Slots, Words], None], Slots, Words]] = []
@@ -143,7 +143,7 @@ class BatchTimers(Times):
         change = held.delete if is_deletion else held.register
         if keys is not None and not isinstance(keys, Keys):
             raise self._wrong(f"keys= must be context.lookup(frame), not a {type(keys).__name__}")
-        slots = self._cursor.of(keys).slots
+        slots = self._current.of(keys).slots
         column = self._milliseconds(times, len(slots))
         chosen = column.is_not_null() if where is None else column.is_not_null() & self._checked(where, len(slots))
         if not chosen.all():
@@ -203,14 +203,14 @@ class BatchContext(CallContext):
         self,
         operator: OperatorContext,
         time: OperatorTime,
-        cursor: BatchCursor,
+        cursor: CurrentKeys,
         timers: BatchTimers,
         backend: ColumnBackend,
         keys: KeyColumns,
     ) -> None:
         """For Headgate only."""
         super().__init__(operator, time)
-        self._cursor = cursor
+        self._current = cursor
         self._timers = timers
         self._backend = backend
         self._key_schema = pa.schema(list(zip(keys.names, keys.types, strict=True)))
@@ -219,7 +219,7 @@ class BatchContext(CallContext):
     @property
     def keys(self) -> Keys:
         """The keys of the batch's rows, or of the firing timers. In ``on_round``: all keys that have any state."""
-        return self._cursor.keys
+        return self._current.keys
 
     @property
     def timers(self) -> BatchTimers:
@@ -311,9 +311,9 @@ def batch_process_spec(
     check_keys(node, schema, keys)
     columns = key_columns(schema, keys)
     learning = BatchStateHandle(
-        node, BatchStates(node, BatchCursor(), lambda d: MemoryStates().by_column(columns, [d]))
+        node, BatchHandleFactory(node, CurrentKeys(), lambda d: MemoryStates().by_column(columns, [d]))
     )
-    descriptors = opened(node, copied(node, function), learning)
+    descriptors = declare_states(node, copied(node, function), learning)
     return BatchProcessSpec(keys, function, schema, descriptors, learning.forgotten)
 
 
@@ -324,7 +324,7 @@ class BatchProcessOperator(TimedOperator):
 
     def __init__(self, spec: BatchProcessSpec) -> None:
         self._spec = spec
-        self._cursor = BatchCursor()
+        self._current = CurrentKeys()
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """See ``Operator``. Opens a copy of the user's function."""
@@ -333,16 +333,16 @@ class BatchProcessOperator(TimedOperator):
         keys = key_columns(spec.schema, spec.keys)
         states = context.states if spec.keys else MemoryStates()  # no key: none of them has anything
         self._backend = states.by_column(keys, spec.descriptors, has_timers=spec.has_timers)
-        self._timers = BatchTimers(node, self._cursor, self._time, self._backend.timers)
+        self._timers = BatchTimers(node, self._current, self._time, self._backend.timers)
         self._function: BatchProcessFunction = copied(node, spec.function)
         self.user_object = self._function
-        maker = BatchStates(node, self._cursor, lambda _: self._backend)
-        found = opened(node, self._function, self._handle(maker))
+        maker = BatchHandleFactory(node, self._current, lambda _: self._backend)
+        found = declare_states(node, self._function, self._handle(maker))
         assert found == spec.descriptors
-        self._user_context = BatchContext(context, self._time, self._cursor, self._timers, self._backend, keys)
+        self._user_context = BatchContext(context, self._time, self._current, self._timers, self._backend, keys)
         self._schema = spec.output_schema(spec.schema, node)
 
-    def _handle(self, maker: BatchStates) -> BatchStateHandle:
+    def _handle(self, maker: BatchHandleFactory) -> BatchStateHandle:
         """Return what the function declares its states with."""
         return BatchStateHandle(self.context.node, maker)
 
@@ -351,13 +351,13 @@ class BatchProcessOperator(TimedOperator):
         self._begin_call()
         self._backend.prepare()
         if self._spec.keys:
-            self._cursor.move(self._user_context._keys_of([batch.column(key) for key in self._spec.keys]))
+            self._current.move(self._user_context._keys_of([batch.column(key) for key in self._spec.keys]))
         try:
             result = self._function.process(frame_of(batch), self._user_context)
         except Exception as error:
             raise batch_error(self.context.node, batch.num_rows, error) from None
         finally:
-            self._cursor.move(None)
+            self._current.move(None)
         self._emit(result)
 
     def on_round(self, round_: int) -> None:
@@ -369,14 +369,14 @@ class BatchProcessOperator(TimedOperator):
         slots = self._backend.all_slots()
         if len(slots) == 0:
             return
-        self._cursor.move(Keys(slots, self._backend.key_columns, self._spec.keys))
+        self._current.move(Keys(slots, self._backend.key_columns, self._spec.keys))
         try:
             result = self._function.on_round(round_, self._user_context)
         except Exception as error:
             record = f"{len(slots)} keys at the end of round {round_}"
             raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
         finally:
-            self._cursor.move(None)
+            self._current.move(None)
         self._emit(result)
 
     def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
@@ -388,7 +388,7 @@ class BatchProcessOperator(TimedOperator):
         slots, times_ms = self._backend.timers.of(kind).take(until_ms, TIMERS_PER_CALL)
         if len(slots) == 0:
             return 0
-        self._cursor.move(Keys(slots, self._backend.key_columns, self._spec.keys))
+        self._current.move(Keys(slots, self._backend.key_columns, self._spec.keys))
         self._timers.begin(kind, slots, times_ms)
         try:
             result = self._function.on_timer(FiredTimers(kind, pl.Series(times_ms)), self._user_context)
@@ -396,7 +396,7 @@ class BatchProcessOperator(TimedOperator):
             record = f"{len(slots)} timers of {kind.value}, the first one for {times_ms[0]}"
             raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
         finally:
-            self._cursor.move(None)
+            self._current.move(None)
         self._emit(result)
         return len(slots)
 

@@ -41,7 +41,7 @@ class Keys:
         return frame_of(pa.RecordBatch.from_arrays(self._columns(self.slots), names=list(self._names)))
 
 
-class BatchCursor:
+class CurrentKeys:
     """The keys of the current call; shared by the context and all states of one operator."""
 
     __slots__ = ("_keys",)
@@ -77,15 +77,15 @@ class BatchCursor:
 class _BatchState:
     """What the kinds of state share: from users' arguments to slots and Arrow columns, and back."""
 
-    def __init__(self, node: str, descriptor: StateDescriptor, cursor: BatchCursor) -> None:
+    def __init__(self, node: str, descriptor: StateDescriptor, cursor: CurrentKeys) -> None:
         """For Headgate only; declare states with ``BatchStateHandle``."""
         self._node = node
         self._descriptor = descriptor
-        self._cursor = cursor
+        self._current = cursor
         self._dtype = empty_frame(pa.schema([("", descriptor.type)])).dtypes[0]
 
     def _slots(self, keys: Keys | None) -> Slots:
-        return self._cursor.of(keys).slots
+        return self._current.of(keys).slots
 
     def _mask(self, where: pl.Series | None, rows: int) -> Mask | None:
         """Return which rows are meant, or None for all."""
@@ -131,7 +131,7 @@ class _BatchState:
 class BatchValueState(_BatchState):
     """One value per key."""
 
-    def __init__(self, node: str, descriptor: StateDescriptor, cursor: BatchCursor, columns: ValueColumns) -> None:
+    def __init__(self, node: str, descriptor: StateDescriptor, cursor: CurrentKeys, columns: ValueColumns) -> None:
         """For Headgate only; declare states with ``BatchStateHandle``."""
         super().__init__(node, descriptor, cursor)
         self._columns = columns
@@ -254,7 +254,7 @@ class BatchValueState(_BatchState):
 class BatchListState(_BatchState):
     """A list of elements per key, in the order in which they were appended."""
 
-    def __init__(self, node: str, descriptor: StateDescriptor, cursor: BatchCursor, columns: ListColumns) -> None:
+    def __init__(self, node: str, descriptor: StateDescriptor, cursor: CurrentKeys, columns: ListColumns) -> None:
         """For Headgate only; declare states with ``BatchStateHandle``."""
         super().__init__(node, descriptor, cursor)
         self._columns = columns
@@ -320,7 +320,7 @@ class BatchListState(_BatchState):
 class BatchMapState(_BatchState):
     """A map of entries per key."""
 
-    def __init__(self, node: str, descriptor: StateDescriptor, cursor: BatchCursor, columns: MapColumns) -> None:
+    def __init__(self, node: str, descriptor: StateDescriptor, cursor: CurrentKeys, columns: MapColumns) -> None:
         """For Headgate only; declare states with ``BatchStateHandle``."""
         super().__init__(node, descriptor, cursor)
         self._columns = columns
@@ -372,23 +372,23 @@ class BatchMapState(_BatchState):
         return column
 
 
-class BatchStates:
-    """Makes the states of one operator (``declaring.StateMaker``)."""
+class BatchHandleFactory:
+    """Makes the states of one operator (``declaring.HandleFactory``)."""
 
-    def __init__(self, node: str, cursor: BatchCursor, backend: Callable[[StateDescriptor], ColumnBackend]) -> None:
+    def __init__(self, node: str, cursor: CurrentKeys, backend: Callable[[StateDescriptor], ColumnBackend]) -> None:
         """``backend`` returns the backend that has the descriptor's state."""
         self._node = node
-        self._cursor = cursor
+        self._current = cursor
         self._backend = backend
 
     def value(self, descriptor: StateDescriptor) -> BatchValueState:
-        """See ``StateMaker``."""
-        return BatchValueState(self._node, descriptor, self._cursor, self._backend(descriptor).values(descriptor))
+        """See ``HandleFactory``."""
+        return BatchValueState(self._node, descriptor, self._current, self._backend(descriptor).values(descriptor))
 
     def list(self, descriptor: StateDescriptor) -> BatchListState:
-        """See ``StateMaker``."""
-        return BatchListState(self._node, descriptor, self._cursor, self._backend(descriptor).lists(descriptor))
+        """See ``HandleFactory``."""
+        return BatchListState(self._node, descriptor, self._current, self._backend(descriptor).lists(descriptor))
 
     def map(self, descriptor: StateDescriptor) -> BatchMapState:
-        """See ``StateMaker``."""
-        return BatchMapState(self._node, descriptor, self._cursor, self._backend(descriptor).maps(descriptor))
+        """See ``HandleFactory``."""
+        return BatchMapState(self._node, descriptor, self._current, self._backend(descriptor).maps(descriptor))

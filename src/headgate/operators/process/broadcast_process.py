@@ -1,6 +1,6 @@
 """Functions with a broadcast side, by row and by batch, and the order of its records (docs/spec/broadcast.md).
 
-All records of the broadcast side go through the first subtask of ``OrderingSpec``, which sends them on to every
+All records of the broadcast side go through the first subtask of ``BroadcastOrderSpec``, which sends them on to every
 subtask in one order (BC2, BC3). Modelled on Flink's ``KeyedBroadcastProcessFunction``.
 """
 
@@ -21,11 +21,11 @@ from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext,
 from headgate.operators.checkpoint_listeners import CheckpointedFunction
 from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_process import BatchProcessFunction, BatchProcessOperator, BatchProcessSpec
-from headgate.operators.process.batch_state import BatchCursor, BatchStates
+from headgate.operators.process.batch_state import BatchHandleFactory, CurrentKeys
 from headgate.operators.process.broadcast_state import BroadcastSide
 from headgate.operators.process.row_process import ProcessFunction, ProcessOperator, ProcessSpec, StateHandle, each_row
-from headgate.operators.process.row_state import Cursor, RowStates
-from headgate.operators.process.state_declaration import StatefulFunctionSpec, opened
+from headgate.operators.process.row_state import CurrentKey, RowHandleFactory
+from headgate.operators.process.state_declaration import StatefulFunctionSpec, declare_states
 from headgate.operators.process.timers import CallContext, OperatorTime, Times
 from headgate.operators.row_functions import Row, paused_gc, rows_of
 from headgate.operators.schemas import frame_of
@@ -118,7 +118,7 @@ def check_function(node: str, function: Any, keys: tuple[str, ...], *, has_timer
         )
 
 
-class TwoSided(Operator):
+class BroadcastOperatorBase(Operator):
     """What operators of both forms do with their two sides. To stand in front of the one by row or by batch."""
 
     _side: BroadcastSide
@@ -178,8 +178,8 @@ def row_broadcast_spec(
     def cells(descriptor: StateDescriptor) -> RowCells:
         return MemoryStates().by_row(columns, [descriptor]).cells(descriptor) if keys else _none(node, descriptor)
 
-    learning = StateHandle(node, RowStates(node, Cursor(), cells, StateTime()), BroadcastSide(node))
-    descriptors = opened(node, copied(node, function), learning)
+    learning = StateHandle(node, RowHandleFactory(node, CurrentKey(), cells, StateTime()), BroadcastSide(node))
+    descriptors = declare_states(node, copied(node, function), learning)
     spec = BroadcastProcessSpec(keys, function, schema, descriptors, learning.forgotten, learning.broadcasts)
     check_function(node, function, keys, has_timers=spec.has_timers)
     return spec
@@ -189,12 +189,12 @@ def _none(node: str, descriptor: StateDescriptor) -> NoReturn:
     refuse_keyed_state(node, descriptor)
 
 
-class BroadcastOperator(TwoSided, ProcessOperator):
+class BroadcastOperator(BroadcastOperatorBase, ProcessOperator):
     """Calls ``process`` for records of the main side, ``process_broadcast`` for those of the broadcast side."""
 
     _function: BroadcastProcessFunction
 
-    def _handle(self, maker: RowStates) -> StateHandle:
+    def _handle(self, maker: RowHandleFactory) -> StateHandle:
         return StateHandle(self.context.node, maker, self._side)
 
     def _process_broadcast(self, batch: pa.RecordBatch) -> None:
@@ -242,19 +242,19 @@ def batch_broadcast_spec(
             refuse_keyed_state(node, descriptor)
         return MemoryStates().by_column(columns, [descriptor])
 
-    learning = BatchStateHandle(node, BatchStates(node, BatchCursor(), backend), BroadcastSide(node))
-    descriptors = opened(node, copied(node, function), learning)
+    learning = BatchStateHandle(node, BatchHandleFactory(node, CurrentKeys(), backend), BroadcastSide(node))
+    descriptors = declare_states(node, copied(node, function), learning)
     spec = BatchBroadcastProcessSpec(keys, function, schema, descriptors, learning.forgotten, learning.broadcasts)
     check_function(node, function, keys, has_timers=spec.has_timers)
     return spec
 
 
-class BatchBroadcastOperator(TwoSided, BatchProcessOperator):
+class BatchBroadcastOperator(BroadcastOperatorBase, BatchProcessOperator):
     """Calls ``process`` for batches of the main side, ``process_broadcast`` for those of the broadcast side."""
 
     _function: BatchBroadcastProcessFunction
 
-    def _handle(self, maker: BatchStates) -> BatchStateHandle:
+    def _handle(self, maker: BatchHandleFactory) -> BatchStateHandle:
         return BatchStateHandle(self.context.node, maker, self._side)
 
     def _process_broadcast(self, batch: pa.RecordBatch) -> None:
@@ -268,7 +268,7 @@ class BatchBroadcastOperator(TwoSided, BatchProcessOperator):
 
 
 @dataclass(frozen=True)
-class OrderingSpec:
+class BroadcastOrderSpec:
     """Pass records on.
 
     Attributes:
@@ -281,17 +281,17 @@ class OrderingSpec:
 
     def build(self) -> Operator:
         """See ``OperatorSpec``."""
-        return OrderingOperator(self)
+        return BroadcastOrderOperator(self)
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
         """Return ``schema``."""
         return schema
 
 
-class OrderingOperator(Operator):
+class BroadcastOrderOperator(Operator):
     """Passes records on; event time only if they have some."""
 
-    def __init__(self, spec: OrderingSpec) -> None:
+    def __init__(self, spec: BroadcastOrderSpec) -> None:
         self._spec = spec
 
     def on_splits(self, origins: Sequence[Origin]) -> None:

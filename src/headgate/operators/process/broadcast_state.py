@@ -20,7 +20,7 @@ from headgate.codec.snapshot import Buffer, MetaSection, decode_sections, encode
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.schema_evolution import Misfit
 from headgate.operators.base import OperatorContext, RestoredState
-from headgate.operators.process.row_state import Cursor, MapState
+from headgate.operators.process.row_state import CurrentKey, MapState
 from headgate.operators.schemas import fitted, frame_of
 from headgate.state.descriptors import KeyColumns, StateDescriptor, section_schema
 from headgate.state.row_values import Conversion, conversion, python_values
@@ -238,7 +238,7 @@ class BroadcastState(MapState):
 
     def __init__(self, node: str, descriptor: StateDescriptor, side: BroadcastSide) -> None:
         """For Headgate only; declare it with ``state.broadcast``."""
-        super().__init__(node, descriptor, Cursor(), side.declare(descriptor))
+        super().__init__(node, descriptor, CurrentKey(), side.declare(descriptor))
         self._side = side
 
     @property

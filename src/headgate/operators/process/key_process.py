@@ -18,7 +18,7 @@ import pyarrow as pa
 from headgate.operators.bad_records import divert_unreadable
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState, owner_of
 from headgate.operators.process.row_process import ProcessOperator, StateHandle, timer_text
-from headgate.operators.process.row_state import Cursor, NoKey
+from headgate.operators.process.row_state import CurrentKey, NoKey
 from headgate.operators.process.state_declaration import StatefulFunctionSpec
 from headgate.operators.process.timers import CallContext, OperatorTime, Timer, milliseconds
 from headgate.operators.row_functions import Refused, divert_refused, paused_gc, rows_of
@@ -32,10 +32,10 @@ from headgate.state.ttl import StateTime
 class KeyTimers:
     """The timers of the current key. A key has at most one for one time, in milliseconds since 1970."""
 
-    def __init__(self, node: str, cursor: Cursor, held: RowTimers | None) -> None:
+    def __init__(self, node: str, cursor: CurrentKey, held: RowTimers | None) -> None:
         """``held``: what the backend holds; None: the function has no notion of time."""
         self._node = node
-        self._cursor = cursor
+        self._current = cursor
         self._held = held
         self._by_key: dict[Any, set[int]] | None = None
         self._firing_ms: int | None = None
@@ -71,7 +71,7 @@ class KeyTimers:
         """A timer fires for the current key; what is registered for times up to ``until_ms`` waits for ``end``."""
         self._firing_ms, self._until_ms = firing_ms, until_ms
         if self._by_key is not None:
-            self._forget(self._cursor.key, firing_ms)
+            self._forget(self._current.key, firing_ms)
 
     def end(self) -> None:
         """Nothing more fires for now."""
@@ -109,7 +109,7 @@ class KeyTimers:
         return self._checked().all()
 
     def _key(self) -> Any:
-        key = self._cursor.key
+        key = self._current.key
         if isinstance(key, NoKey):
             hash(key)  # says what is wrong
         return key
@@ -130,14 +130,14 @@ class KeyContext(CallContext):
         self,
         operator: OperatorContext,
         time: OperatorTime,
-        cursor: Cursor,
+        cursor: CurrentKey,
         timers: KeyTimers,
         kind: TimeKind | None,
         state: StateTime,
     ) -> None:
         super().__init__(operator, time)
         self.kind = kind
-        self._cursor = cursor
+        self._current = cursor
         self._state = state
         self.timers = timers
         self.watermark_ms: int | None = None
@@ -146,7 +146,7 @@ class KeyContext(CallContext):
     @property
     def key(self) -> Any:
         """The key of the current call."""
-        return self._cursor.key
+        return self._current.key
 
     @property
     def processing_time_ms(self) -> int:
@@ -235,9 +235,9 @@ class KeyFunctionOperator(ProcessOperator):
         """See ``Operator``. Opens a copy of the user's function."""
         super().open(context, output)
         held = None if self._kind is None or self._backend.timers is None else self._backend.timers.of(self._kind)
-        self._key_timers = KeyTimers(context.node, self._cursor, held)
+        self._key_timers = KeyTimers(context.node, self._current, held)
         state_time = self._backend.time
-        self._key_context = KeyContext(context, self._time, self._cursor, self._key_timers, self._kind, state_time)
+        self._key_context = KeyContext(context, self._time, self._current, self._key_timers, self._kind, state_time)
         self._function.begin(self._key_context)
 
     def restore(self, states: Sequence[RestoredState]) -> None:
@@ -301,27 +301,27 @@ class KeyFunctionOperator(ProcessOperator):
             by_key.setdefault(key_of(row), []).append(place)
         rows_at = self._function.rows(batch)
         try:
-            for self._cursor.key, places in by_key.items():
+            for self._current.key, places in by_key.items():
                 results.extend(function(rows_at(places)) or ())
         except Exception as error:
-            record = f"{len(places)} records of key {shortened(self._cursor.key)}"
+            record = f"{len(places)} records of key {shortened(self._current.key)}"
             raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
         finally:
-            self._cursor.key = NoKey()
+            self._current.key = NoKey()
 
     def _call_timer(self, timer: Timer, keys: list[Any], results: list[Any]) -> None:
         """See ``ProcessOperator``. At the end of input, what is new waits until all has fired (SX12)."""
         is_end = timer.is_event_time and self._time.event_time_ms == WATERMARK_MAX_MS
         until_ms = WATERMARK_MAX_MS if is_end else timer.time_ms
         try:
-            for self._cursor.key in keys:
+            for self._current.key in keys:
                 self._key_timers.begin(timer.time_ms, until_ms)
                 results.extend(self._function.on_timer(timer, self._key_context) or ())
         except Exception as error:
-            record = timer_text(timer).format(shortened(self._cursor.key))
+            record = timer_text(timer).format(shortened(self._current.key))
             raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
         finally:
-            self._cursor.key = NoKey()
+            self._current.key = NoKey()
 
     def _end_firing(self) -> None:
         """See ``TimedOperator``."""

@@ -20,15 +20,20 @@ from headgate.operators.process.broadcast_state import BroadcastState
 from headgate.operators.process.row_state import (
     AggregateFunction,
     AggregatingState,
-    Cursor,
+    CurrentKey,
     ListState,
     MapState,
     NoKey,
     ReducingState,
-    RowStates,
+    RowHandleFactory,
     ValueState,
 )
-from headgate.operators.process.state_declaration import Declarations, StatefulFunction, StatefulFunctionSpec, opened
+from headgate.operators.process.state_declaration import (
+    Declarations,
+    StatefulFunction,
+    StatefulFunctionSpec,
+    declare_states,
+)
 from headgate.operators.process.timers import CallContext, OperatorTime, TimedOperator, Timer, Timers
 from headgate.operators.row_functions import Row, RowWriter, divert_refused, paused_gc, rows_of
 from headgate.operators.schemas import SchemaLike
@@ -101,10 +106,10 @@ class StateHandle(Declarations[ValueState, ListState, MapState]):  # ST19
 class ProcessContext(CallContext):
     """The context of a call of a process function: the key, and its timers."""
 
-    def __init__(self, operator: OperatorContext, time: OperatorTime, cursor: Cursor, timers: Timers) -> None:
+    def __init__(self, operator: OperatorContext, time: OperatorTime, cursor: CurrentKey, timers: Timers) -> None:
         """For Headgate only."""
         super().__init__(operator, time)
-        self._cursor = cursor
+        self._current = cursor
         self._timers = timers
 
     @property
@@ -113,7 +118,7 @@ class ProcessContext(CallContext):
 
         A tuple if ``key_by`` named several columns.
         """
-        return self._cursor.key
+        return self._current.key
 
     @property
     def timers(self) -> Timers:
@@ -182,9 +187,9 @@ def row_process_spec(node: str, keys: tuple[str, ...], function: ProcessFunction
     """
     check_keys(node, schema, keys)
     columns, states = key_columns(schema, keys), MemoryStates()  # nobody ever puts anything into these
-    handles = RowStates(node, Cursor(), lambda d: states.by_row(columns, [d]).cells(d), StateTime())
+    handles = RowHandleFactory(node, CurrentKey(), lambda d: states.by_row(columns, [d]).cells(d), StateTime())
     learning = StateHandle(node, handles)
-    descriptors = opened(node, copied(node, function), learning)
+    descriptors = declare_states(node, copied(node, function), learning)
     return ProcessSpec(keys, function, schema, descriptors, learning.forgotten)
 
 
@@ -195,7 +200,7 @@ class ProcessOperator(TimedOperator):
 
     def __init__(self, spec: ProcessSpec) -> None:
         self._spec = spec
-        self._cursor = Cursor()
+        self._current = CurrentKey()
         self._key_of_row: Callable[[Row], Any] = itemgetter(*spec.keys) if spec.keys else lambda row: NoKey()
 
     def open(self, context: OperatorContext, output: Output) -> None:
@@ -204,16 +209,16 @@ class ProcessOperator(TimedOperator):
         node, keys = context.node, key_columns(self._spec.schema, self._spec.keys)
         states = context.states if self._spec.keys else MemoryStates()  # no key: none of them has anything
         self._backend = states.by_row(keys, self._spec.descriptors, has_timers=self._spec.has_timers)
-        self._timers = Timers(node, self._cursor, self._time, self._backend.timers)
-        self._user_context = ProcessContext(context, self._time, self._cursor, self._timers)
+        self._timers = Timers(node, self._current, self._time, self._backend.timers)
+        self._user_context = ProcessContext(context, self._time, self._current, self._timers)
         self._function: ProcessFunction = copied(node, self._spec.function)
         self.user_object = self._function
-        maker = RowStates(node, self._cursor, self._backend.cells, self._backend.time)
-        found = opened(node, self._function, self._handle(maker))
+        maker = RowHandleFactory(node, self._current, self._backend.cells, self._backend.time)
+        found = declare_states(node, self._function, self._handle(maker))
         assert found == self._spec.descriptors
         self._writer = RowWriter(self._spec.output_schema(self._spec.schema, node))
 
-    def _handle(self, maker: RowStates) -> StateHandle:
+    def _handle(self, maker: RowHandleFactory) -> StateHandle:
         """Return what the function declares its states with."""
         return StateHandle(self.context.node, maker)
 
@@ -229,7 +234,7 @@ class ProcessOperator(TimedOperator):
             self._emit(results)
 
     def _call(self, rows: list[Row], results: list[Any]) -> None:
-        function, context, cursor = self._function.process, self._user_context, self._cursor
+        function, context, cursor = self._function.process, self._user_context, self._current
         key_of = self._key_of_row
         row: Row = {}
         try:
@@ -279,7 +284,7 @@ class ProcessOperator(TimedOperator):
         self, keys: list[Any], function: Callable[[Any, Any], Any], argument: Any, results: list[Any], record: str
     ) -> None:
         """Call ``function(argument, context)`` at each key; ``record``: a call in an error, {} is the key."""
-        context, cursor = self._user_context, self._cursor
+        context, cursor = self._user_context, self._current
         try:
             for cursor.key in keys:
                 found = function(argument, context)

@@ -28,7 +28,7 @@ class NoKey:
         )
 
 
-class Cursor:
+class CurrentKey:
     """The current key; shared by the context and all states of one operator."""
 
     __slots__ = ("key",)
@@ -40,11 +40,11 @@ class Cursor:
 class _State:
     """What the kinds of state share."""
 
-    def __init__(self, node: str, descriptor: StateDescriptor, cursor: Cursor, cells: RowCells) -> None:
+    def __init__(self, node: str, descriptor: StateDescriptor, cursor: CurrentKey, cells: RowCells) -> None:
         """For Headgate only; declare states with ``StateHandle``."""
         self._node = node
         self._descriptor = descriptor
-        self._cursor = cursor
+        self._current = cursor
         self._cells = cells
         self._conversion: Conversion = conversion(descriptor.type)
         self._store = self._conversion.store
@@ -60,11 +60,11 @@ class _State:
     @property
     def exists(self) -> bool:
         """Whether the key has anything in this state."""
-        return self._cells.get(self._cursor.key) is not None
+        return self._cells.get(self._current.key) is not None
 
     def clear(self) -> None:
         """Forget what the key has in this state; nothing of it remains in snapshots."""
-        self._cells.remove(self._cursor.key)
+        self._cells.remove(self._current.key)
 
 
 class ValueState(_State):
@@ -72,7 +72,7 @@ class ValueState(_State):
 
     def get(self, default: Any = None) -> Any:
         """Return the value, or ``default``. Changing a returned dict or list does not change the state."""
-        stored = self._cells.get(self._cursor.key)
+        stored = self._cells.get(self._current.key)
         if stored is None:
             return default
         return stored if self._load is None else self._load(stored)
@@ -90,7 +90,7 @@ class ValueState(_State):
             stored = self._store(value)
         except (ValueError, TypeError, OverflowError) as error:
             raise self._refuse(value, error) from None
-        self._cells.put(self._cursor.key, stored)
+        self._cells.put(self._current.key, stored)
 
 
 class ListState(_State):
@@ -98,13 +98,13 @@ class ListState(_State):
 
     def get(self) -> list[Any]:
         """Return a new list of the elements; changing it does not change the state."""
-        stored = self._cells.get(self._cursor.key)
+        stored = self._cells.get(self._current.key)
         if stored is None:
             return []
         return list(stored) if self._load is None else [self._load(element) for element in stored]
 
     def __len__(self) -> int:
-        return len(self._cells.get(self._cursor.key) or ())
+        return len(self._cells.get(self._current.key) or ())
 
     def append(self, value: Any) -> None:
         """Add one element at the end.
@@ -124,14 +124,14 @@ class ListState(_State):
         """Replace all elements. Without any elements, this is the same as ``clear()``."""
         stored = [self._stored(value) for value in values]
         if stored:
-            self._cells.put(self._cursor.key, stored)
+            self._cells.put(self._current.key, stored)
         else:
             self.clear()
 
     def _add(self, stored: list[Any]) -> None:
-        found = self._cells.writable(self._cursor.key)
+        found = self._cells.writable(self._current.key)
         if found is None:
-            self._cells.put(self._cursor.key, stored)
+            self._cells.put(self._current.key, stored)
         else:
             found.extend(stored)
 
@@ -147,14 +147,14 @@ class ListState(_State):
 class MapState(_State):
     """A map of entries of the current key."""
 
-    def __init__(self, node: str, descriptor: StateDescriptor, cursor: Cursor, cells: RowCells) -> None:
+    def __init__(self, node: str, descriptor: StateDescriptor, cursor: CurrentKey, cells: RowCells) -> None:
         """For Headgate only; declare states with ``StateHandle``."""
         super().__init__(node, descriptor, cursor, cells)
         self._store_key: Callable[[Any], Any] = conversion(descriptor.key_type).store
 
     def get(self, map_key: Any, default: Any = None) -> Any:
         """Return the value of ``map_key``, or ``default``."""
-        found = self._cells.get(self._cursor.key)
+        found = self._cells.get(self._current.key)
         stored = None if found is None else found.get(self._key(map_key))
         if stored is None:
             return default
@@ -162,7 +162,7 @@ class MapState(_State):
 
     def contains(self, map_key: Any) -> bool:
         """Return whether the map has a value for ``map_key``."""
-        found = self._cells.get(self._cursor.key)
+        found = self._cells.get(self._current.key)
         return found is not None and self._key(map_key) in found
 
     def put(self, map_key: Any, value: Any) -> None:
@@ -182,34 +182,34 @@ class MapState(_State):
         self._set(own_key, stored)
 
     def _set(self, own_key: Any, stored: Any) -> None:
-        found = self._cells.writable(self._cursor.key)
+        found = self._cells.writable(self._current.key)
         if found is None:
-            self._cells.put(self._cursor.key, {own_key: stored})
+            self._cells.put(self._current.key, {own_key: stored})
         else:
             found[own_key] = stored
 
     def remove(self, map_key: Any) -> None:
         """Remove ``map_key``, if it is there."""
         own_key = self._key(map_key)
-        found = self._cells.get(self._cursor.key)
+        found = self._cells.get(self._current.key)
         if found is None or own_key not in found:
             return
         if len(found) == 1:
             self.clear()  # ST7: an empty map is no map
         else:
-            del self._cells.writable(self._cursor.key)[own_key]
+            del self._cells.writable(self._current.key)[own_key]
 
     def keys(self) -> list[Any]:
         """Return the map's keys in a new list."""
-        return list(self._cells.get(self._cursor.key) or ())
+        return list(self._cells.get(self._current.key) or ())
 
     def items(self) -> list[tuple[Any, Any]]:
         """Return pairs of map key and value in a new list, so that you can change the map while you iterate."""
-        found = self._cells.get(self._cursor.key) or {}
+        found = self._cells.get(self._current.key) or {}
         return [(map_key, self._conversion.loaded(stored)) for map_key, stored in found.items()]
 
     def __len__(self) -> int:
-        return len(self._cells.get(self._cursor.key) or ())
+        return len(self._cells.get(self._current.key) or ())
 
     def _key(self, map_key: Any) -> Any:
         try:
@@ -225,7 +225,7 @@ class MapState(_State):
 
 def first_key(state: MapState) -> Any:
     """Return a map key that the current key has, expired or not, or None; for Headgate only."""
-    return next(iter(state._cells.get(state._cursor.key) or ()), None)
+    return next(iter(state._cells.get(state._current.key) or ()), None)
 
 
 Value = TypeVar("Value")
@@ -343,11 +343,11 @@ class AggregatingState(_Combined):
         return default if found is None else self._function.result(found)
 
 
-class _Expiry:
+class _TtlState:
     """What the expiring kinds of state share: what they store are pairs with an expiry."""
 
     _cells: RowCells
-    _cursor: Cursor
+    _current: CurrentKey
     _store: Callable[[Any], Any]
     _time: StateTime
     _ttl_ms: int
@@ -370,7 +370,7 @@ class _Expiry:
         return self._is_renewed_by_reads and oldest[1] != self._time.now_ms + self._ttl_ms
 
 
-class ExpiringValueState(_Expiry, ValueState):
+class TtlValueState(_TtlState, ValueState):
     """One value of the current key."""
 
     @property
@@ -386,13 +386,13 @@ class ExpiringValueState(_Expiry, ValueState):
         return found[0] if self._load is None else self._load(found[0])
 
     def _read(self) -> Timed | None:
-        found = live_value(self._cells, self._cursor.key, self._time.now_ms)
+        found = live_value(self._cells, self._current.key, self._time.now_ms)
         if self._is_renewed_by_reads and found is not None and self._must_renew(found):
-            self._cells.put(self._cursor.key, self._now(found[0]))
+            self._cells.put(self._current.key, self._now(found[0]))
         return found
 
 
-class ExpiringListState(_Expiry, ListState):
+class TtlListState(_TtlState, ListState):
     """A list of elements of the current key; each expires by itself, the first one first."""
 
     @property
@@ -408,7 +408,7 @@ class ExpiringListState(_Expiry, ListState):
         return len(self._read())
 
     def _read(self) -> list[Timed]:
-        key = self._cursor.key
+        key = self._current.key
         found = live_elements(self._cells, key, self._time.now_ms)
         if found is None:
             return []
@@ -417,7 +417,7 @@ class ExpiringListState(_Expiry, ListState):
         return found
 
 
-class ExpiringMapState(_Expiry, MapState):
+class TtlMapState(_TtlState, MapState):
     """A map of the current key; each entry expires by itself."""
 
     @property
@@ -447,7 +447,7 @@ class ExpiringMapState(_Expiry, MapState):
 
     def _read_one(self, map_key: Any) -> Timed | None:
         own_key = self._key(map_key)
-        entries: dict[Any, Timed] = self._cells.get(self._cursor.key) or {}
+        entries: dict[Any, Timed] = self._cells.get(self._current.key) or {}
         found = entries.get(own_key)
         if found is None or found[1] <= self._time.now_ms:
             return None
@@ -456,7 +456,7 @@ class ExpiringMapState(_Expiry, MapState):
         return found
 
     def _read(self) -> dict[Any, Timed]:
-        key = self._cursor.key
+        key = self._current.key
         found = live_entries(self._cells, key, self._time.now_ms)
         if found is None:
             return {}
@@ -466,18 +466,18 @@ class ExpiringMapState(_Expiry, MapState):
 
     def _set(self, own_key: Any, stored: Any) -> None:
         """The entry moves to the end: the first ones are those that expire first."""
-        found = self._cells.writable(self._cursor.key)
+        found = self._cells.writable(self._current.key)
         if found is not None:
             found.pop(own_key, None)
         super()._set(own_key, stored)
 
 
-ExpiringT = TypeVar("ExpiringT", ExpiringValueState, ExpiringListState, ExpiringMapState)
+TtlT = TypeVar("TtlT", TtlValueState, TtlListState, TtlMapState)
 
 
-def expiring(
-    kind: type[ExpiringT], node: str, descriptor: StateDescriptor, cursor: Cursor, cells: RowCells, time: StateTime
-) -> ExpiringT:
+def with_ttl(
+    kind: type[TtlT], node: str, descriptor: StateDescriptor, cursor: CurrentKey, cells: RowCells, time: StateTime
+) -> TtlT:
     """Return the handle of a state with a TTL."""
     assert descriptor.ttl is not None
     state = kind(node, descriptor, cursor, cells)
@@ -485,35 +485,35 @@ def expiring(
     return state
 
 
-class RowStates:
-    """Makes the states of one operator (``declaring.StateMaker``)."""
+class RowHandleFactory:
+    """Makes the states of one operator (``declaring.HandleFactory``)."""
 
     def __init__(
-        self, node: str, cursor: Cursor, cells: Callable[[StateDescriptor], RowCells], time: StateTime
+        self, node: str, cursor: CurrentKey, cells: Callable[[StateDescriptor], RowCells], time: StateTime
     ) -> None:
         """``cells`` returns those of the descriptor's state, and ``time`` says what of them has expired."""
         self._node = node
-        self._cursor = cursor
+        self._current = cursor
         self._cells = cells
         self._time = time
 
     def value(self, descriptor: StateDescriptor) -> ValueState:
-        """See ``StateMaker``."""
+        """See ``HandleFactory``."""
         cells = self._cells(descriptor)
         if descriptor.ttl is None:
-            return ValueState(self._node, descriptor, self._cursor, cells)
-        return expiring(ExpiringValueState, self._node, descriptor, self._cursor, cells, self._time)
+            return ValueState(self._node, descriptor, self._current, cells)
+        return with_ttl(TtlValueState, self._node, descriptor, self._current, cells, self._time)
 
     def list(self, descriptor: StateDescriptor) -> ListState:
-        """See ``StateMaker``."""
+        """See ``HandleFactory``."""
         cells = self._cells(descriptor)
         if descriptor.ttl is None:
-            return ListState(self._node, descriptor, self._cursor, cells)
-        return expiring(ExpiringListState, self._node, descriptor, self._cursor, cells, self._time)
+            return ListState(self._node, descriptor, self._current, cells)
+        return with_ttl(TtlListState, self._node, descriptor, self._current, cells, self._time)
 
     def map(self, descriptor: StateDescriptor) -> MapState:
-        """See ``StateMaker``."""
+        """See ``HandleFactory``."""
         cells = self._cells(descriptor)
         if descriptor.ttl is None:
-            return MapState(self._node, descriptor, self._cursor, cells)
-        return expiring(ExpiringMapState, self._node, descriptor, self._cursor, cells, self._time)
+            return MapState(self._node, descriptor, self._current, cells)
+        return with_ttl(TtlMapState, self._node, descriptor, self._current, cells, self._time)

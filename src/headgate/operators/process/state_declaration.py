@@ -38,7 +38,7 @@ ListT_co = TypeVar("ListT_co", covariant=True)
 MapT_co = TypeVar("MapT_co", covariant=True)
 
 
-class StateMaker(Protocol[ValueT_co, ListT_co, MapT_co]):
+class HandleFactory(Protocol[ValueT_co, ListT_co, MapT_co]):
     """Makes the objects through which a user's function reaches its state."""
 
     def value(self, descriptor: StateDescriptor) -> ValueT_co:
@@ -64,7 +64,7 @@ class Declarations(Generic[V, L, M]):
     ``evolution=Evolution(...)`` says what becomes of state that an older version of the program wrote.
     """
 
-    def __init__(self, node: str, maker: StateMaker[V, L, M], side: BroadcastSide | None = None) -> None:
+    def __init__(self, node: str, maker: HandleFactory[V, L, M], side: BroadcastSide | None = None) -> None:
         """For Headgate only. ``side``: of a function that has a broadcast side."""
         self._side = side
         self._broadcasts: list[StateDescriptor] = []
@@ -233,7 +233,7 @@ class StatefulFunctionSpec(ABC, Generic[Function]):
         return OperatorRules(states, broadcasts, self.forgotten, self.forgotten)
 
 
-def opened(node: str, function: Any, states: Declarations[Any, Any, Any]) -> tuple[StateDescriptor, ...]:
+def declare_states(node: str, function: Any, states: Declarations[Any, Any, Any]) -> tuple[StateDescriptor, ...]:
     """Call the function's ``open``; return what it declared."""
     try:
         function.open(states)

@@ -26,7 +26,7 @@ from headgate.operators.base import (
     Output,
     RestoredState,
 )
-from headgate.operators.process.row_state import Cursor, NoKey
+from headgate.operators.process.row_state import CurrentKey, NoKey
 from headgate.state.backend import ColumnBackend, RowBackend
 from headgate.state.snapshot import FrozenState
 from headgate.state.timers import DATES_MS, TIMERS, RowTimers, TimeKind, TimersByKind, TimersMeta
@@ -140,11 +140,11 @@ class Timers(Times):
     millisecond.
     """
 
-    def __init__(self, node: str, cursor: Cursor, time: OperatorTime, held: TimersByKind[RowTimers] | None) -> None:
+    def __init__(self, node: str, cursor: CurrentKey, time: OperatorTime, held: TimersByKind[RowTimers] | None) -> None:
         """For Headgate only: ``context.timers``."""
         super().__init__(time)
         self._node = node
-        self._cursor = cursor
+        self._current = cursor
         self._held = held
         self._firing: Timer | None = None
         self._waiting: list[tuple[Callable[[Any, int], None], Any, int]] = []
@@ -185,7 +185,7 @@ class Timers(Times):
 
     def _change(self, kind: TimeKind, time: int | datetime, *, is_deletion: bool) -> None:
         held = checked(self._node, self._held).of(kind)
-        key, time_ms = self._cursor.key, milliseconds(self._node, time)
+        key, time_ms = self._current.key, milliseconds(self._node, time)
         if isinstance(key, NoKey):
             hash(key)  # says what is wrong
         change = held.delete if is_deletion else held.register

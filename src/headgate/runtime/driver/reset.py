@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 
 from headgate.codec.json_files import Ending
 from headgate.connectors.base import KEPT, Holding, Sink
-from headgate.connectors.sink_registry import Front, in_one_step, sink_of, targets_of, together
+from headgate.connectors.sink_registry import RecordedSink, grouped_by_owner, resettable_of, sink_of, targets_of
 from headgate.errors import StorageError, UsageError
 from headgate.model.graph import Role
 from headgate.model.heartbeat import Course
@@ -334,7 +334,7 @@ class Reset:
             (target, self._at(target, lambda target=target: self._sinks.at(target, is_own, generation)))  # type: ignore[misc]
             for target in order.targets
         ]
-        for group in together([(target, sink) for target, sinks in known for sink in sinks]):
+        for group in grouped_by_owner([(target, sink) for target, sinks in known for sink in sinks]):
             self._at(group[0][0], lambda group=group: self._empty(group, generation, life, is_own))  # type: ignore[misc]
         for path in order.beside:
             self._retrying(lambda path=path: self._remove(path, order))  # type: ignore[misc]
@@ -345,11 +345,11 @@ class Reset:
         if self._decided(self._log.observe()) == order:
             self._storage.delete(path)
 
-    def _empty(self, group: tuple[Front, ...], generation: Generation, life: Life, is_own: Mine) -> None:
+    def _empty(self, group: tuple[RecordedSink, ...], generation: Generation, life: Life, is_own: Mine) -> None:
         """Empty the targets of one owner, unless they have got another owner since they were looked at (SO4)."""
         for target, sink in group:
             self._sinks.refuse_other_owner(target, sink, generation, is_own)
-        in_one_step(group).start_over(self._pipeline, group[0][0].sink, generation, life, is_own)
+        resettable_of(group).start_over(self._pipeline, group[0][0].sink, generation, life, is_own)
 
     def _at(self, target: Target, call: Callable[[], _T]) -> _T:
         """Return what ``call`` does at ``target``; say what can be done if that stays out of reach (SO10)."""

@@ -19,7 +19,7 @@ from headgate.operators.checkpoint_listeners import (
     CheckpointListener,
     SnapshotContext,
     restored,
-    unheard,
+    uncalled_method,
 )
 from headgate.operators.operator_state import OperatorLists
 from headgate.operators.user_functions import HookError, user_traceback
@@ -142,7 +142,7 @@ def _objects_of(link: Link) -> list[object]:
     """
     maker, found = link.operator.opened_by, link.operator.user_object
     if maker is not None:
-        problem = unheard(found)
+        problem = uncalled_method(found)
         if problem:
             raise UsageError(f"operator '{link.node.name}': {problem}")
     return [found] if maker is None or maker is found else [maker, found]

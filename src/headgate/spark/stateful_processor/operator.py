@@ -18,8 +18,8 @@ from headgate.operators.checkpoint_listeners import CheckpointedFunction, Checkp
 from headgate.operators.keys import check_keys
 from headgate.operators.process.key_process import KeyContext, KeyFunction, KeyFunctionSpec
 from headgate.operators.process.row_process import StateHandle
-from headgate.operators.process.row_state import Cursor, RowStates
-from headgate.operators.process.state_declaration import opened
+from headgate.operators.process.row_state import CurrentKey, RowHandleFactory
+from headgate.operators.process.state_declaration import declare_states
 from headgate.operators.process.timers import Timer
 from headgate.operators.row_functions import Refused, RowWriter
 from headgate.operators.schemas import canonical_schema, fitted, frame_of, to_canonical
@@ -231,10 +231,10 @@ def processor_spec(
     form = FrameFunction if is_pandas else RowFunction
     function = form(node, processor, arrow_schema_of(node, "the output schema", output_schema), kind)
     columns, states = key_columns(schema, keys), MemoryStates()  # nobody ever puts anything into these
-    handles = RowStates(node, Cursor(), lambda d: states.by_row(columns, [d]).cells(d), StateTime())
+    handles = RowHandleFactory(node, CurrentKey(), lambda d: states.by_row(columns, [d]).cells(d), StateTime())
     learning: ProcessorFunction = copied(node, function)
     declared = StateHandle(node, handles)
-    descriptors = opened(node, learning, declared)
+    descriptors = declare_states(node, learning, declared)
     learning.close()
     initial = None if initial_state is None else initial_rows(node, initial_state, keys, schema)
     return KeyFunctionSpec(
