@@ -13,7 +13,7 @@ import pytest
 
 import headgate as hg
 from headgate.api import pipeline_registry
-from headgate.api.collect import SCRATCH, Bound, ScratchDirectory, _Watcher
+from headgate.api.collect import SCRATCH, Bound, _Watcher, temporary_directory
 from headgate.model.progress import PipelineState, Progress
 from headgate.storage import local_directories
 from headgate.store.store import Store
@@ -101,10 +101,10 @@ def test_others_may_remove_the_directory_of_all_looks_at_any_time(tmp_path: Path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_directories, "open_lock", removed_before)
-        mine = ScratchDirectory(str(tmp_path))
+        mine = temporary_directory(str(tmp_path))
     assert not left[0]
     assert mine.path.is_dir()
-    other = ScratchDirectory(str(tmp_path))
+    other = temporary_directory(str(tmp_path))
     mine.remove()
     assert other.path.is_dir()
     other.remove()

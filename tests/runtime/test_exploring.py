@@ -13,7 +13,7 @@ import pytest
 from tests.runtime.running import pipeline_at
 
 import headgate as hg
-from headgate.api.collect import SCRATCH, ScratchDirectory
+from headgate.api.collect import SCRATCH, temporary_directory
 from headgate.api.foreground import loading_only
 from headgate.connectors.files.file_committer import read_committed
 from headgate.model.plan import PipelineDefinition
@@ -145,11 +145,11 @@ def test_a_bound_that_makes_no_sense_is_refused(tmp_path: Path, bound: dict[str,
 
 
 def test_what_a_dead_process_left_is_removed_and_what_a_living_one_uses_is_not(tmp_path: Path) -> None:  # N41
-    living = ScratchDirectory(str(tmp_path))
+    living = temporary_directory(str(tmp_path))
     abandoned = tmp_path / SCRATCH / "0123456789abcdef"
     (abandoned / "p").mkdir(parents=True)
     abandoned.with_suffix(".lock").touch()
-    other = ScratchDirectory(str(tmp_path))
+    other = temporary_directory(str(tmp_path))
     assert not abandoned.exists()
     assert not abandoned.with_suffix(".lock").exists()
     assert living.path.is_dir()

@@ -1,6 +1,4 @@
-"""``collect``, ``take``, ``show`` and ``to_dataframe``.
-
-The records of a stream, from a run that leaves nothing behind.
+"""``collect``, ``take``, ``show`` and ``to_dataframe``: the records of a stream, from a run without traces.
 
 Such a run has a temporary directory with checkpoints and committed files below the checkpoint directory, so its
 result is exactly-once like any sink's, and independent of older and later runs of the same name. It runs only what
@@ -38,37 +36,6 @@ from headgate.storage.urls import local_directory
 
 SCRATCH = ".explored"
 """No pipeline can have this name."""
-
-
-class ScratchDirectory:
-    """One directory of this process."""
-
-    def __init__(self, root: str) -> None:
-        """Make it below the checkpoint directory ``root``, and remove what dead processes left there.
-
-        Raises:
-            UsageError: ``root`` is not a directory of this machine (or mounted on it).
-        """
-        local = local_directory(root)
-        if local is None:
-            raise UsageError(
-                f"results are exchanged through the checkpoint directory, which must be a directory and not {root}; "
-                "use Checkpointing(dir=) with one that all workers reach, or write to headgate.FileSink and call run()"
-            )
-        self._own = ProcessDirectory(local / SCRATCH, access_in(local) if local.is_dir() else Access.OWNER)
-
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        return self._own.path
-
-    def remove(self) -> None:
-        """Remove it with everything in it. Idempotent."""
-        self._own.remove()
-
-    def remove_at_exit(self) -> None:
-        """Keep it as long as this process lives."""
-        atexit.register(self.remove)
 
 
 LOOK_INTERVAL = "200ms"
@@ -127,7 +94,7 @@ def run_to_dataframe(stream: Records, bound: Bound, spark: Any) -> Any:
         raise UsageError("to_dataframe needs a SparkSession; give spark=, or use collect() for a Polars frame")
     check_for_spark(session, stream.schema)
     with _explored(stream, bound, "to_dataframe", session) as (files, scratch):
-        scratch.remove_at_exit()
+        atexit.register(scratch.remove)
         frame = read_parquet(session, files, stream.schema)
         return frame if bound.limit is None else frame.limit(bound.limit)
 
@@ -145,8 +112,23 @@ def _frame(table: pa.Table) -> pl.DataFrame:
     return frame
 
 
+def temporary_directory(root: str) -> ProcessDirectory:
+    """Make the directory of one run below the checkpoint directory ``root``; remove what dead processes left there.
+
+    Raises:
+        UsageError: ``root`` is not a directory of this machine (or mounted on it).
+    """
+    local = local_directory(root)
+    if local is None:
+        raise UsageError(
+            f"results are exchanged through the checkpoint directory, which must be a directory and not {root}; "
+            "use Checkpointing(dir=) with one that all workers reach, or write to headgate.FileSink and call run()"
+        )
+    return ProcessDirectory(local / SCRATCH, access_in(local) if local.is_dir() else Access.OWNER)
+
+
 @contextmanager
-def _explored(stream: Records, bound: Bound, call: str, spark: Any) -> Iterator[tuple[Sequence[str], ScratchDirectory]]:
+def _explored(stream: Records, bound: Bound, call: str, spark: Any) -> Iterator[tuple[Sequence[str], ProcessDirectory]]:
     """Run what ``stream`` needs; yield the files with its records, and their directory, which the caller removes (N41).
 
     Raises:
@@ -158,7 +140,7 @@ def _explored(stream: Records, bound: Bound, call: str, spark: Any) -> Iterator[
     names = [edge.upstream for edge in stream._edges]
     if not bound.is_early:
         _refuse_endless(parent, names, call)
-    scratch = ScratchDirectory(parent._checkpoint_root())
+    scratch = temporary_directory(parent._checkpoint_root())
     try:
         pipeline = parent._explored(stream._edges, str(scratch.path), LOOK_INTERVAL if bound.is_early else None)
         where = scratch.path / _RESULT

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Collection
-from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from typing import Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
@@ -20,42 +20,8 @@ from headgate.model.graph import Graph
 from headgate.model.lineage import Location
 from headgate.storage.urls import local_directory
 
-
-@runtime_checkable
-class PlacedSource(Protocol):
-    """A source that keeps its input in the pipeline's directory, which is known only at the start."""
-
-    def at(self, root: str, pipeline: str, node: str) -> CapturableSource:
-        """Return the source with its place below the checkpoint directory ``root``."""
-
-
-@runtime_checkable
-class CapturableSource(Source, Protocol):
-    """A placed source that writes its input there when the pipeline starts."""
-
-    def capture(self) -> Any:
-        """Write what is to be read, once for all restarts; return the SparkSession it came from."""
-
-    def captured(self) -> Source:
-        """Return the source that reads what ``capture`` wrote."""
-
-
-def capture_directory(root: str, pipeline: str, kind: str, node: str) -> str:
-    """Return the directory of one node's files: ``<root>/<pipeline>/<kind>/<node>``.
-
-    Raises:
-        UsageError: ``root`` is not a directory of this machine (or mounted on it).
-    """
-    local = local_directory(root)
-    if local is None:
-        raise UsageError(
-            f"operator '{node}': DataFrames are exchanged through the checkpoint directory, which must be a directory "
-            f"and not {root}; use ParquetFiles and FileSink with an object store"
-        )
-    return str(local / pipeline / kind / node)
-
-
 INPUTS = "inputs"
+"""Of the pipeline's directory: where the rows are captured."""
 
 PATTERN = "part-*.parquet"
 """Of the names that Spark gives files."""
@@ -113,37 +79,22 @@ class DataFrameSource:
         return ()
 
     def at(self, root: str, pipeline: str, node: str) -> CapturedDataFrame:
-        """See ``PlacedSource``."""
-        return CapturedDataFrame(
-            self._dataframe, capture_directory(root, pipeline, INPUTS, node), changed=self._changed
-        )
+        """Return the source with its directory, ``<root>/<pipeline>/inputs/<node>``.
+
+        Raises:
+            UsageError: ``root``, the checkpoint directory, is not a directory of this machine (or mounted on it).
+        """
+        local = local_directory(root)
+        if local is None:
+            raise UsageError(
+                f"operator '{node}': DataFrames are exchanged through the checkpoint directory, which must be a "
+                f"directory and not {root}; use ParquetFiles and FileSink with an object store"
+            )
+        return CapturedDataFrame(self._dataframe, str(local / pipeline / INPUTS / node), changed=self._changed)
 
     def open(self, context: SourceContext) -> SourceReader:
         """Never called: the source is captured first."""
         raise AssertionError("a DataFrame must be captured before it is read")
-
-
-def check_captures(graph: Graph, derived: Collection[str]) -> None:
-    """Refuse captures that nothing tells apart but the order of the program (EV14): kept, they are never compared.
-
-    Args:
-        graph: the program.
-        derived: nodes without a name of their own.
-
-    Raises:
-        UsageError
-    """
-    found = {
-        str(node.name): node.spec
-        for node in graph.nodes
-        if isinstance(node.spec, DataFrameSource) and str(node.name) in derived
-    }
-    if len(found) > 1 and any(source._changed == "keep" for source in found.values()):
-        raise UsageError(
-            f"the sources {', '.join(map(repr, found))} are DataFrames without names of their own, which are numbered "
-            "in the order of the program, and changed='keep' reads what was captured under a name whatever the "
-            "DataFrame is now: give each of them a name (name=)"
-        )
 
 
 class CapturedDataFrame(DataFrameSource):
@@ -190,3 +141,26 @@ class CapturedDataFrame(DataFrameSource):
         """Return the source of the captured files."""
         files = f"{glob.escape(self._directory)}/{PATTERN}"
         return ParquetFiles(files).read_as(self.schema())  # the same files for all subtasks
+
+
+def check_captures(graph: Graph, derived: Collection[str]) -> None:
+    """Refuse captures that nothing tells apart but the order of the program (EV14): kept, they are never compared.
+
+    Args:
+        graph: the program.
+        derived: nodes without a name of their own.
+
+    Raises:
+        UsageError
+    """
+    found = {
+        str(node.name): node.spec
+        for node in graph.nodes
+        if isinstance(node.spec, DataFrameSource) and str(node.name) in derived
+    }
+    if len(found) > 1 and any(source._changed == "keep" for source in found.values()):
+        raise UsageError(
+            f"the sources {', '.join(map(repr, found))} are DataFrames without names of their own, which are numbered "
+            "in the order of the program, and changed='keep' reads what was captured under a name whatever the "
+            "DataFrame is now: give each of them a name (name=)"
+        )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from headgate.api.dataframe_source import CapturableSource, PlacedSource
+from headgate.api.dataframe_source import CapturedDataFrame, DataFrameSource
 from headgate.api.pipeline_registry import remember_pipeline
 from headgate.connectors.sink_registry import targets_of
 from headgate.errors import UsageError
@@ -23,6 +23,68 @@ from headgate.runtime.driver.reset import Reset, ResetPlan
 from headgate.spark.prerequisites import read_master
 from headgate.storage.local_directories import make_root
 from headgate.storage.urls import absolute_location, local_directory
+
+Restorable: TypeAlias = str | os.PathLike[str] | int
+"""A savepoint's place, the checkpoints of a pipeline (``DIR/NAME``), one of them (``DIR/NAME/chk-ID``), or the id of
+one of the pipeline's own."""
+
+StartOptions: TypeAlias = tuple[Restorable | None, int | None, Sequence[str], Mapping[str, str]]
+"""``restore``, ``go_back_behind``, ``allow_unclaimed_state`` and ``moved`` of a start."""
+
+NO_MOVES: Mapping[str, str] = MappingProxyType({})
+START_DEFAULT: StartOptions = (None, None, (), NO_MOVES)
+"""A start without options: it continues from the pipeline's own newest checkpoint."""
+
+
+def prepare_start(
+    definition: PipelineDefinition,
+    watcher: Observer,
+    begins: StartOptions,
+    fresh: Callable[[], None] | None,
+    leave: Sequence[str],
+) -> tuple[PipelineDefinition, Any]:
+    """Prepare a start; return the definition to run, and the SparkSession that its input came from, or None.
+
+    ``fresh`` is given if the pipeline starts over: it checks that the run can begin before anything is deleted (SO4).
+    ``leave`` names the sinks that keep their output (SO10).
+
+    Raises:
+        UsageError: see ``Pipeline.start``.
+    """
+    config = replace(definition.config, start=start_config(definition.config, *begins))
+    definition = replace(definition, config=config, targets=targets_of(definition.graph))
+    if fresh is not None and config.start.restore is not None:
+        raise UsageError("give fresh=True to begin at the beginning, or restore= to begin elsewhere, not both")
+    make_checkpoint_directory(config)
+    if fresh is None:
+        finish_reset(definition, watcher)
+    else:
+        fresh()
+        start_over(definition, watcher, leave)
+    spark = capture_inputs(definition)
+    return replace_captured(definition), spark
+
+
+def start_config(
+    config: PipelineConfig,
+    restore: Restorable | None,
+    go_back_behind: int | None,
+    allow_unclaimed_state: Sequence[str],
+    moved: Mapping[str, str] = NO_MOVES,
+) -> StartConfig:
+    """Return where a start begins, as plain data.
+
+    Raises:
+        UsageError: a value is of the wrong kind.
+    """
+    if isinstance(allow_unclaimed_state, str):
+        raise UsageError(f"allow_unclaimed_state must be a list of names, such as ['{allow_unclaimed_state}']")
+    if go_back_behind is not None:
+        _check_id(go_back_behind, "go_back_behind")
+        if restore is None:
+            raise UsageError("go_back_behind= says what is left for restore=: give both")
+    behind = None if go_back_behind is None else CheckpointId(go_back_behind)
+    return StartConfig(_location(config, restore), behind, frozenset(allow_unclaimed_state), _moves(moved))
 
 
 def start_over(definition: PipelineDefinition, watcher: Observer, leave: Sequence[str] = ()) -> None:
@@ -104,10 +166,10 @@ def check_master(master: str | None, spark: Any) -> None:
 
 
 def place_sources(graph: Graph, config: PipelineConfig) -> Graph:
-    """Give sources that keep their input in the pipeline's directory the path of that directory."""
+    """Give DataFrames the directory in which they are captured."""
     nodes = []
     for node in graph.nodes:
-        if isinstance(node.spec, PlacedSource):
+        if isinstance(node.spec, DataFrameSource):
             node = replace(node, spec=node.spec.at(config.checkpoint_root, config.name, str(node.name)))
         nodes.append(node)
     return Graph(tuple(nodes))
@@ -138,12 +200,12 @@ def capture_inputs(definition: PipelineDefinition) -> Any:
     """
     spark = None
     for node in definition.graph.nodes:
-        if isinstance(node.spec, CapturableSource):
+        if isinstance(node.spec, CapturedDataFrame):
             spark = _capture(node.name, node.spec) or spark
     return spark
 
 
-def _capture(name: NodeName, source: CapturableSource) -> Any:
+def _capture(name: NodeName, source: CapturedDataFrame) -> Any:
     try:
         return source.capture()
     except UsageError as error:
@@ -152,10 +214,10 @@ def _capture(name: NodeName, source: CapturableSource) -> Any:
 
 def replace_captured(definition: PipelineDefinition) -> PipelineDefinition:
     """Return ``definition`` with every captured DataFrame replaced by a source of its files."""
-    if not any(isinstance(node.spec, CapturableSource) for node in definition.graph.nodes):
+    if not any(isinstance(node.spec, CapturedDataFrame) for node in definition.graph.nodes):
         return definition
     nodes = tuple(
-        replace(node, spec=node.spec.captured()) if isinstance(node.spec, CapturableSource) else node
+        replace(node, spec=node.spec.captured()) if isinstance(node.spec, CapturedDataFrame) else node
         for node in definition.graph.nodes
     )
     graph = Graph(nodes)
@@ -182,69 +244,6 @@ def _removed_when(config: PipelineConfig) -> str:
     ends = {"is cancelled": checkpoints.retain_on_cancel, "has failed for good": checkpoints.retain_on_failure}
     removed = [end for end, retains in ends.items() if not retains]
     return f"; the checkpoints are removed when it {' or '.join(removed)}" if removed else ""
-
-
-Restorable: TypeAlias = str | os.PathLike[str] | int
-"""A savepoint's place, the checkpoints of a pipeline (``DIR/NAME``), one of them (``DIR/NAME/chk-ID``), or the id of
-one of the pipeline's own."""
-
-StartOptions: TypeAlias = tuple[Restorable | None, int | None, Sequence[str], Mapping[str, str]]
-"""``restore``, ``go_back_behind``, ``allow_unclaimed_state`` and ``moved`` of a start."""
-
-NO_MOVES: Mapping[str, str] = MappingProxyType({})
-START_DEFAULT: StartOptions = (None, None, (), NO_MOVES)
-"""A start without options: it continues from the pipeline's own newest checkpoint."""
-
-
-def prepare_start(
-    definition: PipelineDefinition,
-    watcher: Observer,
-    begins: StartOptions,
-    fresh: Callable[[], None] | None,
-    leave: Sequence[str],
-) -> tuple[PipelineDefinition, Any]:
-    """Prepare a start; return the definition to run, and the SparkSession that its input came from, or None.
-
-    ``fresh`` is given if the pipeline starts over: it checks that the run can begin before anything is deleted (SO4).
-    ``leave`` names the sinks that keep their output (SO10).
-
-    Raises:
-        UsageError: see ``Pipeline.start``.
-    """
-    config = replace(definition.config, start=start_config(definition.config, *begins))
-    definition = replace(definition, config=config, targets=targets_of(definition.graph))
-    if fresh is not None and config.start.restore is not None:
-        raise UsageError("give fresh=True to begin at the beginning, or restore= to begin elsewhere, not both")
-    make_checkpoint_directory(config)
-    if fresh is None:
-        finish_reset(definition, watcher)
-    else:
-        fresh()
-        start_over(definition, watcher, leave)
-    spark = capture_inputs(definition)
-    return replace_captured(definition), spark
-
-
-def start_config(
-    config: PipelineConfig,
-    restore: Restorable | None,
-    go_back_behind: int | None,
-    allow_unclaimed_state: Sequence[str],
-    moved: Mapping[str, str] = NO_MOVES,
-) -> StartConfig:
-    """Return where a start begins, as plain data.
-
-    Raises:
-        UsageError: a value is of the wrong kind.
-    """
-    if isinstance(allow_unclaimed_state, str):
-        raise UsageError(f"allow_unclaimed_state must be a list of names, such as ['{allow_unclaimed_state}']")
-    if go_back_behind is not None:
-        _check_id(go_back_behind, "go_back_behind")
-        if restore is None:
-            raise UsageError("go_back_behind= says what is left for restore=: give both")
-    behind = None if go_back_behind is None else CheckpointId(go_back_behind)
-    return StartConfig(_location(config, restore), behind, frozenset(allow_unclaimed_state), _moves(moved))
 
 
 def _moves(moved: object) -> Moves:

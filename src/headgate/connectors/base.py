@@ -139,7 +139,7 @@ class EndlessSource(Protocol):
 
 @runtime_checkable
 class LocatedConnector(Protocol):
-    """A source or sink that says what it reads or writes, so that an edited program is not given another's (EV13).
+    """A source or sink that says what it reads or writes, so that an edited program is not given another's.
 
     Optional: others are identified by their attributes, where they have no names of their own.
     """
@@ -497,7 +497,7 @@ class Sink:
         """
 
     def make_target(self, schema: pa.Schema) -> None:
-        """Make the target of records of ``schema``, unless it is there, and check that they fit (SC7).
+        """Make the target of records of ``schema``, unless it is there, and check that they fit.
 
         Called in the driver for every generation, after it was claimed and before committers and writers use the
         target. May be repeated. The default does nothing.
@@ -516,7 +516,7 @@ class Sink:
         raise NotImplementedError
 
     def locations(self) -> tuple[Location, ...] | None:
-        """Return every place that it was given (EV13); None: its attributes tell it from others. Cheap."""
+        """Return every place that it was given; None: its attributes tell it from others. Cheap."""
         return None
 
     @property
@@ -531,7 +531,7 @@ class Sink:
         """Return what the target remembers; ``Owner()`` when it knows nothing of this sink. Changes nothing.
 
         ``others``: which other sinks of a pipeline of that name have written to the same target, as it remembers them.
-        One of them may be this sink under its former name (LV9).
+        One of them may be this sink under its former name.
 
         Raises:
             StorageError
