@@ -17,10 +17,12 @@ ACTIONS = ("checkpoint", "savepoint", "stop", "drain")
 ENDING_TEXT = {"drain": "the sources end, and everything in flight is processed", "stop": "it stops"}
 ANSWER_S = 60.0
 """How long a browser is kept waiting for a checkpoint; it may complete later."""
+LOOK_S = 0.05
+"""How often the answer of another process is looked for."""
 
 
 class RunActions:
-    """Passes wishes on to the run, once it has begun."""
+    """The actions on the run of this process, once it has begun."""
 
     def __init__(self) -> None:
         self._handle: PipelineHandle | None = None
@@ -30,10 +32,10 @@ class RunActions:
         self._handle = handle
 
     def ask(self, action: str, body: Mapping[str, Any]) -> str:
-        """Do it; return what came of it, in one sentence. Waits for checkpoints, not for the end of the run.
+        """Run an action; return its outcome in one sentence. Waits for checkpoints, not for the end of the run.
 
         Args:
-            action: one of ``WISHES``.
+            action: one of ``ACTIONS``.
             body: of a savepoint, ``path``: an empty directory or a URL.
 
         Raises:
@@ -50,10 +52,10 @@ class RunActions:
 
 
 def savepoint_path(body: Mapping[str, Any]) -> str:
-    """Return where a savepoint is to be.
+    """Return the path of a savepoint.
 
     Raises:
-        UsageError: nothing was said.
+        UsageError: there is none.
     """
     path = body.get("path")
     if not isinstance(path, str) or not path.strip():
@@ -62,7 +64,7 @@ def savepoint_path(body: Mapping[str, Any]) -> str:
 
 
 def outcome_text(outcome: CheckpointOutcome | None) -> str:
-    """Return what came of a checkpoint, in one sentence; None: it is still under way.
+    """Return the outcome of a checkpoint in one sentence; None: it is still under way.
 
     Raises:
         UsageError: there is none.
@@ -76,21 +78,17 @@ def outcome_text(outcome: CheckpointOutcome | None) -> str:
     return f"checkpoint {outcome.checkpoint} is complete"
 
 
-LOOK_S = 0.05
-"""How often the answer of a pipeline is looked for."""
-
-
 class PipelineActions:
-    """Passes wishes on to pipelines that are shown, and to no others: a browser does not choose directories."""
+    """The actions on pipelines of other processes: only on those that are shown, a browser does not choose directories."""
 
     def __init__(self, shown: Callable[[], Sequence[KnownPipeline]]) -> None:
         self._shown = shown
 
     def ask(self, action: str, body: Mapping[str, Any]) -> str:
-        """Do it; return what came of it, in one sentence. Waits for checkpoints, not for the end of the run.
+        """Run an action; return its outcome in one sentence. Waits for checkpoints, not for the end of the run.
 
         Args:
-            action: one of ``WISHES``.
+            action: one of ``ACTIONS``.
             body: ``pipeline`` and ``place``, as they are shown; of a savepoint, ``path``: an empty directory or a URL.
 
         Raises:
@@ -109,7 +107,7 @@ class PipelineActions:
 
 
 def _answered(running: RunningPipeline, request: ControlRequest) -> CheckpointOutcome | None:
-    """Return what came of ``request``, None if that takes too long for a browser."""
+    """Return the outcome of ``request``, None if that takes too long for a browser."""
     ask = running.ask_for(request)
     until_ms = SYSTEM_CLOCK.monotonic_ms() + int(ANSWER_S * 1_000)
     try:

@@ -36,6 +36,17 @@ RUN_FILES: Mapping[str, tuple[str, str]] = {
     **COMMON_FILES,
 }
 
+OVERVIEW_PERIOD_S = 1.0
+"""Between two looks whether there is something new."""
+OVERVIEW_AGE_MS_MAX = 1_000
+"""What was seen is so long good enough for other browsers."""
+
+OVERVIEW_FILES: Mapping[str, tuple[str, str]] = {
+    "/": ("pipelines.html", "text/html; charset=utf-8"),
+    "/pipelines.js": ("pipelines.js", "text/javascript; charset=utf-8"),
+    **COMMON_FILES,
+}
+
 
 def make_app(
     view: RunView, actions: RunActions, logs: LogDirectory, access: Access, is_closing: Callable[[], bool]
@@ -53,11 +64,9 @@ def make_app(
 
     async def align(request: Request) -> Response:
         found = view.alignment(request.path_params["checkpoint"])
-        return (
-            error_response("nothing is known about this checkpoint any more", 404)
-            if found is None
-            else json_response(found)
-        )
+        if found is None:
+            return error_response("nothing is known about this checkpoint any more", 404)
+        return json_response(found)
 
     async def list_logs(request: Request) -> Response:
         return json_response({"place": logs.place, "logs": await to_thread.run_sync(logs.names)})
@@ -101,18 +110,6 @@ def _run_events(view: RunView, may: Mapping[str, bool]) -> NextEvent:
         return json.dumps({**shown, **may})
 
     return news
-
-
-OVERVIEW_PERIOD_S = 1.0
-"""Between two looks whether there is something new."""
-OVERVIEW_AGE_MS_MAX = 1_000
-"""What was seen is so long good enough for other browsers."""
-
-OVERVIEW_FILES: Mapping[str, tuple[str, str]] = {
-    "/": ("pipelines.html", "text/html; charset=utf-8"),
-    "/pipelines.js": ("pipelines.js", "text/javascript; charset=utf-8"),
-    **COMMON_FILES,
-}
 
 
 class Overview:
