@@ -79,7 +79,7 @@ def outcome_text(outcome: CheckpointOutcome | None) -> str:
 
 
 class PipelineActions:
-    """The actions on pipelines of other processes: only on those that are shown, a browser does not choose directories."""
+    """The actions on pipelines of other processes. A browser can name only those that are shown, not any directory."""
 
     def __init__(self, shown: Callable[[], Sequence[KnownPipeline]]) -> None:
         self._shown = shown

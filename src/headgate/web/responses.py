@@ -97,7 +97,7 @@ HEADERS = {
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 Act: TypeAlias = Callable[[str, Mapping[str, Any]], str]
-"""Gets one of ``WISHES`` and what was sent with it; returns what came of it, raises ``HeadgateError``."""
+"""Runs one of ``ACTIONS`` with the JSON that was sent; returns its outcome, raises ``HeadgateError``."""
 NextEvent: TypeAlias = Callable[[], Awaitable[str | None]]
 """Returns what is to be sent, as JSON; None when nothing has changed."""
 
