@@ -1,4 +1,6 @@
-"""A log of records outside, which can be read again from any place that nobody has given up. Not a part of any process.
+"""A log of records outside, which can be read again from any place that no process has given up.
+
+Not a part of any process.
 
 Records come over time. Who reads says how far it will never ask again, and the feed forgets what is before that.
 """
@@ -68,7 +70,7 @@ class Feed(Generic[T]):
         return found, at + len(found) == len(part.rows)
 
     def forget(self, name: str, before: int) -> None:
-        """Nobody asks for records before this one any more. Idempotent.
+        """No process asks for records before this one any more. Idempotent.
 
         Raises:
             OSError: it was not reached, or did not answer.

@@ -2,7 +2,7 @@
 
 Client and server are the product's own, from the verb to the bytes (``store.served``, ``store.serving``): a greeting,
 questions by HTTP, and questions for news. Connections break and fall silent, also between a question and its answer;
-the server dies, stops, and ends when it is told to, and another process of it has forgotten everything. Here is what
+the server dies, stops, and ends when it is asked to, and another process of it has forgotten everything. Here is what
 stands in front of that: who accepts connections, and what goes wrong, drawn apart from everything else.
 """
 
@@ -52,11 +52,11 @@ PATIENCES_S = (0.5, 0.5, 25.0)
 """How long clients wait for an answer: some give up what is under way or only comes, others hear by news alone."""
 
 IDLE_TASKS = {remote_store.THREAD, "headgate-fetch"}
-"""What is left of a process whose program has ended."""
+"""What is left of a process with a program that has ended."""
 
 SWEEP_MS = 150
 LOSS_RATE = 0.04
-"""So often the connection of a question breaks, in front of what it asks for or behind it."""
+"""So often the connection of a question breaks, in front of what it asks for or after it."""
 
 BUDGET = 30
 """So often something happens to a server, or to connections."""
@@ -219,7 +219,7 @@ class ServedStores(SimStores):
         process.end(0)
 
     def _sweep(self) -> None:
-        """End processes whose program has ended: what hears of news ends with them."""
+        """End processes with a program that has ended: what hears of news ends with them."""
         for process in list(self._shared):
             if process.is_alive and not process.is_paused and set(self._tasks.of(process)) <= IDLE_TASKS:
                 process.end(0)

@@ -32,10 +32,10 @@ class Messenger(Protocol):
     """Stands between the runtime and a publisher, and need not tell it what is said once and in order."""
 
     def hear(self, word: tuple[Literal["complete", "aborted"], int], *, is_last: bool) -> Sequence[tuple[str, int]]:
-        """Take what the runtime says; return what the publisher is told now."""
+        """Take what the runtime says; return what the publisher is notified of now."""
 
     def between(self) -> Sequence[tuple[str, int]]:
-        """Return what the publisher is told directly behind a barrier."""
+        """Return what the publisher is notified of directly after a barrier."""
 
 
 class Outside:
@@ -57,11 +57,11 @@ class Outside:
         """Makes who stands between the runtime and a publisher (HL21)."""
 
     def __deepcopy__(self, memo: object) -> Self:
-        """It is one, whoever has a copy of the function."""
+        """It is one, whichever process has a copy of the function."""
         return self
 
     def watch(self, source: hg.Stream, index: int) -> None:
-        """Add the branch behind source ``index``."""
+        """Add the branch after source ``index``."""
         rows = source.rebalance() if self._is_spread else source
         rows.map(Publisher(self, f"publish{index}"), name=f"publish{index}").sink(hg.Discard(), name=f"seen{index}")
 
@@ -72,7 +72,7 @@ class Outside:
         return self._tasks.current.process.name
 
     def publish(self, items: Sequence[dict[str, Any]]) -> None:
-        """Make rows public; each is the work of one worker, whose checkpoint was completed."""
+        """Make rows public; each is the work of one worker, with a checkpoint that was completed."""
 
         def effect() -> None:
             for item in items:
@@ -88,7 +88,7 @@ class Outside:
             )
 
     def completed(self, name: str, checkpoint: int, before: int) -> None:
-        """A function is told of a completed checkpoint."""
+        """A function is notified of a completed checkpoint."""
         if checkpoint not in {written for written, _ in self._history().written}:
             self._fail(f"{name} is told that checkpoint {checkpoint} is completed, and the log has none")
         if checkpoint <= before:
@@ -99,7 +99,7 @@ class Outside:
         return any(one.manifest.is_final for (found, _), one in self._history().written.items() if found == checkpoint)
 
     def aborted(self, name: str, checkpoint: int) -> None:
-        """A function is told of an aborted checkpoint."""
+        """A function is notified of an aborted checkpoint."""
         if checkpoint in self._history().completed:
             self._fail(f"{name} is told that checkpoint {checkpoint} is aborted, and it was completed")
 

@@ -1,4 +1,4 @@
-"""Ends drivers soon behind completed checkpoints, so that the next start has something to go on from."""
+"""Ends drivers soon after completed checkpoints, so that the next start has something to go on from."""
 
 from __future__ import annotations
 

@@ -47,22 +47,22 @@ class Struck(Protocol):
     clock_shift_ms: int
 
     def start(self) -> None:
-        """Start the pipeline, whoever else runs it."""
+        """Start the pipeline, whatever else runs it."""
 
     def processes(self) -> list[SimProcess]:
         """Return those that die when the power is cut."""
 
 
 class Strikes:
-    """Every few milliseconds something may happen to somebody."""
+    """Every few milliseconds something may happen to a process."""
 
     def __init__(self, run: Struck) -> None:
         self._run = run
         rng = run.world.random
         self._rate = rng.choice((0.005, 0.02, 0.05))
-        """How often a fault that is switched on strikes somebody, as long as it may."""
+        """How often a fault that is switched on strikes a process, as long as it may."""
         self._after_checkpoint_rate = rng.choice((0.1, 0.3, 0.6))
-        """How often something dies right behind a completed checkpoint, which is then restored."""
+        """How often something dies right after a completed checkpoint, which is then restored."""
 
     def strike(self) -> None:
         """Perhaps strike, and come back later."""

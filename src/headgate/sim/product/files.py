@@ -83,7 +83,7 @@ class FileInputs:
         return SimJsonLines(f"/input/source{index}", self._system)
 
     def update(self, inputs: Sequence[Splits], *, grows: bool) -> None:
-        """Nobody runs the pipeline: write, append and rotate. ``inputs``: what there may be now, by source."""
+        """No process runs the pipeline: write, append and rotate. ``inputs``: what there may be now, by source."""
         for index, splits in enumerate(inputs):
             for name, rows in splits.items():
                 self._update(index, name, rows, grows=grows)
@@ -113,11 +113,11 @@ class FileInputs:
         return sorted(self._names.values())
 
     def split_of(self, path: str) -> str:
-        """Return the split whose rows are in the file at ``path``."""
+        """Return the split with rows that are in the file at ``path``."""
         return basename(path).split(_SUFFIX)[0]
 
     def rows_read(self, path: str, position: bytes, rows: list[Row]) -> int:
-        """Return how many of ``rows`` a position stands behind."""
+        """Return how many of ``rows`` a position stands after."""
         return _encoded(rows)[: FilePosition.decode(path, position).offset].count(b"\n")
 
 

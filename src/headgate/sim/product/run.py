@@ -227,7 +227,7 @@ class Run:
     # -- the user ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the pipeline, whoever else runs it."""
+        """Start the pipeline, whatever else runs it."""
         if len(self.started) >= DRIVERS_MAX:
             raise Violation("I5", f"{DRIVERS_MAX} drivers in a row did not finish the pipeline")
         process = SimProcess(self.tasks, f"d{len(self.started)}", self._on_driver_gone)
@@ -284,7 +284,7 @@ class Run:
         self.history.on_restored(said.generation, said.checkpoint)
 
     def _is_over(self, result: RunResult) -> bool:
-        """Whether nobody starts a pipeline again that ended so."""
+        """Whether no process starts a pipeline again that ended so."""
         return result.is_finished
 
     def _judge(self, words: str) -> None:
@@ -319,7 +319,7 @@ class Run:
         self.history.on_round(self.tasks.current.process.name, loop, number)
 
     def _look(self) -> None:
-        """Somebody reads what is committed, now and then."""
+        """A user reads what is committed, now and then."""
         if not self.is_finished:
             self.tasks.spawn(SimProcess(self.tasks, "onlooker"), self._list_committed, "main")
             self.world.at(self.world.random.randint(200, 3_000), self._look)

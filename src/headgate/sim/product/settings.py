@@ -47,7 +47,7 @@ class Settings:
     Attributes:
         job: what it does.
         inputs: by source, then split.
-        hidden: splits that nobody lists yet.
+        hidden: splits that no process lists yet.
         grows: whether there were any.
         parallelism: of the next start.
         attempts: of Spark's own, per stage.
@@ -89,7 +89,7 @@ class Settings:
             self.hidden.discard(min(splits))
 
     def update_files(self) -> None:
-        """Nobody runs the pipeline: something may happen to the input."""
+        """No process runs the pipeline: something may happen to the input."""
         if self.files is not None:
             self.files.update(self._shown(), grows=self.grows)
 

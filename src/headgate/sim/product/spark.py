@@ -1,4 +1,6 @@
-"""Spark as the driver sees it: barrier stages whose tasks are simulated processes that run ``runtime.worker.worker``.
+"""Spark as the driver sees it.
+
+Barrier stages with tasks that are simulated processes that run ``runtime.worker.worker``.
 
 Models what decides something: a stage fails as a whole, may be retried under the same submission, its other tasks
 linger until Spark's kill reaches them, and everything goes when the driver is gone.

@@ -1,4 +1,4 @@
-"""Somebody reads the state of checkpoints and savepoints when all is over, and compares it with what it must be (SM72).
+"""A user reads the state of checkpoints and savepoints when all is over, and compares it with what it must be (SM72).
 
 All rows of every state of every retained checkpoint; some keys and some key groups, which must be those of the whole;
 and of the final checkpoint, the state that plain Python gives for the rows that were read. Drawn from a generator of
@@ -27,7 +27,7 @@ from headgate.sim.world import Violation
 from headgate.storage.urls import open_storage
 
 RATE = 0.3
-"""Somebody reads the state of so many seeds."""
+"""A user reads the state of so many seeds."""
 
 KEYS_MAX = 3
 SUBTASK, GROUP = "_subtask", "_key_group"

@@ -1,6 +1,6 @@
 """Lasting harm to what is stored, and what a user with a backup does about it when an error says so.
 
-Harm strikes while nobody runs the pipeline, but for prepared output that vanishes under a running one.
+Harm strikes while no process runs the pipeline, but for prepared output that vanishes under a running one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Harm:
         self._away: dict[str, Stored] | None = None
 
     def strike(self, history: History) -> None:
-        """Perhaps harm the checkpoints; some are completed, and nobody runs the pipeline."""
+        """Perhaps harm the checkpoints; some are completed, and no process runs the pipeline."""
         if self._backup or self._away is not None:
             return
         if self._faults.strikes(Fault.AWAY):
@@ -55,7 +55,7 @@ class Harm:
             self.mend()
 
     def mend(self) -> None:
-        """Put back what is missing or damaged, also what nobody has needed since: a later checkpoint was there."""
+        """Put back what is missing or damaged, also what no process has needed since: a later checkpoint was there."""
         for (disk, path), stored in self._backup.items():
             self._disk(disk).objects[path] = stored
         self._backup.clear()

@@ -1,6 +1,6 @@
 """Seeds with a subject: some runs meet one kind of trouble again and again, and long enough for what follows from it.
 
-What is rare in a run of usual faults (a checkpoint that is declined behind another one, two damaged entries of the log,
+What is rare in a run of usual faults (a checkpoint that is declined after another one, two damaged entries of the log,
 a log of a loop that is given up) is usual here. Drawn from a generator of its own, so that a seed without a subject is
 what it would be without this module.
 """

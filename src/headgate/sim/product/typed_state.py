@@ -18,7 +18,7 @@ from headgate.sim.product.workloads import Branches, Job, Values, Workload
 
 FIRST_DAY, FIRST_MOMENT = date(2024, 2, 28), datetime(2024, 2, 28, 23, 59, 58)
 CYCLE = 7
-"""After so many records of a key its lists and maps begin anew."""
+"""After so many records of a key its lists and maps begin again."""
 
 
 class ByRow(hg.ProcessFunction):
@@ -102,7 +102,7 @@ class ByBatch(hg.BatchProcessFunction):
         self.marks = state.map("marks", pa.int64(), pa.string())
 
     def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> pl.DataFrame:
-        """Count, look whether everything agrees, and let some keys begin anew."""
+        """Count, look whether everything agrees, and let some keys begin again."""
         text = batch["n"].cast(pl.String) + "é"
         self.count.update(1, "add")
         self.least.update(batch["v"], "min")
@@ -150,7 +150,7 @@ KEPT = (
 
 
 TYPED_RATE = 0.6
-"""Of the seeds whose pipeline has branches, so many have one of these, too."""
+"""Of the seeds with a pipeline that has branches, so many have one of these, too."""
 
 FIRST_DATE = date(2023, 12, 31)
 
@@ -186,7 +186,7 @@ class NumberBatches(hg.BatchProcessFunction):
         self.days = state.list("days", pa.date32())
 
     def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> pl.DataFrame:
-        """Number the records of the batch behind those before; every state must tell the same number."""
+        """Number the records of the batch after those before; every state must tell the same number."""
         keys = context.keys.frame()
         within = keys.select(pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over(keys.columns)).to_series()
         before = self.count.get().fill_null(0)
@@ -259,7 +259,7 @@ def _counted_by(key: Callable[[Row], object]) -> Callable[[Sequence[Row]], Count
 
 
 def _measured(rows: hg.Stream) -> hg.Stream:
-    """Partial results of every kind, before and behind the shuffle."""
+    """Partial results of every kind, before and after the shuffle."""
     timed = rows.with_timestamps("t", out_of_orderness=f"{OUT_OF_ORDER_MS}ms")
     holes = pl.when(pl.col("v") % 3 == 0).then(None).otherwise(pl.col("v"))
     sums = timed.key_by("k").window(hg.Tumbling(f"{WINDOW_MS}ms"))

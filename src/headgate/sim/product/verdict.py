@@ -84,7 +84,7 @@ class Verdict:
         """Return the rows that the final checkpoint says were read, by source.
 
         Raises:
-            Violation: there are others, and nobody asked for a drain.
+            Violation: there are others, and no process asked for a drain.
         """
         log = CheckpointLog(open_storage(ROOT), NAME)
         read: list[list[Row]] = []
@@ -137,7 +137,7 @@ class Order:
         """Look at the next records.
 
         Raises:
-            Violation: one comes behind a later one of its key.
+            Violation: one comes after a later one of its key.
         """
         for key, number, *_ in rows:
             if number <= self._last.get(key, 0):

@@ -1,7 +1,7 @@
 """Pipelines with a broadcast side, restored again and again at another parallelism, also with what was in flight to it.
 
 Every subtask makes of each record of the side a digest that depends on all before it and on their order. The digests of
-all subtasks must be one: else copies differ, or somebody got a record twice or not at all. Rules of
+all subtasks must be one: else copies differ, or a user got a record twice or not at all. Rules of
 docs/spec/broadcast.md; the verdict is that of exactly once.
 """
 
@@ -93,7 +93,7 @@ class ToldBatches(hg.BatchBroadcastProcessFunction):
         self.count = state.value("count", pa.int64())
 
     def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> pl.DataFrame:
-        """Number the records of the batch behind those before."""
+        """Number the records of the batch after those before."""
         within = batch.select(pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over("k")).to_series()
         numbers = self.count.get().fill_null(0) + within
         self.count.put(numbers)
@@ -191,7 +191,7 @@ class Looped(Sided):
     """Events go round a loop, in which a function has a broadcast side (BC13).
 
     Attributes:
-        how: where the side comes from: ``outside`` of the loop, or ``inside``, where some events of each trip are told.
+        how: where the side comes from: ``outside`` of the loop, or ``inside``, where some events of each trip are sent.
     """
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
@@ -257,7 +257,7 @@ class SidedRun(OvertakingRun):
 
 
 class LoopedRun(SidedRun):
-    """The user of one with a loop, whose barriers never overtake (UA2)."""
+    """The user of one with a loop, with barriers that never overtake (UA2)."""
 
     def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
         super().__init__(seed, is_traced=is_traced, events_max=events_max)
@@ -267,7 +267,7 @@ class LoopedRun(SidedRun):
 
 
 def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed whose pipeline has a broadcast side."""
+    """Run one seed with a pipeline that has a broadcast side."""
     kind = LoopedRun if seed % LOOPED_EACH == LOOPED_EACH - 1 else SidedRun
     run = kind(seed, is_traced=is_traced, events_max=events_max)
     return result_of(run, seed, is_traced=is_traced)

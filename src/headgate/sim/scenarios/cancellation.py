@@ -26,14 +26,14 @@ from headgate.sim.world import Violation
 from headgate.storage.urls import open_storage
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.DRAIN, Fault.CANCEL, Fault.POWER_CUT)
-"""Nobody goes back behind damage or drains here: what is visible is then a part of what a whole run makes."""
+"""No start goes back past damage or drains here: what is visible is then a part of what a whole run makes."""
 
 LOOK_MS = 3
 """How often the user looks at the pipeline."""
 
 
 class CancellingRun(Run):
-    """A run whose user cancels, with checkpoints that are removed then."""
+    """A run with a user that cancels, with checkpoints that are removed then."""
 
     def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
         super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)

@@ -1,9 +1,10 @@
-"""Pipelines whose users ask for checkpoints and wait for them (C60 to C62 of docs/spec/coordinator.md).
+"""Pipelines with users that ask for checkpoints and wait for them (C60 to C62 of docs/spec/coordinator.md).
 
 Many take no other checkpoints (``interval=None``), and many are not restarted by their driver (``NoRestart``): then
-their users start them again. Judged beside everything else: whoever is told of a checkpoint can rely on it, that is, it
-began behind the question, it is in the log, and nothing older is restored from then on; everybody is answered once the
-run has ended; without an interval nobody takes what nobody asked for. Drawn from a generator of its own (SM47).
+their users start them again. Judged beside everything else: the process that is notified of a checkpoint can rely on
+it, that is, it began after the question, it is in the log, and nothing older is restored from then on; everybody is
+answered once the run has ended; without an interval no process takes what no process asked for. Drawn from a generator
+of its own (SM47).
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.source import Pace
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.STOP)
-"""Nothing that was promised is taken away, and nobody takes a last checkpoint but at the end."""
+"""Nothing that was promised is taken away, and no process takes a last checkpoint but at the end."""
 SAFETY_MS = 2_000
 
 
 class AskingRun(Run):
-    """A run whose user asks for checkpoints."""
+    """A run with a user that asks for checkpoints."""
 
     def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
         super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
@@ -57,13 +58,13 @@ class AskingRun(Run):
         self.history.on_manifest = watch
         self.asked: list[tuple[Started, Future[CheckpointOutcome]]] = []
         self.told: list[int] = []
-        """Checkpoints that users who asked were told of."""
+        """Checkpoints that users who asked were notified of."""
         self.refused_count = 0
         self._unasked_max = 0
         self.world.at(chance.randint(5, 100), self._ask)
 
     def _ask(self) -> None:
-        """Ask whoever runs the pipeline for a checkpoint, now and then several times at once."""
+        """Ask the process that runs the pipeline for a checkpoint, now and then several times at once."""
         if self.is_finished:
             return
         newest = self.started[-1]
@@ -86,7 +87,7 @@ class AskingRun(Run):
         asked.add_done_callback(lambda done: self._answered(started, newest, done.result()))
 
     def _answered(self, started: Started, newest: int, outcome: CheckpointOutcome) -> None:
-        """Somebody is told: can he rely on it?"""
+        """A user gets an answer: is it true?"""
         checkpoint, history = outcome.checkpoint, self.history
         self.world.tell(started.process.name, f"answers: {checkpoint or outcome.reason}")
         if checkpoint is None:
@@ -101,7 +102,7 @@ class AskingRun(Run):
             history.fail("C61", f"{checkpoint} is the answer, and is not completed")
 
     def _on_manifest(self, manifest: Manifest) -> None:
-        """A checkpoint is complete: somebody must have asked for it."""
+        """A checkpoint is complete: a user must have asked for it."""
         if self.has_interval or manifest.is_final:
             return
         self._unasked_max -= 1

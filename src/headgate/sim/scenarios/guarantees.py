@@ -68,7 +68,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Noted(Branches):
-    """Branches behind a function that notes what it is given."""
+    """Branches after a function that notes what it is given."""
 
     judge: Judge | None = None
 

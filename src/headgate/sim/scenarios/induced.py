@@ -59,7 +59,7 @@ class Outside:
         """Where a split stands that has just met the marker of a checkpoint."""
         self.faults_count = 0
         self.may_stay = False
-        """Whether a checkpoint may be cut where an older one was: at most once, behind the last one before a stop."""
+        """Whether a checkpoint may be cut where an older one was: at most once, after the last one before a stop."""
 
     # -- rows -------------------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Outside:
     # -- what must hold ---------------------------------------------------------------------------------------------
 
     def on_manifest(self, manifest: Manifest) -> None:
-        """A checkpoint is completed: it is cut behind its marker everywhere, and holds what the hook returned."""
+        """A checkpoint is completed: it is cut after its marker everywhere, and holds what the hook returned."""
         checkpoint = int(manifest.state_of_hook(HOOK).checkpoint or 0)
         found = {state.hook: state.data for state in manifest.hooks}
         if found != {HOOK: self.returned.get(checkpoint, b"?")}:
@@ -245,7 +245,7 @@ class _TapeReader(PacedReader, hg.CheckpointedFunction):
 
 
 class InducedSettings(Settings):
-    """The settings of any run, for a pipeline some of whose sources set their own barriers."""
+    """The settings of any run, for a pipeline some of with sources that set their own barriers."""
 
     tapes: Outside
     induced: frozenset[int]

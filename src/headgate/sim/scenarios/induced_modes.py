@@ -33,7 +33,7 @@ class ModeRun(InducedRun):
 
 
 class TapesOvertakenRun(OvertakingRun, InducedRun):
-    """Barriers overtake what waits behind the marker."""
+    """Barriers overtake what waits after the marker."""
 
     def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
         super().__init__(seed, is_traced=is_traced, events_max=events_max)

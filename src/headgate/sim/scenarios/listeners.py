@@ -1,7 +1,7 @@
 """What listeners hear, twice, late and out of order: more than the runtime does to them (HL21).
 
 The runtime tells each completion once, and ids rise (HL5); ``publishing.Outside`` judges that. ``PublishOnCheckpoint``
-must not depend on it. So here everybody publishes, and between the runtime and each publisher stands somebody who
+must not depend on it. So here everybody publishes, and between the runtime and each publisher stands a user who
 keeps words back, repeats them and mixes them up; what is public in the end is judged as ever. All of it is drawn from a
 generator of its own. Rules of docs/spec/listeners.md.
 """
@@ -24,7 +24,7 @@ REPEATED_RATE = 0.3
 class Disorder:
     """Stands between the runtime and one publisher.
 
-    What was said of the final checkpoint is passed on at once: nobody comes behind it who could make up for it.
+    What was said of the final checkpoint is passed on at once: no later call could make up for it.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -35,7 +35,7 @@ class Disorder:
         self.overtaken = 0
 
     def hear(self, word: Word, *, is_last: bool) -> list[Word]:
-        """Take what the runtime says; return what the publisher is told now."""
+        """Take what the runtime says; return what the publisher is notified of now."""
         if not is_last and self._rng.random() < KEPT_RATE:
             self._kept.append(word)
             return []
@@ -46,7 +46,7 @@ class Disorder:
         return words
 
     def between(self) -> list[Word]:
-        """Return what the publisher is told again directly behind a barrier."""
+        """Return what the publisher is notified of again directly after a barrier."""
         return self._repeated()
 
     def _repeated(self) -> list[Word]:
@@ -60,7 +60,7 @@ class Disorder:
 
 
 class ListeningRun(Run):
-    """Everybody publishes, and is told out of order."""
+    """Everybody publishes, and is informed out of order."""
 
     def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
         super().__init__(seed, is_traced=is_traced, events_max=events_max)

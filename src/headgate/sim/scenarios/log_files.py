@@ -58,8 +58,8 @@ class Series:
         rest: what is missing of the last line.
         file: what the writer has open; None: it makes a new one with the next line.
         has_dates: rotated files get the date, and keep it; else a number, which rises.
-        is_held: something is being done to its files; nobody writes or renames.
-        is_copy: its file took the place of another one; somebody has to have seen it before it is renamed.
+        is_held: something is being done to its files; no process writes or renames.
+        is_copy: its file took the place of another one; a user has to have seen it before it is renamed.
         rotations: how often it was rotated.
     """
 
@@ -102,7 +102,7 @@ class Logs:
         """Files that have been renamed, and will still get a line."""
         self._is_healed = False
         self.losses: set[str] = set()
-        """All names of files that were removed: of these it may be told that something may be missing."""
+        """All names of files that were removed: their pipelines may report that something may be missing."""
         self.done: dict[str, int] = {}
         """How often the owner did something of interest."""
 
@@ -123,7 +123,7 @@ class Logs:
             self._world.at(self._rng.randint(0, spread_ms // 2), self._go_on, series, pause_ms)
 
     def heal(self) -> None:
-        """Nothing that nobody should do is done any more."""
+        """Everything forbidden has ended."""
         self._is_healed = True
 
     def covers(self, path: str) -> bool:
@@ -241,7 +241,7 @@ class Logs:
             series.is_held = False
 
     def _perhaps_rotate(self) -> None:
-        """Somebody has listed the files, and will open some: perhaps they are renamed before."""
+        """A user has listed the files, and will open some: perhaps they are renamed before."""
         if self._series and self._rng.random() < 0.15:
             self._world.at(self._rng.randint(0, 3), self._rotate_again, self._rng.choice(self._series))
 
@@ -265,7 +265,7 @@ class Logs:
     # -- removing, replacing, and truncating ------------------------------------------------------------------------
 
     def _rotated(self) -> list[str]:
-        """Return files that nobody writes to or renames any more."""
+        """Return files that no process writes to or renames any more."""
         in_use = [one.file for one in self._series if one.file is not None] + self._late
         is_held = any(one.is_held for one in self._series)
         return [path for path in self._files.paths if not is_held and self._files.at(path) not in in_use]
@@ -275,7 +275,7 @@ class Logs:
         return file is not None and any(_is_in(at, file) for at in self._known().values())
 
     def _are_known(self, path: str) -> bool:
-        """Whether a file is known and all of its log, so that nobody needs it to tell what came behind it."""
+        """Whether a file is known and all of its log, so that no process needs it to tell what came after it."""
         file = self._files.at(path)
         beside = [one for log in self._series if file and log.path in file.names for one in self._of(log)]
         return all(map(self._is_known, [file, *beside]))
@@ -519,7 +519,7 @@ def _positions(disk: Disk, manifest: Manifest) -> dict[str, FilePosition]:
 
 
 class _AtOnce(SimStorage):
-    """Reads a disk as nobody else can: no time passes, and nothing fails."""
+    """Reads a disk as no other process can: no time passes, and nothing fails."""
 
     def get(self, path: str) -> bytes:
         return self._disk.objects[path].data

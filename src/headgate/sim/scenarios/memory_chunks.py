@@ -1,4 +1,4 @@
-"""Pipelines whose checkpoints refer to chunks of state in memory (SM89): everything else is as without it.
+"""Pipelines with checkpoints that refer to chunks of state in memory (SM89): everything else is as without it.
 
 State is small in these runs and would be written as rows. So a chunk is written however small it is, chains are short,
 and little is remembered of what changed. Counterpart: ``state.memory.chunked``.
@@ -30,7 +30,7 @@ BOUNDS: tuple[tuple[object, str, int], ...] = (
 
 
 class ChunksRun(Run):
-    """A run whose checkpoints refer to chunks."""
+    """A run with checkpoints that refer to chunks."""
 
     def run(self) -> Violation | None:
         """See ``Run``."""

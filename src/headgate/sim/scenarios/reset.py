@@ -1,9 +1,9 @@
-"""Pipelines whose user has them start over, whoever runs them then (SO1 to SO7 of docs/spec/starting-over.md).
+"""Pipelines that are reset by their users, whatever process runs them then (SO1 to SO7 of docs/spec/starting-over.md).
 
 A command resets the pipeline, with its program or without; it may be stopped for long or killed over it, and it may
-meet drivers that live. Judged beside everything else: whoever claims behind the step finds empty targets, nothing of
-before is committed from then on, none of the checkpoints before is restored, and what is committed in the end is what
-one run makes, once. Everything drawn here comes from a generator of its own (SM81).
+meet drivers that live. Judged beside everything else: the process that claims after the step finds empty targets,
+nothing of before is committed from then on, none of the checkpoints before is restored, and what is committed in the
+end is what one run makes, once. Everything drawn here comes from a generator of its own (SM81).
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.settings import CHECKPOINTS, NAME, ROOT
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.DRAIN, Fault.CANCEL)
-"""Nobody goes back behind damage or drains here: what is visible is then a part of what a whole run makes."""
+"""No start goes back past damage or drains here: what is visible is then a part of what a whole run makes."""
 
 RESETS_MAX = 4
 STEP_MS = 30
-"""So soon behind its step a reset is still busy."""
+"""So soon after its step a reset is still busy."""
 
 PROGRAM_RATE = 0.5
 """How often a reset has the program, as ``headgate run --fresh`` does."""
 
 ENDS_RATE = 0.7
-"""How often the user ends whoever runs the pipeline first, and mostly starts it again only when the reset is over."""
+"""How often the user ends the process that runs the pipeline first.
+
+And mostly starts it again only when the reset is over.
+"""
 
 TRIES_MAX = 5
 """How often a user repeats a command that fails."""
@@ -50,7 +53,7 @@ PAUSE_RATE = 0.25
 
 
 class ResettingRun(Run):
-    """A run whose user has the pipeline start over, now and then."""
+    """A run with user has that the pipeline start over, now and then."""
 
     def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
         super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
@@ -132,7 +135,7 @@ class ResettingRun(Run):
         return self.settings.definition(self.settings.listed(), lambda: self.world.now_ms, lambda: False)
 
     def _carried_out(self, steps_count: int) -> None:
-        """The command says that everything is gone: it is, unless somebody else has begun to start over since."""
+        """The command says that everything is gone: it is, unless another process has begun to start over since."""
         self.carried_out_count += 1
         if len(self.history.steps) == steps_count + 1:
             self.history.on_emptied("SO5", "a reset has ended")
@@ -176,7 +179,10 @@ class ResettingRun(Run):
         return [*super()._living(), *(process for process in self._resets if process.is_alive)]
 
     def _is_over(self, result: RunResult) -> bool:
-        """Whether it has finished, and nobody has had it start over since; while somebody does, it is started again."""
+        """Whether it has finished, and no process has had it start over since; while a user does.
+
+        It is started again.
+        """
         is_as_it_was = self._steps_at[self.tasks.current.process] == len(self.history.steps)
         return super()._is_over(result) and is_as_it_was and not any(process.is_alive for process in self._resets)
 

@@ -1,8 +1,9 @@
-"""Pipelines whose keyed state is in RocksDB (SM48): everything else is as without it.
+"""Pipelines with keyed state that is in RocksDB (SM48): everything else is as without it.
 
 The library is native, and its files are real ones, in a directory for temporary files that goes with the run. It can
-run here because nobody else sees them: a database is read and written within steps of its own worker, and what survives
-a process is in checkpoints, on the disks of the machine room. Faults of that directory are for tests of the parts.
+run here because no other process sees them: a database is read and written within steps of its own worker, and what
+survives a process is in checkpoints, on the disks of the machine room. Faults of that directory are for tests of the
+parts.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class RocksRun(Run):
 
 
 class RocksFilesRun(RocksRun):
-    """A run whose checkpoints share the files of databases, however small these are (RB20).
+    """A run with checkpoints that share the files of databases, however small these are (RB20).
 
     RocksDB compacts nothing here: when it did would be up to its own threads, and a seed would not be repeated exactly.
     Its files have numbers of their own in them, so checksums differ from run to run: none is damaged, which would tell.

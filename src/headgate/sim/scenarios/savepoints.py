@@ -1,12 +1,12 @@
-"""Pipelines whose user takes savepoints, moves house with them, and begins another pipeline at one.
+"""Pipelines with user takes that savepoints, moves house with them, and begins another pipeline at one.
 
 Three things are judged beside everything else. When there is a savepoint, all output in front of it is visible, and
 everything it refers to is there (SV2, SV3). A pipeline that was stopped with one goes on from it in another checkpoint
 directory, in front of the same sinks, which had to be made to forget: exactly once, however often it is started with
-the same command (SV21, SV24). And whoever begins at any savepoint with empty sinks produces what the first pipeline
-had not committed at that moment, once (SV1). In some runs users drain with one, too: then it is of the final
-checkpoint, and whoever begins at it finds nothing left to do (SV10, E9). Everything drawn here comes from generators
-of its own.
+the same command (SV21, SV24). And the process that begins at any savepoint with empty sinks produces what the first
+pipeline had not committed at that moment, once (SV1). In some runs users drain with one, too: then it is of the final
+checkpoint, and the process that begins at it finds nothing left to do (SV10, E9). Everything drawn here comes from
+generators of its own.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ PLACES = "savepoint"
 """The disks of savepoints are called so, and numbered."""
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.DRAIN)
-"""Nobody goes back behind damage here: what is visible is then judged by what was completed."""
+"""No start goes back past damage here: what is visible is then judged by what was completed."""
 
 DRAINS_RATE = 0.3
-"""In so many runs users drain with savepoints; nobody stops them without one there."""
+"""In so many runs users drain with savepoints; no process stops them without one there."""
 
 
 class Ends(Enum):
@@ -112,7 +112,7 @@ class SavepointRun(Run):
     # -- taking them ------------------------------------------------------------------------------------------------
 
     def _ask(self) -> None:
-        """Ask whoever runs the pipeline for a savepoint, now and then for one to end with."""
+        """Ask the process that runs the pipeline for a savepoint, now and then for one to end with."""
         if self.faults.is_healed or self.is_finished:
             return
         newest, again_ms = self.started[-1], self._chance.randint(2, 20)
@@ -167,7 +167,7 @@ class SavepointRun(Run):
             self._drained(started, taken)
 
     def _drained(self, started: Started, taken: Taken) -> None:
-        """A drain has ended with a savepoint: everything is behind it, unless somebody wanted to stop."""
+        """A drain has ended with a savepoint: everything is after it, unless a user wanted to stop."""
         self.drained.append(taken)
         if not taken.savepoint.manifest.is_final and started.process not in self._stopped:
             self.history.fail("SV10", f"the pipeline was drained, and {taken.url} is not of its final checkpoint")
@@ -191,7 +191,10 @@ class SavepointRun(Run):
     # -- moving house -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the pipeline; if it was stopped with a savepoint and nobody ran it since, perhaps somewhere else."""
+        """Start the pipeline; if it was stopped with a savepoint and no process ran it since.
+
+        Perhaps somewhere else.
+        """
         moves_to, self._moves_to = self._moves_to, None
         if (
             moves_to is not None

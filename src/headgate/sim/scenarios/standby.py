@@ -35,7 +35,7 @@ from headgate.sim.world import Violation
 from headgate.storage.urls import open_storage
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.CANCEL)
-"""Nobody has to read what an error says before the pipeline can go on."""
+"""No user has to read what an error says before the pipeline can go on."""
 
 SITES_MAX = 12
 LASTS_MS = 25_000
@@ -45,7 +45,7 @@ SOUND_MS = 15_000
 """So long after the last fault a driver that is alive has certainly shown it."""
 
 PERSON_MS = 90_000
-"""When nobody has run the pipeline for so long, a person starts it: after a stop, standbys wait for that."""
+"""When no process has run the pipeline for so long, a person starts it: after a stop, standbys wait for that."""
 
 
 @dataclass(eq=False)
@@ -129,7 +129,7 @@ class StandbyRun(Run):
         self.world.at(self._chance.randint(500, 9_000), self._lose_a_site)
 
     def _ask_a_keeper(self) -> None:
-        """Somebody sends a signal to a keeper."""
+        """A user sends a signal to a keeper."""
         living = [site for site in self.sites if site.process.is_alive]
         if self.faults.is_healed or self.is_finished or not self._wishes:
             return
@@ -154,7 +154,7 @@ class StandbyRun(Run):
             self.world.at(PERSON_MS, self._look_after_it)
 
     def _start_if_none(self, *, is_awaited: bool = False) -> None:
-        """See ``Run``: nobody runs it, and no keeper will. ``is_awaited``: even if it has finished."""
+        """See ``Run``: no process runs it, and no keeper will. ``is_awaited``: even if it has finished."""
         if self.is_finished and not is_awaited:
             return
         if any(site.process.is_alive and not site.is_waiting for site in self.sites):
@@ -336,6 +336,6 @@ def exit_code(error: BaseException | None) -> ExitCode:
 
 
 def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed whose pipeline is kept running."""
+    """Run one seed with a pipeline that is kept running."""
     run = StandbyRun(seed, is_traced=is_traced, events_max=events_max)
     return result_of(run, seed, is_traced=is_traced)

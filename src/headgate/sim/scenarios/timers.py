@@ -1,7 +1,7 @@
-"""Pipelines whose functions have timers, restored again and again at another parallelism.
+"""Pipelines with functions that have timers, restored again and again at another parallelism.
 
 What is drawn comes from a generator of its own; everything else a seed decides as without it. Each record of a key
-registers the timer of its window and a reminder behind it, which the window deletes or leaves; a reminder registers the
+registers the timer of its window and a reminder after it, which the window deletes or leaves; a reminder registers the
 next one. So what must come out follows from the records alone (TM2 to TM9). The verdict is that of exactly once (SM60).
 """
 
@@ -179,7 +179,7 @@ class Timed(Branches):
 
 
 class TimedRun(Run):
-    """The user of one such pipeline, whose drivers die behind checkpoints that hold something to be restored."""
+    """The user of one such pipeline, with drivers that die after checkpoints that hold something to be restored."""
 
     SUBJECT = "timers"
 
@@ -214,7 +214,7 @@ class TimedRun(Run):
         super().start()
 
     def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
-        """A checkpoint completes. Perhaps somebody dies, so that what it holds is restored."""
+        """A checkpoint completes. Perhaps a process dies, so that what it holds is restored."""
         self.harm.on_manifest(manifest, files)
         held = [rows for part in manifest.parts for rows in (part.rows or {}).values()]
         if (
@@ -236,6 +236,6 @@ class TimedRun(Run):
 
 
 def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed whose functions have timers."""
+    """Run one seed with functions that have timers."""
     run = TimedRun(seed, is_traced=is_traced, events_max=events_max)
     return result_of(run, seed, is_traced=is_traced)

@@ -1,9 +1,10 @@
-"""Pipelines whose functions have state with a TTL, restored again and again at another parallelism, on other machines.
+"""Pipelines with functions that have state with a TTL, restored at another parallelism, on other machines.
 
 What a function sees depends on when it sees it, so its results say what time it was. The judge replays the results of
 each key, as they are numbered, against plain dicts with that clock: what was committed must be what such state shows
 (TL2 to TL7 of docs/spec/ttl.md), once for each record, and its time never goes back. What is drawn comes from a
-generator of its own. Rule SM61 of docs/spec/simulator.md. Counterpart: ``sim.scenarios.timers``, whose runs these are.
+generator of its own. Rule SM61 of docs/spec/simulator.md. Counterpart: ``sim.scenarios.timers``, with runs that these
+are.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ class KeyModel:
         return value[0], len(self._list), total, len(self._map) if is_counting else NONE, entry[0]
 
     def write(self, now_ms: int, slot: int, n: int) -> None:
-        """Do what a function does behind that."""
+        """Do what a function does after that."""
         self._value = n, now_ms + self._ttl_ms
         self._list.append(self._value)
         self._map[slot] = self._value
@@ -209,7 +210,7 @@ class ExpiringRun(TimedRun):
         return Branches(workloads)
 
     def start(self) -> None:
-        """See ``Run``. The workers of each start may be on machines whose dates differ from those before."""
+        """See ``Run``. The workers of each start may be on machines with dates that differ from those before."""
         self.clock_shift_ms += self._rng.choice((0, 0, -40, 40, -3_600_000, 5_000))
         super().start()
 
@@ -218,6 +219,6 @@ class ExpiringRun(TimedRun):
 
 
 def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed whose functions have state that expires."""
+    """Run one seed with functions that have state that expires."""
     run = ExpiringRun(seed, is_traced=is_traced, events_max=events_max)
     return result_of(run, seed, is_traced=is_traced)

@@ -1,4 +1,6 @@
-"""Pipelines under back-pressure whose barriers overtake what waits, restored again and again at another parallelism.
+"""Pipelines under back-pressure with barriers that overtake what waits.
+
+Restored again and again at another parallelism.
 
 What is drawn comes from a generator of its own; everything else a seed decides as without it. Small credit and a
 function that takes its time make the queues. Rules UA7–UA15 of docs/spec/unaligned.md; the verdict is that of exactly
@@ -35,7 +37,7 @@ RESCALE_RATE = 0.6
 
 @dataclass(frozen=True)
 class Slowed(Branches):
-    """Branches behind a shuffle, each with a function that takes its time in front of its sink."""
+    """Branches after a shuffle, each with a function that takes its time in front of its sink."""
 
     slow: Callable[[], None] = field(default=lambda: None)
     is_joined: bool = False
@@ -60,7 +62,7 @@ class Slowed(Branches):
 
 
 def _windows(rows: hg.Stream) -> hg.Stream:
-    """As the workload does, with event time from the source: behind a shuffle splits are mixed."""
+    """As the workload does, with event time from the source: after a shuffle splits are mixed."""
     return rows.key_by("k").window(hg.Tumbling(f"{WINDOW_MS}ms")).agg(n=pl.len(), v=pl.col("v").sum())
 
 
@@ -104,7 +106,7 @@ class OvertakingRun(Run):
         super().start()
 
     def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
-        """A checkpoint completes. If something was in flight, perhaps somebody dies, so that it is restored."""
+        """A checkpoint completes. If something was in flight, perhaps a process dies, so that it is restored."""
         self.harm.on_manifest(manifest, files)
         has_records = any(part.section.startswith(IN_FLIGHT_PREFIX) for part in manifest.parts)
         if has_records and self._kills_left and not self.faults.is_healed and self._rng.random() < 0.6:
@@ -132,6 +134,6 @@ class OvertakingRun(Run):
 
 
 def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed whose barriers overtake."""
+    """Run one seed with barriers that overtake."""
     run = OvertakingRun(seed, is_traced=is_traced, events_max=events_max)
     return result_of(run, seed, is_traced=is_traced)

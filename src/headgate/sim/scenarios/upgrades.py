@@ -32,7 +32,7 @@ WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.CANCEL, Fault.DRAIN)
 EXTRA, SINK, FRONT = "extra", "extra-out", "front"
 CHANGE_RATE = 0.6
 FORGETS_RATE = 0.3
-"""How often a user forgets something: to allow what is left behind, or to name an operator."""
+"""How often a user forgets something: to allow what is left over, or to name an operator."""
 SAFETY_MS = 2_500
 
 
@@ -83,7 +83,7 @@ class Numbering(hg.ProcessFunction):
 
 @dataclass(frozen=True)
 class Edited(Branches):
-    """Branches whose surroundings change. ``now`` says what they are at the next start."""
+    """Branches with surroundings that change. ``now`` says what they are at the next start."""
 
     now: Callable[[], Version] = lambda: Version(0, True, True)
 
@@ -143,7 +143,7 @@ class EditedJudge(Exactly):
 
 
 class ChangingCodeRun(Run):
-    """A run whose user edits the pipeline."""
+    """A run with user edits that the pipeline."""
 
     def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
         super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
@@ -153,7 +153,7 @@ class ChangingCodeRun(Run):
         self.refused: Counter[str] = Counter()
         """What was refused, by what users did about it."""
         self.left_count = 0
-        """Restores that left state behind."""
+        """Restores that left state after."""
         settings = self.settings
         branches = [workload for workload in WORKLOADS if workload.name != "windowed"]  # order is lost in front
         settings.job = Edited(tuple(chance.sample(branches, chance.choice((1, 2)))), now=lambda: self.version)
@@ -169,7 +169,7 @@ class ChangingCodeRun(Run):
         self._ends = Ends(self, chance, 6, stops=True)
 
     def start(self) -> None:
-        """Start the pipeline, perhaps with other code; what is left behind is mostly allowed at once."""
+        """Start the pipeline, perhaps with other code; what is left over is mostly allowed at once."""
         number = len(self.started)
         self.version = replace(self.version, number=number)
         if self.started and not self.faults.is_healed and self._chance.random() < CHANGE_RATE:
@@ -199,7 +199,7 @@ class ChangingCodeRun(Run):
         super()._heed(error)
 
     def _check_disks(self) -> None:
-        """Look at what is left; at a sink that the pipeline does not have any more nobody tidies up."""
+        """Look at what is left; at a sink that the pipeline does not have any more no process tidies up."""
         untidy = None if self.version.has_extra else self.disks.pop(SINK, None)
         super()._check_disks()
         if untidy is not None:
@@ -223,7 +223,7 @@ class ChangingCodeRun(Run):
 
 
 NOT_IN_FORMER = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.POWER_CUT, Fault.CANCEL, Fault.DRAIN)
-"""Nobody goes back behind damage here: then it would be refused (SV25), or lose the entry that says where to."""
+"""No start goes back past damage here: then it would be refused (SV25), or lose the entry that says where to."""
 
 RETAINED = 3
 GOES_BACK_RATE = 0.6
@@ -232,7 +232,7 @@ REPEATS_RATE = 0.6
 
 
 class GoingBackRun(Run):
-    """A run whose user goes back."""
+    """A run with user goes that back."""
 
     def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
         super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
@@ -308,7 +308,7 @@ class GoingBackRun(Run):
 LEAST, MOST = Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 GUARANTEE_CHANGE_RATE = 0.7
 PASSED_ON = frozenset({"mapped", "once", "looped"})
-"""Sinks whose records do not count anything."""
+"""Sinks with records that do not count anything."""
 
 
 @dataclass
@@ -345,7 +345,7 @@ class EpochsJudge(Judge):
 
 
 class ChangingModeRun(Run):
-    """A run whose user changes the mode."""
+    """A run with user changes that the mode."""
 
     def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
         super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)

@@ -164,7 +164,7 @@ class _FeedReader(PacedReader):
 
 
 class _AcknowledgingReader(_FeedReader, hg.CheckpointedFunction, hg.CheckpointListener):
-    """Has the feed forget what completed checkpoints have behind them."""
+    """Has the feed forget what completed checkpoints have after them."""
 
     def __init__(self, feed: Feed[Row], positions: dict[str, int], pace: Pace, now_ms: Callable[[], int]) -> None:
         super().__init__(feed, positions, pace, now_ms)

@@ -2,7 +2,7 @@
 
 The sinks derive from ``TwoPhaseSink`` and ``LedgerSink``, the source is a plain class (``own_connectors``). Judged
 beside everything else: each record is in the database once; nothing is visible that no completed checkpoint promises,
-and nothing behind what a later one promised; who was replaced changes nothing; and when the pipeline has ended nothing
+and nothing after what a later one promised; who was replaced changes nothing; and when the pipeline has ended nothing
 is prepared or open (CS1 to CS7). Everything drawn here comes from a generator of its own (SM80).
 """
 
@@ -43,7 +43,7 @@ GOES_BACK_RATE = 0.2
 
 RESCALE_RATE = 0.5
 DEATH_RATE = 0.15
-"""How often somebody dies soon behind output that was prepared, or promised."""
+"""How often a process dies soon after output that was prepared, or promised."""
 
 STORED_BYTES = 400
 """In some runs what a sink prepares beyond this size is a file of its own (SF9)."""
@@ -159,7 +159,7 @@ class CustomRun(Run):
         return settings
 
     def _draw_damage(self, rng: random.Random) -> None:
-        """Have some runs go back behind damaged checkpoints: what they promised stays, and is made again (K18)."""
+        """Have some runs go back past damaged checkpoints: what they promised stays, and is made again (K18)."""
         settings = self.settings
         if not settings.acknowledges and rng.random() < GOES_BACK_RATE:
             self.faults.on |= {Fault.DAMAGE, Fault.DRIVER_CRASH}
@@ -212,7 +212,7 @@ class CustomRun(Run):
         self.world.at(self._rng.randint(300, 3_000), self._restart_database)
 
     def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
-        """A checkpoint is complete: perhaps somebody dies, or rolls back by hand what it promises."""
+        """A checkpoint is complete: perhaps a process dies, or rolls back by hand what it promises."""
         promised = [(self._name(c), int(c.checkpoint)) for c in manifest.committables if self._is_own(c.sink)]
         self._promises.update(promised)
         waiting = [name for name, _ in promised if name in self.database.prepared]
@@ -224,7 +224,7 @@ class CustomRun(Run):
             self._perhaps_kill()
 
     def _perhaps_kill(self) -> None:
-        """Something is prepared, or promised: perhaps somebody dies before it is decided."""
+        """Something is prepared, or promised: perhaps a process dies before it is decided."""
         if self._kills_left and not self.faults.is_healed and self._rng.random() < DEATH_RATE:
             self._kills_left -= 1
             self.world.at(self._rng.randint(0, 12), self._kill)
@@ -304,7 +304,7 @@ class CustomRun(Run):
         self._is_verified = True
 
     def rows_of(self, sink: str) -> list[tuple[Row, ...]]:
-        """Return what became visible of a sink, in order, but for what was made again behind damage."""
+        """Return what became visible of a sink, in order, but for what was made again after damage."""
         found = self.database.visible.get(owner_of(NAME, sink), [])
         return [one.rows for one in found if not self._is_taken_back(one.name)]
 

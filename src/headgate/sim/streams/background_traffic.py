@@ -1,7 +1,7 @@
-"""Somebody else in the store of a simulated pipeline: appends, transactions, streams that come and go (SM12).
+"""Another program in the store of a simulated pipeline: appends, transactions, streams that come and go (SM12).
 
-Events are of many types, and small bounds make them large. Everything it was told is there, once and in order; what was
-refused changed nothing. Drawn from a generator of its own, so that seeds without it stay what they are.
+Events are of many types, and small bounds make them large. Everything that was confirmed is there, once and in order;
+what was refused changed nothing. Drawn from a generator of its own, so that seeds without it stay what they are.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Neighbour:
         """Look at what is there, when all is over.
 
         Raises:
-            Violation: it is not what the neighbour was told.
+            Violation: it is not what was confirmed.
         """
         if not self.is_drawn:
             return
@@ -137,7 +137,7 @@ class Neighbour:
         process.end(0)
 
     def _append(self, store: Store) -> None:
-        """With numbers: whoever repeats one adds nothing."""
+        """With numbers: the process that repeats one adds nothing."""
         epoch = self._rng.randrange(1_000_000)
         opened = self._again(lambda: store.writer(STREAM, writer_id=f"{WRITER}-{epoch}", epoch=epoch, linger=None))
         with opened:
@@ -188,7 +188,7 @@ class Neighbour:
             self._require(future.done(), "a flush left an append that came before it")
 
     def _append_and_wait(self, store: Store) -> None:
-        """Nobody flushes: what is appended becomes durable by itself, within bounds."""
+        """No process flushes: what is appended becomes durable by itself, within bounds."""
         opened = self._again(lambda: store.writer(STREAM, linger="5ms"))
         for _ in range(self._shared.randint(1, 4)):
             batch = self._batch(self._shared.choice((1, 6)))

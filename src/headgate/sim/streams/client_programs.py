@@ -116,7 +116,7 @@ class PlacesRun:
             raise Violation("I5", f"{problem} at {world.now_ms} ms after {world.events_count} events")
 
     def _strike(self) -> None:
-        """Perhaps somebody dies, or stops, or everybody dies with the power."""
+        """Perhaps a process dies, or stops, or everybody dies with the power."""
         rng, faults = self._rng, self.faults
         if faults.is_healed:
             return
@@ -136,7 +136,7 @@ class PlacesRun:
         self.world.at(rng.randint(20, 200), self._strike)
 
     def _start_beside(self, place: Place) -> None:
-        """Somebody takes the one that is stopped for dead, and starts another one."""
+        """A user takes the one that is stopped for dead, and starts another one."""
         if not self.faults.is_healed and not place.is_done:
             place.start()
 

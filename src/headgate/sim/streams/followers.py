@@ -1,7 +1,7 @@
 """Programs that follow a whole stream, and wait for what comes, in the machine room (SM92).
 
 Each keeps its cut with what it has returned, as a user would, and goes on from there when it was killed. The writer now
-and then goes on only when everybody has read what it wrote: then nothing else changes in the store, so whoever
+and then goes on only when everybody has read what it wrote: then nothing else changes in the store, so the process that
 overlooks it waits for ever. Streams are scaled and truncated meanwhile. Counterpart: ``store.following`` (FW1 to FW8 of
 docs/spec/stream-clients.md). Nothing here is drawn by other kinds of runs.
 """
@@ -26,10 +26,10 @@ from headgate.store.streams import StreamCut, StreamDefinition
 
 STREAM = "talk"
 ASKS_RATE = 0.5
-"""Behind so many of its batches a writer that asks waits for all who follow."""
+"""After so many of its batches a writer that asks waits for all who follow."""
 
 SOON_MS = 5_000
-"""Within so much virtual time whoever waits has heard of something when nothing fails."""
+"""Within so much virtual time the process that waits has heard of something when nothing fails."""
 
 GIVES_BACK_RATE = 0.05
 """So much of what it has read a program gives back, and reads again."""
@@ -144,7 +144,7 @@ class Follower(Place):
             self.places[place] = row
 
     def _give_up(self, error: TruncatedError) -> None:
-        """What was truncated is lost to this program: it goes on behind it."""
+        """What was truncated is lost to this program: it goes on after it."""
         assert self.cut is not None
         head = self._follow_run.heads()[error.segment]
         at = self.cut.positions.get(error.segment, 0)
@@ -189,7 +189,7 @@ class FollowRun(PlacesRun):
             self.faults.rates[Fault.GET_FAILS] = 0.15
         self.truncated_count = self.heard_count = 0
         self.moved_ms = 0
-        """When somebody has read something, or nothing failed any more."""
+        """When a user has read something, or nothing failed any more."""
         self.finding: Violation | None = None
 
     def fail(self, rule: str, problem: str) -> None:
@@ -197,7 +197,7 @@ class FollowRun(PlacesRun):
         self.finding = self.finding or Violation(rule, problem)
 
     def heads(self) -> dict[int, int]:
-        """Return where each segment begins, as nobody sees it."""
+        """Return where each segment begins, as no client sees it."""
         return {n: extent.head for n, extent in self._behind.extents(self._behind.find_stream(STREAM)).items()}
 
     def _places(self) -> list[Place]:
@@ -227,7 +227,7 @@ class FollowRun(PlacesRun):
             self.world.tell("scaler", problem)
 
     def _truncate(self) -> None:
-        """Truncate where some program is, so that others are behind it."""
+        """Truncate where some program is, so that others are after it."""
         cut = self._rng.choice(self.followers).cut
         if cut is not None:
             self.truncated_count += 1

@@ -76,7 +76,7 @@ class GroupJudge:
     # -- what the group is told -------------------------------------------------------------------------------------
 
     def on_made(self) -> None:
-        """Somebody made the group, or found it."""
+        """A user made the group, or found it."""
         if self.begin is None:
             self.begin = self._cuts(None)
 
@@ -201,7 +201,7 @@ def _places(cuts: Cuts) -> set[Place]:
 
 
 class WatchedCatalogue:
-    """A catalogue whose changes of groups a judge hears of; ``process`` says who asks now."""
+    """A catalogue that reports changes of groups to a judge; ``process`` says who asks now."""
 
     def __init__(self, behind: Catalogue, judge: GroupJudge, process: Callable[[], str]) -> None:
         self._behind = behind

@@ -1,6 +1,6 @@
-"""Pipelines whose subtasks share a stream by a reader group, in the machine room (docs/spec/group-source.md, SM96).
+"""Pipelines with subtasks that share a stream by a reader group, in the machine room (docs/spec/group-source.md, SM96).
 
-As any pipeline between streams (``streams``), with all that happens to those. Beside it somebody tries to join the
+As any pipeline between streams (``streams``), with all that happens to those. Beside it a user tries to join the
 group and to move it, and now and then deletes it, as any user can; and the cut in each checkpoint must be where its
 source was. Drawn from a generator of its own, in a mode of its own.
 """
@@ -30,11 +30,11 @@ GROUP = "shared"
 SOURCE = "source0"
 
 DELETES_RATE = 0.03
-"""So often somebody who looks deletes the group."""
+"""So often a user who looks deletes the group."""
 
 
 class GroupedRun(StreamRun):
-    """A run whose source reads by a reader group."""
+    """A run with a source that reads by a reader group."""
 
     def __init__(self, seed: int, *, is_traced: bool = False) -> None:
         super().__init__(seed, is_traced=is_traced)

@@ -1,4 +1,6 @@
-"""Users whose programs read as a group, and write what is read, in the machine room (SM90). Counterpart: ``groups``.
+"""Users with programs that read as a group, and write what is read, in the machine room (SM90). Counterpart.
+
+``groups``.
 
 Each program has a place. It dies there at any moment, is stopped for longer than its lease, and is started again,
 perhaps beside the one that was stopped. What its calls raise, it heeds as a user would.
@@ -51,7 +53,7 @@ class AroundGroup(Around, Protocol):
     judge: GroupJudge
 
     def group(self, store: Store) -> ReaderGroup:
-        """Return the group, which whoever comes first makes."""
+        """Return the group, which the process that comes first makes."""
 
     def is_over(self) -> bool:
         """Whether nothing will ever be left to read."""
@@ -71,7 +73,7 @@ class Place:
 
     @property
     def is_over(self) -> bool:
-        """Whether all is done, and nobody runs there any more."""
+        """Whether all is done, and no process runs there any more."""
         return self.is_done and not any(process.is_alive for process in self._processes)
 
     def start(self) -> None:

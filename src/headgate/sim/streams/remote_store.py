@@ -1,4 +1,4 @@
-"""Programs whose store is afar: its events are on an object store, or all of it is behind a server (SM93, SM94).
+"""Programs with a store that is afar: its events are on an object store, or all of it is on a server (SM93, SM94).
 
 Everything else is as ``groups`` and ``following`` have it, and so is what must hold. Readers fetch ahead where requests
 travel, with little room here, so that bounds are met by short streams. Counterparts: ``machine.serving``,
@@ -43,7 +43,7 @@ UNDER_WAY_MS = 5_000
 
 
 class AfarRun(PlacesRun):
-    """A run whose events are on an object store."""
+    """A run with events that are on an object store."""
 
     fetched_count = 0
     """Requests that were made ahead."""
@@ -100,7 +100,10 @@ class WatchedFetching(Prefetcher):
 
 
 class Maker(Place):
-    """Makes streams and deletes them: whoever is told that nothing was done must not find it done (SS9)."""
+    """Makes streams and deletes them.
+
+    The process that is informed that nothing was done must not find it done (SS9).
+    """
 
     def __init__(self, run: Around, rng: random.Random) -> None:
         super().__init__(run, "maker", rng)
@@ -119,7 +122,7 @@ class Maker(Place):
         return True
 
     def _once(self, call: Callable[[], object], *, may_be_done: bool) -> None:
-        """Do it until somebody says that it is done."""
+        """Do it until a user says that it is done."""
         while True:
             try:
                 call()
@@ -134,7 +137,7 @@ class Maker(Place):
 
 
 class ServedRun(AfarRun):
-    """A run whose store is behind a server."""
+    """A run with a store that is on a server."""
 
     def run(self) -> Violation | None:
         """See ``PlacesRun``."""
@@ -175,11 +178,11 @@ class AfarFollowers(AfarRun, FollowRun):
 
 
 class ServedGroups(ServedRun, GroupRun):
-    """Readers of a group behind a server."""
+    """Readers of a group on a server."""
 
 
 class ServedFollowers(ServedRun, FollowRun):
-    """Programs that follow a stream behind a server."""
+    """Programs that follow a stream on a server."""
 
 
 KINDS: tuple[Callable[..., PlacesRun], ...] = (ServedGroups, AfarGroups, ServedFollowers, AfarFollowers)

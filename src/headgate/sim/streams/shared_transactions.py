@@ -3,11 +3,10 @@
 Round after round two processes write into one transaction of a stream of their own; one of them begins it, and
 prepares, commits, aborts or leaves it when both are done. Both are killed and stopped at any moment, and come again
 while their former life may still be there. A blackboard, which never fails, tells them the id of a round's transaction
-and who is done with it; if the lease is over before that, they begin the round anew. Meanwhile somebody scales the
+and who is done with it; if the lease is over before that, they begin the round again. Meanwhile a user scales the
 stream and sets the date. What must hold: of each round that was to be committed each event is there once, of every
-other none; whoever looks sees a round as a whole or not at all; the events of a participant are in its order; nothing
-is left undecided.
-Counterpart: ``streams``. Drawn from a generator of its own.
+other none; the process that looks sees a round as a whole or not at all; the events of a participant are in its order;
+nothing is left undecided. Counterpart: ``streams``. Drawn from a generator of its own.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Round:
         id: of the transaction that is written now.
         done: who has flushed everything into that.
         prepared: the id of a transaction that was prepared: nothing but a verdict ends it.
-        is_over: nobody has anything to do any more.
+        is_over: no process has anything to do any more.
         had: transactions that there were of it.
     """
 
@@ -158,7 +157,7 @@ class SharingRun(StreamRun):
             self.world.at(for_ms, process.resume)
 
     def _expire_soon(self) -> None:
-        """Somebody looks at leases, again and again, beside those who use the stream."""
+        """A user looks at leases, again and again, beside those who use the stream."""
         if not self.is_finished:
             self.tasks.spawn(SimProcess(self.tasks, "janitor"), self._expire, "main")
             self.world.at(self._rng.randint(20, 400), self._expire_soon)
@@ -247,7 +246,10 @@ class SharingRun(StreamRun):
             round_.is_over = True
 
     def _on_fenced(self, round_: Round, id_: str) -> None:
-        """Somebody else has this participant, or the transaction has ended: if it should not have, it is begun anew."""
+        """Another program has this participant, or the transaction has ended: if it should not have.
+
+        It is begun again.
+        """
         status = self._behind(id_)
         if round_.id != id_ or status in (Status.OPEN, Status.PREPARED):
             self.tasks.park(self._rng.randint(1, 20))
@@ -260,7 +262,7 @@ class SharingRun(StreamRun):
             round_.id, round_.done = "", set()
 
     def _behind(self, id_: str) -> Status:
-        """Return what became of a transaction, as nobody sees it."""
+        """Return what became of a transaction, as no client sees it."""
         (found,) = self.stores.behind("store").transactions(OWNER, id_, STREAM)
         return found.status
 

@@ -31,7 +31,7 @@ from headgate.store.streams import StreamInfo
 def check_cuts(source: str, stream: Callable[[], StreamInfo]) -> int:
     """Compare the positions of ``source`` with the cuts of all checkpoints; return how many segments were compared.
 
-    ``stream`` is looked at behind them: a segment that was read to its end is at the end of a sealed stream.
+    ``stream`` is looked at after them: a segment that was read to its end is at the end of a sealed stream.
 
     Raises:
         Violation: one differs.
@@ -66,7 +66,7 @@ KILLS_MAX = 3
 
 
 class EmptiedStreams:
-    """The reset of one run, and what must hold behind it."""
+    """The reset of one run, and what must hold after it."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class EmptiedStreams:
         process.end(0)
 
     def _check_fenced(self, store: Store, name: str, before: Owner) -> None:
-        """Whoever wrote before the reset is told that it was replaced."""
+        """A process that wrote before the reset is informed that it was replaced."""
         if before.life is None:
             return
         owner = owner_of(NAME, name)
@@ -253,7 +253,7 @@ class Policies:
         return ""
 
     def check(self, store: Store) -> None:
-        """Look whether policies, if nobody else has scaled, kept within their bounds.
+        """Look whether policies, if no other process has scaled, kept within their bounds.
 
         Raises:
             Violation: S79: one did not.

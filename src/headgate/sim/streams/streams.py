@@ -48,7 +48,7 @@ CUTS_RATE = 0.4
 """Of the seeds with streams, so many have checkpoints that cut the stream at one moment."""
 
 TRUNCATES_RATE = 0.4
-"""In so many of them somebody truncates the input all the time."""
+"""In so many of them a user truncates the input all the time."""
 
 SLOWLY = 8
 """With such checkpoints events come so many times more slowly, so that some come while a stream is cut."""
@@ -171,7 +171,7 @@ def _draw_batch(rng: random.Random, first: int) -> list[Event]:
 
 
 class Reader:
-    """Somebody who follows a stream from its beginning."""
+    """A user who follows a stream from its beginning."""
 
     def __init__(self, store: Store, stream: str) -> None:
         count = len(store.describe(stream).ends)
@@ -187,10 +187,10 @@ class Reader:
 
 
 class StreamRun(Run):
-    """A run whose pipeline reads and writes streams."""
+    """A run with a pipeline that reads and writes streams."""
 
     def __init__(self, seed: int, *, is_traced: bool = False, is_plain: bool = False) -> None:
-        """``is_plain``: nobody else uses the store."""
+        """``is_plain``: no other process uses the store."""
         super().__init__(seed, is_traced=is_traced, is_plain=is_plain)
         rng = self.world.random
         self.faults.on -= {Fault.DRAIN, Fault.DENIED}  # all input is read; output that is gone is told of by other runs
@@ -241,7 +241,7 @@ class StreamRun(Run):
             del stores.OPENERS["sim"]
 
     def _list_committed(self) -> None:
-        """Somebody reads on, and another one begins. A reader is one thread's: who is still reading goes on first."""
+        """A user reads on, and another one begins. A reader is one thread's: who is still reading goes on first."""
         if self._is_looking:
             return
         self._is_looking = True
@@ -297,7 +297,7 @@ class StreamRun(Run):
         return self.settings.definition(self.settings.listed(), lambda: self.world.now_ms, lambda: False)
 
     def _truncate_soon(self) -> None:
-        """Somebody truncates the input as its retention says, again and again: only the pipeline keeps it (SC31)."""
+        """A user truncates the input as its retention says, again and again: only the pipeline keeps it (SC31)."""
         if not self.is_finished:
             self.tasks.spawn(SimProcess(self.tasks, "janitor"), self._truncate, "main")
             self.world.at(self._chance.randint(10, 90), self._truncate_soon)
@@ -313,7 +313,7 @@ class StreamRun(Run):
             self.world.tell("janitor", str(problem))
 
     def _scale_soon(self, who: Scaler | Policies) -> None:
-        """Somebody, or a policy, scales a stream, again and again."""
+        """A user, or a policy, scales a stream, again and again."""
         if not self.is_finished:
             self.tasks.spawn(SimProcess(self.tasks, who.name), lambda: self._scale(who), "main")
             self.world.at(who.pause_ms(), self._scale_soon, who)
