@@ -61,8 +61,8 @@ class Handshake:
     """What both roles share: one step per fixed-size input."""
 
     def __init__(self, secret: bytes, purpose: Purpose, nonce: bytes, *, is_tls: bool = False) -> None:
-        assert len(secret) >= SECRET_BYTES_MIN
-        assert len(nonce) == NONCE_BYTES
+        assert len(secret) >= SECRET_BYTES_MIN, "a secret is long enough not to be guessed"
+        assert len(nonce) == NONCE_BYTES, "a nonce has its size"
         self._secret = secret
         self._nonce = nonce
         self._hello = _MAGIC + bytes([HANDSHAKE_VERSION, purpose, is_tls])
@@ -83,7 +83,7 @@ class Handshake:
     @property
     def keys(self) -> tuple[bytes, bytes]:
         """The keys of what the client and of what the server sends, when complete."""
-        assert self.is_complete
+        assert self.is_complete, "keys exist once the handshake is complete"
         return self._keys
 
     def bind(self, certificate: bytes) -> None:

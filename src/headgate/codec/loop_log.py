@@ -119,7 +119,7 @@ def encode_log(owner: LogOwner, schema: pa.Schema, chunks: Sequence[LogChunk]) -
     totals = np.zeros(owner.groups_count, dtype="<u8")  # L20: empty key groups are written too
     table = bytearray()
     for chunk in chunks:
-        assert len(chunk.group_rows) == owner.groups_count
+        assert len(chunk.group_rows) == owner.groups_count, "a chunk counts the rows of each key group"
         totals += chunk.group_rows
         table += _CHUNK.pack(memoryview(chunk.message).nbytes, chunk.rows)
         table += chunk.group_rows.astype("<u4").tobytes()

@@ -44,7 +44,7 @@ MAX_PARALLELISM_MAX = 32_768
 
 def key_groups_of_subtask(subtask_index: int, max_parallelism: int, parallelism: int) -> range:
     """Return the contiguous range of key groups that ``subtask_index`` owns."""
-    assert 0 <= subtask_index < parallelism <= max_parallelism
+    assert 0 <= subtask_index < parallelism <= max_parallelism, "a subtask owns key groups of its parallelism"
     start = -(-subtask_index * max_parallelism // parallelism)
     end = -(-(subtask_index + 1) * max_parallelism // parallelism)
     return range(start, end)

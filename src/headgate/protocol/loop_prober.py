@@ -212,8 +212,8 @@ class LoopProber(Machine):
             has_rounds: the outermost loop counts rounds.
         """
         super().__init__()
-        assert outer_heads
-        assert frozenset(outer_heads) <= frozenset(entrances)
+        assert outer_heads, "a nest of loops has a head"
+        assert frozenset(outer_heads) <= frozenset(entrances), "records enter a nest at its heads, too"
         self._entering = set(entrances)
         self._outer_heads = frozenset(outer_heads)
         self._asked = self._outer_heads | frozenset(inner_heads) | frozenset(leaves)
@@ -317,5 +317,5 @@ class LoopProber(Machine):
 
     def _check(self) -> None:
         assert (self._phase is Phase.ENTERING) == bool(self._entering), "probes start when nothing enters (L27)"
-        assert self._waiting <= self._asked
+        assert self._waiting <= self._asked, "only what was asked is awaited"
         assert bool(self._waiting) == (self._phase in (Phase.PROBING, Phase.FLUSHING)), "one probe at a time (L34)"

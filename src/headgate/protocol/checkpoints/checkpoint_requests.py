@@ -38,6 +38,7 @@ class Requests:
 
     def begun(self, checkpoint: CheckpointId) -> None:
         """The barriers of a checkpoint start: it serves everybody who waits (C60)."""
+        assert checkpoint not in self._served, "a checkpoint begins once (C2)"
         self._served[checkpoint], self._waiting = self._waiting, []
 
     def not_begun(self, reason: str) -> list[Effect]:
@@ -117,6 +118,7 @@ class Savepoints:
         """The barriers of ``checkpoint`` start: return what it carries."""
         order = self._end if is_last else self._waiting.popleft() if self.is_wanted else None
         if order is not None:
+            assert checkpoint not in self._taken, "a checkpoint carries one savepoint (SV8)"
             self._taken[checkpoint] = _Taken(order)
         return order
 

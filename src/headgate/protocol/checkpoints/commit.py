@@ -89,9 +89,11 @@ class Precommit:
         for committable in committables:
             # What is prepared behind its own acknowledgement would be in no manifest, and nobody would ever commit it.
             assert committable.checkpoint > self._covered, "its checkpoint was acknowledged without it (K3)"
-            assert not self._pending or self._pending[-1].checkpoint <= committable.checkpoint
+            assert not self._pending or self._pending[-1].checkpoint <= committable.checkpoint, (
+                "output is prepared in the order of checkpoints (K3)"
+            )
             self._pending.append(committable)
-        assert len(self._pending) <= self.PENDING_MAX
+        assert len(self._pending) <= self.PENDING_MAX, "too much prepared output waits for a completion"
 
     def covered_by(self, checkpoint: CheckpointId) -> tuple[Committable, ...]:
         """Return what the acknowledgement of ``checkpoint`` must carry: everything up to it (K3)."""
@@ -135,7 +137,7 @@ class CommitQueue:
 
         Those still queued for an earlier checkpoint are left to it.
         """
-        assert not self._queue or self._queue[-1][0] < checkpoint
+        assert not self._queue or self._queue[-1][0] < checkpoint, "checkpoints complete in order (C15)"
         queued = set(self.unconfirmed)  # K7: by identity, never by number
         fresh = tuple(c for c in committables if c not in queued)
         if fresh:  # K4: an empty checkpoint commits nothing
@@ -144,8 +146,8 @@ class CommitQueue:
 
     def succeeded(self, checkpoint: CheckpointId) -> list[Commit]:
         """The commit in flight has been confirmed; return the next one, if any."""
-        assert self._is_in_flight
-        assert self._queue[0][0] == checkpoint
+        assert self._is_in_flight, "a commit succeeded that was not under way"
+        assert self._queue[0][0] == checkpoint, "commits succeed in the order of their checkpoints (K2)"
         self._queue.popleft()
         self._is_in_flight = False
         return self._next()

@@ -301,6 +301,7 @@ class Completion:
 
     def written(self, checkpoint: CheckpointId) -> list[Effect]:
         """The durable point (C12). Then, in this order: retain, subsume, notify, commit."""
+        assert checkpoint > self.last_completed, "checkpoints complete in order (C15)"
         passed = [older for older in self.pending.ids if older < checkpoint]
         pending, subsumed = self.pending.complete(checkpoint)
         self.last_completed = checkpoint

@@ -121,7 +121,7 @@ class Coordinator(Machine):
         vertices the records of each source may reach (EI36).
         """
         super().__init__()
-        assert participants
+        assert participants, "a checkpoint has participants (C8)"
         self._generation = generation
         self._participants = frozenset(participants)
         self._interval_ms = config.interval_ms
@@ -310,7 +310,7 @@ class Coordinator(Machine):
     def _on_finish_reported(self, event: FinishReported) -> list[Effect]:  # E2
         if event.generation != self._generation:
             return [Ignored("report of another generation")]
-        assert event.subtask in self._participants
+        assert event.subtask in self._participants, "only participants finish (E2)"
         if event.subtask in self._finished:
             return [Ignored("duplicate report")]
         self._finished.add(event.subtask)
@@ -403,6 +403,8 @@ class Coordinator(Machine):
         self._checkpoints.triggering.wanted = WANTED[phase]
 
     def _check(self) -> None:
-        assert self._checkpoints.triggering.wanted is WANTED[self._phase]
-        assert len(self._finished) <= len(self._participants)
+        assert self._checkpoints.triggering.wanted is WANTED[self._phase], "the phase decides what is wanted"
+        assert len(self._finished) <= len(self._participants), "participants finish once each (E2)"
+        has_finished = len(self._finished) == len(self._participants)
+        assert self._phase is not Phase.ENDING or has_finished, "the final checkpoint follows the end of all input (E2)"
         self._checkpoints.check()

@@ -185,6 +185,7 @@ class PendingCheckpoints:
 
     def begin(self, checkpoint: CheckpointId, pending: Pending) -> None:
         """Barriers of ``checkpoint`` start."""
+        assert checkpoint > self.newest, "ids rise (C2)"
         self._pending[checkpoint] = pending
 
     def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry, copied: Copied) -> bool:
@@ -229,6 +230,7 @@ class PendingCheckpoints:
 
     def complete(self, checkpoint: CheckpointId) -> tuple[Pending, list[Effect]]:
         """Take a completed checkpoint out, and all that it subsumes (C15)."""
+        assert self._writing is None, "the outcome of its manifest was taken before (C12)"
         done = self._pending.pop(checkpoint)
         effects: list[Effect] = []
         for older in self.ids:

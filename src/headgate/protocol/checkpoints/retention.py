@@ -47,7 +47,7 @@ class Retention:
 
     def check(self, last_completed: CheckpointId) -> None:
         """Assert the invariants; before the first completion there may be more, of another configuration."""
-        assert last_completed == 0 or len(self._retained) <= self._count_max
+        assert last_completed == 0 or len(self._retained) <= self._count_max, "no more stay than configured (C31)"
         assert last_completed == 0 or self._retained[-1] == last_completed, "the newest one always stays (C31)"
 
 

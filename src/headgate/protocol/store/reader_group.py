@@ -423,7 +423,7 @@ def _claimed_step(group: Group, event: Committed | Passed, views: Mapping[str, V
 
     So whoever gets a segment has passed all markers, as has everybody else.
     """
-    assert group.claim is not None
+    assert group.claim is not None, "only the group of a pipeline waits for checkpoints (GS6)"
     ended = tuple(sorted({*group.claim.ended, *event.ended}))
     if any(not x.is_complete for x in group.checkpoints):
         return replace(group, claim=replace(group.claim, ended=ended))

@@ -119,14 +119,16 @@ def decide(request: Request, record: TransactionRecord | None, fence: int) -> De
         record: what is recorded under the name, or None.
         fence: the newest epoch known of the request's owner.
     """
-    assert record is None or record.name == request.name
+    assert record is None or record.name == request.name, "a verb is about the transaction that was read"
     if request.epoch < fence:  # S18: before anything else, so that a zombie never sees "already done"
         return RefuseFenced(fence)
     if record is not None and record.owner != request.owner:
         return RefuseContradiction(record.status, f"it belongs to '{record.owner}'")
     decision = _on_verb(request, record)
     if isinstance(decision, Record):
-        assert (None if record is None else record.status, decision.status) in LEGAL_CHANGES
+        assert (None if record is None else record.status, decision.status) in LEGAL_CHANGES, (
+            "a status changes as the table says"
+        )
     return decision
 
 
@@ -337,7 +339,7 @@ def decide_shared(request: SharedRequest, record: SharedRecord | None, epoch: in
 
 
 def _on_write(request: Write, record: SharedRecord) -> SharedAnswer:
-    assert 1 <= request.first <= request.last
+    assert 1 <= request.first <= request.last, "writes are numbered from 1, in order"
     if record.status is Status.ABORTED:
         return _ended(record)
     if record.participant is None or record.participant.token != request.token:

@@ -153,7 +153,7 @@ class Aligner(Machine):
     """Aligns the barriers of one checkpoint at a time."""
 
     def __init__(self, channels_count: int) -> None:
-        assert channels_count >= 1
+        assert channels_count >= 1, "barriers come on channels; a source has one of its own"
         super().__init__()
         self._channels_count = channels_count
         self._phase = Phase.FLOWING
@@ -292,8 +292,8 @@ class Aligner(Machine):
         self._phase = phase
 
     def _check(self) -> None:
-        assert self._phase is Phase.ALIGNING or not self._blocked
-        assert not self._blocked & self._ended
-        assert len(self._blocked) + len(self._ended) <= self._channels_count
+        assert self._phase is Phase.ALIGNING or not self._blocked, "only an alignment blocks channels"
+        assert not self._blocked & self._ended, "an ended channel does not block"
+        assert len(self._blocked) + len(self._ended) <= self._channels_count, "channels are counted once"
         if self._phase is Phase.ALIGNING:
             assert self._missing() > 0, "somebody must be waited for"

@@ -105,7 +105,7 @@ class LoopHead(Machine):
     def __init__(self, channels: Iterable[ChannelIndex]) -> None:
         super().__init__()
         self._sentinels = {channel: CheckpointId(0) for channel in channels}
-        assert self._sentinels
+        assert self._sentinels, "a loop head has a feedback channel"
         self._pending: dict[CheckpointId, set[ChannelIndex]] = {}
         self._held: dict[ChannelIndex, CheckpointId] = {}
         self._current = CheckpointId(0)
@@ -209,5 +209,7 @@ class LoopHead(Machine):
 
     def _check(self) -> None:
         assert all(channels for channels in self._pending.values()), "a log without open channels is sealed"
-        assert all(self._sentinels[c] < m for m, channels in self._pending.items() for c in channels)
-        assert all(self._sentinels[c] == held for c, held in self._held.items())
+        assert all(self._sentinels[c] < m for m, channels in self._pending.items() for c in channels), (
+            "a log waits for sentinels that have not come (L4)"
+        )
+        assert all(self._sentinels[c] == held for c, held in self._held.items()), "held at the sentinel that it met"

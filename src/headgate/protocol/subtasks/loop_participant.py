@@ -184,6 +184,6 @@ class LoopParticipant(Machine):
         return [ReportEntranceEnded(self._started, self._highest)]
 
     def _check(self) -> None:
-        assert self._outside <= self._place.outside
+        assert self._outside <= self._place.outside, "only channels from outside the nest end its entrance"
         assert all(number <= self._number + 1 for number in self._returned.values()), "nobody is a probe ahead (L34)"
         assert self._count >= 0, "what came back is counted"

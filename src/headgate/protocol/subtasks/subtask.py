@@ -444,7 +444,7 @@ class Subtask(Machine):
 
     def _logged(self, event: loop_head.Event) -> list[Effect]:
         """Pass ``event`` to the loop head; a checkpoint whose log it drops is not being written any more."""
-        assert self._head is not None
+        assert self._head is not None, "only loop heads have a log (L1)"
         effects = self._head.handle(event)
         self._writing -= {e.checkpoint for e in effects if isinstance(e, DropLog)}
         return list(effects)
@@ -504,6 +504,7 @@ class Subtask(Machine):
         return [ResumeOperators()]
 
     def _finish(self) -> list[Effect]:  # T7: the last watermark, finish, end of data, report
+        assert not self._is_finished, "the end of data goes out once (T7)"
         effects: list[Effect] = [] if self._were_operators_finished else [FinishOperators()]
         self._is_finished = self._were_operators_finished = True
         effects.append(EmitEnd())

@@ -115,7 +115,7 @@ class TimeoutAligner(Machine):
 
         ``is_immediate``: the timeout is 0. ``late``: channels whose barrier takes credit (UA20).
         """
-        assert channels_count >= 1
+        assert channels_count >= 1, "barriers come on channels; a source has one of its own"
         super().__init__()
         self._channels = frozenset(ChannelIndex(index) for index in range(channels_count))
         self._is_immediate = is_immediate
@@ -214,6 +214,7 @@ class TimeoutAligner(Machine):
         self, channel: ChannelIndex, checkpoint: CheckpointId, options: CheckpointOptions, *, is_read: bool
     ) -> list[Effect]:
         """Take the first sign of a barrier on ``channel``, of the current checkpoint or of a newer one."""
+        assert checkpoint >= self._current, "barriers of older checkpoints are ignored before (A3)"
         effects: list[Effect] = []
         is_newer = checkpoint > self._current
         if is_newer:

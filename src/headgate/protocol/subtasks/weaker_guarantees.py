@@ -37,7 +37,7 @@ class BarrierTracker(Machine):
     """Ids given up that are remembered; barriers of older ones cannot arrive any more."""
 
     def __init__(self, channels_count: int) -> None:
-        assert channels_count >= 1
+        assert channels_count >= 1, "barriers come on channels; a source has one of its own"
         super().__init__()
         self._channels_count = channels_count
         self._seen: dict[CheckpointId, set[ChannelIndex]] = {}
@@ -154,6 +154,7 @@ class BarrierTracker(Machine):
 
     def _finish(self, checkpoint: CheckpointId) -> None:
         """Nothing of ``checkpoint``, or of an older one, matters here any more."""
+        assert checkpoint > self._done, "checkpoints are over in order (GM11)"
         self._done = checkpoint
         for older in [c for c in self._seen if c <= checkpoint]:
             self._forget(older)
@@ -209,6 +210,7 @@ class ReadAhead:
         Those of the last one before a stop go in front of what is held: nothing of it is processed any more (GM32).
         """
         self._is_over = self._is_over or is_last
+        assert checkpoint > max(self._covered, default=0), "cuts come in the order of checkpoints (T2)"
         if not is_last:
             self._covered[checkpoint] = self._read
         return not is_last
@@ -218,4 +220,4 @@ class ReadAhead:
         covered = [count for older, count in self._covered.items() if older <= checkpoint]
         self._released = max([self._released, *covered])
         self._covered = {newer: count for newer, count in self._covered.items() if newer > checkpoint}
-        assert self._taken <= self._released <= self._read
+        assert self._taken <= self._released <= self._read, "processed: released and read before (GM30)"

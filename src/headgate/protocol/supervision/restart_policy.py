@@ -43,7 +43,7 @@ class RestartPolicy:
 
     def on_failure(self, at_ms: int, jitter: float) -> Decision:
         """Decide about a failure at ``at_ms`` (monotonic); ``jitter`` is a random number in [0, 1)."""
-        assert 0.0 <= jitter < 1.0
+        assert 0.0 <= jitter < 1.0, "a jitter is a share of the delay"
         self._failures_count += 1
         strategy = self._strategy
         match strategy:

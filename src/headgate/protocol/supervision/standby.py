@@ -249,7 +249,7 @@ class Standby(Machine):
             self._looked_ms = None
             return self._look_at_all()  # there may be another generation by now
         if not event.is_all:
-            assert self._known is not None
+            assert self._known is not None, "a look at one beat follows a look at all"
             found = replace(self._known, mark=found.mark, course=found.course)  # a beat says nothing of the rest
         self._count(event, found)
         if found.course in (Course.FINISHED, Course.DRAINED) and event.is_all:
@@ -321,5 +321,5 @@ class Standby(Machine):
 
     def _check(self) -> None:
         if self._phase is Phase.TAKING:
-            assert self._known is not None
+            assert self._known is not None, "who takes over knows from whom"
             assert self._known.course in (Course.RUNNING, Course.DRAINING, Course.FAILED), "not ours to start (SB6)"

@@ -89,7 +89,7 @@ class RootCause:
 
     def report(self, event: WorkerFailed) -> Failure | None:
         """``event.peer`` is blamed. Return the cause if nobody's word is awaited any more."""
-        assert event.peer is not None
+        assert event.peer is not None, "a report without a peer blames nobody"
         self._reports.setdefault(event.worker, event)
         return self._cause()
 
@@ -266,6 +266,7 @@ class Supervisor(Machine):
         self._is_claiming = False
         if self._phase not in (Phase.PREPARING, Phase.BACKOFF):
             return [Ignored("no generation is being prepared")]
+        assert self._generation is None, "one generation at a time (G2)"
         self._generation = event.generation
         self._had_workers |= event.workers_before == self._roster.workers_count
         return self._deploy_if_complete()
@@ -336,7 +337,7 @@ class Supervisor(Machine):
         failure = self._blames.report(event)
         if failure is not None:
             return self._fail(failure, event.at_ms, event.jitter)
-        assert self._generation is not None
+        assert self._generation is not None, "only a generation at work fails by a peer"
         if was_open:
             return [Ignored("another worker has not said yet why it left")]
         return [ArmTimer(PeerTimer(self._generation), self.PEER_WORD_MS)]
@@ -493,7 +494,8 @@ class Supervisor(Machine):
         return self._finish()
 
     def _finish(self) -> list[Effect]:
-        assert self._outcome is not None
+        assert self._outcome is not None, "a run ends with an outcome"
+        assert self._generation is None, "no generation outlives the run (G11)"
         self._enter(Phase.ENDED)
         return [self._outcome]
 
@@ -503,7 +505,8 @@ class Supervisor(Machine):
 
     def _check(self) -> None:
         self._roster.check(is_serving=self._is_serving())
-        assert not self._is_serving() or self._generation is not None
+        assert not self._is_over() or self._outcome is not None, "a run that ends has an outcome (G11)"
+        assert not self._is_serving() or self._generation is not None, "workers serve a claimed generation (G3)"
         assert self._is_serving() or not self._blames.is_open, "only a generation at work waits for words (G15)"
 
 

@@ -22,7 +22,7 @@ class WorkerRegistry:
     """The workers of the newest attempt, and of the one that serves the generation."""
 
     def __init__(self, workers_count: int) -> None:
-        assert workers_count >= 1
+        assert workers_count >= 1, "a pipeline has workers"
         self._workers_count = workers_count
         self._newest = AttemptId(0, 0)
         self._deployed = AttemptId(0, -1)
@@ -91,6 +91,8 @@ class WorkerRegistry:
 
     def deploy(self) -> AttemptId:
         """Give the generation to the newest attempt; return that."""
+        assert self.is_complete, "a generation gets all its workers (G3)"
+        assert self._newest > self._deployed, "an attempt serves one generation at most (G4)"
         self._ready = set()
         self._deployed = self._newest
         return self._deployed
@@ -114,7 +116,7 @@ class WorkerRegistry:
 
     def check(self, *, is_serving: bool) -> None:
         """Check what always holds."""
-        assert len(self._registered) <= self._workers_count
+        assert len(self._registered) <= self._workers_count, "no more workers than slots are registered (G3)"
         assert not is_serving or self._deployed > self._fenced, "workers of a used-up attempt never run again (G4)"
 
 
