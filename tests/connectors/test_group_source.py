@@ -528,7 +528,7 @@ def test_the_state_of_a_claimed_group_survives_as_bytes(store: Store) -> None:  
     group = store._core.catalogue.find_group(GROUP).group
     data = encode_group(group)
     assert decode_group(data, GROUP) == group
-    for bad in (data.replace(b'"format":2', b'"format":3'), data.replace(b'"claim"', b'"other"')):
+    for bad in (data.replace(b'"format":1', b'"format":2'), data.replace(b'"claim"', b'"other"')):
         with pytest.raises(CorruptionError, match="reader group 'shop'"):
             decode_group(bad, GROUP)
     with pytest.raises(CorruptionError, match="reader group 'shop'"):

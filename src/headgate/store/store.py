@@ -130,8 +130,8 @@ class Store:
                 directory that all machines share. The store remembers it.
 
         Raises:
-            UsageError: the store cannot be created, is not shared although ``access`` asks for it, or was written by a
-                newer release.
+            UsageError: the store cannot be created, is not shared although ``access`` asks for it, or was written by
+                another release.
         """
         directory = store_root(root)
         if is_served(directory):
@@ -671,7 +671,7 @@ class Store:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether reading leaves the store unchanged: it is of an older release, or cannot be written to."""
+        """Whether this process reads a copy of the catalogue, because it may not write the store."""
         return self._core.catalogue.is_untouched
 
     def fsck(

@@ -1,9 +1,11 @@
 """The verbs of a catalogue.
 
-Counterparts: ``values`` are what they take and give; ``sql.SqlCatalogue`` carries them out; writers, readers,
-transactions and the check of a store call them. Source: CT7 of docs/spec/stream-store.md. Each verb is one database
-transaction: it took effect as a whole, durably, when it returns, and not at all when it raises, unless it raises
-StorageError, which may come after the effect. No verb reads a clock, touches a chunk file, or waits for another verb.
+Each verb is declared once, here, with its types: ``reads`` or ``writes`` say what it does, and every kind of catalogue
+carries all of them out by its one method ``carry_out``. Counterparts: ``records`` are what they take and give;
+``sql.SqlCatalogue`` runs the function of the tables that ``tables.implements`` the verb, ``client.remote_store`` asks a
+server. Source: CT7 of docs/spec/stream-store.md. Each verb is one database transaction: it took effect as a whole,
+durably, when it returns, and not at all when it raises, unless it raises StorageError, which may come after the effect.
+No verb reads a clock, touches a chunk file, or waits for another verb.
 """
 
 from __future__ import annotations
@@ -140,7 +142,7 @@ class Catalogue(ABC):
     @property
     @abstractmethod
     def is_untouched(self) -> bool:
-        """Whether it stays as it is until somebody writes: of an older version, or not to be written to (CT8)."""
+        """Whether this process reads a copy of it, because it may not write it (CT8)."""
 
     @abstractmethod
     def close(self) -> None:

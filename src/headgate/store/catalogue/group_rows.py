@@ -44,8 +44,6 @@ from headgate.store.catalogue.tables import checked_row, checked_values
 from headgate.store.streams import StreamInfo, is_usable_name
 
 _FORMAT = 1
-_CLAIMED = 2
-"""The format of a group that a pipeline reads by: a release that knows of none would let others join it."""
 
 _ProgressRow: TypeAlias = tuple[list[tuple[int, int]], list[int], list[tuple[int, int]]]
 """Positions, what is done, and where others begin: see ``Progress``."""
@@ -64,15 +62,14 @@ class _Row(msgspec.Struct, frozen=True):
     owners: list[tuple[str, int, str]]
     leaving: list[tuple[str, int]]
     checkpoints: list[tuple[str, list[str], dict[str, _ProgressRow]]]
-    claim: Claim | None = None
+    claim: Claim | None
 
 
 def encode_group(group: Group) -> bytes:
     """Return the bytes of ``group``."""
-    claim = {} if group.claim is None else {"claim": group.claim}
     return msgspec.json.encode(
         {
-            "format": _FORMAT if group.claim is None else _CLAIMED,
+            "format": _FORMAT,
             "streams": group.streams,
             "kept": group.kept,
             "epoch": group.epoch,
@@ -82,7 +79,7 @@ def encode_group(group: Group) -> bytes:
             "owners": [[*segment, owner] for segment, owner in sorted(group.shares.owners.items())],
             "leaving": [list(segment) for segment in sorted(group.shares.leaving)],
             "checkpoints": [[x.name, list(x.owed_by), _progress_rows(x.progress)] for x in group.checkpoints],
-            **claim,
+            "claim": group.claim,
         }
     )
 
@@ -95,17 +92,15 @@ def decode_group(data: bytes, name: str) -> Group:
     """
     try:
         found = msgspec.json.decode(data, type=_Row)
-        if found.format not in (_FORMAT, _CLAIMED):
+        if found.format != _FORMAT:
             raise ValueError(f"format {found.format}")
-        if (found.claim is None) != (found.format == _FORMAT):
-            raise ValueError(f"format {found.format} with claim {found.claim}")
         group = _group(found)
         if wrong := contradictions(group):
             raise ValueError(f"it contradicts itself: {wrong[0]}")
         return group
     except MALFORMED as error:
         what = f"the state of reader group '{name}' in the catalogue"
-        raise CorruptionError(what, 0, f"format {_FORMAT} or {_CLAIMED}", str(error)) from error
+        raise CorruptionError(what, 0, f"format {_FORMAT}", str(error)) from error
 
 
 def _group(found: _Row) -> Group:

@@ -35,7 +35,7 @@ class Database(Protocol):
 
     @property
     def is_untouched(self) -> bool:
-        """Whether it is read from a copy, so that its file stays as it is until somebody writes."""
+        """Whether it is read from a copy, because its file may not be written."""
 
     def read(self) -> AbstractContextManager[Connection]:
         """Give a consistent view of one moment."""
