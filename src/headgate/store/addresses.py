@@ -88,7 +88,7 @@ TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "HEADGATE_STORE_TOKEN", "HEADGATE_STORE_TO
 """Where clients, and servers that are told nothing else, have the token from."""
 
 CA_FILE_VARIABLE = "HEADGATE_STORE_CA_FILE"
-"""The authority that signed the server's certificate, if somebody did."""
+"""File of the authority that signed the server's certificate, if one did."""
 
 _PORTS = {"headgate": PORT, "http": 80, "https": 443}
 

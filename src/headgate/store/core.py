@@ -63,7 +63,7 @@ class Fetch:
         return self._over.is_set()
 
     def run(self) -> None:
-        """Fetch them, unless nobody wants them any more."""
+        """Fetch them, unless they were released."""
         try:
             if not self._is_unwanted:
                 self._payload = self._storage.get_range(self.path, self.offset, self.size_bytes)
@@ -120,7 +120,7 @@ class FetchBudget:
             return True
 
     def give_back(self, fetch: Fetch) -> None:
-        """Take it back. Without the lock: a finaliser may interrupt whoever holds it."""
+        """Take it back. Without the lock: a finaliser may interrupt the thread that holds it."""
         self._taken.pop(fetch, None)
 
     def let_all_go(self) -> None:
@@ -150,7 +150,7 @@ class Prefetcher:
         return 0 if here is None else here[1].taken_bytes
 
     def begin(self, storage: Storage, path: str, offset: int, size_bytes: int) -> Fetch | None:
-        """Have bytes fetched; None: there is no room, or no thread, so whoever needs them asks for them himself."""
+        """Have bytes fetched; None: there is no room, or no thread, so the reader asks for them itself."""
         if self._is_closed:
             return None
         here = self._here.get(self.process_id)
@@ -221,7 +221,7 @@ class SpillPool:
         part = Spill(batches, write, self._threads)
         try:
             self._pool().submit(cancellable_as_here(part.run))
-        except RuntimeError:  # no more threads: whoever waits for it writes it
+        except RuntimeError:  # no more threads: the writer that waits for it writes it
             part.give_back()
         return part
 

@@ -1,7 +1,7 @@
 """A reader of a whole stream: each event once, those of a key in order, also while the stream is scaled.
 
 Counterparts: ``followed_store.FollowedStore`` makes it; ``protocol.store.reading_order`` says what may be read.
-Source: rules FW1 to FW8 of docs/spec/stream-clients.md. Never keeps anything in the store: it is nobody's reader group.
+Source: rules FW1 to FW8 of docs/spec/stream-clients.md. Never keeps anything in the store: it is no reader group.
 """
 
 from __future__ import annotations

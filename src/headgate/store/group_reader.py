@@ -46,7 +46,7 @@ class GroupHeartbeat:
     ) -> None:
         """``beat`` says for the so-and-so-many-th time that the reader lives. ``busy_ms`` None: there is no thread.
 
-        It is a method of the reader, which the heart does not keep: one that nobody has any more cannot be called.
+        It is a method of the reader, which the heartbeat does not keep alive.
         """
         self.pause_ms = max(1, lease_ms // LOOKS_PER_LEASE)
         self._readers_beat = WeakMethod(beat)
@@ -123,7 +123,7 @@ class GroupHeartbeat:
                 now_ms = self._clock.monotonic_ms()
                 busy_left_ms = self._here_ms + (self._busy_ms or 0) - now_ms
                 if busy_left_ms <= 0:
-                    break  # RG22: whoever hangs is not alive; with the next call this begins anew
+                    break  # RG22: a reader that hangs is not alive; its next call begins this again
                 due_in_ms = self._beaten_ms + self.pause_ms - now_ms
                 if due_in_ms <= 0:
                     self._beaten_ms = now_ms
@@ -163,7 +163,7 @@ class Membership:
 
     Attributes:
         commit_every_ms: None: only ``commit``, ``leave`` and markers make positions durable.
-        busy_ms: so long between two calls a thread says that it lives; None: nobody does.
+        busy_ms: for so long between two calls a thread sends heartbeats; None: there is no thread.
     """
 
     reader: str
@@ -389,7 +389,7 @@ class GroupReader:  # RG20
                 continue
             if batch is None or reader.newest_schema <= reader.stream.schema_version:
                 return batch
-            reader.back_to(position)  # also if it cannot be opened anew now
+            reader.back_to(position)  # also if it cannot be opened again now
             self._segments[segment] = _open_segment(self._core, self._group, segment, position)
 
     def _positions(self) -> Mapping[GroupSegment, int]:

@@ -21,7 +21,7 @@ from headgate.store.addresses import is_postgres_url, parse_postgres_url
 from headgate.store.catalogue.base import Catalogue
 
 MARK = "headgate-store"
-"""The object beside the chunks that says whose they are."""
+"""The object beside the chunks that says to which store they belong."""
 
 _seen: set[str] = set()
 
@@ -113,7 +113,7 @@ def _checked_place(chunks: str | os.PathLike[str]) -> str:
 
 
 def _claim(storage: Storage, store_id: str, root: str) -> None:
-    """Mark the place as this store's; whoever made the store may have died before that."""
+    """Mark the place as this store's; the process that made the store may have died before that."""
     with contextlib.suppress(NotFound):
         _check_mark(storage, store_id, root)
         return

@@ -58,7 +58,7 @@ class PipelineGroup:
         Raises:
             FencedError: a newer generation has it.
             TruncatedError: what it would begin with is gone.
-            UsageError: it belongs to somebody else, or cannot be.
+            UsageError: it belongs to another pipeline, or cannot be.
         """
         self._catalogue.create_group(self.name, [self._stream], start, CHECKPOINTS_KEPT, self._claim)
         self._catalogue.reset_group(self.name, self._core.new_name(), start, None, self._claim)
@@ -71,7 +71,7 @@ class PipelineGroup:
         """
         claim = self._catalogue.find_group(self.name).group.claim
         if claim is not None and claim.generation == self._claim.generation and not claim.is_gathered:
-            return False  # GS3: whoever joins later would owe nothing
+            return False  # GS3: a reader that joins later would owe nothing
         self._catalogue.change_group(self.name, CheckpointAsked(checkpoint_name(checkpoint), self._claimant))
         return True
 
@@ -105,7 +105,7 @@ class PipelineGroup:
         return StreamCut(self._stream, stream_id, positions)
 
     def forget(self, first: int, last: int) -> None:
-        """Forget the checkpoints ``first`` to ``last``: their cuts are in manifests, or nobody needs them."""
+        """Forget the checkpoints ``first`` to ``last``: their cuts are in manifests, or not needed."""
         for name in [x.name for x in self._catalogue.find_group(self.name).group.checkpoints]:
             if first <= int(name.removeprefix(_PREFIX)) <= last:
                 self._catalogue.change_group(self.name, CheckpointForgotten(name, self._claimant))
@@ -126,7 +126,7 @@ class PipelineGroupReader:
 
     @property
     def is_gathered(self) -> bool:
-        """Whether all readers have joined: before that nobody has anything."""
+        """Whether all readers have joined: before that no reader has a segment."""
         return self.group.claim is not None and self.group.claim.is_gathered
 
     @property
@@ -156,7 +156,7 @@ class PipelineGroupReader:
     ) -> None:
         """Say where the snapshot for ``checkpoint`` was taken; markers of older ones were passed with it (GS11).
 
-        Asks for it if nobody has: whoever is cut without a marker begins the checkpoint of the group (GS12).
+        Asks for it if no reader has: one that is cut without a marker begins the checkpoint of the group (GS12).
 
         Raises:
             FencedError
@@ -201,7 +201,7 @@ def join_pipeline_group(
 
 
 def _while_there(name: str, call: Callable[[], GroupFound]) -> GroupFound:
-    """Call; a group that somebody has deleted is made anew when the next generation begins (GS5).
+    """Call; a group that was deleted is made again when the next generation begins (GS5).
 
     Raises:
         StorageError: it was deleted.

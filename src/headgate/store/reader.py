@@ -44,7 +44,7 @@ class ByteRun:
 
 @dataclass(slots=True)
 class _PendingRun:
-    """A run that was asked for; ``at``: where in its file the next part begins that nobody has taken."""
+    """A run that was asked for; ``at``: where in its file the next unread part begins."""
 
     run: ByteRun
     fetch: Fetch
@@ -111,7 +111,7 @@ class ReadAhead:
         """Return bytes that were fetched ahead, or ask for them now. See ``Storage``."""
         self._notice_fork()
         fetched = self._fetched(path, offset, size_bytes)
-        self._is_reading_on = True  # whoever reads one part reads the next one too
+        self._is_reading_on = True  # a reader of one part reads the next one, too
         return self._storage.get_range(path, offset, size_bytes) if fetched is None else fetched
 
     def forget(self) -> None:
@@ -219,7 +219,7 @@ class SegmentReader:
         return self._is_closed and not self._parts and self._unread() == 0
 
     def close(self) -> None:
-        """Give up what is fetched ahead. Repeating is fine, and so is reading on, which begins to fetch anew (S83)."""
+        """Give up what is fetched ahead. Repeating is fine, and so is reading on, which begins to fetch again (S83)."""
         if self._ahead is not None:
             self._ahead.forget()
 

@@ -38,7 +38,7 @@ class GroupInfo:
         epoch: from 1; one more with every reset.
         checkpoints_kept: so many completed checkpoints it can go back to.
         readers: who is in it, and what each reads, as (stream, segment).
-        free: what could be read, and nobody has.
+        free: readable segments that no reader has.
         checkpoints: those that are open or kept, the oldest first, and who has not passed each yet.
     """
 
@@ -103,7 +103,7 @@ class ReaderGroup:
         return GroupReader(self._core, found, life)
 
     def _wait_for_name(self, reader_id: str, until_ms: int) -> None:
-        """Have whoever has the name taken for dead if it is silent for its lease, so long as there is time (RG23)."""
+        """Wait until the name is free: a reader that is silent for its lease is taken for dead (RG23)."""
         pause = self._core.threads.event()
         while (pause_ms := self.look_for(reader_id)) and (left_ms := until_ms - self._clock.monotonic_ms()) > 0:
             pause.wait(min(pause_ms, left_ms) / 1_000)
@@ -115,7 +115,7 @@ class ReaderGroup:
         return max(1, readers[reader_id].lease_ms // LOOKS_PER_LEASE) if reader_id in readers else 0
 
     def _look_at(self, readers: Mapping[str, Member]) -> None:
-        """Take for dead whoever was silent for its lease while somebody looked here (RG13)."""
+        """Take readers for dead that were silent for their lease while this group was watched (RG13)."""
         with self._watching:
             silent_ones = self._watch.look(readers, self._clock.monotonic_ms())
         for silent in silent_ones:

@@ -698,7 +698,7 @@ class Store:
         removed before it was recorded, and a transaction of which something is removed cannot be prepared.
 
         Raises:
-            CorruptionError: something is damaged, so that nobody knows whose such a file is.
+            CorruptionError: something is damaged, so that it is unknown to what such a file belongs.
             StorageError: a file cannot be removed. Call it again to go on.
         """
         for problem in self.fsck(verify_events=False):
@@ -735,7 +735,7 @@ class Store:
             wanted = plan(self._core.catalogue.layout(name))
             if isinstance(wanted, Refused):
                 raise UsageError(f"stream '{name}' cannot be scaled: {wanted.problem}")
-            with suppress(OtherLayoutError):  # somebody else has scaled it, or a late commit (S75): plan anew
+            with suppress(OtherLayoutError):  # it was scaled meanwhile, or by a late commit (S75): plan again
                 return self._core.catalogue.scale_stream(name, wanted, self._core.clock.wall_ms())
 
     def _stream_of(self, cut: StreamCut) -> StreamInfo:

@@ -109,7 +109,7 @@ class StreamReset:
     """What a pipeline that starts over asks of all streams that one of its sinks has written to (SO5).
 
     Attributes:
-        streams: by name, how whoever needs it makes it again: its segments, routing key and retention. A stream that
+        streams: by name, how the sink would make it again: its segments, routing key and retention. A stream that
             is so is deleted. Any other, and one with None, is there afterwards as it was, without events.
         owner: in whose name the sink writes there; its epochs before ``epoch`` are fenced.
         life: the one that is ``owner`` afterwards.
@@ -138,11 +138,11 @@ def no_such_stream(name: str, where: str, there: Sequence[str]) -> UsageError:
 
 
 class OtherLayoutError(UsageError):
-    """Events were routed by a layout that the stream has no more; they are to be routed anew (S73)."""
+    """Events were routed by a layout that the stream has no more; they are to be routed again (S73)."""
 
 
 class RemovedFileError(HeadgateError):
-    """A chunk was removed as one that belongs to nothing before it was recorded; its events are to be written anew.
+    """A chunk was removed as one that belongs to nothing before it was recorded; its events are to be written again.
 
     Not a wrong use: a pipeline that starts again from its last checkpoint writes them.
     """
@@ -163,7 +163,7 @@ def check_open(stream: StreamInfo) -> None:
 
 
 def check_takes(stream: StreamInfo, routing_key: str | None) -> None:
-    """Check that whoever wants this routing key, or any, may write to a stream.
+    """Check that events with this routing key, or any, may be written to a stream.
 
     Raises:
         UsageError: it has another one, or is sealed.

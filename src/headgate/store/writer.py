@@ -437,7 +437,7 @@ class StreamWriter:
         while True:
             try:
                 return self._append(attempt)
-            except OtherLayoutError:  # the stream was scaled: the same events, in the same order, are routed anew (S73)
+            except OtherLayoutError:  # it was scaled: the same events, in the same order, are routed again (S73)
                 attempt.begin_again(self._new_path())
                 self.stream = self._scaled()
             except RemovedFileError:  # taken for an orphan: the same events go into another file (S89)

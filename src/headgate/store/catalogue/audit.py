@@ -53,7 +53,7 @@ def group_problems(connection: Connection) -> Findings:
 
 @t.implements(Catalogue.mend_groups)
 def mend_groups(connection: Connection) -> list[str]:
-    """Have each group hold what it needs, and nobody hold for one that there is not; return what was mended."""
+    """Repair the holds of reader groups, which may lack or be left over; return what was repaired."""
     done = []
     for stream, name in _holds_without_group(connection):
         connection.execute(t.holds.delete().where(t.holds.c.holder == group_rows.holder_of(name)))
@@ -62,7 +62,7 @@ def mend_groups(connection: Connection) -> list[str]:
         if isinstance(group, CorruptionError) or not all(
             _is_within_streams(connection, group, x) for x in group.streams
         ):
-            continue  # nobody knows what it needs
+            continue  # what it needs is unknown
         too_little = [x for x in sorted(group.streams) if _is_held_too_little(connection, name, group, x)]
         if too_little:
             group_rows.hold_needed(connection, name, group)

@@ -214,7 +214,7 @@ class Catalogue(ABC):
     def observe(self, stream: StreamInfo, now_ms: int) -> Observed | None:
         """Return what ``stream.scaling`` decides upon now; None without a policy, or if the stream is sealed.
 
-        It keeps nobody waiting: it only reads.
+        It only reads, so no other verb waits for it.
 
         Raises:
             UsageError: the stream was deleted.
@@ -232,7 +232,7 @@ class Catalogue(ABC):
         """Close segments and have others take their keys from now on (S72); return the layout. Repeating is fine.
 
         Raises:
-            OtherLayoutError: it was scaled by somebody else since the plan was made.
+            OtherLayoutError: it was scaled since the plan was made.
             UsageError: there is no such stream, it is sealed, or the plan does not fit.
         """
 
@@ -266,7 +266,7 @@ class Catalogue(ABC):
         """Forget a stream with everything in it and return what it was; its chunks are orphans afterwards.
 
         Raises:
-            UsageError: it is not sealed, or somebody holds what would go, without ``force``.
+            UsageError: it is not sealed, or a holder needs what would go, without ``force``.
         """
 
     # -- appends -----------------------------------------------------------------------------------------------------
@@ -324,14 +324,14 @@ class Catalogue(ABC):
         """Move heads forward to ``cut``; return those that moved. Files stay until ``sweep``.
 
         Raises:
-            UsageError: the cut names what is not there, or somebody holds what would go, without ``anyway``.
+            UsageError: the cut names what is not there, or a holder needs what would go, without ``anyway``.
         """
 
     @reads
     def retention_cut(self, stream: StreamInfo, now_ms: int) -> dict[int, int]:
-        """Return the heads that ``stream.retention`` would move now, as far as nobody holds; empty: nothing goes.
+        """Return the heads that ``stream.retention`` would move now, up to what holders need; empty: nothing goes.
 
-        It may take long, and keeps nobody waiting: it only reads.
+        It may take long, and only reads, so no other verb waits for it.
         """
 
     @writes
@@ -455,7 +455,7 @@ class Catalogue(ABC):
     def reset_group(
         self, name: str, token: str, start: GroupStart, checkpoint: str | None, claim: Claim | None = None
     ) -> GroupFound:
-        """Have a group begin anew, at a checkpoint that it keeps, or at ``start`` (RG15); with one token, once.
+        """Reset a group to a checkpoint that it keeps, or at ``start`` (RG15); with one token, once.
 
         ``claim``: of the pipeline that reads by it from now on.
 
@@ -483,7 +483,7 @@ class Catalogue(ABC):
 
     @writes
     def mend_groups(self) -> list[str]:
-        """Have each group hold what it needs, and nobody hold for one that there is not; return what was mended."""
+        """Repair the holds of reader groups, which may lack or be left over; return what was repaired."""
 
     # -- transactions (S12 to S18): decided by ``protocol.store.transactions`` ----------------------------------------
 
@@ -663,7 +663,7 @@ class Catalogue(ABC):
 
     @writes
     def condemn(self, paths: Collection[str]) -> set[str]:
-        """Return those of these files that are no recorded chunks: whoever wrote one cannot record it any more (S89).
+        """Return those of these files that are no recorded chunks: they cannot be recorded any more (S89).
 
         ``append``, ``prepare`` and ``write_shared`` raise RemovedFileError for them, for ever. Repeating is fine.
         """

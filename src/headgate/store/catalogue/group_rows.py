@@ -183,7 +183,7 @@ def move_holds(connection: Connection, name: str, before: Group, after: Group) -
 
 
 def _is_moved(connection: Connection, stream_id: int, holder: str, moved: HoldMoved) -> bool:
-    """Move what is held; return whether that was held before: somebody may have let go of it."""
+    """Move what is held; return whether that was held before: it may have been released."""
     if not moved.positions:
         return True
     own = t.holds.c
@@ -318,7 +318,7 @@ def reset_group(
     checkpoint: str | None,
     claim: Claim | None = None,
 ) -> GroupFound:
-    """Have a group begin anew (RG15), and be ``claim``'s from now on.
+    """Reset a group (RG15), and let it belong to ``claim`` from now on.
 
     Raises:
         FencedError: a newer generation has it.

@@ -41,7 +41,7 @@ def wait_for_create_lock(lock: IO[bytes], catalogue: Path) -> None:
     """Take ``lock``, which guards the making of ``catalogue``; it is free again when the file is closed.
 
     Raises:
-        StorageError: somebody holds it for too long; says who.
+        StorageError: another process holds it for too long; the message names it.
     """
     deadline_s = time.monotonic() + LOCK_TIMEOUT_S
     while True:
@@ -74,7 +74,7 @@ def lock_holder(lock: IO[bytes]) -> str:
 
 
 READ_TRIES_MAX = 10
-"""Who has come and gone while we read is rare; whoever stays is noticed."""
+"""A process that comes and goes while we read is rare; one that stays is noticed."""
 
 _BESIDE = {"-shm": 0, "-wal": 1, "-journal": 1}
 """Files that SQLite keeps beside one that is open, or that a killed process left, and the size that counts."""
@@ -132,10 +132,10 @@ class CatalogueFile:
             self._watching = None
 
     def _version_in(self, file: sqlite3.Connection) -> int | None:
-        """Return the version of the tables; None: nobody has made any yet.
+        """Return the version of the tables; None: there are none yet.
 
         Raises:
-            CorruptionError: tables that were there are gone, or their version is. They must not be made anew (CT14).
+            CorruptionError: tables that were there are gone, or their version is. They must not be made again (CT14).
         """
         if not file.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'meta'").fetchone():
             if file.execute("PRAGMA page_count").fetchone()[0] <= _PAGES_WITHOUT_TABLES:
@@ -154,7 +154,7 @@ class CatalogueFile:
             with contextlib.closing(self._connect("immutable=1")) as file:
                 try:
                     found = read(file)
-                except (sqlite3.DatabaseError, CorruptionError, UnicodeDecodeError):  # or somebody writes just now
+                except (sqlite3.DatabaseError, CorruptionError, UnicodeDecodeError):  # or a writer is at work
                     if self.changes() == changes:
                         raise
                     continue
@@ -308,12 +308,12 @@ class ReadonlyDatabase:
             return self._file
 
     def _let_go(self) -> None:
-        """Forget the copy; it goes when nobody reads from it any more."""
+        """Forget the copy; it goes with its last reader."""
         self._copy = None
         self._look.close()
 
     def _notice_fork(self) -> None:
-        """Look anew in a child (CT4): before any lock, the parent may hold one."""
+        """Look again in a child (CT4): before any lock, the parent may hold one."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._lock, self._copy, self._look = threading.Lock(), None, CatalogueFile(self._where, self._look.last)
@@ -349,7 +349,7 @@ def open_to_write(path: Path) -> FileDatabase:
     try:
         with os.fdopen(open_lock(path.with_suffix(".lock")), "ab") as lock:
             wait_for_create_lock(lock, path)  # two first openers: switching to WAL does not wait by itself
-            if not os.path.exists(path):  # CT9: whoever has it open holds locks that closing another descriptor frees
+            if not os.path.exists(path):  # CT9: closing another descriptor would free the locks of this process
                 # SQLite gives its other files (-wal, -shm) the mode of this one.
                 os.close(open_created(path, os.O_RDWR | os.O_CREAT, access_in(path.parent)))
             elif not has_access(path, os.W_OK):

@@ -45,7 +45,7 @@ _LASTING = (
     *("authentication failed", "no password supplied", "does not exist", "not permitted to log in"),
     *("permission denied", "no pg_hba.conf entry", "does not support SSL", "certificate", "no encryption"),
 )
-"""Why a server does not let somebody in who comes again a second later either."""
+"""Refusals of a server that stay: trying again does not help."""
 
 
 def translate_error(error: Exception, operation: str, url: str, *, is_decided: bool = True) -> HeadgateError | None:
@@ -101,7 +101,7 @@ _local_listeners: dict[str, weakref.WeakSet[PostgresChangeListener]] = {}
 
 
 def notify_local_listeners(url: str) -> None:
-    """This process has changed the store: its readers see that at once, before the server tells."""
+    """Wake the listeners of this process, which changed the store, before the server does."""
     for watch in list(_local_listeners.get(url, ())):
         watch.changed()
 
@@ -160,7 +160,7 @@ BUSY_TIMEOUT_S = 60.0
 """How long a verb waits for those of others before it reports a transient error."""
 
 STALLED_S = 20.0
-"""Whoever holds the store's lock and does nothing for so long, stopped or cut off, loses its transaction (DB7)."""
+"""A process that holds the store's lock and is idle for so long, stopped or cut off, loses its transaction (DB7)."""
 
 PATIENCE_S = 30.0
 """How long a verb of which nothing has happened yet waits for a server that went (DB8)."""
@@ -320,7 +320,7 @@ class PostgresDatabase:
     def _settle(self) -> None:
         """Wait until the server is done with a commit that was not answered: it has the store's lock until then.
 
-        Whoever asks what became of it would else be told that there is nothing, and see it come afterwards.
+        Else a caller that looks for its effect would find nothing, and see it come afterwards.
         """
         with self._write_lock, self._transaction("read", _write(self._channel)):
             pass
@@ -359,7 +359,7 @@ class PostgresDatabase:
         return connection
 
     def _notice_fork(self) -> None:
-        """Make connections and locks anew in a child (CT4): before any lock, the parent may hold one."""
+        """Make new connections and locks in a child (CT4): before any lock, the parent may hold one."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._engine.dispose(close=False)

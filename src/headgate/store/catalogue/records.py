@@ -229,7 +229,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a catalogue on a server says about its chunks: where they are, and whose; ``store_id`` is only its own."""
+    """What a catalogue on a server says about its chunks: where they are, and its id."""
 
     chunks: str
     store_id: str

@@ -174,7 +174,7 @@ def observe(connection: Connection, stream: StreamInfo, now_ms: int) -> Observed
 def autoscale(connection: Connection, stream: StreamInfo, plan: Plan, now_ms: int) -> bool:
     """Make the step that the policy of ``stream`` has decided upon; return whether it was made.
 
-    Not if the stream has another policy by now, or another layout: somebody else has scaled it (S81).
+    Not if the stream has another policy by now, or another layout, because it was scaled (S81).
 
     Raises:
         UsageError: the stream was deleted, or sealed.

@@ -211,7 +211,7 @@ def expire_shared(connection: Connection, stream: StreamInfo, now_ms: int) -> li
 def _decide(
     connection: Connection, shared: Shared, request: machine.SharedRequest, participant: str
 ) -> machine.SharedAnswer:
-    look(connection, shared.stream)  # one that was deleted is no transaction that nobody knows
+    look(connection, shared.stream)  # a deleted stream is another error than an unknown transaction
     row = _row(connection, shared.stream.stream_id, shared.name)
     known = None if row is None else _participant(connection, row.transaction_id, participant)
     record = None if row is None else _record(row, known)

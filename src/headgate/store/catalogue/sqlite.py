@@ -113,7 +113,7 @@ class FileDatabase:
 
     @contextlib.contextmanager
     def _telling(self, operation: str) -> Iterator[None]:
-        """Say what went wrong; ask the file where its content made no sense: a damaged one may hold anything (S35)."""
+        """Translate errors; where the content makes no sense, check the file: a damaged one may hold anything (S35)."""
         with translate_errors(self.path, operation), integrity.report_damage(self.path, self._engine.connect):
             yield
 
@@ -144,7 +144,7 @@ class FileDatabase:
         return connection
 
     def _notice_fork(self) -> None:
-        """Make connections and locks anew in a child (CT4): before any lock, the parent may hold one."""
+        """Make new connections and locks in a child (CT4): before any lock, the parent may hold one."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._engine.dispose(close=False)
@@ -154,7 +154,7 @@ class FileDatabase:
 
 @contextlib.contextmanager
 def translate_errors(path: str, operation: str) -> Iterator[None]:
-    """Say in our words what went wrong with the database at ``path``."""
+    """Translate errors of the database at ``path`` into ours."""
     try:
         yield
     except (sa.exc.DBAPIError, sqlite3.Error) as error:
@@ -197,7 +197,7 @@ def _engine(path: Path) -> Engine:
 
 
 class MemoryDatabase:
-    """Tables behind one connection that everybody shares."""
+    """Tables behind one connection that all threads share."""
 
     def __init__(self, path: str, connection: sqlite3.Connection, store: str) -> None:
         """Use the database of ``connection``, which leaves BEGIN to us.

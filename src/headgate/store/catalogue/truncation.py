@@ -44,7 +44,7 @@ def truncate(connection: Connection, stream: StreamInfo, cut: Mapping[int, int],
     """Move heads forward to ``cut``; return those that moved.
 
     Raises:
-        UsageError: the cut names what is not there, or somebody holds what would go, without ``anyway``.
+        UsageError: the cut names what is not there, or a holder needs what would go, without ``anyway``.
     """
     answer = truncation.truncate(cut, extents(connection, stream), holds(connection, stream), anyway=anyway)
     if isinstance(answer, Outside):
@@ -74,7 +74,7 @@ def check_not_held(connection: Connection, stream: StreamInfo) -> None:
     """Check that the events of a stream that is to be deleted have been read by everybody who holds them.
 
     Raises:
-        UsageError: somebody needs some of them; names all who do.
+        UsageError: some are needed; the message names all holders that need some.
     """
     needed = truncation.needed_by(extents(connection, stream), holds(connection, stream))
     if needed:
@@ -88,7 +88,7 @@ def check_not_held(connection: Connection, stream: StreamInfo) -> None:
 
 @t.implements(Catalogue.retention_cut)
 def retention_cut(connection: Connection, stream: StreamInfo, now_ms: int) -> dict[int, int]:
-    """Return the heads that ``stream.retention`` would move, as far as nobody holds; reads all parts of the stream."""
+    """Return the heads that ``stream.retention`` would move, up to what holders need; reads all parts of the stream."""
     policy = stream.retention
     if policy is None:
         return {}
@@ -100,7 +100,7 @@ def retention_cut(connection: Connection, stream: StreamInfo, now_ms: int) -> di
 
 @t.implements(Catalogue.retain)
 def retain(connection: Connection, stream: StreamInfo, cut: Mapping[int, int]) -> dict[int, int]:
-    """Move heads forward to what ``retention_cut`` found, as far as nobody holds by now; return those that moved.
+    """Move heads forward to what ``retention_cut`` found, up to what holders need by now; return those that moved.
 
     None moves if ``stream.retention`` is not the policy of the stream any more: the present one found no cut.
 
@@ -278,7 +278,7 @@ def _forget_chunks(connection: Connection, stream_id: int, numbers: Sequence[int
             continue
         path = connection.scalar(sa.select(t.chunks.c.file).where(t.chunks.c.id == number))
         if path is None:
-            continue  # a damaged catalogue, which its check says: nobody knows which file that was
+            continue  # a damaged catalogue, which its check says: the file is unknown
         connection.execute(t.chunks.delete().where(t.chunks.c.id == number))
         connection.execute(t.garbage.insert().values(path=path, stream_id=stream_id))
         _remember_author(connection, stream_id, path)

@@ -170,7 +170,7 @@ class ServerConnection:
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody has closed it: a server ends it behind some answers."""
+        """Whether it is open: a server ends it after some answers."""
         return self._http.sock is not None
 
     def ask(self, question: Request) -> Response:
@@ -185,11 +185,11 @@ class ServerConnection:
             self.close()
             raise ConnectionLostError(_said(error)) from error
         except BaseException:
-            self.close()  # whoever is interrupted in between leaves an answer behind
+            self.close()  # after an interrupt an answer would be left on it
             raise
 
     def interrupt(self) -> None:
-        """Have whoever waits for an answer get an error, from another thread."""
+        """Make a thread that waits for an answer get an error."""
         stream = self._http.sock
         if stream is not None:
             shut_down(stream)

@@ -157,7 +157,7 @@ def decode_failure(data: bytes, root: str, url: str) -> Exception:
 
 PROTOCOL_VERSION = 1
 """Of all that client and server say to each other. Raised with every change of a type that is sent, and with every
-version of the catalogue's tables: whoever does not know what is in them must not write there (SS5)."""
+version of the catalogue's tables: a release that does not know what is in them must not write there (SS5)."""
 
 OF_THE_CATALOGUE, OF_THE_STORAGE = "catalogue", "storage"
 

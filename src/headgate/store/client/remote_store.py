@@ -79,7 +79,7 @@ _CHANGES_OF_A_PROCESS = 1 << 32
 
 
 class SeenChanges(msgspec.Struct, frozen=True):
-    """Up to where somebody has heard: a number of one process of the server. Another one begins anew."""
+    """The last change that a client has heard of: a number of one process of the server."""
 
     instance: str = ""
     number: int = -1
@@ -103,7 +103,7 @@ class ServerChangeListener(ChangeListener):
         return super().changes()
 
     def changed_here(self) -> None:
-        """This process has changed something, or may have: its readers see that before the server tells."""
+        """Wake the readers of this process, which may have changed something, before the server does."""
         self._notice_fork()
         self.changed()
 
@@ -150,7 +150,7 @@ class ServerChangeListener(ChangeListener):
             connection.interrupt()
 
     def _notice_fork(self) -> None:
-        """Listen anew in a child: before any lock, the parent may hold one (SS19)."""
+        """Listen again in a child: before any lock, the parent may hold one (SS19)."""
         if self._client.around.process_id != self._pid:
             self._begin_in_this_process(self._number + _CHANGES_OF_A_PROCESS)
 
@@ -193,7 +193,7 @@ class RemoteCatalogue(Catalogue):
         return decode(self._client.ask(request_of(DATE)), int)
 
     def audit(self) -> AbstractContextManager[Audit]:
-        """Nobody has this view from afar.
+        """Refused: only the server itself has this view.
 
         Raises:
             UsageError
@@ -232,7 +232,7 @@ CHUNK = "/chunk/"
 OFFSET_HEADER, SIZE_HEADER, ABSENT_HEADER = "Headgate-Offset", "Headgate-Size", "Headgate-If-Absent"
 
 CHUNK_BYTES_MAX = 1 << 30
-"""Nobody sends more at once, and no server takes it: a writer flushes at 32 MiB, so it is one huge append."""
+"""The largest request body: a writer flushes at 32 MiB, so it is one huge append."""
 
 
 class RemoteStorage:

@@ -38,7 +38,7 @@ OPENING_PATIENCE_S = 10.0
 """How long opening waits for it: the address may be wrong."""
 
 IDLE_S = 30.0
-"""A connection that nobody used for so long is not used again: the server closes those that are idle for longer."""
+"""A connection that was idle for so long is not used again: the server closes those that are idle for longer."""
 
 IDLE_MAX = 16
 """Connections that wait for the next question."""
@@ -92,7 +92,7 @@ class Client:
         return self.address.url
 
     def facts(self) -> ServerFacts:
-        """Return what the server says of itself; connect if nobody has.
+        """Return what the server says of itself; connect if that was not done before.
 
         Raises:
             StorageError: it cannot be reached, or does not let us in.
@@ -108,10 +108,10 @@ class Client:
         Args:
             question: what to ask.
             is_once: it may take effect, which the caller must know of before it is asked again.
-            may_repeat: it has the same effect when asked twice: it is, where nobody knows what became of the first.
+            may_repeat: it has the same effect when asked twice, so it is where the outcome is unknown.
 
         Raises:
-            StorageError: the server cannot be reached, or, of what ``is_once``, nobody knows what became of it.
+            StorageError: the server cannot be reached, or, of what ``is_once``, the outcome is unknown.
             Exception: what the verb raised there.
         """
         self._notice_fork()
@@ -189,7 +189,7 @@ class Client:
 
         Raises:
             UnreachableError: it was not carried out, and never will be; or it ``may_repeat``, and is over.
-            StorageError: nobody knows.
+            StorageError: the outcome is unknown.
         """
         with self._lock:
             self._unsettled.append(lost)
@@ -215,7 +215,7 @@ class Client:
     def _settled_connection(self) -> ServerConnection:
         """Return a connection to a server that is done with questions without an answer.
 
-        Else whoever asks what became of one would be told that there is nothing, and see it come afterwards.
+        Else a caller that looks for its effect would find nothing, and see it come afterwards.
         """
         connection = self._taken()
         with self._lock:
@@ -244,7 +244,7 @@ class Client:
         return found
 
     def _taken(self) -> ServerConnection:
-        """Return a connection that nobody uses."""
+        """Return an idle connection."""
         old: list[ServerConnection] = []
         with self._lock:
             while self._idle:
@@ -264,7 +264,7 @@ class Client:
         connection.close()
 
     def _notice_fork(self) -> None:
-        """Make connections and locks anew in a child (SS19): before any lock, the parent may hold one."""
+        """Make new connections and locks in a child (SS19): before any lock, the parent may hold one."""
         if self.around.process_id != self._pid:
             inherited = self._idle
             self._begin_in_this_process()

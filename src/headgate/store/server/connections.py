@@ -43,7 +43,7 @@ PIECE_BYTES = 1 << 20
 
 
 class ChunkStorage(Storage, Protocol):
-    """Where a server keeps chunks: they come piece by piece, and somebody else may have written what is read."""
+    """Where a server keeps chunks: they come piece by piece, and other processes may have written what is read."""
 
     def put(self, path: str, parts: Iterable[Bytes]) -> None:
         """See ``LocalStorage``."""
@@ -68,7 +68,7 @@ class IncompleteError(Exception):
 
 
 def arriving(read: Callable[[int], bytes], size_bytes: int, checksum: str) -> Iterator[bytes]:
-    """Give the bytes of a body as they come; whoever takes them all knows that they are what was sent.
+    """Give the bytes of a body as they come; after the last one they are checked against the checksum.
 
     Raises:
         IncompleteError
@@ -170,13 +170,13 @@ class ConnectionServer(Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """Whether nobody is answered any more."""
+        """Whether the server is closing: no request is answered any more."""
 
     def tokens(self) -> list[bytes]:
-        """Return the tokens that are right now; none: everybody on this machine may ask."""
+        """Return the tokens that are right now; none: every process on this machine may ask."""
 
     def token(self, size_bytes: int) -> bytes:
-        """Return bytes that nobody can guess."""
+        """Return random bytes for a secret."""
 
     def came(self, connection: Connection) -> None:
         """A connection is there, whose client is not known yet."""
@@ -188,7 +188,7 @@ class ConnectionServer(Protocol):
         """It is gone."""
 
     def refused(self) -> None:
-        """Somebody was sent away."""
+        """Count a refused connection or request."""
 
     def answer(self, path: str, name: str | None, data: bytes) -> tuple[int, bytes]:
         """Return status and answer to a question; ``name`` is that of one that may change something."""
@@ -215,7 +215,7 @@ class Connection(BaseHTTPRequestHandler):
         return cast(ConnectionServer, self.server)
 
     def setup(self) -> None:
-        """Begin; TLS in this thread, so that nobody waits for anybody."""
+        """Begin; TLS in this thread, so that other connections do not wait."""
         self._machine: ServerHandshake | None = None
         self._token = b""
         self._is_known = False
@@ -381,7 +381,7 @@ class Connection(BaseHTTPRequestHandler):
             is_whole = incomplete.is_whole
             raise
         finally:
-            if is_whole:  # whoever still sends would not hear the answer
+            if is_whole:  # a client that still sends would not hear the answer
                 for _ in parts:
                     pass
         self._reply(status, data)

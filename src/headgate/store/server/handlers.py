@@ -136,10 +136,10 @@ def _mine(judged: Judged) -> Mine:
 
 
 NEWS_S = 25.0
-"""So long whoever asks for news waits for some, and then asks again."""
+"""How long a client waits for news before it asks again."""
 
 SETTLE_S = 10.0
-"""So long whoever asks for a lost answer waits for what is under way, and then asks again."""
+"""How long a client waits for a request under way before it asks again for the lost answer."""
 
 CHECK_S = 20.0
 
@@ -171,7 +171,7 @@ class RequestHandlers:
         self._checking = CheckJobs(lambda verify: check_store(catalogue, storage, verify_events=verify), first, around)
 
     def close(self) -> None:
-        """Let everybody go who waits for news."""
+        """Wake all clients that wait for news."""
         self._news.close()
 
     def answer(self, path: str, name: str | None, data: bytes) -> tuple[int, bytes]:

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 ANSWERS_MAX = 1_024
 ANSWER_BYTES_MAX = 1 << 16
-"""So many answers are kept, and none that is larger: then its caller is told that nobody knows (CT7)."""
+"""So many answers are kept, and none that is larger: then its caller hears that the outcome is unknown (CT7)."""
 
 VOID_MAX = 1 << 16
 """Questions that were asked for and had not come; a connection that was cut delivers nothing for longer."""
@@ -91,7 +91,7 @@ def _keep(among: OrderedDict[str, _T], name: str, value: _T, most: int) -> None:
 
 
 LOOK_S = 0.01
-"""Between two looks while somebody waits. One costs microseconds."""
+"""Between two looks while a client waits. One costs microseconds."""
 
 
 class ChangeFeed:
@@ -114,7 +114,7 @@ class ChangeFeed:
             self._waiting_count += 1
             self._changed.notify_all()
             try:
-                self._look_again()  # nobody may have looked while nobody waited
+                self._look_again()  # there are no looks while no client waits
                 self._changed.wait_for(lambda: self._is_closed or self._number != number, wait_s)
                 return self._number
             finally:
@@ -127,7 +127,7 @@ class ChangeFeed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let everybody go who waits."""
+        """Wake all that wait."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -213,7 +213,7 @@ class CheckJobs:
                 check.found = self._check(verify_events)
         except HeadgateError as error:
             check.error = error
-        except BaseException as error:  # a mistake of ours: nobody must take it for a sound store (SS18)
+        except BaseException as error:  # a mistake of ours: it must not pass for a sound store (SS18)
             problem = f"the server made a mistake: {error!r}"
             check.error = StorageError("check", "the store", problem, is_transient=False)
             raise

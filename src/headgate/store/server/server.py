@@ -113,7 +113,7 @@ class ServerState:
         *,
         is_plain_here: bool = False,
     ) -> None:
-        """``tokens`` reads those that are right; none: everybody on this machine may ask."""
+        """``tokens`` reads those that are right; none: every process on this machine may ask."""
         self.facts = facts
         self.tls = tls
         self.is_plain_here = is_plain_here
@@ -196,7 +196,7 @@ class ServerState:
             connection.interrupt()
 
     def end(self, grace_s: float = GRACE_S) -> None:
-        """Take nothing more, finish what is under way, and let everybody go.
+        """Take no more requests, finish those under way, and close all connections.
 
         Connections that go on after ``grace_s`` seconds are cut. A verb that has begun is waited for however long it
         takes: another process of the server takes it for done (SS9).
@@ -209,7 +209,7 @@ class ServerState:
             self._around.sleep(0.01)
 
     def _stop_listening(self) -> None:
-        """Let nobody come any more."""
+        """Stop listening for connections."""
 
     def _interrupted(self, *, idle_only: bool) -> bool:
         """Interrupt connections, or those that wait for a question; return whether any is left."""
@@ -236,8 +236,8 @@ class ServerOptions:
     Attributes:
         host: an address of this machine.
         port: 0 takes a free one.
-        tokens: reads those that are right; none: everybody on this machine may ask.
-        security: TLS as for all connections of ours: for other machines, unless somebody decides otherwise.
+        tokens: reads those that are right; none: every process on this machine may ask.
+        security: TLS as for all connections of ours: for other machines, unless it is configured otherwise.
         machine: the name by which others find this machine; used where ``host`` stands for all of its addresses.
     """
 
