@@ -19,6 +19,7 @@ from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.sql import memory_catalogue
+from headgate.store.schemas import encode_schema
 from headgate.store.store import Store
 from headgate.store.streams import OtherSchemaError
 
@@ -371,7 +372,7 @@ def test_a_chunk_of_a_schema_that_is_not_there_is_found(store: Store) -> None:  
 def test_a_schema_that_cannot_have_become_the_next_one_is_found(store: Store) -> None:  # S40, S76
     store.update_stream(STREAM, schema=LAST)
     with database_of(store).write() as connection:
-        other = schema(other=pa.int8()).serialize().to_pybytes()
+        other = encode_schema(schema(other=pa.int8()))
         connection.execute(t.former_schemas.update().values(schema=other))
     assert [problem.what for problem in store.fsck()] == [
         "its schema 0 cannot have become the next one: column 'other' (int8) would be removed; columns can be added at "

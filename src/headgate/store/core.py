@@ -123,7 +123,7 @@ class FetchBudget:
         """Take it back. Without the lock: a finaliser may interrupt the thread that holds it."""
         self._taken.pop(fetch, None)
 
-    def let_all_go(self) -> None:
+    def release_all(self) -> None:
         """Whoever waits for a fetch that has not begun waits no longer."""
         for fetch in list(self._taken):
             fetch.let_go()
@@ -177,7 +177,7 @@ class Prefetcher:
         here = self._here.pop(self.process_id, None)
         if here is not None:
             pool, room = here
-            room.let_all_go()
+            room.release_all()
             pool.shutdown(wait=False)
 
 

@@ -174,20 +174,20 @@ class StreamFollower:
             try:
                 batch = reader.read(rows_max, end)
             except OtherSchemaError:
-                if not self._takes_new_schema():
+                if not self._reload_schema():
                     raise
                 continue
             if batch is None:
                 return None
             if reader.newest_schema > self.stream.schema_version:
                 reader.back_to(position)  # also if the stream cannot be looked at now (FW8)
-                self._takes_new_schema()
+                self._reload_schema()
                 continue
             wanted = batch if self._key is None else self._key.of_batch(batch)
             if wanted.num_rows:
                 return StreamEvents(number, position, wanted)
 
-    def _takes_new_schema(self) -> bool:
+    def _reload_schema(self) -> bool:
         """Read on in the schema that the stream has now; return whether that is another one (FW3)."""
         found = self._catalogue.find_stream(self.stream.name)
         if found.stream_id != self.stream.stream_id:

@@ -38,7 +38,7 @@ from headgate.store.streams import OtherSchemaError
 class GroupHeartbeat:
     """Says when a beat is due. If its caller may be busy, a thread beats meanwhile, and ends when that lasts too long.
 
-    ``caller_is_here`` and ``close`` are the reader's; beats may be counted in both threads.
+    ``record_call`` and ``close`` are the reader's; beats may be counted in both threads.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class GroupHeartbeat:
         It is a method of the reader, which the heartbeat does not keep alive.
         """
         self.pause_ms = max(1, lease_ms // LOOKS_PER_LEASE)
-        self._readers_beat = WeakMethod(beat)
+        self._beat_of_reader = WeakMethod(beat)
         self._busy_ms = busy_ms
         self._threads = threads
         self._clock = clock
@@ -73,11 +73,11 @@ class GroupHeartbeat:
         """Return the number of the next beat: no two are equal."""
         return next(self._numbers)
 
-    def has_beaten(self) -> None:
+    def record_beat(self) -> None:
         """Others can hear the last beat."""
         self._beaten_ms = self._clock.monotonic_ms()
 
-    def caller_is_here(self) -> None:
+    def record_call(self) -> None:
         """The reader was called; from now on its caller may be busy for a while."""
         if self._busy_ms is None:
             return
@@ -98,7 +98,7 @@ class GroupHeartbeat:
             thread.join()
 
     def _run(self) -> None:
-        while self._waits_for_beat():
+        while self._wait_until_due():
             try:
                 self._beat(self.next_number())
             except StorageError:
@@ -109,14 +109,14 @@ class GroupHeartbeat:
 
     def _beat(self, number: int) -> None:
         """Have the reader beat; without a reader this was the last one."""
-        beat = self._readers_beat()
+        beat = self._beat_of_reader()
         if beat is not None:
             beat(number)
             return
         with self._changed:
             self._is_closed = True
 
-    def _waits_for_beat(self) -> bool:
+    def _wait_until_due(self) -> bool:
         """Wait until a beat is due; False when this thread is not needed, or not allowed, any more."""
         with self._changed:
             while not self._is_closed:
@@ -203,7 +203,7 @@ class GroupReader:  # RG20
         self._pause = core.threads.event()
         self._heart = GroupHeartbeat(self._beat, life.lease_ms, life.busy_ms, core.threads, core.clock)
         self._watched_ms = self._committed_ms = core.clock.monotonic_ms()
-        self._heart.caller_is_here()
+        self._heart.record_call()
 
     @property
     def reader_id(self) -> str:
@@ -282,7 +282,7 @@ class GroupReader:  # RG20
         Raises:
             FencedError: this reader is no longer in the group. Other readers read what it had not committed.
         """
-        self._heart.caller_is_here()
+        self._heart.record_call()
         if not self._pass_marker():
             self._change(Committed(self._life.reader, self._life.token, self._positions(), self._ended()))
         self._committed_ms = self._clock.monotonic_ms()
@@ -295,10 +295,10 @@ class GroupReader:  # RG20
         Raises:
             FencedError: this reader is no longer in the group.
         """
-        self._heart.caller_is_here()
+        self._heart.record_call()
         if self._heart.is_due:
             self._change(self._lived(self._heart.next_number()))
-            self._heart.has_beaten()
+            self._heart.record_beat()
         self._look()
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._watched_ms >= self._heart.pause_ms:

@@ -16,8 +16,7 @@ from headgate.environment import Clock
 from headgate.errors import StorageError, UsageError
 from headgate.storage.base import AlreadyExists, NotFound, Storage
 from headgate.storage.urls import absolute_location, open_storage
-from headgate.store import addresses as served
-from headgate.store.addresses import is_postgres_url, parse_postgres_url
+from headgate.store.addresses import is_postgres_url, is_server_url, parse_postgres_url, parse_server_url
 from headgate.store.catalogue.base import Catalogue
 
 MARK = "headgate-store"
@@ -32,19 +31,19 @@ def shared_store_url(text: str) -> str | None:
     Raises:
         UsageError: it cannot be one; a password in it is not shown.
     """
-    if served.is_server_url(text):
-        return served.parse_server_url(text).url
+    if is_server_url(text):
+        return parse_server_url(text).url
     return parse_postgres_url(text).url if is_postgres_url(text) else None
 
 
 def is_shared(root: str) -> bool:
     """Return whether ``root`` is the URL of such a store."""
-    return is_postgres_url(root) or served.is_server_url(root)
+    return is_postgres_url(root) or is_server_url(root)
 
 
 def is_served(root: str) -> bool:
     """Return whether ``root`` is the URL of a store that another process has."""
-    return served.is_server_url(root)
+    return is_server_url(root)
 
 
 def shared_exists(root: str) -> bool:
@@ -59,7 +58,7 @@ def shared_exists(root: str) -> bool:
 
 
 def _is_there(root: str) -> bool:
-    if served.is_server_url(root):
+    if is_server_url(root):
         from headgate.store.client.remote_store import open_remote_store
 
         open_remote_store(root).close()  # a server has a store

@@ -79,7 +79,7 @@ class ReadAhead:
         self._fetching = fetching
         self._asked: deque[_PendingRun] = deque()
         self._asked_to = 0
-        self._is_reading_on = False
+        self._is_sequential = False
         self._process = fetching.process_id
         weakref.finalize(self, _release_all, self._asked).atexit = False
 
@@ -93,7 +93,7 @@ class ReadAhead:
 
         ``end``: nothing at this position or behind it will be read.
         """
-        if not self._is_reading_on or len(self._asked) >= RUNS_MAX:
+        if not self._is_sequential or len(self._asked) >= RUNS_MAX:
             return
         self._notice_fork()
         held_bytes = sum(asked.run.size_bytes for asked in self._asked)
@@ -111,13 +111,13 @@ class ReadAhead:
         """Return bytes that were fetched ahead, or ask for them now. See ``Storage``."""
         self._notice_fork()
         fetched = self._fetched(path, offset, size_bytes)
-        self._is_reading_on = True  # a reader of one part reads the next one, too
+        self._is_sequential = True  # a reader of one part reads the next one, too
         return self._storage.get_range(path, offset, size_bytes) if fetched is None else fetched
 
     def forget(self) -> None:
         """Give up what was asked for, and fetch nothing ahead until the next part has been read."""
         _release_all(self._asked)
-        self._asked_to, self._is_reading_on = 0, False
+        self._asked_to, self._is_sequential = 0, False
 
     def _fetched(self, path: str, offset: int, size_bytes: int) -> memoryview | None:
         if not self._asked:

@@ -130,11 +130,11 @@ class ChangeListener(ABC):
         while not self._closing.is_set():
             if self._listen():
                 pause_s = PAUSES_S[0]
-            self._hears_from_now_on(False)
+            self._set_hearing(False)
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, PAUSES_S[1])
 
-    def _hears_from_now_on(self, hears: bool) -> None:
+    def _set_hearing(self, hears: bool) -> None:
         """Readers look once more: what came in between was not heard."""
         self._hears = hears
         self.changed()
@@ -144,7 +144,7 @@ class ChangeListener(ABC):
     def _listen(self) -> bool:
         """Connect and listen until the connection is lost, or it is interrupted; return whether it was connected.
 
-        Says ``_hears_from_now_on(True)`` when it hears. Raises nothing: the next verb says what is wrong.
+        Says ``_set_hearing(True)`` when it hears. Raises nothing: the next verb says what is wrong.
         """
 
     @abstractmethod

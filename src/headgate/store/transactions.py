@@ -82,7 +82,7 @@ class Transaction:
             return
         is_full = self._buffered_bytes + batch.nbytes >= FLUSH_BYTES
         if is_full:
-            self._finish_spill()  # one at a time: bounded, and in order
+            self._wait_for_spill()  # one at a time: bounded, and in order
         self._buffer.append(batch)
         self.events_count += batch.num_rows
         self._buffered_bytes += batch.nbytes
@@ -108,7 +108,7 @@ class Transaction:
             raise UsageError(f"transaction '{self.name}' of stream '{self.stream.name}' was aborted; begin another one")
         if not self.name:
             raise UsageError(f"a transaction of '{self.owner}' needs a name before it can be prepared")
-        self._finish_spill()
+        self._wait_for_spill()
         if self._buffer:
             self._write_chunk(self._buffer)
             self._buffer = []
@@ -142,7 +142,7 @@ class Transaction:
         self._core.storage.put(path, encoded.chunk.buffers)
         self._written.append(encoded.record(path))
 
-    def _finish_spill(self) -> None:
+    def _wait_for_spill(self) -> None:
         """Wait for the part being written; write it again if that failed."""
         if self._part is None:
             return

@@ -88,7 +88,7 @@ def test_what_comes_while_a_reader_asks_is_not_overlooked(
             return found
 
         monkeypatch.setitem(carrying._verbs, ("catalogue", "parts"), (signature, write_behind))
-        store._core.catalogue._hearing.changed_here()  # type: ignore[attr-defined]
+        store._core.catalogue._change_listener.changed_here()  # type: ignore[attr-defined]
         assert reader.read() is None
         assert soon(reader) == [1]
 

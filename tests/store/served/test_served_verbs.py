@@ -79,7 +79,7 @@ class Near(Client):
 
     def ask(self, question: Request, *, is_once: bool = False, may_repeat: bool = False) -> bytes:
         data = b"".join(bytes(part) for part in question.parts)
-        return self._understood(Response(*self._answers.answer(question.path, None, data)))
+        return self._result_of(Response(*self._answers.answer(question.path, None, data)))
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def report_damage(path: str, connect: Callable[[], AbstractContextManager[Connec
 
 
 @contextlib.contextmanager
-def sound_part(connection: Connection) -> Iterator[tuple[Connection, list[str]]]:
+def readable_part(connection: Connection) -> Iterator[tuple[Connection, list[str]]]:
     """Give what is sound in the database of ``connection``, and what is wrong with the rest: ``problems``.
 
     Where something is, it is a copy without the rows that hold it.

@@ -259,9 +259,9 @@ class ReadonlyDatabase:
         with self._opened_to_write().write() as connection:
             yield connection
 
-    def sound_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
+    def readable_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
         """See ``Database``."""
-        return integrity.sound_part(connection)
+        return integrity.readable_part(connection)
 
     def changes(self) -> int:
         """See ``Database``. Those of a ``FileDatabase`` are higher."""

@@ -121,13 +121,13 @@ class PostgresChangeListener(ChangeListener):
         is_connected = False
         with contextlib.suppress(psycopg.Error, OSError), self._connect() as connection:
             connection.execute(f"LISTEN {self._channel}".encode())
-            self._hears_from_now_on(True)
+            self._set_hearing(True)
             is_connected = True
             self._hear(connection)
         return is_connected
 
     def _hear(self, connection: psycopg.Connection) -> None:
-        with self._woken_by() as wake, selectors.DefaultSelector() as selector:
+        with self._wake_pipe() as wake, selectors.DefaultSelector() as selector:
             selector.register(connection.fileno(), selectors.EVENT_READ)
             selector.register(wake, selectors.EVENT_READ)
             while not self._closing.is_set():
@@ -137,7 +137,7 @@ class PostgresChangeListener(ChangeListener):
                     self.changed()
 
     @contextlib.contextmanager
-    def _woken_by(self) -> Iterator[int]:
+    def _wake_pipe(self) -> Iterator[int]:
         """Give what can be read when it is interrupted. ``_closing`` is looked at behind that, so none is missed."""
         read, write = os.pipe()
         with self._lock:
@@ -234,7 +234,7 @@ class PostgresDatabase:
             yield connection
 
     @contextlib.contextmanager
-    def sound_part(self, connection: Connection) -> Iterator[tuple[Connection, list[str]]]:
+    def readable_part(self, connection: Connection) -> Iterator[tuple[Connection, list[str]]]:
         """See ``Database``. A server looks after its files, and after kinds, by itself (data checksums, amcheck)."""
         yield connection, []
 

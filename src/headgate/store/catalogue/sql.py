@@ -77,7 +77,7 @@ class SqlCatalogue(Catalogue):
     @contextlib.contextmanager
     def audit(self) -> Iterator[SqlAudit]:
         """See ``Catalogue``."""
-        with self._database.read() as connection, self._database.sound_part(connection) as (sound, damage):
+        with self._database.read() as connection, self._database.readable_part(connection) as (sound, damage):
             yield SqlAudit(sound, [(self.path, problem) for problem in damage])
 
 

@@ -47,7 +47,7 @@ class Database(Protocol):
             StorageError: nothing was changed (or, after an I/O error, perhaps everything: look it up).
         """
 
-    def sound_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
+    def readable_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
         """Give what can be made sense of, within a transaction of ``read``, and what is wrong with the rest (S40)."""
 
     def changes(self) -> int:
@@ -99,27 +99,27 @@ class FileDatabase:
     def read(self) -> Iterator[Connection]:
         """See ``Database``."""
         self._notice_fork()
-        with self._telling("read"), self._engine.connect() as connection, connection.begin():
+        with self._translating_errors("read"), self._engine.connect() as connection, connection.begin():
             yield connection
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
         """See ``Database``."""
         self._notice_fork()
-        with self._telling("write"), self._write_lock, self._engine.connect() as plain:
+        with self._translating_errors("write"), self._write_lock, self._engine.connect() as plain:
             connection = plain.execution_options(headgate_write=True)
             with connection.begin():
                 yield connection
 
     @contextlib.contextmanager
-    def _telling(self, operation: str) -> Iterator[None]:
+    def _translating_errors(self, operation: str) -> Iterator[None]:
         """Translate errors; where the content makes no sense, check the file: a damaged one may hold anything (S35)."""
         with translate_errors(self.path, operation), integrity.report_damage(self.path, self._engine.connect):
             yield
 
-    def sound_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
+    def readable_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
         """See ``Database``."""
-        return integrity.sound_part(connection)
+        return integrity.readable_part(connection)
 
     def changes(self) -> int:
         """See ``Database``."""
@@ -227,19 +227,19 @@ class MemoryDatabase:
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         """See ``Database``."""
-        with self._telling("read"), self._lock, self._engine.connect() as connection, connection.begin():
+        with self._translating_errors("read"), self._lock, self._engine.connect() as connection, connection.begin():
             yield connection
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
         """See ``Database``."""
-        with self._telling("write"), self._lock, self._engine.connect() as connection:
+        with self._translating_errors("write"), self._lock, self._engine.connect() as connection:
             with connection.begin():
                 yield connection
             self._writes_count += 1
 
     @contextlib.contextmanager
-    def _telling(self, operation: str) -> Iterator[None]:
+    def _translating_errors(self, operation: str) -> Iterator[None]:
         with translate_errors(self._path, operation), integrity.report_damage(self._path, self._alone):
             yield
 
@@ -248,9 +248,9 @@ class MemoryDatabase:
         with self._lock, self._engine.connect() as connection:
             yield connection
 
-    def sound_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
+    def readable_part(self, connection: Connection) -> AbstractContextManager[tuple[Connection, list[str]]]:
         """See ``Database``."""
-        return integrity.sound_part(connection)
+        return integrity.readable_part(connection)
 
     def changes(self) -> int:
         """See ``Database``."""

@@ -134,7 +134,7 @@ class ServerChangeListener(ChangeListener):
                     return
                 found = decode(answer.data, SeenChanges)
                 if found != seen:
-                    self._hears_from_now_on(True)
+                    self._set_hearing(True)
                 seen = found
         except (ConnectionLostError, HeadgateError):
             return
@@ -163,7 +163,7 @@ class RemoteCatalogue(Catalogue):
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._hearing = ServerChangeListener(client)
+        self._change_listener = ServerChangeListener(client)
 
     @property
     def path(self) -> str:
@@ -177,12 +177,12 @@ class RemoteCatalogue(Catalogue):
 
     def close(self) -> None:
         """See ``Catalogue``."""
-        self._hearing.close()
+        self._change_listener.close()
         self._client.close()
 
     def changes(self) -> int:
         """See ``Catalogue``."""
-        return self._hearing.changes()
+        return self._change_listener.changes()
 
     def date_ms(self) -> int:
         """Return the server's date, in milliseconds since 1970.
@@ -225,7 +225,7 @@ class RemoteCatalogue(Catalogue):
             return decode(data, signature.gives)
         finally:
             if not verb.is_reading:
-                self._hearing.changed_here()
+                self._change_listener.changed_here()
 
 
 CHUNK = "/chunk/"

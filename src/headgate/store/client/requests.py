@@ -119,7 +119,7 @@ class Client:
         deadline_ms = around.monotonic_ms() + self.patience_s * 1_000
         while True:
             try:
-                return self._understood(self._asked(question, is_once, may_repeat, deadline_ms))
+                return self._result_of(self._asked(question, is_once, may_repeat, deadline_ms))
             except UnreachableError as error:
                 if is_cancelled() or around.monotonic_ms() + pause_s * 1_000 >= deadline_ms:
                     raise StorageError("reach", self.url, str(error)) from error
@@ -153,7 +153,7 @@ class Client:
             connection.close()
 
     def _asked(self, question: Request, is_once: bool, may_repeat: bool, deadline_ms: float) -> Response:
-        connection = self._settled_connection()
+        connection = self._connection_without_unsettled()
         name = self.around.token(16).hex()
         named = {**(question.headers or {}), REQUEST_HEADER: name} if is_once else question.headers
         try:
@@ -168,7 +168,7 @@ class Client:
             self._put_back(connection)
         return answer
 
-    def _understood(self, answer: Response) -> bytes:
+    def _result_of(self, answer: Response) -> bytes:
         """Return what was asked for; raise what was raised there."""
         facts = self._facts
         assert facts is not None
@@ -212,7 +212,7 @@ class Client:
             break
         raise StorageError("ask", self.url, f"the answer was lost: {cause}") from cause
 
-    def _settled_connection(self) -> ServerConnection:
+    def _connection_without_unsettled(self) -> ServerConnection:
         """Return a connection to a server that is done with questions without an answer.
 
         Else a caller that looks for its effect would find nothing, and see it come afterwards.
@@ -230,7 +230,7 @@ class Client:
         else:
             try:
                 answer = connection.ask(Request("POST", SETTLE, [encode(lost.name)]))
-                found = decode(self._understood(answer), RequestOutcome)
+                found = decode(self._result_of(answer), RequestOutcome)
             except ConnectionLostError as error:
                 raise UnreachableError(str(error)) from error
             except BaseException:

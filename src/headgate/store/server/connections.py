@@ -165,7 +165,7 @@ class ConnectionServer(Protocol):
         """TLS of the listener."""
 
     @property
-    def is_plain_here(self) -> bool:
+    def allows_plain_loopback(self) -> bool:
         """Whether clients on this machine may do without TLS, as on every loopback connection of ours (SE14)."""
 
     @property
@@ -313,7 +313,7 @@ class Connection(BaseHTTPRequestHandler):
             self._reply(http.HTTPStatus.PRECONDITION_FAILED, incomplete.problem.encode(), ends=not incomplete.is_whole)
 
     def _check_head(self) -> None:
-        is_here = self.desk.is_plain_here and is_loopback(self.client_address[0].removeprefix("::ffff:"))
+        is_here = self.desk.allows_plain_loopback and is_loopback(self.client_address[0].removeprefix("::ffff:"))
         if self.desk.tls is not None and self._tls is None and not is_here:
             raise RefusalError(
                 http.HTTPStatus.UPGRADE_REQUIRED,

@@ -111,12 +111,12 @@ class ServerState:
         tls: TlsServer | None = None,
         around: Environment = SYSTEM_ENVIRONMENT,
         *,
-        is_plain_here: bool = False,
+        allows_plain_loopback: bool = False,
     ) -> None:
         """``tokens`` reads those that are right; none: every process on this machine may ask."""
         self.facts = facts
         self.tls = tls
-        self.is_plain_here = is_plain_here
+        self.allows_plain_loopback = allows_plain_loopback
         self.is_closing = False
         self._read_tokens = tokens
         self._answers = answers
@@ -186,7 +186,7 @@ class ServerState:
         """See ``Desk``."""
         return self._answers.give_chunk(path, offset, size_bytes)
 
-    def end_strangers(self, *, oldest: bool) -> None:
+    def close_unauthenticated(self, *, oldest: bool) -> None:
         """End those that took too long; ``oldest``: and the one that came first."""
         now_ms = self._around.monotonic_ms()
         with self._lock:
@@ -261,8 +261,8 @@ class StoreServer(ServerState, socketserver.ThreadingTCPServer):
         self.address_family = family
         self._options = options
         tls = Tls(options.security).server(options.host)
-        is_plain_here = options.security.tls is None
-        ServerState.__init__(self, options.tokens, answers, facts, counting, tls, is_plain_here=is_plain_here)
+        allows_plain = options.security.tls is None
+        ServerState.__init__(self, options.tokens, answers, facts, counting, tls, allows_plain_loopback=allows_plain)
         socketserver.ThreadingTCPServer.__init__(self, (options.host, options.port), Connection)
 
     @property
@@ -282,13 +282,13 @@ class StoreServer(ServerState, socketserver.ThreadingTCPServer):
         try:
             return super().get_request()
         except OSError:
-            self.end_strangers(oldest=True)
+            self.close_unauthenticated(oldest=True)
             self._around.sleep(0.05)
             raise
 
     def service_actions(self) -> None:
         """End strangers that took too long, now and then."""
-        self.end_strangers(oldest=False)
+        self.close_unauthenticated(oldest=False)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection ended in the middle, which its client knows; anything else is a mistake of ours."""
