@@ -13,6 +13,7 @@ SPARK_WORKERS ?= 3
 TIMES ?= 20
 PYTHON ?= 3.13
 TESTS ?=
+QUICK ?=
 MINUTES ?= 5
 PATIENCE ?= 3
 SAMPLE ?= 200
@@ -69,7 +70,7 @@ test-again: setup ## the tests of `make check` TIMES times with other seeds, the
 	@scripts/test-again $(TIMES) $(WORKERS) "$(UNIT)"
 
 mutants: setup ## change SAMPLE places of PART (a package or module) one by one, print changes that no test notices
-	$(PYTHON_ENV) scripts/mutants $(PART) --sample $(SAMPLE) --seed $(SEED) $(if $(TESTS),--tests $(TESTS))
+	$(PYTHON_ENV) scripts/mutants $(PART) --sample $(SAMPLE) --seed $(SEED) $(if $(TESTS),--tests $(TESTS)) $(if $(QUICK),--quick)
 
 crash-loops: setup-java ## kill what runs loops TIMES times in each scenario, on Spark
 	HEADGATE_TEST_TIMES=$(TIMES) $(PYTHON_ENV) -m pytest -q tests/crash/test_loop_*.py

@@ -19,8 +19,9 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,10 @@ def tests_of(part: str) -> list[Path]:
     return beside or [place]
 
 
-def key_of(files: list[Path], places: list[Path]) -> str:
+def key_of(files: list[Path], places: list[Path], marks: str) -> str:
     """Return what changes when a file or a test of the part does."""
     tests = [file for place in places for file in (sorted(place.rglob("*.py")) if place.is_dir() else [place])]
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(marks.encode())
     for file in (*files, *tests):
         digest.update(f"{file}\n".encode() + file.read_bytes())
     return digest.hexdigest()[:16]
@@ -71,11 +72,12 @@ def key_of(files: list[Path], places: list[Path]) -> str:
 class Runner:
     """Measures the tests of a part once, then runs its mutants."""
 
-    def __init__(self, part: str, places: list[Path], jobs: int, slowest_s: float) -> None:
-        self._part, self._places, self._jobs, self._slowest_s = part, places, jobs, slowest_s
+    def __init__(self, part: str, places: list[Path], jobs: int, slowest_s: float, budget_s: float, marks: str) -> None:
+        self._part, self._places, self._jobs = part, places, jobs
+        self._slowest_s, self._budget_s, self._marks = slowest_s, budget_s, marks
         files = files_of(part)
         self._sources = {str(file): file.read_text() for file in files}
-        self._cache = CACHE / f"{part.replace('/', '-')}-{key_of(files, places)}.json"
+        self._cache = CACHE / f"{part.replace('/', '-')}-{key_of(files, places, marks)}.json"
         self._lines: Lines = {}
         self._mutants: list[Mutant] = []
         self._is_killed: dict[int, bool] = {}
@@ -114,7 +116,7 @@ class Runner:
             self._run_all(quick, lambda mutant, names: self._exchanged(session, mutant, names), least_s=10)
             self._check(session)
 
-        pytest.main(["-s", "-m", MARKS, *OPTIONS, *map(str, self._places)], plugins=[Session(work)])
+        pytest.main(["-s", "-m", self._marks, *OPTIONS, *map(str, self._places)], plugins=[Session(work)])
         return {str(number): is_killed for number, is_killed in self._is_killed.items()}
 
     def _measure(self, session: Session) -> None:
@@ -180,12 +182,22 @@ class Runner:
         found = self._tests_at(mutant.file, *mutant.lines)
         if found or mutant.is_in_function:
             return found
-        return self._tests_at(mutant.file, 0, 1 << 30) or sorted(self._lines, key=lambda name: self._lines[name][0])
+        return self._tests_at(mutant.file, 0, 1 << 30) or self._affordable(
+            (seconds, name) for name, (seconds, _) in self._lines.items()
+        )
 
     def _tests_at(self, file: str, first: int, last: int) -> list[str]:
         tests = self._lines.items()
         found = [(s, name) for name, (s, lines) in tests if any(first <= line <= last for line in lines.get(file, ()))]
-        return [name for _, name in sorted(found)]
+        return self._affordable(found)
+
+    def _affordable(self, tests: Iterable[tuple[float, str]]) -> list[str]:
+        """Return the quickest tests, as many as need no more than the budget of a mutant together, and one at least."""
+        ordered = sorted(tests)
+        sums = accumulate(seconds for seconds, _ in ordered)
+        return [name for (_, name), total in zip(ordered, sums, strict=True) if total <= self._budget_s] or [
+            name for _, name in ordered[:1]
+        ]
 
 
 def _name(path: Path) -> str:
@@ -198,16 +210,19 @@ def main() -> None:
     parser.add_argument("part", help="a package or a module, from src/headgate: protocol/checkpoints")
     parser.add_argument("--sample", default="200", help="how many mutants, or all")
     parser.add_argument("--seed", type=int, default=1, help="decides which")
-    parser.add_argument("--tests", nargs="*", type=Path, default=[], help="more tests than those that mirror the part")
+    parser.add_argument("--tests", nargs="*", type=Path, default=[], help="instead of those that mirror the part")
+    parser.add_argument("--quick", action="store_true", help="without tests that are marked as long")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many at a time")
     parser.add_argument("--slowest", type=float, default=20, help="seconds; tests that take longer are left out")
+    parser.add_argument("--budget", type=float, default=20, help="seconds of tests for one mutant, the quickest first")
     options = parser.parse_args()
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     for library in ("numpy", "pyarrow", "polars", "sqlalchemy", "msgspec"):
         importlib.import_module(library)  # once, for all children
-    places = tests_of(options.part) + [path.resolve() for path in options.tests]
-    runner = Runner(options.part, places, options.jobs, options.slowest)
+    places = [path.resolve() for path in options.tests] or tests_of(options.part)
+    marks = f"{MARKS} and not long" if options.quick else MARKS
+    runner = Runner(options.part, places, options.jobs, options.slowest, options.budget, marks)
     runner.run(None if options.sample == "all" else int(options.sample), options.seed)
 
 
