@@ -17,6 +17,7 @@ import importlib
 import json
 import os
 import random
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -90,7 +91,12 @@ class Runner:
         chosen = found if sample is None else random.Random(seed).sample(found, min(sample, len(found)))
         self._mutants = sorted(chosen, key=lambda mutant: (mutant.file, mutant.start, mutant.text))
         print(f"{self._part}: {len(chosen)} of {len(found)} mutants, tests in {', '.join(map(_name, self._places))}")
-        over = Child(self._collect, MEASURING_S, is_loud=True).take(wait_s=None)
+        child = Child(self._collect, MEASURING_S, is_loud=True)
+        try:
+            over = child.take(wait_s=None)
+        except SystemExit:
+            child.end()
+            raise
         if not over or "error" in over:
             raise SystemExit(f"the tests could not be collected: {over}")
         self._lines = json.loads(self._cache.read_text())
@@ -216,6 +222,7 @@ def main() -> None:
     parser.add_argument("--slowest", type=float, default=20, help="seconds; tests that take longer are left out")
     parser.add_argument("--budget", type=float, default=20, help="seconds of tests for one mutant, the quickest first")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what ends the children
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     for library in ("numpy", "pyarrow", "polars", "sqlalchemy", "msgspec"):

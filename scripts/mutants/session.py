@@ -36,19 +36,24 @@ class Child:
 
     def __init__(self, work: Callable[[], Found], limit_s: float, *, is_loud: bool = False) -> None:
         self._until = time.monotonic() + limit_s
+        self._is_loud = is_loud
         self._directory = tempfile.mkdtemp(prefix="mutant-")
         self.pipe, writing = os.pipe()
         self._data = b""
         sys.stdout.flush()
         self._pid = os.fork()
         if self._pid == 0:
-            self._run(work, writing, is_loud)
+            self._run(work, writing)
         os.close(writing)
+        if not is_loud:
+            with contextlib.suppress(OSError):
+                os.setpgid(self._pid, self._pid)  # as the child does: either of them is first
 
-    def _run(self, work: Callable[[], Found], writing: int, is_loud: bool) -> NoReturn:
+    def _run(self, work: Callable[[], Found], writing: int) -> NoReturn:
         try:
-            os.setpgid(0, 0)
-            if not is_loud:
+            if not self._is_loud:
+                os.setpgid(0, 0)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 nothing = os.open(os.devnull, os.O_RDWR)
                 for number in (0, 1, 2):
                     os.dup2(nothing, number)
@@ -70,12 +75,16 @@ class Child:
             data = os.read(self.pipe, 1 << 16)
             self._data += data
             if not data:
-                return self._end()
-        return self._end() if time.monotonic() > self._until else None
+                return self.end()
+        return self.end() if time.monotonic() > self._until else None
 
-    def _end(self) -> Found:
+    def end(self) -> Found:
+        """Kill the child, and whatever it started, if it is still there; return what it had sent."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)  # and whatever it started
+            if self._is_loud:
+                os.kill(self._pid, signal.SIGTERM)  # it ends its own children
+            else:
+                os.killpg(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         os.close(self.pipe)
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -86,18 +95,22 @@ def run_all(works: Iterable[tuple[Callable[[], Found], float]], jobs: int) -> It
     """Run each work in a child, ``jobs`` at a time; yield the number of each, and what it found."""
     waiting = enumerate(works)
     running: dict[int, Child] = {}
-    while True:
-        while len(running) < jobs and (following := next(waiting, None)) is not None:
-            number, (work, limit_s) = following
-            running[number] = Child(work, limit_s)
-        if not running:
-            return
-        select.select([child.pipe for child in running.values()], [], [], 0.2)
-        for number, child in list(running.items()):
-            found = child.take()
-            if found is not None:
-                del running[number]
-                yield number, found
+    try:
+        while True:
+            while len(running) < jobs and (following := next(waiting, None)) is not None:
+                number, (work, limit_s) = following
+                running[number] = Child(work, limit_s)
+            if not running:
+                return
+            select.select([child.pipe for child in running.values()], [], [], 0.2)
+            for number, child in list(running.items()):
+                found = child.take()
+                if found is not None:
+                    del running[number]
+                    yield number, found
+    finally:
+        for child in running.values():
+            child.end()
 
 
 class Session:
