@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.connectors.files.test_file_commit import begun
+from tests.connectors.files.test_file_committer import begun
 from tests.connectors.files.test_file_sink import context, numbers_in, permit, prepared
 
 from headgate.codec.json_files import encode_life

@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.connectors.files.test_changing_world import Meddling
+from tests.connectors.files.test_file_tracker import Meddling
 from tests.connectors.files.test_rotation import Following, append
 from tests.connectors.source_reading import context
 

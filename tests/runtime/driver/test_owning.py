@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
-from tests.connectors.custom.test_own_lives import ClaimsOnly, ForgetsLives
+from tests.connectors.test_fenced_sink import ClaimsOnly, ForgetsLives
 from tests.storage.looked import Looked
 
 import headgate as hg

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tests.connectors.files.test_file_sink as files
-import tests.connectors.test_stream_kit as streams
+import tests.connectors.streams.test_stream_kit as streams
 from tests.testing.staged import LIMIT_MS, StagedLedger, StagedSink, at, number_of
 
 import headgate as hg

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from examples.sqlite_sink import SqliteLedgerSink, SqliteSink, connect
-from tests.connectors.custom.test_own_sinks import committer, permit, prepared, rows_in, target_at
+from tests.connectors.test_two_phase_sink import committer, permit, prepared, rows_in, target_at
 
 import headgate as hg
 from headgate.codec.json_files import encode_life

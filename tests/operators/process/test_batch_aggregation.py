@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.harness import Harness
-from tests.operators.process.test_combining import MEAN, Mean, declaring
+from tests.operators.process.test_row_state import MEAN, Mean, declaring
 from tests.state.backends import NAMES, Chosen, choose, rows_in
 
 import headgate as hg

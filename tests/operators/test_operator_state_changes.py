@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.operators.checkpointed.test_lists import restored, snapshot_of
+from tests.operators.test_operator_state import restored, snapshot_of
 
 import headgate as hg
 from headgate.errors import UsageError
