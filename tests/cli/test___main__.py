@@ -100,8 +100,8 @@ def test_a_program_that_makes_a_session_begins_its_own_jvm(tmp_path: Path) -> No
 
 
 def test_what_is_for_the_command_alone_is_not_in_the_environment(program: str) -> None:  # OM10
-    around = {"HEADGATE_KEPT": "{}", "HEADGATE_UI_TOKEN": "secret", "A": "b"}
-    assert (__main__.KEPT, __main__.TOKEN) == (supervisor.KEPT, progress.TOKEN)
+    around = {"HEADGATE_SUPERVISED": "{}", "HEADGATE_UI_TOKEN": "secret", "A": "b"}
+    assert (__main__.SUPERVISED, __main__.TOKEN) == (supervisor.SUPERVISED, progress.TOKEN)
     assert set(environment_of(program, around, has_page=True)) & set(around) == {"A"}
     assert set(environment_of(program, around, has_page=False)) & set(around) == {"A", "HEADGATE_UI_TOKEN"}
     assert QUICK_COMPILER in environment_of(program, around, has_page=False)[JVM_OPTIONS]

@@ -217,7 +217,7 @@ def test_a_run_tells_it_behind_its_result(
     class Named:
         name = "p"
 
-    monkeypatch.setattr(SupervisorClient, "keeper", property(lambda self: keeper))
+    monkeypatch.setattr(SupervisorClient, "supervisor_pid", property(lambda self: keeper))
     monkeypatch.setattr(run, "_run_now", lambda *given: RunResult(True))
     monkeypatch.setattr(run, "_is_terminal", lambda: True)
     given = {"quiet": False, "as_json": False, **options}

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from headgate.cli import supervisor
-from headgate.cli.supervisor import KEPT, Orders, Terms, restart_text
+from headgate.cli.supervisor import SUPERVISED, Orders, Terms, restart_text
 from headgate.errors import (
     BadRecord,
     CorruptionError,
@@ -40,7 +40,7 @@ WAIT_S = 60.0
 CHILD = """
 import json, os, signal, subprocess, sys, time
 from headgate.cli.supervisor_client import SupervisorClient
-kept = SupervisorClient.by_environment()
+kept = SupervisorClient.from_environment()
 told = open(sys.argv[1], "a", buffering=1)
 def tell(*words): told.write(json.dumps([os.getpid(), *words]) + "\\n")
 def hold(): time.sleep(3600)
@@ -151,7 +151,7 @@ def test_a_stop_reaches_the_driver_and_it_is_not_started_again(
 @pytest.mark.parametrize("ends", ["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_driver_that_was_asked_to_stop_and_died_is_not_started_again(keep: Callable[..., Kept], ends: str) -> None:
     """KR13: it alone was asked."""
-    kept = keep(f"from headgate.model.heartbeat import Course\ntell('up')\nkept.wished(Course.STOPPING)\n{ends}")
+    kept = keep(f"from headgate.model.heartbeat import Course\ntell('up')\nkept.report_course(Course.STOPPING)\n{ends}")
     code, _, err = kept.end()
     assert (code, len(kept.told())) == (137 if "kill" in ends else 1, 1)
     assert err.startswith("p: the driver was asked to stop and ended before it had said that it was done")
@@ -162,9 +162,9 @@ def test_a_driver_that_was_asked_to_drain_and_died_drains_when_it_is_started_aga
     """KR7, KR13: it alone was asked."""
     kept = keep(
         "from headgate.model.heartbeat import Course\n"
-        "signal.pthread_sigmask(signal.SIG_BLOCK, signals)\nkept.listens()\ntell('up')\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signals)\nkept.report_listening()\ntell('up')\n"
         "if len(open(sys.argv[1]).readlines()) < 2:\n"
-        "    kept.wished(Course.DRAINING)\n"
+        "    kept.report_course(Course.DRAINING)\n"
         "    sys.exit(1)\n"
         "tell(signal.sigwait(signals))"
     )
@@ -177,9 +177,9 @@ signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # in threads that imports sta
 from pathlib import Path
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 from headgate.runtime.driver.takeover import Takeover, taking_over
-with taking_signals(), taking_over(Takeover(keeper=kept.keeper)):
+with taking_signals(), taking_over(Takeover(keeper=kept.supervisor_pid)):
     lock = PipelineLock.acquire(str(Path(sys.argv[1]).parent), "p", "a child")
-kept.listens()
+kept.report_listening()
 tell('up')
 hold()
 """
@@ -254,7 +254,7 @@ def test_a_process_that_is_not_the_parent_of_the_driver_is_not_taken_for_its_kee
     keep: Callable[..., Kept], tmp_path: Path
 ) -> None:  # KR14: numbers become somebody else's
     with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"]) as stranger:
-        kept = keep(HOLDS.replace("kept.keeper", str(stranger.pid)))
+        kept = keep(HOLDS.replace("kept.supervisor_pid", str(stranger.pid)))
         ((pid, _),) = kept.wait_told(1)
         running = RunningPipeline.find(str(tmp_path), "p")
         running.ask(drain=False)
@@ -278,7 +278,7 @@ def test_other_signals_wait_until_the_driver_listens(keep: Callable[..., Kept], 
     kept = keep(
         "tell('up')\n"
         "while not os.path.exists(sys.argv[1] + '-go'): time.sleep(0.01)\n"  # SIGUSR1 would kill it here
-        "signal.pthread_sigmask(signal.SIG_BLOCK, signals)\nkept.listens()\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signals)\nkept.report_listening()\n"
         "tell(signal.sigwait({signal.SIGUSR1}), signal.sigwait({signal.SIGUSR2}))"
     )
     kept.wait_told(1)
@@ -312,10 +312,10 @@ def test_a_driver_whose_keeper_died_before_it_could_say_so_ends_by_itself(tmp_pa
     program = tmp_path / "child.py"
     program.write_text(CHILD + "tell('alive')")
     reader, writer = os.pipe()
-    terms = {"keeper": os.getpid() + 1, "words": writer, "claimant": "", "after": None}
+    terms = {"supervisor_pid": os.getpid() + 1, "pipe": writer, "claimant": "", "after": None}
     child = subprocess.run(
         [sys.executable, "-P", str(program), str(tmp_path / "told")],
-        env={**os.environ, KEPT: json.dumps(terms)},
+        env={**os.environ, SUPERVISED: json.dumps(terms)},
         pass_fds=[writer],
         timeout=WAIT_S,
     )
@@ -346,7 +346,8 @@ def test_what_a_dead_driver_leaves_running_is_ended_before_the_next_one_starts(
 
 def test_the_next_driver_has_the_name_and_the_generation_of_the_last_one(keep: Callable[..., Kept]) -> None:  # KR10
     kept = keep(
-        "tell(kept.claimant, kept.after)\nkept.claimed(7)\nsys.exit(1 if len(open(sys.argv[1]).readlines()) < 2 else 0)"
+        "tell(kept.claimant, kept.after)\nkept.report_claim(7)\n"
+        "sys.exit(1 if len(open(sys.argv[1]).readlines()) < 2 else 0)"
     )
     assert kept.end()[0] == 0
     (_, first_name, first), (_, second_name, second) = kept.told()
@@ -380,7 +381,8 @@ def test_orders_survive_the_way_to_the_keeper(strategy: RestartStrategy) -> None
 
 
 def test_terms_are_plain() -> None:
-    assert Terms(**json.loads('{"keeper": 1, "words": 3, "claimant": "x", "after": null}')) == Terms(1, 3, "x", None)
+    text = '{"supervisor_pid": 1, "pipe": 3, "claimant": "x", "after": null}'
+    assert Terms(**json.loads(text)) == Terms(1, 3, "x", None)
 
 
 @pytest.mark.parametrize(

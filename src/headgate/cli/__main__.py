@@ -18,17 +18,17 @@ from headgate.spark.prerequisites import JVM_OPTIONS, SUBMITTED, java_problem, r
 from headgate.spark.py_files import program_place, with_directory
 
 NO_JVM = frozenset({"--help", "--describe", "--supervised", "--standby"})
-"""With these, a command needs no JVM, or not yet."""
+"""Options of commands that need no JVM, or not yet."""
 
-NOT_GUESSED = frozenset({"--py-files", "--log-dir"})
-"""These change what a JVM takes from this process."""
+CHANGES_JVM = frozenset({"--py-files", "--log-dir"})
+"""Options that change what a JVM takes from this process: it is started when they are read."""
 
-KEPT, PAGE, TOKEN = "HEADGATE_KEPT", "--ui", "HEADGATE_UI_TOKEN"
+SUPERVISED, PAGE, TOKEN = "HEADGATE_SUPERVISED", "--ui", "HEADGATE_UI_TOKEN"
 
 
 def main() -> None:
     """Run the command."""
-    with suppress(Exception):  # whatever is wrong is told by those who need it
+    with suppress(Exception):  # a JVM that cannot be started early is started later, with a proper error
         start_jvm(sys.argv[1:], os.environ)
     before = dict(os.environ)
     from headgate.cli import app as command
@@ -38,17 +38,17 @@ def main() -> None:
 
 
 def start_jvm(words: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Begin the JVM of ``headgate run`` on this machine, if that is what ``words`` say and the JVM can be guessed.
+    """Start the JVM of ``headgate run`` on this machine, if that is what ``words`` say and the JVM can be guessed.
 
     Raises:
-        Exception: of any kind; nothing has begun.
+        Exception: of any kind; no JVM was started.
     """
     if words[:1] != ["run"]:
         return
     options = words[1 : words.index("--")] if "--" in words else words[1:]
     given = {word.partition("=")[0] for word in options}
     program = program_of(words[1:])
-    if given & (NO_JVM | NOT_GUESSED) or program is None or SUBMITTED in environ:
+    if given & (NO_JVM | CHANGES_JVM) or program is None or SUBMITTED in environ:
         return
     master = (values_of("--master", options) or [environ.get("HEADGATE_MASTER") or "local"])[-1]
     if (
@@ -63,7 +63,7 @@ def start_jvm(words: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def program_of(words: Sequence[str]) -> str | None:
-    """Return the program that a command names, as far as can be told; None if it makes Spark's session itself."""
+    """Return the program that a command names, as far as can be guessed; None if it makes Spark's session itself."""
     files = [word for word in words if word.endswith(".py")]
     if not files:
         return "."  # a module of the working directory, or an installed one
@@ -83,7 +83,7 @@ def values_of(option: str, words: Sequence[str]) -> list[str]:
 
 def environment_of(program: str, environ: Mapping[str, str], *, has_page: bool) -> dict[str, str]:
     """Return the environment as it will be when the command needs a JVM."""
-    taken_out = {KEPT, TOKEN} if has_page else {KEPT}
+    taken_out = {SUPERVISED, TOKEN} if has_page else {SUPERVISED}
     environment = {name: value for name, value in environ.items() if name not in taken_out}
     environment.setdefault("PYSPARK_PYTHON", sys.executable)
     environment["PYTHONPATH"] = with_directory(program_place(program), environment.get("PYTHONPATH", ""))

@@ -31,10 +31,10 @@ from headgate.storage.base import NotFound
 from headgate.storage.urls import absolute_location, is_missing, local_directory, open_storage
 
 DATA_CHARS_MAX = 200
-"""Of what a hook returned, so much is shown."""
+"""Characters shown of what a hook returned."""
 
 LOOK_S = 0.05
-"""How often the answer of a pipeline is looked for."""
+"""Between two looks for the answer of a pipeline."""
 
 app = typer.Typer(help="Completed checkpoints of pipelines.", no_args_is_help=True)
 
@@ -106,7 +106,7 @@ def discard_checkpoints(
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Remove damaged checkpoints that were kept aside when a start went back behind them."""
+    """Remove damaged checkpoints that were kept aside when a start went back to an older one."""
     _read_log(directory, pipeline)
     log = CheckpointLog(open_storage(absolute_location(directory)), pipeline)
     found = log.files.aside()
@@ -120,7 +120,7 @@ def discard_checkpoints(
 
 
 def request_and_wait(running: RunningPipeline, request: ControlRequest) -> CheckpointOutcome:
-    """Ask a running pipeline for something, and wait for what comes of it."""
+    """Send a request to a running pipeline, and wait for its outcome."""
     ask = running.ask_for(request)
     try:
         while (outcome := ask.answered()) is None:
@@ -214,7 +214,7 @@ def print_manifest(manifest: Manifest) -> None:
 
 
 def _delays_table(manifest: Manifest) -> Table:
-    """Return how long each subtask waited for barriers, and what had not come through when they overtook it (UA19)."""
+    """Return how long each subtask waited for barriers, and the in-flight data of unaligned checkpoints (UA19)."""
     table = Table(box=None, pad_edge=False)
     for title in ("subtask", "first barrier after", "aligned for", "in flight"):
         table.add_column(title, justify="left" if title == "subtask" else "right")

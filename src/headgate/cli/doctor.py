@@ -45,7 +45,7 @@ CLOCK_OFF_MAX_MS = 1_000
 """Timers of processing time and dates of records differ by what clocks do; no decision of a checkpoint does."""
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*>=\s*([\d.]+)")
-"""As pyproject.toml writes what is required always; optional ones carry a marker behind."""
+"""Requirements in the form of pyproject.toml; those of extras end in a marker and do not match."""
 
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
@@ -316,9 +316,9 @@ PREPARE = "tip: 'headgate prepare' lets pipelines start sooner on this machine (
 
 
 def prepare_tip(master: str | None, environ: Mapping[str, str], *, is_terminal: bool) -> str | None:
-    """Return what is to be told of ``headgate prepare`` after a run on ``master``; None: nothing, or no more.
+    """Return the tip about ``headgate prepare`` after a run on ``master``; None where it does not help, or was shown.
 
-    Of several commands that end at the same moment one is given it. Where nothing can be remembered, nothing is told.
+    It is shown once for each user on a machine. Where that cannot be recorded, it is never shown.
     """
     url = master or environ.get("HEADGATE_MASTER") or "local"
     if not is_terminal or not read_master(url).is_local:

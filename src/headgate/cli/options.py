@@ -20,7 +20,7 @@ from headgate.spark.worker_logs import VARIABLE as LOG_DIRECTORY_VARIABLE
 
 
 def check_pipeline_name(name: str | None) -> str | None:
-    """Return the name of a pipeline; what can be none is told before anything is looked for.
+    """Return the name of a pipeline, checked before anything is looked for.
 
     Raises:
         UsageError

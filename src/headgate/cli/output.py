@@ -50,7 +50,7 @@ def say(text: str, *, err: bool = False, fg: str | None = None, nl: bool = True)
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Write lines of data to standard output: as they are, unless somebody looks at them."""
+    """Write lines of data to standard output: as they are, or made printable on a terminal."""
     is_shown = sys.stdout.isatty()
     sys.stdout.writelines(f"{printable(line) if is_shown else line}\n" for line in lines)
 

@@ -173,7 +173,7 @@ def cancel(
 def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str, drain: bool = False) -> LockHolder:
     """Return how the run ended; say meanwhile which checkpoints are completed.
 
-    One that did not end as it was asked to may be started again by others, who have to know (KR15, SB15).
+    If it did not end as requested, the request is repeated to its supervisor and standbys (KR15, SB15).
     """
     shown = _newest(log)
     while (ended := running.ended()) is None:

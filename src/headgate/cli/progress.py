@@ -55,13 +55,13 @@ class RunObserver(Observer, Protocol):
     """An observer that shows things between ``with`` and its end."""
 
     def on_start(self, handle: PipelineHandle) -> None:
-        """It has begun."""
+        """The run has begun."""
 
     def on_result(self, result: RunResult) -> None:
-        """It ended without failing; nothing comes behind this."""
+        """The run ended without failing; this is the last call."""
 
     def on_failure(self, error: HeadgateError) -> None:
-        """It failed; nothing comes behind this."""
+        """The run failed; this is the last call."""
 
     def __enter__(self) -> Self:
         """Begin to show."""
@@ -76,13 +76,13 @@ class QuietObserver(SilentObserver):
     """Shows nothing."""
 
     def on_start(self, handle: PipelineHandle) -> None:
-        """It has begun."""
+        """The run has begun."""
 
     def on_result(self, result: RunResult) -> None:
-        """It ended without failing; nothing comes behind this."""
+        """The run ended without failing; this is the last call."""
 
     def on_failure(self, error: HeadgateError) -> None:
-        """It failed; nothing comes behind this."""
+        """The run failed; this is the last call."""
 
     def __enter__(self) -> Self:
         return self

@@ -74,12 +74,12 @@ from headgate.spark.session import WarmSession, check_cluster
 _R = TypeVar("_R")
 
 
-def run_here(pipeline: Pipeline, options: RunOptions, kept: SupervisorClient) -> None:
+def run_here(pipeline: Pipeline, options: RunOptions, client: SupervisorClient) -> None:
     """Run in this process, at once or when its turn has come, and say how it ended."""
-    result = _run_as_standby(pipeline, options, kept) if options.standby else _run_now(pipeline, options, kept)
+    result = _run_as_standby(pipeline, options, client) if options.standby else _run_now(pipeline, options, client)
     if result is not None and not options.quiet and not options.as_json:
         say(f"{pipeline.name}: {result_text(result)}", err=True)
-        tip = prepare_tip(options.master, os.environ, is_terminal=_is_terminal()) if not kept.keeper else None
+        tip = prepare_tip(options.master, os.environ, is_terminal=_is_terminal()) if not client.supervisor_pid else None
         if tip is not None:
             say(tip, err=True)
 
@@ -89,7 +89,7 @@ def _is_terminal() -> bool:
 
 
 def terminal_observer(pipeline: Pipeline, options: RunOptions) -> RunObserver:
-    """Return who shows progress in this terminal."""
+    """Return the observer that shows progress in this terminal."""
     if options.quiet:
         return QuietObserver()
     if options.as_json:
@@ -117,19 +117,31 @@ def metrics_port(options: RunOptions, must_run: bool) -> MetricsEndpoint | None:
         return None
 
 
-def _run_now(pipeline: Pipeline, options: RunOptions, kept: SupervisorClient) -> RunResult:
-    port = metrics_port(options, kept.keeper != 0)
-    with _make_observer(pipeline, options, kept.keeper != 0) as observer:
+def _run_now(pipeline: Pipeline, options: RunOptions, client: SupervisorClient) -> RunResult:
+    port = metrics_port(options, client.supervisor_pid != 0)
+    with _make_observer(pipeline, options, client.supervisor_pid != 0) as observer:
         return _report_result(
-            [observer], lambda: run_to_end(lambda: _start_pipeline(pipeline, options, observer, kept, port))
+            [observer], lambda: run_to_end(lambda: _start_pipeline(pipeline, options, observer, client, port))
         )
 
 
 def _start_pipeline(
-    pipeline: Pipeline, options: RunOptions, observer: RunObserver, kept: SupervisorClient, port: MetricsEndpoint | None
+    pipeline: Pipeline,
+    options: RunOptions,
+    observer: RunObserver,
+    client: SupervisorClient,
+    port: MetricsEndpoint | None,
 ) -> PipelineHandle:
-    kept.listens()
-    place = Takeover(kept.claimant, kept.after, kept.claimed, None, kept.wished, kept.keeper, kept.restarts)
+    client.report_listening()
+    place = Takeover(
+        client.claimant,
+        client.after,
+        client.report_claim,
+        None,
+        client.report_course,
+        client.supervisor_pid,
+        client.restarts,
+    )
 
     def start() -> PipelineHandle:
         push = options.metrics_push
@@ -139,12 +151,12 @@ def _start_pipeline(
         return _start_with_metrics(port, pipeline, observer, start)
 
 
-def _run_as_standby(pipeline: Pipeline, options: RunOptions, kept: SupervisorClient) -> RunResult | None:
+def _run_as_standby(pipeline: Pipeline, options: RunOptions, client: SupervisorClient) -> RunResult | None:
     """Wait for a turn and run; None when it never came."""
     definition = pipeline.definition_on(options.master)
     config = definition.config
     observers: list[RunObserver] = []
-    make_checkpoint_directory(config)  # as the start of a pipeline does it: whoever looks there first makes it
+    make_checkpoint_directory(config)  # a standby may be the first that looks there
 
     def tell(notice: str, text: str) -> None:
         shown.close()  # the progress of a takeover that came too late
@@ -171,7 +183,7 @@ def _run_as_standby(pipeline: Pipeline, options: RunOptions, kept: SupervisorCli
 
         check = jvm_check(lambda: session.is_alive)
         place = config.checkpoint_root, config.name
-        standing = StandbyRunner(*place, kept, start, tell, check, options.silence_ms)
+        standing = StandbyRunner(*place, client, start, tell, check, options.silence_ms)
         return _report_result(observers, standing.run)
 
 
@@ -184,7 +196,7 @@ def _start_with_metrics(
 
 
 def _report_result(observers: Sequence[RunObserver], run: Callable[[], _R]) -> _R:
-    """Have whoever shows progress say how it ended; of a standby there is one for each turn, or none."""
+    """Report the result to the last observer; a standby has one for each takeover, or none."""
     try:
         result = run()
     except HeadgateError as error:
@@ -198,7 +210,7 @@ def _report_result(observers: Sequence[RunObserver], run: Callable[[], _R]) -> _
 
 
 def _make_observer(pipeline: Pipeline, options: RunOptions, must_run: bool) -> RunObserver:
-    """Return who shows progress; ``must_run`` as for ``metrics_port``."""
+    """Return the observer of a run; ``must_run`` as for ``metrics_port``."""
     shown = terminal_observer(pipeline, options)
     if options.page is None:
         return shown
@@ -266,7 +278,7 @@ def run(
     Exit codes: 0 finished or stopped, 1 failed, and starting again may help, 2 wrong use, 3 failed for good: something
     has to be changed first, 4 the pipeline is running elsewhere.
     """
-    kept = SupervisorClient.by_environment()
+    client = SupervisorClient.from_environment()
     begins = StartPoint(restore, go_back_behind, tuple(allow_unclaimed_state or ()), tuple(moved or ()))
     options = RunOptions(
         master,
@@ -298,7 +310,7 @@ def run(
     elif supervised:
         _supervise(options, program, given)
     else:
-        run_here(_load_program(options, program, given), options, kept)
+        run_here(_load_program(options, program, given), options, client)
 
 
 def _load_program(options: RunOptions, program: str, arguments: Sequence[str]) -> Pipeline:

@@ -1,4 +1,4 @@
-"""``headgate sinks``: which pipelines the file sinks of a directory belong to, and letting them begin anew.
+"""``headgate sinks``: list the owners of the file sinks of a directory, and forget one.
 
 Counterparts: ``connectors.files.owner``, and ``connectors.custom.owned`` for sinks that users write. For sinks to
 streams: ``headgate streams forget``. Never removes data.
@@ -73,7 +73,7 @@ def forget(
 
 
 def _file_sink(pipeline: str, node: str, url: str) -> tuple[Owner, Callable[[], object]]:
-    """Return whose the files are, and what makes their directory forget that."""
+    """Return the owner of the files, and a function that makes their directory forget it."""
     if is_missing(url):
         return Owner(), lambda: None
     target = FileSink(url).target(pipeline, node)
@@ -83,7 +83,7 @@ def _file_sink(pipeline: str, node: str, url: str) -> tuple[Owner, Callable[[], 
 def _program_sink(
     pipeline: str, node: str, program: str, arguments: Sequence[str]
 ) -> tuple[Owner, Callable[[], object]]:
-    """Return whose the target of a sink in ``program`` is, and what makes it forget that.
+    """Return the owner of the target of a sink in ``program``, and a function that makes it forget it.
 
     ``node`` may be a former name, by which only the target knows the sink (LV9).
 
@@ -101,7 +101,7 @@ def _program_sink(
 
 
 def ownership_text(owner: Owner) -> str:
-    """Return whose something is, as the end of a sentence."""
+    """Return the owner as the end of a sentence."""
     if owner.life is not None:
         life = owner.life
         return f"belongs to the checkpoints in {life.home}, begun on {life.host} at {time_text(life.begun_ms)} UTC"

@@ -68,7 +68,7 @@ class StandbyRunner:
 
     Attributes:
         root, pipeline: what it watches.
-        kept: its keeper, if it has one.
+        client: connection to its supervisor, if it has one.
         start: starts the pipeline; called for a takeover.
         say: tells the user a notice and its sentence.
         check: called before every look; raises when this process could not take over any more.
@@ -77,7 +77,7 @@ class StandbyRunner:
 
     root: str
     pipeline: str
-    kept: SupervisorClient
+    client: SupervisorClient
     start: Callable[[], PipelineHandle]
     say: Callable[[str, str], None]
     check: Callable[[], None] = lambda: None
@@ -93,10 +93,10 @@ class StandbyRunner:
         """Wait, and run the pipeline when it is our turn; None: it ended or we were stopped before.
 
         Raises:
-            FencedError: somebody took over from us (SB12).
+            FencedError: another driver took over from this one (SB12).
             PipelineFailed, UsageError: see ``Pipeline.run``.
         """
-        lookout = HeartbeatReader(open_storage(self.root), self.pipeline, self.kept.claimant)
+        lookout = HeartbeatReader(open_storage(self.root), self.pipeline, self.client.claimant)
         event: Event | None = Begin()
         with self._ending_on_signals():
             while event is not None and not self._ended.is_set():
@@ -158,15 +158,15 @@ class StandbyRunner:
         return Looked(began_ms, _now_ms(), observed, is_all)
 
     def _take_over(self, effect: TakeOver) -> RunResult | None:
-        """Run the pipeline; None when somebody else was quicker (SB9)."""
+        """Run the pipeline; None when another process was quicker (SB9)."""
         claimed: list[Generation] = []
 
         def tell(generation: Generation) -> None:
             claimed.append(generation)
-            self.kept.claimed(generation)
+            self.client.report_claim(generation)
 
         def start() -> PipelineHandle:
-            self.kept.listens()
+            self.client.report_listening()
             handle = self.start()
             if effect.drain:  # SB10: as its user would
                 os.kill(os.getpid(), DRAIN)
@@ -175,9 +175,15 @@ class StandbyRunner:
             return handle
 
         try:
-            kept = self.kept
+            client = self.client
             place = Takeover(
-                kept.claimant, effect.after, tell, self._lock_of[1], kept.wished, kept.keeper, kept.restarts
+                client.claimant,
+                effect.after,
+                tell,
+                self._lock_of[1],
+                client.report_course,
+                client.supervisor_pid,
+                client.restarts,
             )
             with taking_over(place):
                 return run_to_end(start)

@@ -129,7 +129,7 @@ def read_rows(path: Path) -> pl.DataFrame:
     """Return the rows in a file.
 
     Raises:
-        UsageError: nobody can tell what it is, or it cannot be read.
+        UsageError: its kind is unknown, or it cannot be read.
     """
     reader = READERS.get(path.suffix)
     if reader is None:
@@ -386,7 +386,7 @@ def _key(state: StoredState, text: str) -> Any:
     fields = [state.shape.schema.field(name) for name in state.shape.keys]
     parts = _parts(text, len(fields))
     if not fields:
-        return tuple(parts)  # whoever looks for it says that there is no key
+        return tuple(parts)  # ``selection`` says that there is no key
     try:
         if len(parts) != len(fields):
             raise ValueError(f'{len(fields)} values are needed, with commas between them; one with a comma is "a,b"')
@@ -421,7 +421,7 @@ def _value(text: str, dtype: pa.DataType) -> Any:
 
 
 def _first(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
-    """Yield the first ``limit`` rows; what is behind them is not read."""
+    """Yield the first ``limit`` rows; no more are read."""
     left = limit
     while left > 0 and (batch := next(batches, None)) is not None:
         yield batch.slice(0, left)

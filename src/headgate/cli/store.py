@@ -1,4 +1,4 @@
-"""``headgate store serve``: offers a store in a directory to other processes and machines, until it is told to stop.
+"""``headgate store serve``: serve a store in a directory to other processes and machines, until a signal.
 
 Counterpart: ``headgate.store.server``. Source: SS14 and SS15 of docs/spec/served-store.md.
 """
@@ -34,7 +34,7 @@ from headgate.store.store import store_root
 app = typer.Typer(help="The store itself.", no_args_is_help=True)
 
 PERIOD_S = 5.0
-"""Between two looks whether there is something to tell."""
+"""Between two lines about requests."""
 
 
 Tell: TypeAlias = Callable[[str, dict[str, Any]], None]

@@ -1,7 +1,7 @@
 """Supervisor process of ``headgate run --supervised``: start the driver again when it ends (docs/spec/keeper.md).
 
-Carries out what ``protocol.supervision.keeper`` decides. It stays small on purpose: no Spark, no Arrow, no user code.
-Counterpart: ``cli.supervisor_client``, the driver's end.
+Carries out what ``protocol.supervision.driver_supervisor`` decides. It stays small on purpose: no Spark, no Arrow, no
+user code. Counterpart: ``cli.supervisor_client``, the driver's end.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from headgate.protocol.supervision.driver_supervisor import (
 )
 from headgate.protocol.supervision.supervisor_events import Begin
 
-KEPT = "HEADGATE_KEPT"
-"""In the environment of a child: JSON of ``Terms``."""
+SUPERVISED = "HEADGATE_SUPERVISED"
+"""Environment variable of a child: JSON of ``Terms``."""
 
 LISTENING = "listening"
-"""The word of a child that takes every signal from now on."""
+"""Report of a child that handles every signal from now on."""
 
 SIGNALS = {
     signal.SIGTERM: Command.STOP,
@@ -69,23 +69,23 @@ _STRATEGIES: dict[str, Callable[..., RestartStrategy]] = {
 }
 
 SHOW_CURSOR = "\x1b[?25h\n"
-"""What a progress table that was killed has left undone on a terminal."""
+"""Undoes what a killed progress table has left on a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a child must know.
+    """What a child gets from its supervisor.
 
     Attributes:
-        keeper: the process id of its keeper, without which it does not live (KR9).
-        words: the file descriptor for its words: ``listening``, what its user asked of it, the generation it claimed.
-        claimant: under which name it claims (KR10).
+        supervisor_pid: the process id of its supervisor; the child dies with it (KR9).
+        pipe: the file descriptor for its reports: ``listening``, what its user requested, the generation it claimed.
+        claimant: the name that it claims under (KR10).
         after: the newest generation that one of its predecessors claimed, or None.
-        restarts: how often a driver was started again: its progress counts them, too.
+        restarts: how often a driver was started again; its progress counts them, too.
     """
 
-    keeper: int
-    words: int
+    supervisor_pid: int
+    pipe: int
     claimant: str
     after: int | None
     restarts: int = 0
@@ -93,7 +93,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What the keeper is to do: run ``command`` by ``strategy``, and tell about it as text or JSON."""
+    """Orders to a supervisor: run ``command``, restart it by ``strategy``, report as text or JSON."""
 
     command: list[str]
     strategy: RestartStrategy
@@ -115,7 +115,7 @@ class Orders:
 
 
 class Supervisor:
-    """One keeper and its child."""
+    """Runs one driver as a child process, and starts it again."""
 
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
@@ -125,7 +125,7 @@ class Supervisor:
         self._child: subprocess.Popen[bytes] | None = None
         self._begun_s = 0.0
         self._restarts_count = 0
-        self._words = -1
+        self._pipe = -1
         self._unread = b""
         self._due_s: float | None = None
         self._commands: list[Command] = []
@@ -133,7 +133,7 @@ class Supervisor:
         self._woken, self._waker = os.pipe()
 
     def run(self) -> int:
-        """Keep the driver running; return the exit code at the end."""
+        """Keep the driver running; return the exit code."""
         os.set_blocking(self._woken, False)
         os.set_blocking(self._waker, False)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
@@ -155,51 +155,51 @@ class Supervisor:
     def _wait(self) -> None:
         """Sleep until something happened, and handle it."""
         timeout_s = None if self._due_s is None else max(self._due_s - time.monotonic(), 0.0)
-        watched = [self._woken] if self._words < 0 else [self._woken, self._words]
+        watched = [self._woken] if self._pipe < 0 else [self._woken, self._pipe]
         ready, _, _ = select.select(watched, [], [], timeout_s)
         if self._woken in ready:
             with suppress(BlockingIOError):
                 os.read(self._woken, 4096)
-        if self._words in ready:
-            self._read_words()
+        if self._pipe in ready:
+            self._read_reports()
         while self._commands and self._code is None:
             self._handle(CommandReceived(self._commands.pop(0)))
         if self._child is not None and self._is_child_dead():
-            self._bury()
+            self._reap()
         if self._due_s is not None and time.monotonic() >= self._due_s:
             self._due_s = None
             self._handle(DelayOver())
 
-    def _read_words(self) -> None:
-        data = os.read(self._words, 4096)
+    def _read_reports(self) -> None:
+        data = os.read(self._pipe, 4096)
         if not data:
-            self._close_words()
+            self._close_pipe()
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            self._handle(_event_of(line.decode()))
+            self._handle(_parse_report(line.decode()))
 
     def _is_child_dead(self) -> bool:
-        """Whether it has died; it is not waited for yet, so its number is nobody else's."""
+        """Whether it has died; it is not reaped yet, so its process id is not used again."""
         assert self._child is not None
         return os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def _bury(self) -> None:
-        """End what a dead child has left running, hear its last words, and wait for it (KR1)."""
+    def _reap(self) -> None:
+        """Kill what a dead child has left running, read its last reports, and reap it (KR1)."""
         child = self._child
         assert child is not None
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         status = child.wait()
-        while self._words >= 0 and select.select([self._words], [], [], 0)[0]:
-            self._read_words()
-        self._close_words()
+        while self._pipe >= 0 and select.select([self._pipe], [], [], 0)[0]:
+            self._read_reports()
+        self._close_pipe()
         self._child = None
         self._handle(ChildEnded(status, self._now_ms(), random.random()))
 
-    def _close_words(self) -> None:
-        if self._words >= 0:
-            os.close(self._words)
-            self._words, self._unread = -1, b""
+    def _close_pipe(self) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+            self._pipe, self._unread = -1, b""
 
     # -- effects ----------------------------------------------------------------------------------------------------
 
@@ -229,19 +229,19 @@ class Supervisor:
 
     def _start(self, after: Generation | None) -> None:
         self._begun_s = time.monotonic()
-        self._words, theirs = os.pipe()
+        self._pipe, theirs = os.pipe()
         terms = Terms(os.getpid(), theirs, self._claimant, after, self._restarts_count)
-        environment = {**os.environ, KEPT: json.dumps(asdict(terms))}
+        environment = {**os.environ, SUPERVISED: json.dumps(asdict(terms))}
         try:
             self._child = subprocess.Popen(
                 self._orders.command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs],
-                process_group=0,  # Ctrl-C is for the keeper, which passes it on (KR6)
+                process_group=0,  # Ctrl-C is for the supervisor, which passes it on (KR6)
             )
         except OSError as error:
-            self._close_words()
+            self._close_pipe()
             self._handle(ChildEnded(None, self._now_ms(), random.random(), str(error)))
         finally:
             os.close(theirs)
@@ -272,7 +272,7 @@ class Supervisor:
         print(printable(f"{self._orders.name}: {text}"), file=sys.stderr, flush=True)
 
 
-def _event_of(word: str) -> Event:
+def _parse_report(word: str) -> Event:
     if word == LISTENING:
         return ChildListens()
     return ChildClaimed(Generation(int(word))) if word.isdecimal() else ChildHeard(Course(word))
@@ -301,7 +301,7 @@ def signal_name(number: int) -> str:
 
 
 def main() -> int:
-    """Keep what the only argument orders running."""
+    """Run the supervisor with the orders of the only argument."""
     return Supervisor(Orders.decoded(sys.argv[1])).run()
 
 

@@ -70,7 +70,7 @@ def options_with(file: Path) -> list[str]:
 
 
 def is_trusted(file: Path) -> bool:
-    """Return whether ``file`` is there, and nobody but this user can have written it."""
+    """Return whether ``file`` exists, and only this user can have written it."""
     try:
         found, directory = os.lstat(file), os.stat(file.parent)
     except OSError:

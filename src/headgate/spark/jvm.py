@@ -90,7 +90,7 @@ class JvmProcess:
     Attributes:
         launch: what it was begun with.
         process: the JVM; a script of Spark's, which becomes it, in the first moments.
-        words: the descriptor from which its standard error is read, by whoever took it.
+        words: the descriptor from which its standard error is read.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -136,7 +136,7 @@ class JvmProcess:
         return port, told[8 : 8 + length].decode()
 
     def end(self) -> None:
-        """End it: nobody has taken it."""
+        """End it: it was not needed."""
         if not self.is_mine:
             return
         self.process.kill()
@@ -150,7 +150,7 @@ class JvmProcess:
 def _remove_old() -> None:
     """Remove what others of this user left long ago."""
     for path in Path(tempfile.gettempdir()).glob(f"{PLACE}*"):
-        with suppress(OSError):  # somebody else does it, too
+        with suppress(OSError):  # other processes do it, too
             found = path.lstat()
             if found.st_uid == os.getuid() and SYSTEM_CLOCK.wall_ms() / 1000 - found.st_mtime > OLD_S:
                 shutil.rmtree(path)
@@ -202,7 +202,7 @@ LINES_MAX = 200
 """Kept of what a starting JVM writes: the beginning says why, the rest are frames."""
 
 HEARD_S = 5.0
-"""How long to wait for the last words of a JVM that has ended: who inherited its standard error may hold it open."""
+"""For the last lines of a JVM that has ended: a process that inherited its standard error may hold it open."""
 
 CHARS_SHOWN = 300
 
@@ -213,7 +213,7 @@ NOISE = (
     "Using Spark's default log4j profile",
     "Picked up ",
 )
-"""What every start prints, and nobody needs."""
+"""What every start prints."""
 
 
 def is_no_py4j_traceback(record: logging.LogRecord) -> bool:
@@ -308,12 +308,12 @@ def ensure_jvm(settings: Mapping[str, str]) -> None:
 
     forget_dead_jvm()
     if SparkContext._gateway is not None or SUBMITTED in os.environ:
-        discard_early()  # OM11: somebody else has one
+        discard_early()  # OM11: there is one already
         return
     jvm = take_or_start(launch_of(settings, os.environ))
     listener = StderrReader(jvm.words)
     for name in PRELOADED_MODULES:
-        with suppress(ImportError):  # whoever needs it says so
+        with suppress(ImportError):  # its first use says so
             importlib.import_module(name)
     address = jvm.address()
     if address is None:
@@ -340,7 +340,7 @@ def _gateway_of(jvm: JvmProcess, port: int, secret: str) -> Any:
 def log_to(file: Path | None) -> None:
     """Have the JVM write its warnings to ``file`` from now on; those of its start go there, too (OM13).
 
-    Nothing happens if it was told by others where to write, or there can be no such file.
+    Nothing happens if its user chose another file, or there can be no such file.
     """
     from pyspark import SparkContext
 
@@ -385,7 +385,7 @@ def startup_errors() -> Iterator[None]:
     except Exception as error:
         if _jvm_ended():
             forget_dead_jvm()
-            raise _not_started("") from None  # of py4j's pages nobody learns more
+            raise _not_started("") from None  # py4j's pages say no more
         why = cause_of(str(error)) or type(error).__name__
         raise PipelineFailed(f"Spark could not start the session: {why}") from None
 

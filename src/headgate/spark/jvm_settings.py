@@ -1,7 +1,7 @@
 """Settings of Spark's JVM and of a session that Headgate makes, its temporary directory and its signals.
 
-A JVM is told nothing of the pipeline that it is started for, so that ``headgate run`` can start it before it knows
-the pipeline (OM10); what a session adds is told when it is made. Imports no PySpark.
+The settings of a JVM say nothing of its pipeline, so that ``headgate run`` can start it before it knows
+the pipeline (OM10); what a session adds is set when it is made. Imports no PySpark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headgate.spark.prerequisites import JVM_OPTIONS, read_master
 from headgate.storage.local_directories import ProcessDirectory
 
 _PARENT = f"headgate-spark-{os.getuid()}"
-"""Of this user: the directory for temporary files is everybody's, and nobody else may read what is below (0700)."""
+"""Of this user: all users share the directory for temporary files, and only this one may read what is below (0700)."""
 
 _own: list[tuple[int, ProcessDirectory]] = []
 """The one of this process, with its id: PySpark keeps one JVM as long as a process lives, whatever sessions it has."""
@@ -50,7 +50,7 @@ def _remove(process: int, own: ProcessDirectory) -> None:
 
 
 def temporary_file_options(directory: Path | None) -> tuple[dict[str, str], str]:
-    """Return Spark's options and the JVM's for a session whose temporary files are in ``directory``."""
+    """Return the options of Spark and of its JVM that put temporary files into ``directory``."""
     if directory is None:
         return {}, ""
     return {"spark.local.dir": str(directory)}, f'"-Djava.io.tmpdir={directory}"'
@@ -59,7 +59,7 @@ def temporary_file_options(directory: Path | None) -> tuple[dict[str, str], str]
 def ignore_sigterm_in_jvm(session: Any) -> None:
     """Have the JVM ignore SIGTERM, as PySpark has it ignore Ctrl-C.
 
-    Whoever ends a service sends it to every process of it, and a pipeline whose JVM has ended can take no last
+    The end of a service sends it to all processes of it, and a pipeline whose JVM has ended can take no last
     checkpoint. Without its driver the JVM ends anyway: its input closes.
     """
     with suppress(Exception):  # a JVM without these classes is one that ends with the signal, as ever
@@ -86,7 +86,7 @@ _OF_A_SESSION = ("spark.app.name", "spark.master")
 
 
 def session_options(name: str, master: str | None) -> dict[str, str]:
-    """Return the settings of a session of a pipeline's own; ``master`` None: Spark has been told."""
+    """Return the settings of a session of a pipeline's own; ``master`` None: ``spark-submit`` has set it."""
     options = {
         "spark.app.name": f"headgate-{name}",
         "spark.ui.enabled": "false",
@@ -135,7 +135,7 @@ def log_options(directory: Path | None, *, is_local: bool) -> list[str]:
 
 
 def quick_options(given: str | None) -> str:
-    """Return what a JVM is to be told that starts quickly; options of the user's come later, and win."""
+    """Return the options of a JVM that starts quickly; options of the user's come later, and win."""
     return " ".join([QUICK_COMPILER, *archive_options(), *([] if given is None else [given])])
 
 

@@ -1,7 +1,7 @@
 """Start the workers of a pipeline as one barrier stage of a Spark job, and explain why a job failed.
 
 Implements ``Launcher`` of ``runtime.driver``. The job's only purpose is to hold ``parallelism`` tasks at a time; its
-failures are reported as one line each, because the workers have told the driver the story already.
+failures are reported as one line each, because the workers have reported the details to the driver.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def job_error(text: str) -> str:
 
 
 def _setup_error(text: str) -> str:
-    """Return what is wrong with the executors or the program, which no repetition mends; "" if nothing is known."""
+    """Return an error of the executors or the program that a restart does not mend; "" if there is none."""
     if told := _worker_message(text):
         return told if told.endswith(OTHER_RELEASE) else ""
     if found := _NO_MODULE.search(text):
@@ -124,7 +124,7 @@ def _setup_error(text: str) -> str:
 
 
 def _worker_message(text: str) -> str:
-    """Return what a worker has said that was told to end, or ended itself; "" if none has."""
+    """Return the message of a worker that was stopped or ended itself; "" if there is none."""
     lines = [line.strip() for line in text.splitlines()]
     return next((line.removeprefix("RuntimeError: ")[:CHARS_SHOWN] for line in lines if line.startswith(_WORKER)), "")
 

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def block_sigterm() -> None:
-    """Keep SIGTERM out: whoever ends a service sends it to every process of it, and the last checkpoint needs all.
+    """Block SIGTERM: the end of a service sends it to all of its processes, and the last checkpoint needs them.
 
     Before any thread begins: the system gives the signal to any one that does not block it, and Spark's handler then
     runs in the main thread all the same and hangs up on every worker. Spark ends this process by closing its input, and
@@ -68,7 +68,7 @@ def _take_sigterm() -> None:
 def drop_archives_from_path() -> None:
     """Take archives off the import path: Spark's core, and PySpark where the same files are installed.
 
-    Every task begins with ``importlib.invalidate_caches``, for which Python reads the directory of each archive anew,
+    Every task begins with ``importlib.invalidate_caches``, for which Python reads the directory of each archive again,
     once for each package in it: that takes longer than all imports.
     """
     pyspark = [entry for entry in sys.path if Path(entry).name == "pyspark.zip"]

@@ -80,7 +80,7 @@ class SparkHandle(DriverHandle):
     """A pipeline that runs on Spark."""
 
     def __init__(self, driver: Driver, give_back: Callable[[], None] | None = None) -> None:
-        """``give_back``: of its ``OwnSession``; None: the session is its user's."""
+        """``give_back``: of its ``PipelineSession``; None: the session is its user's."""
         super().__init__(driver)
         self._give_back = give_back
 
@@ -120,7 +120,7 @@ def start_pipeline(
     """Start ``definition`` and return its handle.
 
     Uses ``spark``, else the active SparkSession, else makes one for ``master`` (default: local, as many slots as
-    the parallelism) and stops it at the end. ``submission`` is what Spark is told beside the pipeline.
+    the parallelism) and stops it at the end. ``submission`` has settings and files for Spark.
 
     Raises:
         UsageError: the cluster has fewer slots than the parallelism, another driver runs this pipeline, there is no
@@ -201,7 +201,7 @@ def _is_new(found: Any) -> bool:
 
 
 def make_session(name: str, parallelism: int, master: str | None, conf: Iterable[tuple[str, str]] = ()) -> Any:
-    """Return a new SparkSession that keeps quiet: failures of workers are told by the driver, not by JVM frames.
+    """Return a new SparkSession that logs little: the driver reports failures of workers, without JVM frames.
 
     ``conf``: settings of the user's, which count more than those that Headgate makes.
 
@@ -233,7 +233,7 @@ def make_session(name: str, parallelism: int, master: str | None, conf: Iterable
 
 
 def _stop(session: Any) -> None:
-    """Stop a session whose JVM may have died before."""
+    """Stop a session; its JVM may have died before."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     with suppress(Py4JError, OSError):

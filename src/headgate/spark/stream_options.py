@@ -17,7 +17,7 @@ from headgate.store.streams import StreamCut, StreamInfo, no_such_stream
 EARLIEST, LATEST = "earliest", "latest"
 
 OWNERS = "spark/"
-"""The keys of all who write by Spark begin so: queries, and single writes."""
+"""Prefix of the owners of all writes by Spark: queries, and single writes."""
 
 PLACE_COLUMNS = ("_segment", "_position")
 """Where an event is: with ``place=true`` they follow the columns of the stream."""

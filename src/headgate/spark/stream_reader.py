@@ -100,7 +100,7 @@ class StreamSelection:
         """Return the stream as it is now.
 
         Raises:
-            TruncatedError: something behind ``begin`` is gone (SP6).
+            TruncatedError: events after ``begin`` are gone (SP6).
             UsageError: ``begin`` is a cut of another stream: it comes from a checkpoint of before.
         """
         info = self.find()
@@ -240,7 +240,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     def __init__(
         self, selected: StreamSelection, schema: Any, start: str, rows_max: int | None, holder: str | None
     ) -> None:
-        """``holder``: in whose name is held what has not been processed; None: nothing is."""
+        """``holder``: of the events that have not been processed; None: they are not held."""
         self._selected = selected
         self._schema = schema
         self._start = start

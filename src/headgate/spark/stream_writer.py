@@ -2,7 +2,7 @@
 
 Counterparts: ``spark.stream_format``, which makes it; ``store.transactions``. Source: SP7 to SP10 of
 docs/spec/spark-streams.md. Each task prepares a transaction; Spark's driver commits those of a write, or of a
-micro-batch, in one step of the catalogue. Until then nobody sees any of it.
+micro-batch, in one step of the catalogue. Until then none of it is visible.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 """Properties that Spark gives to the tasks of a micro-batch. The id stays the same when a query is started again."""
 
 TRIES = 3
-"""Of a commit whose outcome is unknown."""
+"""Of a commit with an unknown outcome."""
 
 SWEEP_EVERY = 1_000
 """Micro-batches. Between two sweeps, files stay of tasks that died before they had prepared anything."""
@@ -114,17 +114,17 @@ class StreamTarget:
         *,
         sweeps: bool = True,
     ) -> None:
-        """Fence whoever else may still do so, abort what others have prepared, and commit ``names`` in one step.
+        """Fence other writers of ``owner``, abort what they have prepared, and commit ``names`` in one step.
 
         Args:
-            owner: in whose name they were prepared.
+            owner: of the transactions.
             names: of the transactions.
-            is_done: whether the same was committed already, as it is behind the fence.
+            is_done: whether the same was committed already, asked after fencing.
             sweeps: whether files go, too, that tasks have left which died before they had prepared anything. It looks
                 at all files of the owner.
 
         Raises:
-            FencedError, CorruptionError: somebody else is at it.
+            FencedError, CorruptionError: another driver does the same.
         """
         store, stream = self.place.store, self.place.stream
         epoch = store.pipelines.owner(owner).generation + 1
@@ -141,7 +141,7 @@ class StreamTarget:
                 store.transactions.recover(stream, owner=owner, epoch=epoch)
 
     def forget(self, owner: str, is_old: Callable[[str], bool] = lambda _: True) -> None:
-        """Forget how transactions ended that nobody asks for any more; ``is_old`` says by the name which these are."""
+        """Forget the outcomes of transactions that are not needed any more; ``is_old`` selects them by name."""
         store = self.place.store
         with suppress(HeadgateError):  # they are a few rows, and what is committed must not seem to have failed
             decided = [x.name for x in store.list_transactions(owner=owner) if x.status.is_terminal]
@@ -164,7 +164,7 @@ class StreamTarget:
 
 
 def _commit(store: Store, names: Sequence[tuple[str, str]], owner: str, epoch: int) -> None:
-    """Commit, and ask again where nobody knows whether that happened: Spark asks for a write only once."""
+    """Commit, and repeat a commit with an unknown outcome: Spark asks for a write only once."""
     for _ in range(TRIES - 1):
         with suppress(StorageError):
             return store.commit_transactions(names, owner=owner, epoch=epoch)

@@ -23,11 +23,11 @@ WRITTEN_CHARS = 2_000
 _PAGE_BYTES = 16_384
 _HEAD_BYTES = 16
 _KEPT_MAX = 16
-"""Processes whose end is remembered: more than a machine loses between two starts of a worker."""
+"""Ended processes that are remembered: more than a machine loses between two starts of a worker."""
 
 
 class SharedTail:
-    """Memory that a process and the daemon share: who it is, and what it wrote last."""
+    """Memory that a process and the daemon share: its id, and what it wrote last."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _PAGE_BYTES)

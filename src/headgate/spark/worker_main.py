@@ -44,7 +44,7 @@ class WorkerMain:
         """Run a worker until its pipeline ends; yields nothing.
 
         Raises:
-            RuntimeError: the worker was told to stop or failed. One sentence: the driver has the story.
+            RuntimeError: the worker was stopped or failed. One sentence: the driver has the details.
         """
         from pyspark import BarrierTaskContext
 
@@ -84,7 +84,7 @@ class WorkerMain:
 
 
 def ignore_sigterm() -> None:
-    """Do nothing at SIGTERM: whoever ends a service sends it to every process of it, and the last checkpoint needs all.
+    """Ignore SIGTERM: the end of a service sends it to all of its processes, and the last checkpoint needs them.
 
     A function, not ``SIG_IGN``: what a user's function starts must not inherit it. The worker ends with its connection
     to the driver.
@@ -93,7 +93,7 @@ def ignore_sigterm() -> None:
 
 
 def check_release(worker: int, release: str) -> None:
-    """End a worker whose Headgate is another one than its driver's: their messages may mean different things.
+    """Refuse to run beside a driver of another release: their messages may mean different things.
 
     Raises:
         RuntimeError: one sentence, for the driver.

@@ -64,10 +64,10 @@ add_write(app)
 app.add_typer(transactions.app, name="transactions")
 
 QUIET_S = 1.0
-"""So long nobody may write before orphans are removed: a file that is being written looks like one."""
+"""Without writes for so long, orphans are removed: a file that is being written looks like one."""
 
 CLOSED_SHOWN = 100
-"""Of more closed segments a person wants to know how many there are; ``--json`` has them all."""
+"""Of more closed segments only the number is shown; ``--json`` has them all."""
 
 
 @app.command("create")
@@ -271,7 +271,7 @@ def check(
 
 
 def _without_orphans(store: Store) -> int:
-    """Remove orphans, unless somebody is seen to write; return how many."""
+    """Remove orphans unless a process is seen to write; return how many."""
     before = _written(store)
     time.sleep(QUIET_S)
     if _written(store) != before:

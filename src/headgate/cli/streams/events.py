@@ -34,7 +34,7 @@ from headgate.store.writer import StreamWriter
 
 LINES_AT_A_TIME = 8_192
 LISTENS_AGAIN = "1s"
-"""So often it is looked whether there was a Ctrl-C."""
+"""Between two looks whether there was a Ctrl-C."""
 
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Wait for new events until the stream is sealed; Ctrl-C ends it.")
@@ -134,7 +134,7 @@ def _print(follower: StreamFollower, *, limit: int | None, follow: bool, as_json
 
 @contextlib.contextmanager
 def _ending_quietly(follow: bool) -> Iterator[Callable[[], bool]]:
-    """End without a word where a person, or who reads the output, has ended it (CL2).
+    """End without an error after Ctrl-C, or when the reader of the output has gone (CL2).
 
     Yields whether there was a Ctrl-C: its exception is lost if it comes where Python or a library ignores exceptions,
     as in a finaliser, and SQLite makes another one of it in a callback.

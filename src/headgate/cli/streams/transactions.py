@@ -161,7 +161,7 @@ def _found(store: Store, stream: str, name: str) -> TransactionInfo:
 
 
 def _mine_to_decide(store: Store, stream: str, name: str) -> TransactionInfo:
-    """Return a transaction that somebody may decide by hand."""
+    """Return a transaction that may be decided by hand."""
     info = _found(store, stream, name)
     if store.pipelines.owner(info.owner).life is not None:
         raise UsageError(
@@ -173,7 +173,7 @@ def _mine_to_decide(store: Store, stream: str, name: str) -> TransactionInfo:
 
 
 def _epoch(store: Store, info: TransactionInfo) -> int:
-    """Return an epoch of its owner that nobody has fenced."""
+    """Return an epoch of its owner that is not fenced."""
     return max(info.epoch, store.pipelines.owner(info.owner).generation)
 
 

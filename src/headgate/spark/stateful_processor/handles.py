@@ -172,7 +172,7 @@ class ProcessorHandle:
         return MapState(state, keys, Fields(columns))
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Have ``handleExpiredTimer`` called for the key at this time; if it has passed, behind this batch."""
+        """Have ``handleExpiredTimer`` called for the key at this time; if it has passed, after this batch."""
         self._with_timers().timers.register(expiryTimestampMs)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:

@@ -230,7 +230,7 @@ def processor_spec(
         time = event_time(node, schema, time_column)
     form = FrameFunction if is_pandas else RowFunction
     function = form(node, processor, arrow_schema_of(node, "the output schema", output_schema), kind)
-    columns, states = key_columns(schema, keys), MemoryStates()  # nobody ever puts anything into these
+    columns, states = key_columns(schema, keys), MemoryStates()  # nothing is ever put into these
     handles = RowHandleFactory(node, CurrentKey(), lambda d: states.by_row(columns, [d]).cells(d), StateTime())
     learning: ProcessorFunction = copied(node, function)
     declared = StateHandle(node, handles)
