@@ -68,7 +68,7 @@ Remedy: TypeAlias = (
 )
 
 
-class HeadgateError(Exception):  # K26
+class HeadgateError(Exception):
     """Base class of every error that Headgate raises on purpose.
 
     Attributes:
@@ -274,7 +274,7 @@ class TruncatedError(HeadgateError):
         )
 
 
-class StorageError(HeadgateError):  # O3
+class StorageError(HeadgateError):
     """An operation on storage failed after its retries. A failed write may still have taken effect.
 
     Attributes:

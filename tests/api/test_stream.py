@@ -197,6 +197,7 @@ def test_what_is_not_there_yet_says_so_in_one_sentence(call: Callable[[hg.Stream
 def test_pre_aggregation_reads_the_output_and_input_that_the_window_would_read() -> None:
     keyed = hg.Pipeline("p").source(hg.FromRows([{"k": 1, "ts": 1}])).with_timestamps("ts").key_by("k")
     side = OutputTag("side")
+    keyed._pipeline._builder.outputs[NodeName("key-by")][side] = keyed.schema
     keyed._edges = tuple(replace(edge, tag=side) for edge in keyed._edges)
     keyed.window(hg.Tumbling("1m")).agg(n=pl.len())
     assert keyed._pipeline._builder.node(NodeName("window-combine")).inputs == (Edge(NodeName("key-by"), tag=side),)

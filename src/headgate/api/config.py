@@ -79,14 +79,14 @@ class Checkpointing:
         """
         mode = _mode(self.mode)
         interval_ms = 0 if self.interval is None else duration_ms(self.interval, "checkpointing interval")
-        if mode is Guarantee.AT_MOST_ONCE and not interval_ms:  # GM33
+        if mode is Guarantee.AT_MOST_ONCE and not interval_ms:
             raise UsageError(
                 "mode='at_most_once' processes what was read when a checkpoint has recorded that, so it needs an "
                 "interval; give Checkpointing(interval='1s', mode='at_most_once')"
             )
         min_pause_ms = duration_ms(self.min_pause, "checkpointing min_pause")
         max_concurrent = _count(self.max_concurrent, 1, "checkpointing max_concurrent")
-        if min_pause_ms and max_concurrent > 1:  # C4
+        if min_pause_ms and max_concurrent > 1:
             raise UsageError(
                 "checkpointing min_pause is the least time between two checkpoints, and "
                 f"max_concurrent={max_concurrent} lets them overlap; give one of them"
@@ -104,7 +104,7 @@ class Checkpointing:
             retain_on_failure=_fact(self.retain_on_failure, "checkpointing retain_on_failure"),
         )
 
-    def _alignment_timeout_ms(self, mode: Guarantee) -> int | None:  # UA1
+    def _alignment_timeout_ms(self, mode: Guarantee) -> int | None:
         if self.alignment_timeout is None:
             return None
         if mode is not Guarantee.EXACTLY_ONCE:

@@ -74,7 +74,7 @@ class DataFrameSource:
         """Positions are kept by captured file."""
         return "captured DataFrame, version 1"
 
-    def locations(self) -> tuple[Location, ...]:  # N45
+    def locations(self) -> tuple[Location, ...]:
         """See ``LocatedConnector``. It is at none: what was captured is compared with the DataFrame."""
         return ()
 

@@ -134,6 +134,10 @@ class GraphBuilder:
         Raises:
             UsageError: it has ``on_round``, which would never be called.
         """
+        reserved = {MAIN, BAD_RECORDS} & (side_outputs or {}).keys()
+        assert not reserved, f"side outputs of '{name}' have reserved tags: {reserved}"
+        unknown = [edge for edge in edges if edge.tag not in self.outputs[edge.upstream]]
+        assert not unknown, f"'{name}' reads outputs that do not exist: {unknown}"
         entered = {loop for edge in edges for loop in self.loops_of(edge.upstream)} | {name}
         loops = tuple(loop for loop in self.open_loops if loop in entered)
         node = Node(name, role, edges, spec, schema_text(schema), state_text, loops=loops, state_rules=state_rules)
@@ -170,6 +174,7 @@ class GraphBuilder:
 
     def feed_back(self, name: NodeName, edges: tuple[Edge, ...]) -> None:
         """Connect the feedback ``edges`` to the loop head ``name``."""
+        assert self.node(name).role is Role.LOOP_HEAD, f"'{name}' is no loop head"
         self.nodes = [replace(node, feedback=edges) if node.name == name else node for node in self.nodes]
 
     def finished(

@@ -278,7 +278,7 @@ class Pipeline:
         allow_unclaimed_state: Sequence[str],
         moved: Mapping[str, str],
         leave: Sequence[str] = (),
-    ) -> None:  # SO10
+    ) -> None:
         """Set how ``start`` begins if its caller does not say (options of the command line).
 
         ``leave``: sinks that a start over leaves as they are.
@@ -392,8 +392,8 @@ class Pipeline:
         """
         refuse_while_loading(self)
         made = copy.copy(self)
-        made.override(parallelism=parallelism)  # TR11
-        if made._checkpointing.dir is None:  # TR3
+        made.override(parallelism=parallelism)  # instead of what the program says
+        if made._checkpointing.dir is None:  # only if the program does not say
             made.override(checkpoint_dir=checkpoint_dir)
         made._announces = False
         watcher = LoggingObserver(self.name) if observer is None else observer

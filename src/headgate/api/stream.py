@@ -398,7 +398,7 @@ class KeyedStream(Records):
         if allowed_lateness is not None:
             not_there_yet("allowed_lateness", "wait longer with with_timestamps(..., out_of_orderness=...)")
         upstream = self._edges[0].upstream
-        if self._time_column is None and self._pipeline._builder.loops_of(upstream):  # L37
+        if self._time_column is None and self._pipeline._builder.loops_of(upstream):
             raise UsageError(
                 f"window after '{upstream}' needs event times, which no loop carries round; call "
                 f".with_timestamps(column) within its body or after it, then key_by and window"
@@ -491,7 +491,7 @@ class KeyedStream(Records):
         spec = processor_operator(self, node, options)
         time_column = time_column_of(self, node, spec.function.schema, options)
         output = self._add(node, spec, refuses=True)
-        self._pipeline._builder.keep_state(node, where)  # SX18
+        self._pipeline._builder.keep_state(node, where)
         return Stream(self._pipeline, (Edge(node),), output, time_column)
 
     def iterate(

@@ -47,26 +47,26 @@ def check_guarantee(graph: Graph, mode: Guarantee, on_damaged: DamagedCheckpoint
         UsageError
     """
     for node in graph.nodes:
-        if isinstance(node.spec, GroupSource) and mode is Guarantee.AT_MOST_ONCE:  # GS17
+        if isinstance(node.spec, GroupSource) and mode is Guarantee.AT_MOST_ONCE:
             raise UsageError(
                 f"source '{node.name}' reads by a reader group, which goes back to where its readers were, and not to "
                 "what was processed, as mode='at_most_once' would have to; read with StreamSource"
             )
         if node.role is not Role.LOOP_HEAD:
             continue
-        if mode is Guarantee.AT_MOST_ONCE:  # GM34
+        if mode is Guarantee.AT_MOST_ONCE:
             raise UsageError(
                 f"loop '{node.name}': what circulates is in the checkpoint and is processed again after a failure, "
                 "which mode='at_most_once' excludes; use mode='exactly_once'"
             )
         counts = isinstance(node.spec, LoopHeadSpec) and node.spec.round_column is not None
-        if mode is Guarantee.AT_LEAST_ONCE and counts:  # GM21
+        if mode is Guarantee.AT_LEAST_ONCE and counts:
             raise UsageError(
                 f"loop '{node.name}' counts rounds, which begin when all input has ended; with mode='at_least_once' "
                 "input may come once more after that, and belongs to no round; use mode='exactly_once', or a loop "
                 "without rounds"
             )
-    if mode is Guarantee.AT_MOST_ONCE and on_damaged is DamagedCheckpoint.PREVIOUS:  # GM35
+    if mode is Guarantee.AT_MOST_ONCE and on_damaged is DamagedCheckpoint.PREVIOUS:
         raise UsageError(
             "on_damaged_checkpoint='previous' reads again what was read since the earlier checkpoint, which "
             "mode='at_most_once' excludes; leave it out, or use mode='at_least_once'"
@@ -288,7 +288,7 @@ def check_listener(node: NodeName, spec: object, loops: tuple[NodeName, ...], ha
         raise UsageError(
             f"operator '{node}' has {has}, but is in loop '{loops[-1]}', which has ended when nothing goes round "
             "any more, so a timer may not send anything into it; use it before the loop or after it"
-        )  # TM11
+        )
     if not _listens(spec):
         return
     if not loops:

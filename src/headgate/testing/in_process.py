@@ -108,7 +108,7 @@ class ThreadLauncher:
         self._threads: list[DaemonThread] = []
         for module in modules_being_imported():
             cloudpickle.register_pickle_by_value(module)
-        self._pickled = pickled(definition, cloudpickle.dumps)  # TR2
+        self._pickled = pickled(definition, cloudpickle.dumps)  # as for Spark's workers: refuses what cannot be sent
 
     def submit(
         self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[Failure | None], None]
@@ -310,7 +310,7 @@ def running(
     observer: Observer | None = None,
     kill_worker_after_checkpoint: Kills = None,
     **begins: Unpack[StartOptions],
-) -> Iterator[PipelineHandle]:  # TR8
+) -> Iterator[PipelineHandle]:
     """Run a pipeline in this process while a ``with`` block runs, which receives the handle.
 
     Use it for input that does not end, and for checkpoints and savepoints on demand. A pipeline that still runs at the
@@ -455,7 +455,7 @@ def _made(
     definition = replace(definition, config=replace(config, runtime=runtime, restart=_soon(config.restart)))
     launcher = ThreadLauncher(definition, scratch)
     watching = _Watcher(watcher, launcher.kill, kill_after)
-    driver = Driver(definition, launcher, watching, FINGERPRINT)  # TR1
+    driver = Driver(definition, launcher, watching, FINGERPRINT)
     return InProcessHandle(driver, launcher, watching, definition.config.name)
 
 

@@ -70,7 +70,7 @@ def check_sink(
     rescales: Sequence[tuple[int, int]] = ((1, 1), (2, 2), (1, 2), (5, 2), (2, 5)),
     overlaps: Sequence[int] = (1, 3),
     rows: Sequence[int] = (0, 1, 40),
-) -> list[str]:  # KT3
+) -> list[str]:
     """Check a sink in every scenario: kills, lost answers, other parallelism. Each scenario gets its own target.
 
     Returns:

@@ -67,7 +67,7 @@ def check_source(
     assert first.schema().equals(schema), "schema() changed between two calls"
     hook = first.coordinator_hook() if isinstance(first, HookedSource) else None
     if hook is None:
-        print("left out: markers: the source brings no hook")  # KT4
+        print("left out: markers: the source brings no hook")
     else:
         for parallelism in parallelisms:
             check_markers(first, hook, parallelism, polls, expected)

@@ -130,10 +130,10 @@ class _Subtask:
     """One reader, its copy of the source, and their operator state."""
 
     def __init__(self, source: AnySource, context: SourceContext, begin: SourceCheckpoint) -> None:
-        mine = own_copy_of(NODE, source)  # HL2
+        mine = own_copy_of(NODE, source)  # each subtask has a copy of its own, as in a worker
         self.reader: AnyReader = mine.open(context)
         self.rows: list[Row] = []
-        objects: list[object] = [mine, self.reader]  # HL4
+        objects: list[object] = [mine, self.reader]  # a source that is its own reader is called once
         self._objects = objects[1:] if objects[0] is objects[1] else objects
         self._lists = OperatorLists(NODE, context.subtask_index, context.parallelism)
         former = len(begin.lists)
@@ -293,7 +293,7 @@ def check_rescaling(run: SourceRun, polls: int, after: int) -> None:
     """Stopped with checkpoints, and started at one parallelism after the other."""
     before = run.life.parallelism
     run.poll(polls)
-    for parallelism in (after, 1, before):  # KT2
+    for parallelism in (after, 1, before):
         run.complete(run.checkpoint())
         run.start(parallelism)
         run.poll_on()
