@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from headgate.sim.machine.disk import Disk, SimStorage
 from headgate.sim.machine.faults import Fault
-from headgate.sim.machine.replacing import replaced
+from headgate.sim.machine.replacement import replaced
 from headgate.sim.machine.sockets import HOST, Network, SimServer, SimSocket
 from headgate.sim.machine.store import SimCatalogue, SimStores
 from headgate.sim.machine.surroundings import SimSurroundings

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from headgate.sim.machine.replacing import replaced
+from headgate.sim.machine.replacement import replaced
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.typed_state import TYPED
 from headgate.sim.product.workloads import WORKLOADS, Branches, Job

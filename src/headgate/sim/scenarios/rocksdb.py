@@ -14,7 +14,7 @@ from typing import Any
 
 from headgate.model.config import RocksState
 from headgate.sim.machine.faults import Fault
-from headgate.sim.machine.replacing import replaced
+from headgate.sim.machine.replacement import replaced
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.scenarios.timers import TimedRun
 from headgate.sim.scenarios.ttl import ExpiringRun

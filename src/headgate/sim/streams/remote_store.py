@@ -15,7 +15,7 @@ from functools import partial
 
 from headgate.environment import Threads
 from headgate.errors import StorageError, UsageError
-from headgate.sim.machine.replacing import replaced
+from headgate.sim.machine.replacement import replaced
 from headgate.sim.machine.server import ServedStores
 from headgate.sim.machine.store import SimStores
 from headgate.sim.machine.tasks import SimProcess
