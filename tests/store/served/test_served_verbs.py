@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.servers.proxy import Wire
-from tests.store.catalogue import test_catalogue_verbs as verbs
+from tests.store.catalogue import test_sql as verbs
 from tests.store.served.serving import over
 from tests.store.storing import KEYED, STREAM, drained, in_a_child, keyed
 

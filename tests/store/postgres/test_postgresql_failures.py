@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from tests.servers.postgres import PostgresServer, postgres_server
 from tests.store.postgres.conftest import schema_for
-from tests.store.postgres.test_server_opening import opened
+from tests.store.postgres.test_postgresql import opened
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
 from headgate.cli import app as cli

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from tests.store.catalogue.damaging import Damage, Damaged, columns, damages
-from tests.store.catalogue.test_catalogue_verbs import READS, WRITES, fill
+from tests.store.catalogue.test_sql import READS, WRITES, fill
 
 from headgate.errors import CorruptionError, HeadgateError, ProtocolViolation
 from headgate.store.catalogue.sql import SqlCatalogue
