@@ -167,7 +167,7 @@ class FencedSink(Sink, ABC):
         Raises:
             UsageError: the class has no such method of its own.
         """
-        raise UsageError(  # CS21
+        raise UsageError(
             f"{type(self).__name__} cannot tell which pipeline its target belongs to, and one that starts over would "
             "lose or repeat output there: give it a method claimed(self, owner) that returns the Fence that claim has "
             "remembered, with its life, or None"
@@ -183,7 +183,7 @@ class FencedSink(Sink, ABC):
         Raises:
             UsageError: the class has no such method of its own.
         """
-        raise UsageError(  # CS25
+        raise UsageError(
             f"{type(self).__name__} cannot tell which other sinks have written to its target, and a pipeline that "
             "starts over with another name for the sink would repeat output there: give it a method all_claimed(self) "
             "that returns the Fences that claim has remembered for all owners"
@@ -291,7 +291,7 @@ class FencedSink(Sink, ABC):
             raise problem
         return found
 
-    def _forgets_lives(self) -> UsageError:  # CS21
+    def _forgets_lives(self) -> UsageError:
         return UsageError(
             f"{type(self).__name__} does not keep the life of a pipeline in its target, and one that starts over would "
             "lose or repeat output there: have claim store fence.life beside the generation, and claimed return both"

@@ -77,7 +77,7 @@ class CoordinatorHook(ABC):
         """
 
     @abstractmethod
-    def restore(self, checkpoint_id: int, data: bytes | None) -> None:  # EI38, EI39
+    def restore(self, checkpoint_id: int, data: bytes | None) -> None:
         """Go back to the moment at which ``trigger(checkpoint_id)`` returned ``data``: a generation begins there.
 
         ``data`` is None if ``trigger`` returned nothing, or if the checkpoint is older than the hook. The call may be

@@ -78,7 +78,7 @@ class FromRows:
 
     def identity(self) -> str:
         """Positions are row numbers: they mean the same only for the same rows."""
-        batch = self._batch.cast(unzoned_schema(self._batch.schema))  # EV12
+        batch = self._batch.cast(unzoned_schema(self._batch.schema))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)

@@ -35,7 +35,7 @@ Open = TypeVar("Open")
 """What ``begin`` returns: an open transaction of the target, such as a connection."""
 
 
-class TwoPhaseSink(FencedSink, Generic[Open]):  # CS9
+class TwoPhaseSink(FencedSink, Generic[Open]):
     """Base class of sinks for a target that can keep output durable and invisible at the same time.
 
     Workers call ``begin``, ``write``, ``prepare`` and ``close``. The driver calls ``claim``, ``claimed``, ``prepared``,
@@ -76,7 +76,7 @@ class TwoPhaseSink(FencedSink, Generic[Open]):  # CS9
         """Return the names of all prepared and open transactions of ``owner``; they begin with ``owner``."""
 
     @abstractmethod
-    def commit(self, names: Sequence[str], fence: Fence) -> None:  # K5
+    def commit(self, names: Sequence[str], fence: Fence) -> None:
         """Make these transactions visible, all at once if the target can do that, otherwise in this order.
 
         Ignore names that are already committed.
@@ -102,7 +102,7 @@ class TwoPhaseSink(FencedSink, Generic[Open]):  # CS9
         """
         return ()
 
-    def forget(self, names: Sequence[str]) -> None:  # CS24
+    def forget(self, names: Sequence[str]) -> None:
         """Forget that these names were committed, and nothing else. No retained checkpoint asks for them.
 
         This is best effort: if it raises, nothing fails, and Headgate calls it again later. Some of ``names`` may

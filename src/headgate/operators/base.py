@@ -41,7 +41,7 @@ class Output(Protocol):
         """Send records to the output ``tag``, in the schema that it was declared with. Empty batches are dropped."""
 
     def emit_watermark(self, watermark_ms: int) -> None:
-        """Announce that no record with an event time ≤ ``watermark_ms`` will follow (used by with_timestamps)."""
+        """Announce that no record with an event time ≤ ``watermark_ms`` will follow."""
 
     def emit_idle(self, is_idle: bool) -> None:
         """Announce that this subtask's event time is idle (ignored downstream), or active again."""
@@ -56,7 +56,7 @@ class Output(Protocol):
 
 @dataclass(slots=True)
 class OperatorMetrics:
-    """Counters and gauges of one operator; plain numbers by name, read by the runtime once per second."""
+    """Counters of one operator by name, such as ``late``; the runtime reports them."""
 
     counters: dict[str, int] = field(default_factory=dict)
 
@@ -159,10 +159,10 @@ class Operator:
         self.output.emit_idle(is_idle)
 
     def on_splits(self, origins: Sequence[Origin]) -> None:
-        """The source at the head of this chain owns these splits now. Called before their first batch."""
+        """These origins are read now: splits of the source in this chain, or input channels. Called before any batch."""
 
     def on_split_finished(self, origin: Origin) -> None:
-        """The split ``origin`` will never deliver anything again."""
+        """``origin`` will never deliver anything again."""
 
     def next_tick_ms(self) -> int | None:
         """Return the processing time at which ``on_tick`` wants to be called, or None. Cheap; polled often."""

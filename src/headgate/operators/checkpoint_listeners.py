@@ -22,7 +22,7 @@ from headgate.operators.user_functions import HookError, copied, user_traceback
 from headgate.state.descriptors import NO_EVOLUTION, Evolution
 
 
-class CheckpointListener:  # HL3
+class CheckpointListener:
     """Hears how checkpoints end. This is best effort: a notification may be lost, and is then not repeated.
 
     ``notify_checkpoint_complete(n)`` covers all checkpoints up to ``n``. The checkpoint may be older than the newest
@@ -37,7 +37,7 @@ class CheckpointListener:  # HL3
         Does nothing by default.
         """
 
-    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:  # HL5
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Called when checkpoint ``checkpoint_id`` was aborted, as if it had never begun.
 
         Discard nothing: a later checkpoint covers it. Does nothing by default.
@@ -159,7 +159,7 @@ class PublishOnCheckpoint(CheckpointedFunction, CheckpointListener):
             {"checkpoint": checkpoint, "item": item} for checkpoint, items in self._pending.items() for item in items
         )
 
-    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # C16
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """Publish the items that are pending up to ``checkpoint_id``, oldest first, and then forget them."""
         covered = [checkpoint for checkpoint in self._pending if checkpoint <= checkpoint_id]
         items = [item for checkpoint in covered for item in self._pending[checkpoint]]
@@ -257,6 +257,6 @@ def restored(function: CheckpointedFunction, lists: OperatorLists, *, is_restore
         function.restore(RestoreContext(lists, is_restored=is_restored))
     except (UsageError, ThreadEnded, KeyboardInterrupt):  # a pipeline may just be being built
         raise
-    except BaseException as error:  # CS26
+    except BaseException as error:
         raise HookError(lists.node, "restore()", user_traceback(error)) from None
     lists.close()

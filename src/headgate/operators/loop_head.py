@@ -101,7 +101,7 @@ class LoopHeadOperator(Operator):
         rounds = pc.add(batch.column(self._round_at), 1)
         batch = batch.set_column(self._round_at, self._spec.schema.field(self._round_at), rounds)
         highest = self.highest_round(batch)
-        if self._spec.max_rounds is not None and highest >= self._spec.max_rounds:  # L38
+        if self._spec.max_rounds is not None and highest >= self._spec.max_rounds:
             batch = batch.filter(pc.less(rounds, self._spec.max_rounds))
             highest = self.highest_round(batch)
         return batch, highest

@@ -269,7 +269,7 @@ class OperatorLists:
     def _shares(self, descriptor: ListDescriptor, values: Conversion) -> tuple[list[Any], list[Any]]:
         """Return this subtask's elements, and those of all subtasks if they are known (HL12, HL13)."""
         former = descriptor.evolution.renamed_from or ""
-        restored = self.restored.get(descriptor.name) or self.restored.get(former, [])  # EV5
+        restored = self.restored.get(descriptor.name) or self.restored.get(former, [])
         parts = sorted(restored, key=lambda part: part.subtask_index)
         by_former: list[tuple[int, list[Any]]] = []
         for part in parts:

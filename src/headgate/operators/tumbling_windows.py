@@ -168,7 +168,7 @@ class WindowOperator(KeyedOperator, Generic[Held]):
         windows = self._rows.window_of(batch)
         late = self._late(batch, windows)
         if late is not None:
-            self.context.metrics.add("late", self._records_in(batch.filter(pa.array(late))))  # WN3
+            self.context.metrics.add("late", self._records_in(batch.filter(pa.array(late))))
             batch, windows = batch.filter(pa.array(~late)), windows[~late]
         if batch.num_rows:
             self._backend.add(windows, batch)
@@ -186,7 +186,7 @@ class WindowOperator(KeyedOperator, Generic[Held]):
         self._watermark_ms = max(self._watermark_ms, watermark_ms)
         self._fired.advance(self._watermark_ms)
         for window in self._backend.windows():
-            if self._shape.end_ms(window) - 1 > self._watermark_ms:  # WN2
+            if self._shape.end_ms(window) - 1 > self._watermark_ms:
                 break
             results = self._all_results(window)
             for start in range(0, results.num_rows, _BATCH_ROWS_MAX):

@@ -46,7 +46,7 @@ _PROBE = f"{STAGING}/probe"
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
-class FileSink(Sink):  # D6
+class FileSink(Sink):
     """Writes each record to files exactly once. A file appears when the checkpoint that wrote it completes.
 
     A checkpoint writes a file when there are enough records for one, or when the oldest record has waited long enough.
@@ -104,7 +104,7 @@ class FileSink(Sink):  # D6
         self._access: Access | None = checked_access(access, "FileSink(access=)", *Access)
 
     @classmethod
-    def within(cls, directory: str, format: FileFormat, roll_interval: Duration | None = None) -> FileSink:  # SE2
+    def within(cls, directory: str, format: FileFormat, roll_interval: Duration | None = None) -> FileSink:
         """Return a sink below a directory of Headgate's own, which determines the access to the files."""
         sink = cls(directory, format, roll_interval=ROLL_INTERVAL if roll_interval is None else roll_interval)
         sink._access = None
@@ -113,7 +113,7 @@ class FileSink(Sink):  # D6
     def __repr__(self) -> str:
         return f"FileSink({self.url!r}, {self._format!r})"
 
-    def check(self, schema: pa.Schema) -> None:  # SC7
+    def check(self, schema: pa.Schema) -> None:
         """Check the schema, and that a local directory may be written to as it is now. Writes nothing.
 
         Raises:
@@ -126,7 +126,7 @@ class FileSink(Sink):  # D6
             if problem:
                 raise self._unwritable(problem)
 
-    def make_target(self, schema: pa.Schema) -> None:  # SC7
+    def make_target(self, schema: pa.Schema) -> None:
         """See ``Sink``: make the directory when it is missing, and see that it takes a file."""
         with self._writing():
             storage = self._storage()
@@ -163,7 +163,7 @@ class FileSink(Sink):  # D6
         """Return what the directory remembers of its writers."""
         return FileOwner(self._storage(), SinkIdentity(pipeline, node))
 
-    def owner(self, pipeline: str, node: str) -> Owner:  # LV2
+    def owner(self, pipeline: str, node: str) -> Owner:
         """See ``Sink``. A missing directory has no owner, and is not made by the question."""
         directory = local_directory(self.url)
         is_missing = directory is not None and not directory.exists()

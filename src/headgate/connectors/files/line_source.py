@@ -121,7 +121,7 @@ class LineSource:
             raise UsageError(f"there is no file at {self._selection}; correct the path, or use follow=True to wait")
         return files
 
-    def identity(self) -> str:  # N3
+    def identity(self) -> str:
         """Positions are kept by absolute path: they mean the same whatever else is read."""
         return f"{Form.LINES.value}, version 1"
 
@@ -133,7 +133,7 @@ class LineSource:
         """See ``EndlessSource``."""
         return "read the files that are there with follow=False" if self._options.follow else None
 
-    def open(self, context: SourceContext) -> SourceReader:  # N1
+    def open(self, context: SourceContext) -> SourceReader:
         """Return a reader of the files that this subtask owns.
 
         A fixed list of files is the one that ``schema`` found in the driver, the same for all subtasks.
@@ -303,7 +303,7 @@ class FileReader(FailStopReader):
     def _look_around(self) -> None:
         if not self._options.follow:
             return
-        now_ms = self._context.clock_ms()  # N70
+        now_ms = self._context.clock_ms()
         if now_ms >= self._check_at_ms:
             self._check_at_ms = now_ms + self._options.poll_ms
             self._active.extend(self._waiting)

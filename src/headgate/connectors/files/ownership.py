@@ -29,7 +29,7 @@ TRIES_MAX = 16
 
 
 class FileOwner:
-    """What one directory remembers of one sink."""
+    """The recorded owner of one sink in one directory."""
 
     def __init__(self, storage: Storage, identity: SinkIdentity) -> None:
         self._storage, self._identity = storage, identity

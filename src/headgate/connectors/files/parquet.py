@@ -88,7 +88,7 @@ class ParquetFiles:
         first = self._schema_of(files[0])
         for path in files[1:]:
             other = self._schema_of(path)
-            joined = joined_zones(first, other)  # N74
+            joined = joined_zones(first, other)
             if joined is None:
                 raise UsageError(
                     f"{path} has columns ({schema_text(other)}), but {files[0]} has ({schema_text(first)}); "
@@ -98,7 +98,7 @@ class ParquetFiles:
         self._schema = first
         return first
 
-    def read_as(self, schema: pa.Schema) -> ParquetFiles:  # N74
+    def read_as(self, schema: pa.Schema) -> ParquetFiles:
         """Find the files, to be read in the types of ``schema``: to Parquet a duration is a number."""
         self.schema()
         self._schema = schema
@@ -137,7 +137,7 @@ class ParquetFiles:
         path = str(self._url).partition("://")[2].partition("?")[0]
         return (Location(path, path),)
 
-    def open(self, context: SourceContext) -> SourceReader:  # N16
+    def open(self, context: SourceContext) -> SourceReader:
         """Return a reader of every ``parallelism``-th file of the list that ``schema`` found.
 
         Files of the list that were read may be gone by now.
@@ -270,7 +270,7 @@ class _File:
             for group in range(first_group, file.num_row_groups):
                 row = 0
                 for batch in file.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):
-                    batch.validate(full=True)  # SE20
+                    batch.validate(full=True)
                     row += batch.num_rows
                     rest = row - skip if group == first_group else batch.num_rows
                     if rest > 0:

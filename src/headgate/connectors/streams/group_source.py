@@ -333,7 +333,7 @@ class GroupSource:
         """See ``StreamSource.schema``."""
         return self._plain().schema()
 
-    def identity(self) -> str:  # GS15
+    def identity(self) -> str:
         """See ``StreamSource.identity``. Positions alone do not say where a group goes on."""
         return f"{self._plain().identity()}, by a reader group"
 
@@ -353,7 +353,7 @@ class GroupSource:
         """See ``HookedSource``: a run that only looks leaves the group as it is."""
         return LookingSource(self.stream, self.store, self.start, holds=False)
 
-    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:  # GS16
+    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
         """See ``HoldingSource``: what older checkpoints need, which the group does not know any more."""
         self._plain().hold(context, needed)
 

@@ -121,7 +121,7 @@ class _Sealed(SealedTransaction):
     def prepare(self) -> bytes | None:
         """See ``SealedTransaction.prepare``."""
         if self._transaction is None:
-            return None  # K4, SC4
+            return None
         self._transaction.prepare()
         count = self._transaction.events_count
         return msgspec.msgpack.encode(_Payload(_PAYLOAD_VERSION, self._stream, self._transaction.name, count))
@@ -162,14 +162,14 @@ class StreamCommitter(Committer):
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """Commit in one catalogue transaction: readers see all of it or nothing (S14, SC5)."""
         for committable in committables:
-            assert committable.checkpoint <= permit.checkpoint  # K1
-        ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index))  # K2
+            assert committable.checkpoint <= permit.checkpoint
+        ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index))
         payloads = [_decode_payload(committable) for committable in ordered]
         names = [(payload.stream, payload.name) for payload in payloads]
         if names:
             self._store.commit_transactions(names, owner=self._owner, epoch=permit.generation)
             for stream in {stream for stream, _ in names}:
-                self._store.look_after(stream)  # S71
+                self._store.look_after(stream)
 
     def denial(self, committable: Committable) -> str:
         """See ``Committer``."""
@@ -265,7 +265,7 @@ class StreamSink(Sink):
         else:
             raise no_such_stream(self.stream, str(self.store), ())
 
-    def make_target(self, schema: pa.Schema) -> None:  # SC7
+    def make_target(self, schema: pa.Schema) -> None:
         """See ``Sink``: create the stream when it is missing."""
         if self.create and self._find() is None:
             wanted = self._wanted(schema)
@@ -287,7 +287,7 @@ class StreamSink(Sink):
         """Return the committer of one generation."""
         return StreamCommitter(Store.shared(self.store), self.stream, node, owner_of(pipeline, node), generation)
 
-    def owner(self, pipeline: str, node: str) -> Owner:  # LV2
+    def owner(self, pipeline: str, node: str) -> Owner:
         """See ``Sink``. A missing store has no owner, and is not made by the question."""
         if not Store.exists(self.store):
             return Owner()

@@ -84,7 +84,7 @@ class StreamSource:
         self.cuts(info)
         return canonical_schema(info.schema)
 
-    def cuts(self, stream: StreamInfo) -> tuple[StreamCut | None, StreamCut | None]:  # SC52
+    def cuts(self, stream: StreamInfo) -> tuple[StreamCut | None, StreamCut | None]:
         """Return the cuts at which reading begins and ends, where there are any.
 
         Raises:
@@ -137,7 +137,7 @@ class StreamSource:
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return LookingSource(**(mine | {"stream_cuts": False, "holds": False}))
 
-    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:  # SC30
+    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
         """See ``HoldingSource``: the cut that is held is the oldest position of each segment.
 
         A store that is not written to is not written to for that: it is not truncated either.
@@ -270,7 +270,7 @@ class StreamSourceReader(FailStopReader, CheckpointedFunction, CheckpointListene
         reader, end = self._readers[split], self._ends[split]
         batch = None if end is not None and reader.position >= end else reader.read(end=end)
         if batch is None:
-            is_over = reader.has_ended() if end is None else reader.position >= end  # SC2
+            is_over = reader.has_ended() if end is None else reader.position >= end
             return self._over(split) if is_over else None
         return SourceBatch(split, carried(batch, self._schema, f"stream '{self._name}'"))
 

@@ -129,7 +129,7 @@ class BatchTimers(Times):
         """These timers fire; for Headgate only."""
         self._firing = kind, slots, times_ms
 
-    def end(self) -> None:  # TM4
+    def end(self) -> None:
         """Nothing more fires for now: what was registered for times that had passed is due next."""
         self._firing = None
         waiting, self._waiting = self._waiting, []

@@ -201,7 +201,7 @@ class BroadcastSide:
                 continue
             for one in self._maps.values():
                 former = one.descriptor.evolution.renamed_from or ""
-                data = sections.get(one.descriptor.name, sections.get(former))  # EV5
+                data = sections.get(one.descriptor.name, sections.get(former))
                 if data is not None:
                     _fill(one, data, path)
 
@@ -224,7 +224,7 @@ def _fill(one: BroadcastMap, data: memoryview, path: str) -> None:
         values = evolved_values(batch.column(1), descriptor.type, descriptor.evolution)
         if isinstance(values, Misfit):
             raise CorruptionError(path, 0, f"values of {descriptor.type}", f"{found.field(1).type}: {values.why}")
-        keys = batch.column(0).cast(descriptor.key_type)  # EV12
+        keys = batch.column(0).cast(descriptor.key_type)
         pairs = zip(python_values(keys), python_values(values), strict=True)
         entries |= {of_keys.store(key): of_values.store(value) for key, value in pairs}
     one.put(None, entries)

@@ -46,7 +46,7 @@ from headgate.state.ttl import TTL, StateTime
 from headgate.state.worker_backends import MemoryStates
 
 
-class StateHandle(Declarations[ValueState, ListState, MapState]):  # ST19
+class StateHandle(Declarations[ValueState, ListState, MapState]):
     """Declares state in ``ProcessFunction.open``.
 
     A checkpoint stores reducing and aggregating states like value states, so a new version of the program may

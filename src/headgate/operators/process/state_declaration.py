@@ -147,7 +147,7 @@ class Declarations(Generic[V, L, M]):
         if any(descriptor.name == name for descriptor in self._descriptors):
             raise UsageError(f"operator '{self._node}': two states are named '{name}'; give each a name of its own")
         if ttl is not None and not isinstance(ttl, TTL):
-            raise UsageError(f"operator '{self._node}': the ttl of state '{name}' is a TTL('7d'), not {ttl!r}")  # TL1
+            raise UsageError(f"operator '{self._node}': the ttl of state '{name}' is a TTL('7d'), not {ttl!r}")
         own_key = None if kind is not StateKind.MAP else self._type(name, key_type)
         if own_key is not None and not is_key_type(own_key):
             raise UsageError(

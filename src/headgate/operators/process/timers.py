@@ -176,7 +176,7 @@ class Timers(Times):
         """``timer`` fires; for Headgate only."""
         self._firing = timer
 
-    def end(self) -> None:  # TM4
+    def end(self) -> None:
         """Nothing more fires for now: what was registered for times that had passed is due next."""
         self._firing = None
         waiting, self._waiting = self._waiting, []
