@@ -159,7 +159,7 @@ class Operator:
         self.output.emit_idle(is_idle)
 
     def on_splits(self, origins: Sequence[Origin]) -> None:
-        """These origins are read now: splits of the source in this chain, or input channels. Called before any batch."""
+        """These origins are read: splits of the source in this chain, or input channels. Called before any batch."""
 
     def on_split_finished(self, origin: Origin) -> None:
         """``origin`` will never deliver anything again."""

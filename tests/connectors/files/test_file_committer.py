@@ -27,7 +27,7 @@ from headgate.model.pipeline_identity import Life
 from headgate.storage.faulty import Fault, FaultKind
 from headgate.storage.urls import open_storage
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "filesink_0_1"
+GOLDEN = Path(__file__).parents[2] / "golden" / "filesink_1"
 
 
 def begun(sink: FileSink, generation: int, keep: list[Committable]) -> FileCommitter:

@@ -1,6 +1,6 @@
-"""Snapshots that earlier releases wrote restore as they were: of ``reduce`` and of each kind of window (ST17).
+"""Stored snapshots restore as they were: of ``reduce`` and of each kind of window (ST17).
 
-The files are in ``tests/golden/state_0_1``: two former subtasks of each operator. ``run_cases`` made them.
+The files are in ``tests/golden/state_1``: two former subtasks of each operator. ``run_cases`` made them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headgate.operators.row_functions import ReduceSpec
 from headgate.operators.tumbling_windows import window_operators
 from headgate.operators.window_plan import TumblingAggregate
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "state_0_1"
+GOLDEN = Path(__file__).parents[1] / "golden" / "state_1"
 SCHEMA = pa.schema(
     [
         ("key", pa.large_string()),
