@@ -22,6 +22,7 @@ NOUNS = {
     "encoding",
     "feed",
     "induced",
+    "opening",
     "packing",
     "pending",
     "routing",
