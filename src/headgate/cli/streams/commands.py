@@ -12,13 +12,11 @@ from rich.table import Table
 
 from headgate.cli.output import Terminal, progress_bar, say
 from headgate.cli.sinks import ownership_text
-from headgate.cli.streams import transactions
+from headgate.cli.streams import events, groups, retention, scaling, transactions
 from headgate.cli.streams.common import JsonOption, Name, StoreOption, YesOption, confirm, open_store, print_result
-from headgate.cli.streams.events import add_copy, add_read, add_write
-from headgate.cli.streams.groups import add_groups
 from headgate.cli.streams.line_format import parse_columns, size_text
-from headgate.cli.streams.retention import MaxAge, MaxSize, add_cuts, retention_of
-from headgate.cli.streams.scaling import add_scale, add_scaling, share_of
+from headgate.cli.streams.retention import MaxAge, MaxSize, retention_of
+from headgate.cli.streams.scaling import share_of
 from headgate.display.text import time_text
 from headgate.errors import CorruptionError, UsageError
 from headgate.store.fsck import Problem
@@ -26,12 +24,23 @@ from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store, store_root
 from headgate.store.streams import StreamInfo
 
+app = typer.Typer(help="Streams of the embedded store.", no_args_is_help=True)
+for command in (
+    *(events.copy, retention.retention, retention.cut, retention.truncate, retention.release),
+    *(events.read, events.tail, scaling.scale, scaling.scaling),
+):
+    app.command(command.__name__)(command)
+app.add_typer(groups.groups, name="groups")
+app.add_typer(transactions.app, name="transactions")
 
-def add_update(app: typer.Typer) -> None:
-    """Add the command of this file to those about streams."""
-    app.command("update")(update)
+QUIET_S = 1.0
+"""Without writes for so long, orphans are removed: a file that is being written looks like one."""
+
+CLOSED_SHOWN = 100
+"""Of more closed segments only the number is shown; ``--json`` has them all."""
 
 
+@app.command("update")
 def update(
     name: Name,
     columns: Annotated[str, typer.Option(help="Columns that are added or get a wider type, as name:type,…")],
@@ -52,22 +61,7 @@ def update(
         )
 
 
-app = typer.Typer(help="Streams of the embedded store.", no_args_is_help=True)
-add_copy(app)
-add_cuts(app)
-add_groups(app)
-add_read(app)
-add_scale(app)
-add_scaling(app)
-add_update(app)
-add_write(app)
-app.add_typer(transactions.app, name="transactions")
-
-QUIET_S = 1.0
-"""Without writes for so long, orphans are removed: a file that is being written looks like one."""
-
-CLOSED_SHOWN = 100
-"""Of more closed segments only the number is shown; ``--json`` has them all."""
+app.command("write")(events.write)
 
 
 @app.command("create")

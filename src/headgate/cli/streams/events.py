@@ -53,12 +53,6 @@ class Start(StrEnum):
     LATEST = LATEST
 
 
-def add_read(app: typer.Typer) -> None:
-    """Add the commands of this file to those about streams."""
-    for command in (read, tail):
-        app.command(command.__name__)(command)
-
-
 def read(
     name: Name,
     follow: Follow = False,
@@ -166,11 +160,6 @@ def _ending_quietly(follow: bool) -> Iterator[Callable[[], bool]]:
             signal.signal(signal.SIGINT, former)
 
 
-def add_write(app: typer.Typer) -> None:
-    """Add the command of this file to those about streams."""
-    app.command("write")(write)
-
-
 def write(
     name: Name,
     files: Annotated[list[Path] | None, typer.Argument(help="Files; default: standard input.")] = None,
@@ -254,11 +243,6 @@ def _file_bytes(path: Path) -> int:
 
 
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="The stream to copy to; created if it does not exist.")]
-
-
-def add_copy(app: typer.Typer) -> None:
-    """Add the command of this file to those about streams."""
-    app.command("copy")(copy)
 
 
 def copy(

@@ -39,11 +39,6 @@ Cuts = Annotated[
 ]
 
 
-def add_groups(app: typer.Typer) -> None:
-    """Add the commands of this file to those about streams."""
-    app.add_typer(groups, name="groups")
-
-
 @groups.command("list")
 def list_(as_json: JsonOption = False, store: StoreOption = None) -> None:
     """List the reader groups."""

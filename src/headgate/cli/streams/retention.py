@@ -19,12 +19,6 @@ MaxSize = Annotated[
 ]
 
 
-def add_cuts(app: typer.Typer) -> None:
-    """Add the commands of this file to those about streams."""
-    for command in (retention, cut, truncate, release):
-        app.command(command.__name__)(command)
-
-
 def retention_of(max_age: str | None, max_size: str | None) -> Retention | None:
     """Return what two options ask for."""
     return None if max_age is None and max_size is None else Retention(max_age, max_size)

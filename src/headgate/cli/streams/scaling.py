@@ -13,11 +13,6 @@ from headgate.store.policies import Scaling
 from headgate.store.store import Store
 
 
-def add_scale(app: typer.Typer) -> None:
-    """Add the command of this file to those about streams."""
-    app.command("scale")(scale)
-
-
 def share_of(segment: Segment) -> str:
     """Return which part of the keys a segment takes."""
     return f"{(segment.key_high - segment.key_low) / KEY_SPACE:.1%}"
@@ -60,11 +55,6 @@ def _scaled(store: Store, name: str, segments: int | None, split: int | None, in
     if not all(number.isdecimal() for number in numbers):
         raise UsageError(f"--merge takes numbers of segments, such as 3,4, not {merge!r}")
     return store.merge(name, [int(number) for number in numbers])
-
-
-def add_scaling(app: typer.Typer) -> None:
-    """Add the command of this file to those about streams."""
-    app.command("scaling")(scaling)
 
 
 def scaling(
