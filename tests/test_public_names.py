@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import headgate as hg
 from headgate import testing
 from headgate.api.unsupported import NAMES_TO_COME
+from headgate.call_errors import OPTIONS_TO_COME
 from headgate.public_names import PublicNames
 
 PACKAGES = [hg, testing]
@@ -94,6 +96,12 @@ def test_what_readme_says_is_not_there_yet_is_refused_in_these_words(words: str)
     assert re.search(rf"\b{words}\b", table), f"it is refused; README's table does not say so: {words}"
     with pytest.raises((hg.UsageError, AttributeError), match=r"(is|are) not there yet"):
         NOT_THERE_YET[words]()
+
+
+def test_no_option_to_come_is_one_that_a_public_class_takes() -> None:
+    kinds = [value for value in (getattr(hg, name) for name in hg.__all__) if isinstance(value, type)]
+    taken = {name for kind in kinds for name in getattr(inspect.unwrap(kind.__init__), "__annotations__", {})}
+    assert set(OPTIONS_TO_COME) & taken == set()
 
 
 def test_readme_says_of_no_public_name_that_it_is_not_there_yet() -> None:

@@ -163,9 +163,7 @@ class GrowingPipeline:
         return f"{len(self._expected) - len(self._rows())} records did not come"
 
     def _check(self) -> None:
-        found, expected = (
-            Counter(repr(sorted(row.items())) for row in rows) for rows in (self._rows(), self._expected)
-        )
+        found, expected = _counted(self._rows()), _counted(self._expected)
         lost, extra = expected - found, found - expected
         assert not lost, f"{self.story}: lost: {list(lost)[:3]}"
         assert not extra, f"{self.story}: delivered again: {list(extra)[:3]}"
