@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.state.backends import Parts, states
-from tests.state.memory.test_memory_windows import ADD_MAX, ROWS, partials, window_of
-from tests.state.memory.test_memory_windows import KEYS as WINDOW_KEYS
+from tests.state.memory.test_window_backend import ADD_MAX, ROWS, partials, window_of
+from tests.state.memory.test_window_backend import KEYS as WINDOW_KEYS
 
 from headgate.model.ids import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups

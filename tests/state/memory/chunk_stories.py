@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.state.backends import GROUPS, rows_in, sections_of
-from tests.state.memory import test_memory_windows as windows
+from tests.state.memory import test_window_backend as windows
 from tests.state.rocksdb.increments import SUBTASK, manifest_of, restored_states
-from tests.state.test_backends import ALL, Columns, Model, Rows, change, counts, in_snapshot
+from tests.state.test_backend import ALL, Columns, Model, Rows, change, counts, in_snapshot
 
 from headgate.codec.snapshot import FILES_PREFIX, decode_sections
 from headgate.errors import StorageError

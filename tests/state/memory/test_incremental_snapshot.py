@@ -29,7 +29,7 @@ from tests.state.memory.chunk_stories import (
     small,
 )
 from tests.state.rocksdb.increments import manifest_of, restored_states
-from tests.state.test_backends import Columns, Rows
+from tests.state.test_backend import Columns, Rows
 
 import headgate as hg
 from headgate.codec.snapshot import STATE_PREFIX, decode_sections, encode_sections

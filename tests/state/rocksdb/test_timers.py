@@ -1,6 +1,6 @@
 """Timers in RocksDB: what is in memory, what is read and when, and what a snapshot has of both (RB11).
 
-That they are what a set is, in the order of memory: ``tests/state/test_timer_stores.py``, with every backend.
+That they are what a set is, in the order of memory: ``tests/state/test_timers.py``, with every backend.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from tests.operators.harness import Harness
 from tests.state.backends import GROUPS, Parts, rows_in, sections_of, states
-from tests.state.test_timer_stores import GROUPS as FEW_GROUPS
-from tests.state.test_timer_stores import KEYS, Columns, Rows, Timer, arrays, hash_of
+from tests.state.test_timers import GROUPS as FEW_GROUPS
+from tests.state.test_timers import KEYS, Columns, Rows, Timer, arrays, hash_of
 
 import headgate as hg
 from headgate.operators.catalog import process_spec

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate.state.window_aggregates import Accumulator, AggTable, FrozenTable, Kind, Values
+from headgate.state.window_aggregates import (
+    Accumulator,
+    AggTable,
+    FrozenTable,
+    Kind,
+    Values,
+    only_window,
+    split_by_window,
+)
 
 ACCUMULATORS = [
     Accumulator(Kind.ADD, "int64"),
@@ -111,3 +119,19 @@ def test_one_number_for_every_row_counts_as_often_as_there_are_rows(number: int)
     table.update(2, np.array([0, 1, 1]), 1, [Values(number, np.array([True, True, False]))])
     table.update(2, np.array([1]), 1, [Values(number)])
     assert table.freeze(2).values[0].tolist() == [number, 2 * number]
+
+
+NEAR = st.lists(st.integers(-3, 3), min_size=1, max_size=30)
+FAR = st.lists(st.integers(-(2**62), 2**62) | st.integers(-20, 20), min_size=1, max_size=30)
+
+
+@given(NEAR | FAR)
+def test_every_row_is_in_its_window_once_and_in_order(numbers: list[int]) -> None:
+    windows = np.array(numbers, np.int64)
+    found = [(window, rows.tolist()) for window, rows in split_by_window(windows)]
+    assert found == [(one, [i for i, n in enumerate(numbers) if n == one]) for one in sorted(set(numbers))]
+    assert only_window(windows) == (numbers[0] if len(found) == 1 else None)
+
+
+def test_a_batch_that_begins_and_ends_in_one_window_may_have_rows_of_another() -> None:
+    assert only_window(np.array([3, 4, 3])) is None

@@ -1,6 +1,6 @@
 """Timers, windows and state that expires in files of RocksDB: what is written of them, and what is restored (RB24).
 
-Random histories that go through such files: ``tests/state/test_timer_stores.py``,
+Random histories that go through such files: ``tests/state/test_timers.py``,
 ``tests/operators/process/test_timer_histories.py``, ``test_ttl_histories.py`` and ``tests/operators/windows``.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.state.backends import IN_FILES, states
-from tests.state.memory.test_memory_windows import ADD_MAX, ROWS, partials, window_of
-from tests.state.memory.test_memory_windows import KEYS as WINDOW_KEYS
+from tests.state.memory.test_window_backend import ADD_MAX, ROWS, partials, window_of
+from tests.state.memory.test_window_backend import KEYS as WINDOW_KEYS
 from tests.state.moved import NODE, Moved, restore
-from tests.state.rocksdb.test_rocksdb_windows import taken
+from tests.state.rocksdb.test_window_backend import taken
 
 import headgate as hg
 from headgate.codec.snapshot import STATE_PREFIX

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.state.backends import GROUPS, OWNER, Parts, payload_of, rows_in, sections_of, states
-from tests.state.memory.test_memory_windows import ADD_MAX, KEYS, ROWS, partials, window_of
+from tests.state.memory.test_window_backend import ADD_MAX, KEYS, ROWS, partials, window_of
 
 from headgate.errors import CorruptionError
 from headgate.state.backend import META, StateFactory, WindowRows

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.state.backends import IN_FILES, states
 from tests.state.moved import NODE, Moved, restore
-from tests.state.rocksdb.test_rocksdb_timed_files import GROUPS, owned_by
+from tests.state.rocksdb.test_snapshots_of_timers import GROUPS, owned_by
 
 import headgate as hg
 from headgate.codec.snapshot import DATABASE_DESCRIPTION, decode_sections

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.state.backends import states
 from tests.state.memory.chunk_stories import FewWindows, KeptWindows, Story, Windows, new_bytes, small
-from tests.state.memory.test_memory_chunks import KEYS, WINDOW_CHANGES, long_story, paths, tell
+from tests.state.memory.test_incremental_snapshot import KEYS, WINDOW_CHANGES, long_story, paths, tell
 from tests.state.rocksdb.increments import restored_states
 
 from headgate.codec.snapshot import decode_sections

@@ -1,7 +1,7 @@
 """States with a TTL in RocksDB: what is in the database, when it goes from there, and what a restore does (RB10).
 
 What functions see is tested with every backend: ``tests/operators/process/test_ttl.py``, ``test_ttl_histories.py`` and
-``tests/state/test_expiry_histories.py``.
+``tests/state/test_ttl.py``.
 """
 
 from __future__ import annotations
