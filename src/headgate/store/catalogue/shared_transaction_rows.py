@@ -1,6 +1,6 @@
 """Transactions that several processes write, in the tables: what is decided is applied where it was decided.
 
-Counterpart: ``sql`` calls these inside its transactions; ``protocol.store.shared_transactions`` decides. Source: rules
+Counterpart: ``sql`` calls these inside its transactions; ``protocol.store.transactions`` decides. Source: rules
 TX1 to TX13 of docs/spec/shared-transactions.md. An open one has a row in ``transactions`` from its beginning on, and
 its events are hidden as those of prepared ones are: committing, aborting and recovering are the same for both.
 """
