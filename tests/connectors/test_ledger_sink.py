@@ -87,7 +87,7 @@ class Worker:
         self.pool.submit(lambda: None).result(120)
         assert self.errors == []
         event = self.events[-1]
-        return event.committables if isinstance(event, SnapshotWritten) else None
+        return event.entry.committables if isinstance(event, SnapshotWritten) else None
 
     def files(self) -> list[str]:
         return [path for operation, path in self.storage.calls if operation == "put"]
