@@ -345,7 +345,7 @@ class InProcessHandle(DriverHandle):
 
     def time_is_up(self, timeout_s: float) -> str:
         """End; return a sentence that says how far it had come."""
-        state, count = self.progress.state.value, len(self.driver.book.checkpoints)
+        state, count = self.progress.state.value, len(self.driver.run_progress.checkpoints)
         restarts = self._watcher.restarts
         restarted = f" and {counted(len(restarts), 'restart')}, the last because {restarts[-1]}" if restarts else ""
         stuck = self.end()

@@ -63,7 +63,7 @@ class Played:
         """Wait until the driver has handled everything that ``worker`` has sent so far."""
         worker.control.send(messages.MetricsReport(worker.generation))
         deadline = time.monotonic() + WAIT_S
-        while worker.index not in self.driver.book.reports():
+        while worker.index not in self.driver.run_progress.reports():
             assert time.monotonic() < deadline
             handled = threading.Event()
             self.driver.post(handled.set)

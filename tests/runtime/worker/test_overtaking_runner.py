@@ -50,8 +50,8 @@ class Timed(Made):
         super().__init__(
             inputs=inputs,
             on_arrival=self._arrived,
-            in_flight=ChannelRecorder(ways, replays if replay else None),
-            overtaking=UnalignedOptions(timeout_ms, lambda: self.now_ms, lambda: self.is_interrupted),
+            recorder=ChannelRecorder(ways, replays if replay else None),
+            unaligned=UnalignedOptions(timeout_ms, lambda: self.now_ms, lambda: self.is_interrupted),
             **options,
         )
 

@@ -157,7 +157,7 @@ class Driver:
         log = self._log = CheckpointLog(storage, config.name)
         self._heart = HeartbeatWriter(storage, config.name, lock.claimant, around) if beats else None
         self._observer = observer
-        self.book = RunProgress("bad-records", around.monotonic_ns, around.wall_ms, definition.plan)
+        self.run_progress = RunProgress("bad-records", around.monotonic_ns, around.wall_ms, definition.plan)
         self._latest = Progress(PipelineState.STARTING)
         self._end = RunEnd(definition, lock, around)
         self._answers = PendingRequests(self._end.result)
@@ -176,7 +176,7 @@ class Driver:
             self._loop,
             self._pools,
             self.workers,
-            self.book,
+            self.run_progress,
             self._on_finish,
             takeover=replace(current_takeover(), claimant=lock.claimant),
             around=around,
@@ -305,7 +305,7 @@ class Driver:
 
     def _on_report(self, worker: WorkerIndex, message: messages.FromWorker) -> None:
         if isinstance(message, messages.MetricsReport):
-            self.book.add(int(worker), message)
+            self.run_progress.add(int(worker), message)
         elif self.supervision.live is not None:
             self.supervision.live.on_report(worker, message)
 
@@ -328,12 +328,12 @@ class Driver:
         pending: PendingCheckpoint | None = None if live is None else live.coordination.pending_checkpoint()
         generation = machine.generation or supervision.last_generation or Generation(0)
         restarts_count = supervision.restarts_before + machine.restarts_count
-        found = self.book.snapshot(supervision.state, generation, restarts_count, pending)
+        found = self.run_progress.snapshot(supervision.state, generation, restarts_count, pending)
         self._latest = replace(
             found,
             lost_outputs=self._log.lost_output.count,
             failures=supervision.restarts_before + supervision.failures_count,
-            workers=self.workers.progress(self.book.reports()),
+            workers=self.workers.progress(self.run_progress.reports()),
         )
         self._observer.on_progress(self._latest)
 
@@ -354,7 +354,7 @@ class Driver:
 
     def _succeed(self, *, is_final: bool) -> None:
         supervision = self.supervision
-        last = self.book.checkpoints[-1].checkpoint if self.book.checkpoints else supervision.begun_from
+        last = self.run_progress.checkpoints[-1].checkpoint if self.run_progress.checkpoints else supervision.begun_from
         how = RunResult(
             is_final,
             is_drained=supervision.is_drained,
@@ -505,14 +505,14 @@ class DriverHandle(RunDisplay):
 
     def checkpoints(self) -> tuple[CheckpointProgress, ...]:
         """Return the completed checkpoints of this run, oldest first (bounded)."""
-        return tuple(self.driver.book.checkpoints)
+        return tuple(self.driver.run_progress.checkpoints)
 
     def alignments(self) -> dict[CheckpointId, tuple[SubtaskAlignment, ...]]:
         """Return how long the latest checkpoints held up each subtask, by checkpoint (bounded).
 
         Workers report twice a second, so the newest may be missing or not whole yet.
         """
-        return self.driver.book.aligned.latest()
+        return self.driver.run_progress.alignments.latest()
 
     def metrics(self) -> dict[str, dict[str, int | float]]:
         """Return ``node → metric → number`` of the latest snapshot: what ``NodeProgress`` has, but for what is None."""

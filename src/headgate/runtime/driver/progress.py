@@ -50,7 +50,11 @@ from headgate.model.progress import (
 from headgate.operators.expressions import runs_with
 
 ALIGNED_CHECKPOINTS_MAX = 100
-"""As many as a page shows (``web.story``)."""
+"""As many as the web page shows."""
+
+
+Measured = dict[str, int | float]
+"""What was measured of one operator or edge in one worker, by name."""
 
 
 class AlignmentHistory:
@@ -73,18 +77,14 @@ class AlignmentHistory:
         return {number: tuple(found[number][key] for key in sorted(found[number])) for number in sorted(found)}
 
 
-MeasuredEdge = dict[str, int | float]
-"""What was measured of one edge in one worker, by name."""
-
-
 class EdgeTotals:
     """The edges of one plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._targets = {edge.index: plan.vertex(edge.target).head.name for edge in plan.edges}
         self._edges = plan.edges
-        self._now: dict[int, dict[str, MeasuredEdge]] = {}
-        self._lately: dict[int, dict[str, MeasuredEdge]] = {}
+        self._now: dict[int, dict[str, Measured]] = {}
+        self._lately: dict[int, dict[str, Measured]] = {}
         self._clocks_s: dict[int, float] = {}
 
     def begin(self) -> None:
@@ -93,7 +93,7 @@ class EdgeTotals:
 
     def add(self, worker: int, samples: Samples) -> None:
         """A worker of the running generation reported."""
-        edges: dict[str, MeasuredEdge] = {}
+        edges: dict[str, Measured] = {}
         for sample in samples:
             edge = sample.label(EDGE)
             if edge is not None:
@@ -137,7 +137,7 @@ def _share(lately: Iterable[Mapping[str, int | float]], name: str) -> float:
     return min(max(_each(lately, name), default=0.0) / 1_000, 1.0)
 
 
-def _per_second(former: MeasuredEdge, now: MeasuredEdge, passed_s: float) -> MeasuredEdge:
+def _per_second(former: Measured, now: Measured, passed_s: float) -> Measured:
     return {name: max(value - former.get(name, 0), 0) / passed_s for name, value in now.items()}
 
 
@@ -149,9 +149,6 @@ END_MS = 1 << 62
 RATE_WINDOW_S = 2.0
 """Rates are those between reports of one worker, by its own clock, over about this time: a worker reports when it can,
 so a time of the driver's would have one report more or fewer in it."""
-
-Measured = dict[str, int | float]
-"""What was measured of one operator in one worker, by name."""
 
 
 class OperatorTotals:
@@ -316,7 +313,6 @@ def _shares(former: Measured, now: Measured, passed_ms: float) -> tuple[float, f
 
 
 CHECKPOINTS_MAX = 1_000
-ALIGNMENTS_MAX = 10_000
 NO_PLAN = Plan((), (), 1, 1)
 
 
@@ -339,8 +335,7 @@ class RunProgress:
         self._edges = EdgeTotals(plan)
         self._heads: dict[int, Sequence[LoopProgress]] = {}
         self.checkpoints: deque[CheckpointProgress] = deque(maxlen=CHECKPOINTS_MAX)
-        self.alignments: deque[messages.AlignmentMetrics] = deque(maxlen=ALIGNMENTS_MAX)
-        self.aligned = AlignmentHistory()
+        self.alignments = AlignmentHistory()
 
     def begin(self, generation: Generation, before: Totals | None = None) -> None:
         """A generation starts, from a checkpoint that had counted ``before``."""
@@ -356,8 +351,7 @@ class RunProgress:
             self._nodes.add(worker, samples)
             self._edges.add(worker, samples)
             self._heads[worker] = metrics.loops
-            self.alignments.extend(metrics.alignments)
-            self.aligned.add(worker, metrics.alignments)
+            self.alignments.add(worker, metrics.alignments)
 
     def completed(self, progress: CheckpointProgress, manifest: Manifest) -> None:
         """A checkpoint of the running generation is complete."""

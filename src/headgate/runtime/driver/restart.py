@@ -222,11 +222,11 @@ def _repeats_completion(definition: PipelineDefinition, note: Callable[[str], No
 def _find_named(definition: PipelineDefinition, log: CheckpointLog, around: Surroundings) -> Adoption | None:
     """Return what this start names; what may be out of reach for a moment is looked for again."""
     for pause_s in RETRY_PAUSES_S:
-        adoption = Adoption.look(definition, log)
-        if adoption is None or not adoption.may_pass:
+        adoption = Adoption.find(definition, log)
+        if adoption is None or not adoption.is_transient:
             return adoption
         around.sleep(pause_s)
-    return Adoption.look(definition, log)
+    return Adoption.find(definition, log)
 
 
 def _adopt_named(adoption: Adoption, claimed: Claimed, note: Callable[[str], None], around: Surroundings) -> Claimed:
@@ -235,10 +235,10 @@ def _adopt_named(adoption: Adoption, claimed: Claimed, note: Callable[[str], Non
     if isinstance(decision, Adopt):
         retry_transient(adoption.check, around)
         adoptable = retry_transient(lambda: adoption.adoptable(claimed), around)
-        retry_transient(lambda: adoption.ask(adoptable), around)
+        retry_transient(lambda: adoption.ask_targets(adoptable), around)
         claimed = adoption.adopt(claimed, adoptable)
         fault_points.reach("after-adoption")
-    for text in adoption.story(decision):
+    for text in adoption.notes(decision):
         note(text)
     return claimed
 

@@ -65,7 +65,7 @@ class Adoptable:
 
 
 class Adoption:
-    """What one start names, and what is there. Make it with ``look``."""
+    """What one start names, and what is there. Make it with ``find``."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Adoption:
         found: FoundCheckpoint | None,
         problem: HeadgateError | None = None,
     ) -> None:
-        """Use ``look``. ``problem``: why the place could not be read."""
+        """Use ``find``. ``problem``: why the place could not be read."""
         self._problem = problem
         self._is_checked = False
         self._definition = definition
@@ -96,7 +96,7 @@ class Adoption:
             )
 
     @classmethod
-    def look(cls, definition: PipelineDefinition, log: CheckpointLog) -> Adoption | None:
+    def find(cls, definition: PipelineDefinition, log: CheckpointLog) -> Adoption | None:
         """Return what this start names, None if nothing. Changes nothing.
 
         What cannot be read does not matter to a pipeline that was restored from there before (SV24).
@@ -112,8 +112,8 @@ class Adoption:
             return cls(definition, log, url, None, error)
 
     @property
-    def may_pass(self) -> bool:
-        """Whether another look may find more."""
+    def is_transient(self) -> bool:
+        """Whether a transient error of storage hides what is there."""
         return isinstance(self._problem, StorageError) and self._problem.is_transient
 
     @property
@@ -189,7 +189,7 @@ class Adoption:
         life = self._log.known_life(observed)
         return found.pipeline == self._definition.config.name and life is not None and life.id == found.origin.life
 
-    def ask(self, adoptable: Adoptable) -> None:
+    def ask_targets(self, adoptable: Adoptable) -> None:
         """Ask the targets for what would be promised once more, while nothing is adopted (SV20).
 
         Raises:
@@ -232,7 +232,7 @@ class Adoption:
             raise StorageError("restore", self._log.url, self._log.problem or "it is not known whether it was written")
         return Claimed(claimed.next, CheckpointId(manifest.checkpoint + 1), self._log.observe())
 
-    def story(self, decision: Adopt | GoOn) -> list[str]:
+    def notes(self, decision: Adopt | GoOn) -> list[str]:
         """Return what the user should read about it."""
         if isinstance(decision, GoOn) or self._found is None:
             return [f"{self._url} was restored before; the pipeline goes on from its own newest checkpoint"]

@@ -227,7 +227,7 @@ class SupervisorHost:
         timers: Timers,
         pools: Pools,
         workers: Workers,
-        book: RunProgress,
+        run_progress: RunProgress,
         on_finish: Callable[[supervisor_events.Finish], None],
         *,
         takeover: Takeover,
@@ -246,7 +246,7 @@ class SupervisorHost:
         self._pools = pools
         self._off = off
         self._workers = workers
-        self._book = book
+        self._run_progress = run_progress
         self._on_finish = on_finish
         self._takeover = takeover
         self._around = around
@@ -488,7 +488,7 @@ class SupervisorHost:
     def _claimed(self, begun: NewGeneration | Finished) -> None:
         if isinstance(begun, Finished):
             self._restored = begun.manifest
-            self._book.begin(begun.manifest.generation, begun.manifest.totals)  # OM1: nothing is added to them
+            self._run_progress.begin(begun.manifest.generation, begun.manifest.totals)  # OM1: nothing is added to them
             self._observer.on_note(self._already_finished(begun.manifest))
             self.is_drained, self.had_finished = begun.manifest.is_draining, True
             self.handle(supervisor_events.AlreadyFinished(begun.manifest.checkpoint))
@@ -504,7 +504,7 @@ class SupervisorHost:
             definition, begun, self._log, timers, workers, self, self._pools, self._around, self.hooks, looping
         )
         self.live = LiveGeneration(definition, begun, coordination, looping, self.note)
-        self._book.begin(begun.generation, restored_totals(begun.restored))
+        self._run_progress.begin(begun.generation, restored_totals(begun.restored))
         if begun.restored is not None:
             before, now = begun.restored.parallelism, definition.plan.parallelism
             self._observer.on_note(Continuation(begun.generation, begun.restored.checkpoint, before, now))
@@ -573,7 +573,7 @@ class SupervisorHost:
 
     def checkpoint_completed(self, progress: CheckpointProgress, manifest: Manifest) -> None:
         """See ``coordination.Reports``."""
-        self._book.completed(progress, manifest)
+        self._run_progress.completed(progress, manifest)
         self._observer.on_checkpoint(progress.checkpoint, progress.duration_ms, progress.size_bytes)
 
     def request_answered(self, effect: coordinator_events.AnswerRequest) -> None:

@@ -174,8 +174,8 @@ class Deployment:
         chain.restore_broadcast({name: found for name, found in broadcasts.items() if found})
         if restored.is_partly_finished(vertex):
             chain.resume()
-        hooks = SubtaskListeners(chain)
-        hooks.restore(lambda node: restored.lists(node, vertex), is_restored=not restored.is_empty)
+        listeners = SubtaskListeners(chain)
+        listeners.restore(lambda node: restored.lists(node, vertex), is_restored=not restored.is_empty)
         parts = SubtaskParts(
             subtask,
             chain,
@@ -191,10 +191,10 @@ class Deployment:
             rounds=restored.rounds(vertex),
             input_names=[channel.edge.input for channel in plan.inputs(subtask)],
             mode=self._definition.config.checkpoints.mode,
-            hooks=hooks,
+            listeners=listeners,
             first_checkpoint=CheckpointId(self._message.first_checkpoint),
-            in_flight=self._in_flight(vertex, subtask, restored),
-            overtaking=self._overtaking(),
+            recorder=self._recorder(vertex, subtask, restored),
+            unaligned=self._unaligned(),
             late_inputs=late_inputs(plan, subtask, self._induced),
             reads_on_ms=max(1, self._definition.config.checkpoints.timeout_ms // REPORTS_PER_TIMEOUT),
             clock_ns=self._clock.monotonic_ns,
@@ -203,7 +203,7 @@ class Deployment:
             return LoopHeadRunner(parts, self._loop_state(chain, subtask, log))
         return SubtaskRunner(parts)
 
-    def _in_flight(self, vertex: Vertex, subtask: SubtaskId, restored: RestoredSnapshots) -> ChannelRecorder:
+    def _recorder(self, vertex: Vertex, subtask: SubtaskId, restored: RestoredSnapshots) -> ChannelRecorder:
         plan = self._definition.plan
         if vertex.nest is not None:
             return ChannelRecorder()  # UA2
@@ -211,7 +211,7 @@ class Deployment:
         parts = restored.in_flight(vertex)
         return ChannelRecorder(ways, restored_records(parts, ways, plan, subtask) if parts else None)
 
-    def _overtaking(self) -> UnalignedOptions | None:
+    def _unaligned(self) -> UnalignedOptions | None:
         timeout_ms = self._definition.config.checkpoints.alignment_timeout_ms
         if timeout_ms is None:
             return None

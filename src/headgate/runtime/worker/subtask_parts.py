@@ -66,12 +66,12 @@ class SubtaskParts:
         make_writer: makes what writes its snapshots.
         is_restored_finished: its restored snapshot says that all input had ended.
         is_draining: its source is not read on (E9).
-        hooks: what of the user's has to do with checkpoints; None: nothing.
+        listeners: what of the user's has to do with checkpoints; None: nothing.
         place, rounds: where it stands in a nest of loops, and how far rounds had come.
         mode: what the pipeline guarantees.
         first_checkpoint: no checkpoint of this generation is below it.
-        in_flight: what it replays first, and records when a barrier overtakes.
-        overtaking: how long it aligns; None: as long as it takes.
+        recorder: what it replays first, and records when a barrier overtakes.
+        unaligned: how long it aligns; None: as long as it takes.
         late_inputs: channels with barriers that take credit (UA20).
         reads_on_ms: how often a source that sets its own barrier says that it reads towards a marker.
         clock_ns: measures; of the surroundings.
@@ -91,10 +91,10 @@ class SubtaskParts:
     rounds: RoundProgress = NO_ROUNDS
     input_names: Sequence[InputName] | None = None
     mode: Guarantee = Guarantee.EXACTLY_ONCE
-    hooks: SubtaskListeners | None = None
+    listeners: SubtaskListeners | None = None
     first_checkpoint: CheckpointId = FIRST_CHECKPOINT
-    in_flight: ChannelRecorder = field(default_factory=ChannelRecorder)
-    overtaking: UnalignedOptions | None = None
+    recorder: ChannelRecorder = field(default_factory=ChannelRecorder)
+    unaligned: UnalignedOptions | None = None
     late_inputs: frozenset[ChannelIndex] = frozenset()
     reads_on_ms: int = READS_ON_MS
     clock_ns: Callable[[], int] = SYSTEM_CLOCK.monotonic_ns

@@ -64,9 +64,9 @@ class SnapshotTaker:
     """Takes the snapshots of one subtask, from the first barrier to the hand-over to the writer."""
 
     def __init__(
-        self, parts: SubtaskParts, subtask: machine.Subtask, source: SourceState | None, hooks: SubtaskListeners
+        self, parts: SubtaskParts, subtask: machine.Subtask, source: SourceState | None, listeners: SubtaskListeners
     ) -> None:
-        self._hooks = hooks
+        self._listeners = listeners
         self.sinks = dict(parts.sinks)
         self._vertex = str(parts.subtask.vertex)
         self._chain = parts.chain
@@ -90,7 +90,7 @@ class SnapshotTaker:
         flushed_ns = self._clock_ns()
         plain = self._plain(checkpoint, options)
         sealed = [(node, sink.seal(checkpoint)) for node, sink in self.sinks.items()]
-        lists = self._hooks.snapshot(checkpoint)  # HL11: it may still change what the chain freezes
+        lists = self._listeners.snapshot(checkpoint)  # HL11: it may still change what the chain freezes
         savepoint = None if options.target is None else SavepointPart(options.target, self._copied(plain))
         others = {**lists, **self._chain.freeze_broadcast(is_own=options.alignment.may_overtake)}
         self._frozen = SubtaskSnapshot(checkpoint, self._chain.freeze(), plain, sealed, others, savepoint)
@@ -118,23 +118,23 @@ class SnapshotTaker:
             return plain
         return {**plain, f"{POSITIONS_PREFIX}{self._chain.vertex.head.name}": encode_positions(positions)}
 
-    def thawed(self) -> SubtaskSnapshot:
-        """Return what was frozen, once."""
+    def hand_over(self) -> SubtaskSnapshot:
+        """Return the snapshot, once."""
         assert self._frozen is not None, "a snapshot is handed over once"
         frozen, self._frozen = self._frozen, None
         return frozen
 
-    def thawed_with(self, recorded: ChannelState | None) -> SubtaskSnapshot:
-        """Return what was frozen, with the records in flight that belong to it."""
-        frozen = self.thawed()
+    def hand_over_with(self, recorded: ChannelState | None) -> SubtaskSnapshot:
+        """Return the snapshot with its channel state."""
+        frozen = self.hand_over()
         if recorded is None:
             return frozen
         return replace(frozen, lists={**frozen.lists, (IN_FLIGHT_PREFIX, self._vertex): recorded})
 
-    def emptied(self) -> SubtaskSnapshot:
-        """Give the state up; return what is left: the sealed output, for the next snapshot (UA10)."""
-        frozen = self.thawed()
-        frozen.release()  # U6
+    def hand_over_empty(self) -> SubtaskSnapshot:
+        """Release the state; return the sealed output alone, which the next snapshot prepares (UA10)."""
+        frozen = self.hand_over()
+        frozen.release()  # nothing is going to write it
         return replace(frozen, states={}, lists={})
 
 
@@ -162,21 +162,23 @@ class SubtaskRunner:
             place=parts.place,
             rounds=parts.rounds,
             induced_from=None if source is None or source.markers is None else parts.first_checkpoint,
-            alignment=parts.mode.alignment if parts.overtaking is None else Alignment.TIMED,
-            is_immediate=parts.overtaking is not None and parts.overtaking.timeout_ms == 0,
+            alignment=parts.mode.alignment if parts.unaligned is None else Alignment.TIMED,
+            is_immediate=parts.unaligned is not None and parts.unaligned.timeout_ms == 0,
             late=parts.late_inputs,
         )
-        self._in_flight = parts.in_flight
-        self._timing = AlignmentTimer(parts.overtaking, has_late_inputs=bool(parts.late_inputs))
+        self._recorder = parts.recorder
+        self._alignment_timer = AlignmentTimer(parts.unaligned, has_late_inputs=bool(parts.late_inputs))
         self._arriving = [channel for channel in self._inputs if isinstance(channel, InputChannel)]
         self._merger = WatermarkMerger(max(regular_count, 1))
         self._origins = [ChannelOrigin(ChannelIndex(index)) for index in range(regular_count)]
         self._nest = parts.chain.vertex.nest
         self._next_input = 0
         self._may_resume = parts.is_restored_finished
-        self._hooks = parts.hooks or SubtaskListeners(parts.chain)
-        self._freezing = SnapshotTaker(parts, self._machine, source, self._hooks)
-        self._reading = None if source is None else self._reading_of(source, parts)
+        self._listeners = parts.listeners or SubtaskListeners(parts.chain)
+        self._snapshots = SnapshotTaker(parts, self._machine, source, self._listeners)
+        self._source = None
+        if source is not None:
+            self._source = SourceRunner(source, parts, self._machine, self.handle, self._resume)
         place, rounds = parts.place, parts.rounds
         has_rounds = max(rounds.started, rounds.closed) >= 0  # L39: they are about input that had ended
         self._entrances_closed = place.outside if place is not None and has_rounds else frozenset()
@@ -184,17 +186,14 @@ class SubtaskRunner:
         self.held_back = HeldBack(parts.clock_ns)
         self._counted: dict[CheckpointId, Totals] = {}
 
-    def _reading_of(self, source: SourceState, parts: SubtaskParts) -> SourceRunner:
-        return SourceRunner(source, parts, self._machine, self.handle, self._resume)
-
     # -- the mailbox's calls ------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Announce the splits, or the channels, once, before the first step."""
-        if self._reading is None:
+        if self._source is None:
             self.chain.on_splits(self._origins)  # W17
         else:
-            self._reading.start()
+            self._source.start()
 
     def _resume(self) -> None:
         """There is more input; if all had ended when the restored snapshot was taken, operators must know (T10)."""
@@ -204,30 +203,30 @@ class SubtaskRunner:
 
     def drain(self) -> None:
         """Read nothing more: the source, if there is one, ends with the next step (E7, E8)."""
-        if self._reading is not None:
-            self._reading.drain()
+        if self._source is not None:
+            self._source.drain()
 
     def announce(self, checkpoint: CheckpointId, options: CheckpointOptions) -> None:
         """A checkpoint has begun, and the coordinator's hooks are called: markers of it may come (EI20)."""
-        if self._reading is not None and self._reading.sets_barriers:
-            self._reading.see_splits()
+        if self._source is not None and self._source.sets_barriers:
+            self._source.see_splits()
             self.handle(machine.CheckpointAnnounced(checkpoint, options))
 
     def trigger(self, checkpoint: CheckpointId, options: CheckpointOptions) -> None:
         """Have a source send its barrier now, unless it sets its barriers itself (T1, C47)."""
-        if self._reading is not None:
-            self._reading.see_splits()
+        if self._source is not None:
+            self._source.see_splits()
         self.handle(machine.TriggerReceived(checkpoint, options))
 
     @property
     def is_source(self) -> bool:
         """Whether the coordinator triggers this subtask."""
-        return self._reading is not None
+        return self._source is not None
 
     @property
     def is_listening(self) -> bool:
         """Whether something of the user's hears of checkpoints."""
-        return self._hooks.is_listening
+        return self._listeners.is_listening
 
     @property
     def can_send(self) -> bool:
@@ -238,14 +237,14 @@ class SubtaskRunner:
         """Process some input if there is any and the outputs have room; return whether anything was done."""
         may_send = self.can_send
         self._note_held_back(not may_send and self._has_work)
-        if self._reading is not None:
-            return may_send and self._reading.step()
+        if self._source is not None:
+            return may_send and self._source.step()
         did = False
         for _ in range(ELEMENTS_PER_TURN_MAX):
             if not self.can_send or not self._step_input():
                 break
             did = True
-            if self._timing.is_interrupted:
+            if self._alignment_timer.is_interrupted:
                 break
         return did
 
@@ -258,9 +257,9 @@ class SubtaskRunner:
     @property
     def _has_work(self) -> bool:
         """Whether it would process something if the channels out of it had room; a source always would."""
-        if self._reading is not None:
-            return not self._reading.has_ended and not self._machine.is_suspended
-        return self._in_flight.is_replaying or any(len(c) and not c.is_blocked for c in self._inputs)
+        if self._source is not None:
+            return not self._source.has_ended and not self._machine.is_suspended
+        return self._recorder.is_replaying or any(len(c) and not c.is_blocked for c in self._inputs)
 
     @property
     def outlets(self) -> Sequence[EdgeOutlet]:
@@ -285,63 +284,63 @@ class SubtaskRunner:
     @property
     def deadline_ms(self) -> int | None:
         """When it goes over unless it has aligned before (UA6); None: it does not align."""
-        return self._timing.deadline_ms
+        return self._alignment_timer.deadline_ms
 
     def note_trigger(self, checkpoint: CheckpointId) -> None:
         """The driver has triggered ``checkpoint``: its barriers are on their way (UA19)."""
-        self._timing.triggered(checkpoint)
+        self._alignment_timer.triggered(checkpoint)
 
     def tick(self, now_ms: int) -> None:
         """Let operators act on processing time; not after the end of a source, where only barriers may follow."""
-        timed_out = self._timing.timed_out(now_ms)
+        timed_out = self._alignment_timer.timed_out(now_ms)
         if timed_out is not None:
             self.handle(unaligned.AlignmentTimedOut(timed_out))
-        if self._reading is not None:
-            self._reading.tick(now_ms)
+        if self._source is not None:
+            self._source.tick(now_ms)
         if self.can_send and not self._has_ended:
             self.chain.tick(now_ms)
 
     @property
     def _has_ended(self) -> bool:
-        return self._reading is not None and self._reading.has_ended
+        return self._source is not None and self._source.has_ended
 
     def wakeup_ms(self, now_ms: int) -> int | None:
         """Return how long the mailbox may sleep for the sake of this subtask's source and timers, or None.
 
         Without credit it can do nothing but go over, however much is due: credit wakes the mailbox.
         """
-        deadline_ms = self._timing.deadline_ms
+        deadline_ms = self._alignment_timer.deadline_ms
         waits_ms = [] if deadline_ms is None else [max(deadline_ms - now_ms, 0)]
         if self.can_send and not self._has_ended:
             due_ms = self.chain.next_tick_ms()
             waits_ms += [] if due_ms is None else [max(due_ms - now_ms, 0)]
-            read_ms = None if self._reading is None else self._reading.wakeup_ms()
+            read_ms = None if self._source is None else self._source.wakeup_ms()
             waits_ms += [] if read_ms is None else [read_ms]
         return min(waits_ms, default=None)
 
     def handle(self, event: machine.Event, text: str = "") -> None:
         """Give the machine an event from the coordinator or from the snapshot writer; carry out its effects."""
-        if isinstance(event, machine.CompleteReceived) and self._reading is not None:
-            self._reading.completed(event.checkpoint)
+        if isinstance(event, machine.CompleteReceived) and self._source is not None:
+            self._source.completed(event.checkpoint)
         for effect in self._machine.handle(event):
             self._run(effect, text)
         match event:  # HL9: whether or not it has finished
             case alignment.AbortReceived():
                 self._counted.pop(event.checkpoint, None)
-                self._hooks.aborted(event.checkpoint)
+                self._listeners.aborted(event.checkpoint)
             case machine.CompleteReceived():
                 self._writer.completed(event.checkpoint)
-                self._hooks.completed(event.checkpoint)
+                self._listeners.completed(event.checkpoint)
 
     def close(self) -> None:
         """Release everything (N73); never commits or aborts prepared output."""
-        readers = () if self._reading is None else (self._reading,)
-        close_all(one.close for one in (self._writer, *readers, *self._freezing.sinks.values(), self.chain))
+        readers = () if self._source is None else (self._source,)
+        close_all(one.close for one in (self._writer, *readers, *self._snapshots.sinks.values(), self.chain))
 
     # -- input --------------------------------------------------------------------------------------------------
 
     def _step_input(self) -> bool:
-        if self._in_flight.is_replaying:  # UA12
+        if self._recorder.is_replaying:  # UA12
             return self._replay_next()
         count = len(self._origins)
         for offset in range(count):
@@ -354,7 +353,7 @@ class SubtaskRunner:
         return False
 
     def _replay_next(self) -> bool:
-        restored = self._in_flight.next()
+        restored = self._recorder.next()
         if restored is not None:
             self._on_batch(*restored)
         return True
@@ -411,8 +410,8 @@ class SubtaskRunner:
                 for channel in effect.channels:
                     self._inputs[channel].unblock()
             case externally_induced.ReadOn():
-                assert self._reading is not None, "only sources meet markers"
-                self._reading.read_on(effect.splits)
+                assert self._source is not None, "only sources meet markers"
+                self._source.read_on(effect.splits)
             case alignment.TakeSnapshot():
                 self._take_snapshot(effect.checkpoint, options=effect.options)
             case alignment.EmitBarrier():
@@ -423,16 +422,16 @@ class SubtaskRunner:
             case alignment.Decline():
                 self._reports.decline(self.subtask, effect.checkpoint, effect.reason, text)
             case machine.Acknowledge():
-                delays = self._timing.taken(effect.checkpoint)
+                delays = self._alignment_timer.taken(effect.checkpoint)
                 counted = self._counted.pop(effect.checkpoint, {})
                 entry = replace(effect.entry, delays=delays, totals=counted)
                 self._reports.acknowledge(effect.checkpoint, entry, effect.copied)
             case unaligned.ArmAlignmentTimer():
-                self._timing.arm(effect.checkpoint)
+                self._alignment_timer.arm(effect.checkpoint)
             case unaligned.RecordChannels():
                 for channel in effect.channels:
                     waiting = self._arriving[channel].waiting_before(effect.checkpoint)
-                    self._in_flight.record(channel, [element.batch for element in waiting])
+                    self._recorder.record(channel, [element.batch for element in waiting])
             case unaligned.AllRecorded():
                 self._write_recorded()
             case unaligned.DropRecording():
@@ -470,14 +469,14 @@ class SubtaskRunner:
                 outlet.send_element(probe)
 
     def _note_barrier(self, checkpoint: CheckpointId) -> None:
-        self._freezing.note_barrier(checkpoint)
-        self._timing.arrived(checkpoint)
+        self._snapshots.note_barrier(checkpoint)
+        self._alignment_timer.arrived(checkpoint)
 
     def _take_snapshot(self, checkpoint: CheckpointId, *, options: CheckpointOptions) -> None:
         """The synchronous part, from here to the barrier."""
-        took = self._freezing.take(checkpoint, options)
+        took = self._snapshots.take(checkpoint, options)
         self._counted[checkpoint] = self.chain.counted()  # OM1: what came before the barrier, and nothing else
-        self._timing.frozen(checkpoint)
+        self._alignment_timer.frozen(checkpoint)
         self._reports.snapshot_taken(self.subtask, checkpoint, took.align_us, took.freeze_us)
 
     def _emit_barrier(self, effect: alignment.EmitBarrier) -> None:
@@ -489,19 +488,19 @@ class SubtaskRunner:
             outlet.send_element(Barrier(effect.checkpoint, effect.options))
         if effect.options.alignment is Alignment.OVERTAKING:
             fault_points.reach("overtook")
-            self._in_flight.begin()
+            self._recorder.begin()
             return  # not before all is recorded (UA8)
-        self._begin_write(self._freezing.thawed())
+        self._begin_write(self._snapshots.hand_over())
 
     def _write_recorded(self) -> None:
         """The snapshot is whole: before that nothing of it is durable (UA11)."""
-        self._begin_write(self._freezing.thawed_with(self._in_flight.taken()))
+        self._begin_write(self._snapshots.hand_over_with(self._recorder.take_recorded()))
 
     def _drop_recording(self, checkpoint: CheckpointId) -> None:
         """Forget the state and what was recorded; the writer keeps the sealed output for the next snapshot (UA10)."""
-        self._in_flight.drop()
+        self._recorder.drop()
         self._writer.cancel(checkpoint)
-        self._begin_write(self._freezing.emptied())
+        self._begin_write(self._snapshots.hand_over_empty())
 
     def _begin_write(self, frozen: SubtaskSnapshot) -> None:
         self._writer.start(frozen)

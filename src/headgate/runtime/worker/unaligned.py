@@ -163,7 +163,7 @@ class ChannelRecorder:
         if batches:
             self._recorded.setdefault(channel, []).extend(batches)
 
-    def taken(self) -> ChannelState | None:
+    def take_recorded(self) -> ChannelState | None:
         """Return all that was recorded; None: nothing was in flight."""
         recorded, self._recorded = self._recorded, {}
         return ChannelState(self._ways, recorded) if recorded else None
