@@ -27,7 +27,7 @@ MARKED = {
     "sim/scenarios": "simulator",
     "sim/streams": "simulator",
     "mutants": "mutant",
-    "runtime": "run",
+    "runtime/runs": "run",
     "examples": "run",
 }
 """Folders whose tests take minutes together: ``make check`` leaves them to ``make test``."""

@@ -12,9 +12,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from tests.runtime.checkpoints.frozen_cases import made
-from tests.runtime.stored_state.test_stored_state import text_of
-from tests.runtime.stored_state.written import Written, state
-from tests.runtime.written_state.test_written_state import ROWS, full, same
+from tests.runtime.savepoint_writer.test_writer import ROWS, full, same
+from tests.runtime.state_reader.test_reader import text_of
+from tests.runtime.state_reader.written import Written, state
 from typer.testing import CliRunner
 
 import headgate as hg

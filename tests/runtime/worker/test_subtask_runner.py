@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from tests.runtime.checkpoints.writing import inlined_sections
-from tests.runtime.worker.test_outlets import CREDIT, Sent
+from tests.runtime.worker.test_chain import CREDIT, Sent
 
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Watermark, batch_element
 from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.runtime.checkpoints.test_restoring import plan_of
+from tests.runtime.checkpoints.test_restore import plan_of
 from tests.state.backends import rows_in, sections_of, states
 from tests.state.memory.chunk_stories import (
     TIMER_CHANGES,

@@ -120,7 +120,7 @@ def restored_states(
     storage: Storage, manifest: Manifest, worker: int = 0, parallelism: int = 1, directory: Path | None = None
 ) -> list[RestoredState]:
     """Return what the operator of ``worker`` is given."""
-    from tests.runtime.checkpoints.test_restoring import plan_of
+    from tests.runtime.checkpoints.test_restore import plan_of
 
     plan = plan_of(parallelism)
     vertex = next(v for v in plan.vertices if not v.is_source)
