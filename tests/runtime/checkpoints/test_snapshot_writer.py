@@ -15,6 +15,7 @@ from tests.runtime.checkpoints.frozen_cases import CASES, Live, joined, small
 from tests.runtime.checkpoints.frozen_cases import made as made_faults
 
 from headgate.codec.snapshot import Buffer
+from headgate.connectors.base import SealedTransaction
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
@@ -31,7 +32,7 @@ from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
 
-class Sealed:
+class Sealed(SealedTransaction):
     """A transaction whose ``prepare`` first raises the given errors."""
 
     def __init__(self, payload: bytes | None, *errors: Exception, gate: threading.Event | None = None) -> None:

@@ -15,6 +15,7 @@ from tests.runtime.worker.test_chain import CREDIT, Sent
 
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Watermark, batch_element
 from headgate.codec.snapshot import Buffer, encode_sections
+from headgate.connectors.base import SealedTransaction, SinkWriter
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
@@ -67,7 +68,7 @@ class Holding(Operator):
             self.output.emit(one)
 
 
-class Writer:
+class Writer(SinkWriter, SealedTransaction):
     """A sink that prepares the number of records since the last barrier."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from tests.runtime.worker.test_chain import CREDIT, Sent
 
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Watermark, batch_element
 from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX
-from headgate.connectors.base import SourceBatch
+from headgate.connectors.base import SealedTransaction, SinkWriter, SourceBatch
 from headgate.errors import UsageError
 from headgate.model.checkpoint_options import CheckpointKind, CheckpointOptions
 from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
@@ -79,7 +79,7 @@ class Holding(Operator):
         self.before_barrier()
 
 
-class Sealed:
+class Sealed(SealedTransaction):
     """What a ``Sink`` was given for one checkpoint."""
 
     def __init__(self, ids: list[int]) -> None:
@@ -89,7 +89,7 @@ class Sealed:
         return bytes(self._ids)
 
 
-class Sink:
+class Sink(SinkWriter):
     """A sink whose prepared output names the records."""
 
     def __init__(self) -> None:
