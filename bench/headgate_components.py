@@ -141,7 +141,7 @@ def _measure(session: Any, definition: PipelineDefinition, edges: int) -> dict[s
     handle.driver.result.add_done_callback(lambda _: ended.append(time.monotonic()))
     handle.wait()
     cpu_s = meter.cpu_seconds()
-    reports = handle.driver.book.reports()
+    reports = handle.driver.run_progress.reports()
     started = min(sample.value for r in reports.values() for sample in r if sample.name == STARTED) / 1e6
     seconds = ended[0] - started
     news = sum(records_out(report, "components") for report in reports.values())

@@ -50,7 +50,7 @@ def wait_for(handle: SparkHandle, is_there: Callable[[Reports], bool], what: str
     """
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        reports = handle.driver.book.reports()
+        reports = handle.driver.run_progress.reports()
         if handle.progress.state is PipelineState.RUNNING and is_there(reports):
             return reports
         handle.wait(LOOK_PERIOD_S)

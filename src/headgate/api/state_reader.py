@@ -1,6 +1,6 @@
 """State of completed checkpoints and savepoints as Polars frames and Arrow batches, without the pipeline or Spark.
 
-Counterpart: ``runtime.stored_state``. ``spark.state_source`` and ``cli.state`` show the same to Spark and to people.
+Counterpart: ``runtime.state_reader``. ``spark.state_source`` and ``cli.state`` show the same to Spark and to people.
 """
 
 from __future__ import annotations
