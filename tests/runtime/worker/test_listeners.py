@@ -66,7 +66,7 @@ class WithObjects(Made):
         super().__init__(reader=reader or Reader([batch(1)]), sink=Sink(), **options)
         for link in self.runner.chain.links:
             link.operator.user_object = objects.get(str(link.node.name))
-        self.runner._hooks = self.runner._snapshots._hooks = self.hooks = SubtaskListeners(self.runner.chain)
+        self.runner._listeners = self.runner._snapshots._listeners = self.hooks = SubtaskListeners(self.runner.chain)
         self.hooks.restore(lambda node: [], is_restored=False)
 
     def tell(self, *events: Any) -> None:
