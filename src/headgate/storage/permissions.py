@@ -97,7 +97,7 @@ def open_lock(path: Path) -> int:
     descriptor = open_created(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, access)
     found = os.fstat(descriptor)
     if stat.S_IMODE(found.st_mode) & ~FILE_MODES[access] and found.st_uid == os.geteuid():
-        os.fchmod(descriptor, FILE_MODES[access])  # version 0.1 made it readable for everybody
+        os.fchmod(descriptor, FILE_MODES[access])  # a wider mode would let others take the lock
     return descriptor
 
 
