@@ -39,6 +39,7 @@ def test_a_plain_import_brings_nothing_heavy() -> None:
         "headgate",
         "headgate.errors",
         "headgate.plain_text",
+        "headgate.public_names",
         "headgate.tracebacks",
     }
 
