@@ -120,8 +120,8 @@ def test_a_chunk_that_came_half_or_damaged_is_not_there(
 
 PUTTING = """
 import sys
-from headgate.store.client.remote_store import open_served
-storage = open_served(sys.argv[1]).storage
+from headgate.store.client.remote_store import open_remote_store
+storage = open_remote_store(sys.argv[1]).storage
 print("ready", flush=True)
 while True:
     storage.put("killed", [bytes(64 << 20)])
