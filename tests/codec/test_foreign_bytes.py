@@ -102,7 +102,7 @@ def test_other_bytes_are_a_hint_or_refused(raw: bytes, data: st.DataObject | Non
 
 HOLDERS = [
     LockHolder("process 7 of ü", "host", 7, "nonce"),
-    LockHolder("o", "h", 1, "n", True, Ending.FAILED, 12, "storage\nis full", True, True, True, 9),
+    LockHolder("o", "h", 1, "n", True, Ending.FAILED, 12, "storage\nis full", 9),
 ]
 
 

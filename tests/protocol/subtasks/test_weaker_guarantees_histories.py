@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocol.checkpoints.test_track import TRACKED
 from tests.protocol.making import ch, cp
+from tests.protocol.subtasks.test_weaker_guarantees import TRACKED
 
 from headgate.protocol.subtasks.alignment import (
     AbortReceived,

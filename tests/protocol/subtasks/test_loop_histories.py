@@ -8,9 +8,9 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocol.loops.loop_parts import Record
-from tests.protocol.loops.loop_shapes import SHAPES, plan_of
-from tests.protocol.loops.loop_world import World
+from tests.protocol.subtasks.loop_parts import Record
+from tests.protocol.subtasks.loop_shapes import SHAPES, plan_of
+from tests.protocol.subtasks.loop_world import World
 
 from headgate.model.ids import SubtaskId
 from headgate.model.plan import Plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.protocol.checkpoints.test_overtake import OVER, TIMED, arrived, read, timeout
+from tests.protocol.subtasks.test_unaligned_machine import OVER, TIMED, arrived, read, timeout
 from tests.protocol.making import ch, committable, cp, entry_of, file_part, inline_part
 
 from headgate.errors import ProtocolViolation

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocol.checkpoints.test_overtake import TIMED
+from tests.protocol.subtasks.test_unaligned_machine import TIMED
 from tests.protocol.making import ch, cp
 
 from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions

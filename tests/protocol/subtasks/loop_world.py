@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from tests.protocol.loops.loop_parts import (
+from tests.protocol.making import entry_of, inline_part
+from tests.protocol.subtasks.loop_parts import (
     Barrier,
     Cancel,
     Channel,
@@ -24,8 +25,7 @@ from tests.protocol.loops.loop_parts import (
     check_cut,
     check_logs,
 )
-from tests.protocol.loops.loop_shapes import place_of
-from tests.protocol.making import entry_of, inline_part
+from tests.protocol.subtasks.loop_shapes import place_of
 
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.plan import Plan
