@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.protocol.subtasks.test_unaligned_machine import OVER, TIMED, arrived, read, timeout
 from tests.protocol.making import ch, committable, cp, entry_of, file_part, inline_part
+from tests.protocol.subtasks.test_unaligned_machine import OVER, TIMED, arrived, read, timeout
 
 from headgate.errors import ProtocolViolation
 from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions

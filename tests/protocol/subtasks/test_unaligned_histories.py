@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocol.subtasks.test_unaligned_machine import TIMED
 from tests.protocol.making import ch, cp
+from tests.protocol.subtasks.test_unaligned_machine import TIMED
 
 from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
 from headgate.protocol.subtasks.alignment import (
