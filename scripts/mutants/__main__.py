@@ -27,12 +27,13 @@ from pathlib import Path
 
 import pytest
 from mutations import Mutant, mutants_of
-from session import OPTIONS, Child, Found, Session, exchange, measured, run_all, run_anew
+from session import DIED, OPTIONS, Child, Found, Session, exchange, measured, run_all, run_anew
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE, TESTS, CACHE = ROOT / "src" / "headgate", ROOT / "tests", ROOT / "build" / "mutants"
 MARKS = "not spark and not crash and not simulator and not mutant and not run"
 MEASURING_S = 3600
+QUICK_S = 10
 AGAIN: Found = {"again": True}
 Lines = dict[str, tuple[float, dict[str, list[int]]]]
 """By name of a test: its seconds, and the lines that it runs by file."""
@@ -97,10 +98,10 @@ class Runner:
         except SystemExit:
             child.end()
             raise
-        if not over or "error" in over:
+        if over is None or "killed" not in over:
             raise SystemExit(f"the tests could not be collected: {over}")
         self._lines = json.loads(self._cache.read_text())
-        self._is_killed = {int(number): is_killed for number, is_killed in over.items()}
+        self._is_killed = {int(number): is_killed for number, is_killed in over["killed"].items()}
         self._run_all([n for n in range(len(chosen)) if n not in self._is_killed], self._run_anew, least_s=60)
         for number, mutant in enumerate(self._mutants):
             if not self._is_killed[number]:
@@ -119,11 +120,11 @@ class Runner:
                 self._measure(session)
             self._lines = json.loads(self._cache.read_text())
             quick = [number for number, mutant in enumerate(self._mutants) if mutant.is_in_function]
-            self._run_all(quick, lambda mutant, names: self._exchanged(session, mutant, names), least_s=10)
+            self._run_all(quick, lambda mutant, names: self._exchanged(session, mutant, names), least_s=QUICK_S)
             self._check(session)
 
         pytest.main(["-s", "-m", self._marks, *OPTIONS, *map(str, self._places)], plugins=[Session(work)])
-        return {str(number): is_killed for number, is_killed in self._is_killed.items()}
+        return {"killed": self._is_killed} if self._lines else {}  # JSON makes texts of the numbers
 
     def _measure(self, session: Session) -> None:
         """Note which test runs which line; leave out tests that fail or are slow."""
@@ -158,18 +159,21 @@ class Runner:
         return run_anew(mutant.file, mutant.applied(self._sources[mutant.file]), names)
 
     def _run_all(self, numbers: list[int], work: Callable[[Mutant, list[str]], Found], least_s: float) -> None:
-        """Run mutants in children, and note which are killed; not those that need everything imported again."""
+        """Run mutants in children, and note which are killed; not those that need everything imported again.
+
+        Also what crashed is tried again so: libraries with threads may not survive that they are forked.
+        """
         tests = {number: self._tests_of(self._mutants[number]) for number in numbers}
         self._is_killed.update({number: False for number in numbers if not tests[number]})
         tried = [number for number in numbers if tests[number]]
         works = (
-            (partial(work, self._mutants[n], tests[n]), least_s + 8 * sum(self._lines[name][0] for name in tests[n]))
+            (partial(work, self._mutants[n], tests[n]), least_s + 3 * sum(self._lines[name][0] for name in tests[n]))
             for n in tried
         )
         for number, found in run_all(works, self._jobs):
             if "error" in found:
                 print(f"{self._mutants[tried[number]]} did not run:\n{found['error']}")
-            if found != AGAIN:
+            if found != AGAIN and (found != DIED or least_s > QUICK_S):
                 self._is_killed[tried[number]] = found.get("failed") != []
                 for name in found.get("failed", ()):
                     self._killers[tried[number]] = name

@@ -28,6 +28,7 @@ import coverage
 import pytest
 
 Found = dict[str, Any]
+DIED: Found = {"died": True}
 OPTIONS = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 
 
@@ -70,13 +71,13 @@ class Child:
             os._exit(0)
 
     def take(self, wait_s: float | None = 0) -> Found | None:
-        """Return what the child found when it is over; ``{}`` when it died or its time was over."""
+        """Return what the child found when it is over; ``{}`` when its time was, ``DIED`` when it crashed."""
         while select.select([self.pipe], [], [], wait_s)[0]:
             data = os.read(self.pipe, 1 << 16)
             self._data += data
             if not data:
-                return self.end()
-        return self.end() if time.monotonic() > self._until else None
+                return self.end() or DIED
+        return self.end() if time.monotonic() > self._until else None  # too late: nothing was sent
 
     def end(self) -> Found:
         """Kill the child, and whatever it started, if it is still there; return what it had sent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -168,11 +169,15 @@ def test_a_child_sends_what_it_found_and_none_outlives_its_time(tool: Any) -> No
         while True:
             pass
 
-    works = [(lambda: {"found": 1}, 60.0), (hangs, 0.1), (lambda: {"found": 1 // 0}, 60.0)]
+    def crashes() -> dict[str, Any]:
+        os._exit(3)
+
+    works = [(lambda: {"found": 1}, 60.0), (hangs, 0.1), (lambda: {"found": 1 // 0}, 60.0), (crashes, 60.0)]
     found = dict(tool[1].run_all(works, jobs=2))
     assert found[0] == {"found": 1}
     assert found[1] == {}
     assert "ZeroDivisionError" in found[2]["error"]
+    assert found[3] == tool[1].DIED
 
 
 @pytest.mark.run
