@@ -22,7 +22,7 @@ COMMON = ["-XX:+UseSerialGC", "-Xlog:disable"]
 
 WAIT_S = 1_200
 
-WRITE = "from headgate.spark.cds_archive import dump_archive; import pathlib, sys; "
+WRITE = "from headgate.spark.cds_dump import dump_archive; import pathlib, sys; "
 WRITE += "dump_archive(pathlib.Path(sys.argv[1]), *sys.argv[2:])"
 
 

@@ -14,8 +14,9 @@ from unittest.mock import Mock
 import pytest
 
 from headgate.errors import PipelineFailed, UsageError
-from headgate.spark import cds_archive, launcher, session
-from headgate.spark.cds_archive import archive_file, archive_options, make_archive, options_with
+from headgate.spark import cds_dump, launcher, session
+from headgate.spark.cds_archive import archive_file, archive_options, options_with
+from headgate.spark.cds_dump import make_archive
 from headgate.spark.prerequisites import JVM_OPTIONS
 from headgate.storage.local_directories import ProcessDirectory
 
@@ -66,7 +67,7 @@ def test_an_archive_is_named_by_its_java_and_its_spark(place: Path, tmp_path: Pa
 
 @pytest.mark.usefixtures("place")
 def test_an_archive_that_others_could_have_written_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:  # OM12
-    monkeypatch.setattr(cds_archive, "dump_archive", writes())
+    monkeypatch.setattr(cds_dump, "dump_archive", writes())
     assert archive_options() == [], "there is none"
     file = make_archive()
     assert f'"-XX:SharedArchiveFile={file}"' in archive_options()
@@ -89,13 +90,13 @@ def test_an_archive_gets_its_name_when_it_is_whole(place: Path, monkeypatch: pyt
         made.write_bytes(WHOLE[:3])
         raise PipelineFailed("Spark's JVM ended")
 
-    monkeypatch.setattr(cds_archive, "dump_archive", dies)
+    monkeypatch.setattr(cds_dump, "dump_archive", dies)
     with pytest.raises(PipelineFailed):
         make_archive()
     assert list(place.glob("**/*.jsa")) == []
-    monkeypatch.setattr(cds_archive, "dump_archive", writes())
+    monkeypatch.setattr(cds_dump, "dump_archive", writes())
     file = make_archive()
-    monkeypatch.setattr(cds_archive, "dump_archive", dies)
+    monkeypatch.setattr(cds_dump, "dump_archive", dies)
     with pytest.raises(PipelineFailed):
         make_archive()
     assert file.read_bytes() == WHOLE, "the one before is there until there is another one"
@@ -117,7 +118,7 @@ def test_what_a_jvm_that_failed_has_written_is_none(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(launcher, "warm_up", lambda *_: None)
     (tmp_path / "half.jsa").write_bytes(WHOLE[:3])
     with pytest.raises(PipelineFailed, match="is there room on the disk"):
-        cds_archive.dump_archive(tmp_path / "half.jsa", "-Dmore")
+        cds_dump.dump_archive(tmp_path / "half.jsa", "-Dmore")
     assert told == [f'-Dmore "-XX:ArchiveClassesAtExit={tmp_path}/half.jsa" -Xlog:disable']
     assert os.environ[JVM_OPTIONS] == "-Dmine"
     assert jvm.kill.called is not isinstance(end, int)
@@ -127,10 +128,10 @@ def test_whoever_makes_an_archive_at_the_same_time_is_not_disturbed(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # OM12
     def another() -> None:
-        monkeypatch.setattr(cds_archive, "dump_archive", writes(b"another one's"))
+        monkeypatch.setattr(cds_dump, "dump_archive", writes(b"another one's"))
         make_archive()
 
-    monkeypatch.setattr(cds_archive, "dump_archive", writes(before=another))
+    monkeypatch.setattr(cds_dump, "dump_archive", writes(before=another))
     file = make_archive()
     assert file.read_bytes() == WHOLE
     assert sorted(path.name for path in place.iterdir()) == [file.name]
@@ -140,7 +141,7 @@ def test_what_a_killed_one_left_is_removed(place: Path, monkeypatch: pytest.Monk
     left = ProcessDirectory(place / "making")
     (left.path / "half.jsa").write_bytes(WHOLE[:3])
     os.close(left._lock)  # as the end of its process does
-    monkeypatch.setattr(cds_archive, "dump_archive", writes())
+    monkeypatch.setattr(cds_dump, "dump_archive", writes())
     file = make_archive()
     assert [path.name for path in place.iterdir()] == [file.name]
 
@@ -150,7 +151,7 @@ def test_old_archives_make_room(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     for age in range(5):
         (place / f"spark-classes-{age}.jsa").touch()
         os.utime(place / f"spark-classes-{age}.jsa", (10 - age, 10 - age))
-    monkeypatch.setattr(cds_archive, "dump_archive", writes())
+    monkeypatch.setattr(cds_dump, "dump_archive", writes())
     file = make_archive()
     assert {path.name for path in place.iterdir()} == {file.name, "spark-classes-0.jsa", "spark-classes-1.jsa"}
 
@@ -158,7 +159,7 @@ def test_old_archives_make_room(place: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_directory_that_cannot_be_written_is_one_sentence(
     place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:  # OM12
-    monkeypatch.setattr(cds_archive, "dump_archive", writes())
+    monkeypatch.setattr(cds_dump, "dump_archive", writes())
     (tmp_path / "cache").write_text("in the way")
     with pytest.raises(UsageError, match=r"spark-classes-.*\.jsa cannot be written: .*; choose another XDG_CACHE_HOME"):
         make_archive()

@@ -27,7 +27,8 @@ from headgate.cli.output import Terminal, say
 from headgate.display.text import counted, size_text
 from headgate.distribution import DISTRIBUTION, install_command
 from headgate.errors import HeadgateError
-from headgate.spark.cds_archive import archive_file, is_trusted, make_archive
+from headgate.spark.cds_archive import archive_file, is_trusted
+from headgate.spark.cds_dump import make_archive
 from headgate.spark.prerequisites import read_master, spark_home_problem
 from headgate.spark.session import Executor
 from headgate.storage.local import make_directories
