@@ -121,8 +121,8 @@ def test_a_source_that_acknowledges_what_completed_checkpoints_cover_passes() ->
     [
         ("at poll", "Crashed before its first checkpoint completed, .*: lost"),
         ("at positions", "Crashed before its first checkpoint completed, .*: lost"),
-        ("all when told", "Crashed behind a completed checkpoint, and .*: lost"),
-        ("when given up", "Crashed behind a completed checkpoint, and behind one that was given up, .*: lost"),
+        ("all when told", "Crashed after a completed checkpoint, and .*: lost"),
+        ("when given up", "Crashed after a completed checkpoint, and after one that was aborted, .*: lost"),
     ],
 )
 def test_a_source_that_acknowledges_too_early_is_caught(acknowledges: str, scenario: str) -> None:  # KT1
