@@ -32,7 +32,7 @@ def test_a_list_of_many_sinks_is_one_look(tmp_path: Path, monkeypatch: pytest.Mo
     lines = CliRunner().invoke(app, ["sinks", "list", str(tmp_path)]).output.splitlines()
     assert lines[0].startswith("p/out-00 belongs to the checkpoints in /home/p, begun on far at 1970")
     assert lines[7] == "p/out-07 is forgotten"
-    assert lines[20:] == ["p/told-nothing was written to by version 0.1, which did not say from where"]
+    assert lines[20:] == ["p/told-nothing was written to without a checkpoint directory"]
     assert len(storage.seen) == 2 + 20, "two listings, and each life once"
 
 

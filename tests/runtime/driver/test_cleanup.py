@@ -12,11 +12,11 @@ from tests.runtime.driver.test_restart_damaged import found_in
 
 from headgate.codec.json_files import beat_path
 from headgate.environment import ThreadEnded
-from headgate.errors import CorruptionError, FencedError, OutputDenied, StorageError, UsageError
+from headgate.errors import FencedError, OutputDenied, StorageError, UsageError
 from headgate.model.config import DamagedCheckpoint
 from headgate.model.heartbeat import Course
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Claim, Manifest, RestoredFrom
+from headgate.model.manifest import Manifest, RestoredFrom
 from headgate.model.manifest import Place as Elsewhere
 from headgate.protocol.checkpoints.recovery import candidates, life_of
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
@@ -493,24 +493,3 @@ def test_what_another_pipeline_was_restored_from_by_another_path_stays(place: Pl
     assert restored(place) == 2
     other.append(replace(adopted, checkpoint=CheckpointId(2), origin=origin))
     assert remove(place), "it has one of its own"
-
-
-def test_an_older_headgate_refuses_a_later_life(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:  # LV7
-    from headgate.codec import log_entry
-
-    remove(place)
-    path = place.log.observe().entries[0].path
-    known = {version: number for version, number in log_entry._VERSIONS.items() if number < 4}
-    monkeypatch.setattr(log_entry, "_VERSIONS", known)
-    with pytest.raises(CorruptionError, match="format version"):
-        log_entry.decode_log_entry(place.storage.get(path), path)
-    with pytest.raises(UsageError, match="cannot be restored"):
-        place.begin()
-
-
-def test_entries_of_the_first_life_are_what_they_were() -> None:  # LV7
-    from headgate.codec.log_entry import encode_log_entry
-
-    assert b"life" not in encode_log_entry(Claim(Generation(1), "a", 0, follows=0))
-    assert encode_log_entry(Claim(Generation(1), "a", 0, follows=0)).startswith(b"headgate-log 2 claim ")
-    assert encode_log_entry(Claim(Generation(3), "a", 0, follows=0, life=5)).startswith(b"headgate-log 4 claim ")

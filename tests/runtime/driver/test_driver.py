@@ -194,7 +194,7 @@ def test_only_a_worker_that_is_silent_has_its_job_cancelled_whatever_is_said_of_
 
 
 def test_a_worker_of_another_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("test_driver.FINGERPRINT", "another")
+    monkeypatch.setitem(globals(), "FINGERPRINT", "another")
     made = Played(tmp_path)
     made.driver.workers._fingerprint = "this"
     submission, address, secret, _ended = made.submitted.get(timeout=WAIT_S)

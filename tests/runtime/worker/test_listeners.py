@@ -11,6 +11,7 @@ from tests.runtime.worker.test_subtask_runner import Made, Reader, Sink, batch
 import headgate as hg
 from headgate.codec.snapshot import LISTS_PREFIX, decode_sections
 from headgate.codec.snapshot_rows import stored_rows
+from headgate.connectors.base import SinkWriter
 from headgate.errors import StorageError, UsageError
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId
@@ -204,7 +205,9 @@ def test_operator_state_of_one_that_keeps_none_any_more_is_refused() -> None:  #
 
 
 def test_a_writer_that_holds_records_back_cannot_keep_lists_too() -> None:
-    class Both(hg.CheckpointedFunction):
+    class Both(hg.CheckpointedFunction, SinkWriter):
+        can_hold_back = True
+
         def write(self, batch: Any) -> None: ...
         def seal(self, checkpoint: Any) -> Any: ...
         def close(self) -> None: ...

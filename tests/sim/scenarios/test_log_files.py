@@ -40,4 +40,4 @@ def test_followed_files_are_read_once_whoever_renames_them() -> None:  # SM81
 
 
 def test_a_seed_that_follows_files_has_one_digest() -> None:  # SM81, N70
-    assert len(digests_of("kinds.followed", 11)) == 1
+    assert len(digests_of("scenarios.log_files", 11)) == 1

@@ -50,4 +50,4 @@ def test_ledgers_go_in_pieces_and_databases_forget_what_is_prepared() -> None:  
 
 
 def test_a_seed_of_users_sinks_has_one_digest() -> None:  # SM80
-    assert len(digests_of("kinds.custom", 8)) == 1
+    assert len(digests_of("scenarios.user_pipelines", 8)) == 1
