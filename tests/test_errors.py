@@ -61,8 +61,9 @@ TEXTS = {
 
 def test_every_class_has_an_example() -> None:
     classes = {c for _, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == errors.__name__}
-    assert {type(e) for e in EXAMPLES} == classes
-    assert all(issubclass(c, HeadgateError) for c in classes)
+    raised = {c for c in classes if issubclass(c, BaseException)}  # the others are remedies
+    assert {type(e) for e in EXAMPLES} == raised
+    assert all(issubclass(c, HeadgateError) for c in raised)
 
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda e: type(e).__name__)
