@@ -11,7 +11,18 @@ MACHINE = ("tasks", "primitives", "sockets", "disk", "faults", "surroundings", "
 """The machine room, without what only some kinds of runs have in it."""
 
 ORDINARY = (
-    *("run", "fault_injection", "storage_damage", "settings", "source", "spark", "workloads", "graphs", "steps", "records"),
+    *(
+        "run",
+        "fault_injection",
+        "storage_damage",
+        "settings",
+        "source",
+        "spark",
+        "workloads",
+        "graphs",
+        "steps",
+        "records",
+    ),
     *("verdict", "history", "leaks"),
 )
 TOP = ("coverage_table", "__main__")
