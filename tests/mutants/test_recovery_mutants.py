@@ -156,7 +156,7 @@ def output_goes_before_it_is_decided() -> AbstractContextManager[None]:  # SO2
 
 def nobody_finishes_what_was_begun() -> AbstractContextManager[None]:  # SO3
     nobody = classmethod(lambda cls, root, pipeline: False)
-    return all_of(patched(Reset, "is_due", nobody), skipped(Reset, "finish", False))
+    return all_of(patched(Reset, "is_unfinished", nobody), skipped(Reset, "finish", False))
 
 
 def a_savepoint_does_not_wait_for_its_output() -> AbstractContextManager[None]:  # SV2

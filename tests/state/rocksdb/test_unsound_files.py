@@ -210,7 +210,7 @@ def bad_once(patch: pytest.MonkeyPatch, owner: Any, name: str, at: int = 1) -> l
 @pytest.mark.parametrize(
     ("owner", "name", "parallelism"),
     [
-        *((database, "opened", parallelism) for parallelism in (1, 2)),
+        *((database, "open_read_only", parallelism) for parallelism in (1, 2)),
         *((database_restore, "check_rows", parallelism) for parallelism in (1, 2)),
         *((Rows, "scan_rows", parallelism) for parallelism in (1, 2)),
         (Rows, "scan", 2),  # who goes on with files reads no values
@@ -222,7 +222,7 @@ def test_one_bad_read_says_nothing_of_the_checkpoint(
     """The files are as the checkpoint has them when they are looked at."""
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
-    if (parallelism, name) == (2, "opened"):
+    if (parallelism, name) == (2, "open_read_only"):
         owner = database_restore
     calls = bad_once(monkeypatch, owner, name)
     restored = Restored(subtask.storage, manifest, tmp_path / "other", parallelism=parallelism)
@@ -240,7 +240,7 @@ def test_one_bad_read_of_a_later_part_says_nothing_of_the_checkpoint(
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
     monkeypatch.setattr(database_restore, "PART_BYTES", 1 << 18)
-    calls = bad_once(monkeypatch, database_restore, "encode_rows", at=3)
+    calls = bad_once(monkeypatch, database_restore, "encode_sections_of", at=3)
     restored = Restored(subtask.storage, manifest, tmp_path / "other", parallelism=2)
     assert len(calls) > 3
     assert 0 < len(restored.found) < KEYS
