@@ -11,8 +11,15 @@ LOGS ?=
 WORKERS ?= 4
 SPARK_WORKERS ?= 3
 TIMES ?= 20
+PYTHON ?= 3.13
+TESTS ?=
+QUICK ?=
 MINUTES ?= 5
 PATIENCE ?= 3
+SAMPLE ?= 200
+SEED ?= 1
+TESTS ?=
+FILE ?=
 # compiled tests are used again: each worker would compile all of them
 unexport PYTHONDONTWRITEBYTECODE
 # a process per core is there already: threads of Polars only get in each other's way
@@ -23,7 +30,7 @@ sim check: export POLARS_MAX_THREADS = 1
 UNIT := not spark and not crash and not simulator and not mutant and not run and not long
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java setup-test docs demo test test-again crash-loops kill-drivers kill-chain lost-machines lint check format sim bench bench-peers clean
+.PHONY: help setup setup-java setup-test docs demo test test-python test-near test-deep test-again mutants crash-loops kill-drivers kill-chain lost-machines lint check format sim bench bench-peers clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
@@ -47,13 +54,23 @@ docs: ## build the documentation site in build/site, check its links and that it
 demo: setup-java ## kill a worker and the driver of a running pipeline, compare its counts (LOGS="PATH...")
 	@$(PYTHON_ENV) scripts/demo $(if $(LOGS),--logs $(LOGS))
 
-test: setup-test ## all tests, with Spark and with real kills (about an hour on 2 cores)
-	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
-	SPARK_SUBMIT_OPTS="$$($(PYTHON_ENV) -m tests.crash.class_archive)" \
-		$(PYTHON_ENV) -m pytest -q -n $(SPARK_WORKERS) -m "spark or crash"
+test: setup-test ## all tests, with Spark and with real kills (about 40 minutes on 2 cores)
+	@$(PYTHON_ENV) scripts/run_tests.py $(WORKERS) $(SPARK_WORKERS)
+
+test-near: setup ## the tests of one module: FILE=src/headgate/...
+	@$(PYTHON_ENV) scripts/test_near.py $(FILE)
+
+test-deep: sim test-again crash-loops kill-drivers kill-chain lost-machines ## thousands of seeds, long kills, lost machines (hours)
+
+test-python: ## the quick half of the tests under another Python: make test-python PYTHON=3.13
+	VENV=build/python-$(PYTHON) PYTHON=$(PYTHON) scripts/setup.sh
+	build/python-$(PYTHON)/bin/python -m pytest -q -n $(WORKERS) -m "$(UNIT)" $(TESTS)
 
 test-again: setup ## the tests of `make check` TIMES times with other seeds, then once on a busy machine
 	@scripts/test-again $(TIMES) $(WORKERS) "$(UNIT)"
+
+mutants: setup ## change SAMPLE places of PART (a package or module) one by one, print changes that no test notices
+	$(PYTHON_ENV) scripts/mutants $(PART) --sample $(SAMPLE) --seed $(SEED) $(if $(TESTS),--tests $(TESTS)) $(if $(QUICK),--quick)
 
 crash-loops: setup-java ## kill what runs loops TIMES times in each scenario, on Spark
 	HEADGATE_TEST_TIMES=$(TIMES) $(PYTHON_ENV) -m pytest -q tests/crash/test_loop_*.py
@@ -68,12 +85,13 @@ lost-machines: setup-test ## cut machines off and delete their disks TIMES times
 kill-chain: setup-java ## kill workers and drivers of two pipelines in a row for MINUTES minutes, on Spark
 	HEADGATE_TEST_MINUTES=$(MINUTES) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_chains.py -k spark
 
-lint: setup ## format, lint, import layering, types
+lint: setup ## format, lint, import layering, types, rules of the architecture
 	$(PYTHON_ENV) -m ruff format --check .
 	$(PYTHON_ENV) -m ruff check .
 	.venv/bin/lint-imports
 	$(PYTHON_ENV) -m mypy
 	$(PYTHON_ENV) -m mypy --config-file examples/mypy.ini examples
+	$(PYTHON_ENV) -m pytest -q tests/test_architecture.py
 
 check: lint ## the same, and unit tests, a short simulation
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "$(UNIT)"
@@ -83,32 +101,9 @@ format: setup ## format the code and mend what the linter can
 	$(PYTHON_ENV) -m ruff format .
 	$(PYTHON_ENV) -m ruff check --fix .
 
-sim: setup ## run SEEDS random schedules with faults, STREAM_SEEDS in each special mode; print what COVERAGE_SEEDS run
+sim: setup ## run SEEDS random schedules with faults, STREAM_SEEDS of each scenario; print what COVERAGE_SEEDS run
 	$(PYTHON_ENV) -m headgate.sim --seeds $(SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --streams --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --modes --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --induced --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --mixed --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --savepoints --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --cancelling --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --changing --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --asking --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --rocksdb --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --chunks --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --resets --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --timers --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --ttl --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --custom --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --followed --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --overtaking --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --standby --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --listeners --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --broadcast --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --groups --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --sharing --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --grouped --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --following --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim --afar --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
+	$(PYTHON_ENV) -m headgate.sim --every-scenario --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --coverage --seeds $(COVERAGE_SEEDS) --jobs $(WORKERS)
 
 bench: setup-java ## run the benchmark NAME, or all of them (more than half an hour)

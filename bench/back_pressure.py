@@ -60,7 +60,7 @@ def throughput(seconds: float) -> float:
             handle.wait(WARM_UP_S)
             before = wait_for(handle, _has_records, "deliver")
             handle.wait(seconds)
-            return sum(rates(BRAKED, before, handle.driver.book.reports()).values())
+            return sum(rates(BRAKED, before, handle.driver.run_progress.reports()).values())
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 

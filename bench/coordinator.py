@@ -17,15 +17,16 @@ import headgate as hg
 from bench.harness import Options, Result, at_most, median, spread
 from headgate.codec.messages import Acknowledge, ToWorker, decode_from_worker, encode_message
 from headgate.model.config import CheckpointConfig
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, KeyGroups, Manifest, SnapshotPart, SubtaskEntry
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import CheckpointProgress
 from headgate.protocol.checkpoints import coordinator as machine
+from headgate.protocol.checkpoints import coordinator_events
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.claims import NewGeneration
-from headgate.runtime.driver.coordination import Coordination, Pools
+from headgate.runtime.driver.coordinator_host import CoordinatorHost, Pools
+from headgate.runtime.driver.restart import NewGeneration
 from headgate.storage.memory import MemoryStorage
 
 NAME = "coordinator"
@@ -96,27 +97,34 @@ def definition_of(count: int) -> PipelineDefinition:
     return p.definition()
 
 
-def acknowledgements(subtasks: Sequence[SubtaskId], checkpoint: CheckpointId) -> list[machine.Acknowledged]:
+def acknowledgements(subtasks: Sequence[SubtaskId], checkpoint: CheckpointId) -> list[coordinator_events.Acknowledged]:
     """Return what every subtask says: a part of a file each, and some of them prepared output."""
     last = max(subtask.vertex for subtask in subtasks)
     return [_acknowledged(subtask, checkpoint, is_sink=subtask.vertex == last) for subtask in subtasks]
 
 
-def _acknowledged(subtask: SubtaskId, checkpoint: CheckpointId, *, is_sink: bool) -> machine.Acknowledged:
+def _acknowledged(subtask: SubtaskId, checkpoint: CheckpointId, *, is_sink: bool) -> coordinator_events.Acknowledged:
     path = f"chk-{checkpoint:010d}/{subtask.vertex}-{subtask.index}.g{GENERATION}"
     rows = {str(subtask.vertex): {"totals": 1_000}}
     part = SnapshotPart(40_000, 0x9E3779B97F4A7C15, path, b"", rows, f"state/{subtask.vertex}", KeyGroups(0, 1))
     output = Committable("sink", checkpoint, subtask.index, GENERATION, b"x" * 100)
     entry = SubtaskEntry(subtask, (part,), (output,) if is_sink else ())
-    return machine.Acknowledged(GENERATION, checkpoint, entry)
+    return coordinator_events.Acknowledged(GENERATION, checkpoint, entry)
 
 
-def machine_alone(subtasks: tuple[SubtaskId, ...], acks: Sequence[machine.Acknowledged]) -> None:
+def machine_alone(subtasks: tuple[SubtaskId, ...], acks: Sequence[coordinator_events.Acknowledged]) -> None:
     """Give the machine, without interpreter and log, the events of one checkpoint."""
     checkpoint = acks[0].checkpoint
     made = machine.Coordinator(GENERATION, subtasks, CheckpointConfig(interval_ms=0), checkpoint)
-    begin: list[machine.Event] = [machine.Started(0), machine.CheckpointRequested(), machine.IdReserved(checkpoint)]
-    end: list[machine.Event] = [machine.ManifestWritten(checkpoint), machine.CommitSucceeded(checkpoint)]
+    begin: list[coordinator_events.Event] = [
+        coordinator_events.Started(0),
+        coordinator_events.CheckpointRequested(),
+        coordinator_events.IdReserved(checkpoint),
+    ]
+    end: list[coordinator_events.Event] = [
+        coordinator_events.ManifestWritten(checkpoint),
+        coordinator_events.CommitSucceeded(checkpoint),
+    ]
     for event in (*begin, *acks, *end):
         made.handle(event)
     assert made.last_completed == checkpoint
@@ -134,13 +142,15 @@ class Run:
         self._thread = _Here()
         self._outcomes = _Outcomes()
         pools = Pools(self._thread, self._thread, self._thread)
-        self._coordination = Coordination(definition, begun, log, self._thread, self._outcomes, self._outcomes, pools)
+        self._coordination = CoordinatorHost(
+            definition, begun, log, self._thread, self._outcomes, self._outcomes, pools
+        )
         self._coordination.start(0)
         self._thread.run()
 
-    def checkpoint(self, checkpoint: CheckpointId, acks: Sequence[machine.Acknowledged]) -> None:
+    def checkpoint(self, checkpoint: CheckpointId, acks: Sequence[coordinator_events.Acknowledged]) -> None:
         """Take one."""
-        self._coordination.handle(machine.CheckpointRequested())
+        self._coordination.handle(coordinator_events.CheckpointRequested())
         self._thread.run()
         for ack in acks:
             self._coordination.handle(ack)
@@ -209,11 +219,11 @@ class _Outcomes:
     def note(self, text: str) -> None:
         self.notes.append(text)
 
-    def request_answered(self, effect: machine.AnswerRequest) -> None:
+    def request_answered(self, effect: coordinator_events.AnswerRequest) -> None:
         return
 
-    def generation_failed(self, effect: machine.FailGeneration) -> None:
+    def generation_failed(self, effect: coordinator_events.FailGeneration) -> None:
         raise RuntimeError(effect.failure.reason)
 
-    def generation_done(self, effect: machine.ConcludeGeneration) -> None:
+    def generation_done(self, effect: coordinator_events.ConcludeGeneration) -> None:
         return

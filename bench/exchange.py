@@ -20,8 +20,7 @@ from headgate.codec.messages import Address
 from headgate.model.graph import Edge, Graph, Node, Partitioner, Role
 from headgate.model.ids import Generation, NodeName, SubtaskId, WorkerIndex
 from headgate.model.plan import Plan, make_plan
-from headgate.runtime.wire.exchange import Exchange
-from headgate.runtime.wire.peer import ExchangeCallbacks
+from headgate.runtime.wire.exchange import Exchange, ExchangeCallbacks
 
 NAME = "exchange"
 SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.int64()), ("at", pa.int64())])

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from bench.harness import Options, Result, at_most, median
 from bench.outputs import Nowhere
-from headgate.clock import SYSTEM_CLOCK
+from headgate.environment import SYSTEM_CLOCK
 from headgate.operators.base import OperatorContext
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, with_columns_spec
 

@@ -33,7 +33,7 @@ LOOK_S = 0.02
 PROGRAM = "from bench.first_record import noted_pipeline\npipeline = noted_pipeline()\n"
 MARKS = "HEADGATE_BENCH_MARKS"
 STEPS = ("program", "session", "submitted", "worker", "first_record")
-COMMAND = [sys.executable, "-P", "-m", "headgate.cli.entry"]
+COMMAND = [sys.executable, "-P", "-m", "headgate.cli.__main__"]
 
 
 def run(options: Options) -> Result:

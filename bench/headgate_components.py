@@ -26,8 +26,8 @@ import headgate as hg
 from bench.components import smallest_connected
 from bench.harness import CpuMeter, median
 from bench.running import records_out, wrapped
-from headgate.connectors.files.commit import read_committed
-from headgate.model.definition import PipelineDefinition
+from headgate.connectors.files.file_committer import read_committed
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import SilentObserver
 from headgate.operators.base import Operator, OperatorSpec
 
@@ -141,7 +141,7 @@ def _measure(session: Any, definition: PipelineDefinition, edges: int) -> dict[s
     handle.driver.result.add_done_callback(lambda _: ended.append(time.monotonic()))
     handle.wait()
     cpu_s = meter.cpu_seconds()
-    reports = handle.driver.book.reports()
+    reports = handle.driver.run_progress.reports()
     started = min(sample.value for r in reports.values() for sample in r if sample.name == STARTED) / 1e6
     seconds = ended[0] - started
     news = sum(records_out(report, "components") for report in reports.values())

@@ -20,7 +20,7 @@ import pyarrow as pa
 import headgate as hg
 from bench.harness import median
 from bench.running import clock_s, records_out
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import PipelineState
 from headgate.operators.base import Operator, OperatorSpec
 
@@ -97,17 +97,19 @@ def _measure(definition: PipelineDefinition, seconds: float) -> dict[str, Any]:
     cloudpickle.register_pickle_by_value(bench)  # the probe: workers need not find this directory
     handle = start_pipeline(definition)
     deadline = time.monotonic() + START_TIMEOUT_S
-    while handle.progress.state is not PipelineState.RUNNING or not handle.driver.book.reports():
+    while handle.progress.state is not PipelineState.RUNNING or not handle.driver.run_progress.reports():
         if time.monotonic() > deadline:
             raise RuntimeError(f"the pipeline did not start within {START_TIMEOUT_S} s")
         handle.wait(0.05)
     handle.wait(WARM_UP_S)
-    before = handle.driver.book.reports()
-    aligned_before = len(handle.driver.book.alignments)
+    before = handle.driver.run_progress.reports()
+    seen = set(handle.alignments())
     checkpoints_before = len(handle.checkpoints())
     handle.wait(seconds)
-    after = handle.driver.book.reports()
-    alignments = [a for a in list(handle.driver.book.alignments)[aligned_before:] if a.vertex == "window"]
+    after = handle.driver.run_progress.reports()
+    reported = handle.alignments().items()
+    found = [one for checkpoint, subtasks in reported if checkpoint not in seen for one in subtasks]
+    alignments = [one for one in found if one.subtask.startswith("window[")]
     checkpoints = handle.checkpoints()[checkpoints_before:]
     handle.cancel()
     handle.wait()
@@ -117,8 +119,8 @@ def _measure(definition: PipelineDefinition, seconds: float) -> dict[str, Any]:
     ]
     return {
         "events_per_s": sum(per_worker),
-        "alignment_ms_median": median([a.align_us / 1000 for a in alignments]) if alignments else 0.0,
-        "freeze_ms_median": median([a.freeze_us / 1000 for a in alignments]) if alignments else 0.0,
+        "alignment_ms_median": median([a.aligned_us / 1000 for a in alignments]) if alignments else 0.0,
+        "freeze_ms_median": median([a.frozen_us / 1000 for a in alignments]) if alignments else 0.0,
         "latency_ms_p99": _percentile(before, after, 0.99),
         "checkpoints": len(checkpoints),
         "checkpoint_ms_median": median([float(c.duration_ms) for c in checkpoints]) if checkpoints else 0.0,

@@ -28,13 +28,13 @@ from headgate.codec.snapshot import FILES_PREFIX
 from headgate.model.config import CheckpointConfig, MemoryState, RocksState, StateConfig
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import KeyGroups, SnapshotPart
-from headgate.protocol.checkpoints.sharing import SharedFiles
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
+from headgate.protocol.checkpoints.retention import SharedFiles
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
 from headgate.state.backend import ColumnBackend
-from headgate.state.choice import worker_states
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
-from headgate.state.frozen import OwnedKeys
-from headgate.storage.backends import open_storage
+from headgate.state.snapshot import OwnedKeys
+from headgate.state.worker_backends import worker_states
+from headgate.storage.urls import open_storage
 
 NAME = "increments"
 
@@ -195,7 +195,9 @@ class Taken:
     def _written(self, state: ColumnBackend, shareable: Sequence[SnapshotPart] | None) -> tuple[SnapshotPart, ...]:
         self._number += 1
         inline_bytes_max = CheckpointConfig().inline_bytes_max
-        to = Destination(self.storage, "p", Generation(1), inline_bytes_max, OwnedKeys(KeyGroups(0, GROUPS), GROUPS))
+        to = SnapshotDestination(
+            self.storage, "p", Generation(1), inline_bytes_max, OwnedKeys(KeyGroups(0, GROUPS), GROUPS)
+        )
         target = SubtaskTarget(to, SubtaskId(VertexId(NODE), 0), CheckpointId(self._number), shareable)
         frozen = state.freeze()
         target.put_state(NODE, frozen)

@@ -18,12 +18,12 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from headgate.clock import SYSTEM_CLOCK
+from headgate.environment import SYSTEM_CLOCK
 from headgate.model.graph import OutputTag
 from headgate.operators.base import Operator, OperatorContext
-from headgate.operators.partition import partition
-from headgate.operators.windows.choice import WindowOperators, window_operators
-from headgate.operators.windows.plan import TumblingAggregate
+from headgate.operators.keys import partition
+from headgate.operators.tumbling_windows import WindowOperators, window_operators
+from headgate.operators.window_plan import TumblingAggregate
 
 BATCH_ROWS = 65_536
 EVENTS = 30_000_000

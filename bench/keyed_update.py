@@ -145,7 +145,7 @@ def filled(handle: SparkHandle, keys: int) -> Reports:
     """
     deadline = time.monotonic() + FILL_TIMEOUT_S
     while time.monotonic() < deadline:
-        reports = handle.driver.book.reports()
+        reports = handle.driver.run_progress.reports()
         # splits may be ahead of each other: each has its part of the keys
         if len(reports) == PARALLELISM and all(
             records_out(report, "source") >= keys / PARALLELISM for report in reports.values()

@@ -89,7 +89,7 @@ def sample(keys: int, rate: int, seconds: float, warm_up_s: float) -> tuple[Samp
         with running(pipeline(keys, 1_000, rate, directory, with_age=False).definition()) as handle:
             workers = [psutil.Process(pid) for pid in handle.driver.worker_pids().values()]
             handle.wait(warm_up_s)
-            jvm, before, begun = _jvm(), handle.driver.book.reports(), time.monotonic()
+            jvm, before, begun = _jvm(), handle.driver.run_progress.reports(), time.monotonic()
             while time.monotonic() - begun < seconds:
                 handle.wait(PERIOD_S)
                 samples.add(time.monotonic() - begun, workers, jvm)

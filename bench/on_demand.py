@@ -55,12 +55,12 @@ def measure(
     """
     with Pace(handle.driver.take_checkpoint, interval_ms) as pace:
         handle.wait(SETTLE_S)
-        before = reports_after(handle, handle.driver.book.reports())
+        before = reports_after(handle, handle.driver.run_progress.reports())
         pace.begin()
         on_begin()
         meter = CpuMeter()
         handle.wait(seconds)
-        after = reports_after(handle, handle.driver.book.reports())
+        after = reports_after(handle, handle.driver.run_progress.reports())
         cpu_s, wall_s = meter.cpu_seconds(), meter.seconds()
     wanted, completed = pace.counted()
     if handle.progress.restarts:

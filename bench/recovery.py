@@ -28,7 +28,7 @@ from headgate.model.metrics import NODE, Samples
 from headgate.model.progress import SilentObserver
 from headgate.operators.base import Operator, OperatorSpec
 from headgate.runtime.driver.driver import Driver
-from headgate.runtime.driver.supervision import Launcher
+from headgate.runtime.driver.supervisor_host import Launcher
 from headgate.spark.session import SparkHandle
 
 NAME = "recovery"

@@ -86,4 +86,4 @@ def _look(handle: SparkHandle) -> tuple[Reports, float]:
     for pid in handle.driver.worker_pids().values():
         times = psutil.Process(pid).cpu_times()
         cpu_s += times.user + times.system
-    return handle.driver.book.reports(), cpu_s
+    return handle.driver.run_progress.reports(), cpu_s

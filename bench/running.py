@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from headgate.model.definition import PipelineDefinition
 from headgate.model.metrics import CLOCK_S, NODE, RECORDS_OUT, Samples
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import Observer, PipelineState, SilentObserver
 from headgate.operators.base import OperatorSpec
 from headgate.spark.session import SparkHandle, start_pipeline
@@ -50,7 +50,7 @@ def wait_for(handle: SparkHandle, is_there: Callable[[Reports], bool], what: str
     """
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        reports = handle.driver.book.reports()
+        reports = handle.driver.run_progress.reports()
         if handle.progress.state is PipelineState.RUNNING and is_there(reports):
             return reports
         handle.wait(LOOK_PERIOD_S)

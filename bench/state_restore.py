@@ -25,11 +25,11 @@ from bench.increments import GROUPS, NODE, Taken, Values
 from headgate.codec.snapshot import FILES_PREFIX, decode_sections
 from headgate.model.config import MemoryState, RocksState, StateConfig
 from headgate.model.manifest import SnapshotPart
-from headgate.runtime.checkpoints.snapshots import read_part, verify_part
+from headgate.runtime.checkpoints.snapshot_files import read_part, verify_part
 from headgate.state.backend import ColumnBackend, ContinuingBackend, Ownership
-from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.descriptors import KeyColumns
-from headgate.state.files import StoredFiles
+from headgate.state.snapshot import StoredFiles
+from headgate.state.worker_backends import WorkerStates, worker_states
 
 NAME = "state_restore"
 
@@ -122,7 +122,7 @@ class Restore:
         if self.has_files:
             files = [part for part in self._parts if part.section.startswith(FILES_PREFIX)]
             assert isinstance(made, ContinuingBackend)
-            if not made.go_on_with(StoredFiles(files, read, "files", PIPELINE), OWNER):
+            if not made.continue_from(StoredFiles(files, read, "files", PIPELINE), OWNER):
                 raise RuntimeError("the backend does not go on with its own files")
             return
         for part in self._parts:

@@ -19,12 +19,12 @@ import pyarrow as pa
 
 import headgate as hg
 from bench.outputs import Nowhere
-from headgate.clock import SYSTEM_CLOCK
+from headgate.environment import SYSTEM_CLOCK
 from headgate.model.config import StateConfig
 from headgate.operators.base import Operator, OperatorContext
-from headgate.operators.process.by_batch import batch_process_spec
-from headgate.operators.process.by_row import row_process_spec
-from headgate.state.choice import worker_states
+from headgate.operators.process.batch_process import batch_process_spec
+from headgate.operators.process.row_process import row_process_spec
+from headgate.state.worker_backends import worker_states
 
 GROUPS = 128
 NODE = "counted"

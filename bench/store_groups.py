@@ -18,13 +18,19 @@ from tempfile import TemporaryDirectory
 from bench.harness import Options, Result, at_most, median
 from bench.store_history import ranges_of_history
 from bench.stream_events import SCHEMA, STREAM
-from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.layouts import KEY_SPACE, equal_ranges
-from headgate.protocol.store.reader_group import CheckpointAsked, CheckpointForgotten, Committed, Joined, Lived, Passed
+from headgate.protocol.store.reader_group import (
+    CheckpointAsked,
+    CheckpointForgotten,
+    Committed,
+    GroupSegment,
+    Joined,
+    Lived,
+    Passed,
+)
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.memory import memory_catalogue
-from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.catalogue.values import GroupStart
+from headgate.store.catalogue.records import GroupStart
+from headgate.store.catalogue.sql import SqlCatalogue, memory_catalogue
 from headgate.store.streams import StreamDefinition
 
 NAME = "store_groups"

@@ -24,8 +24,8 @@ import numpy as np
 import pyarrow as pa
 
 from bench.harness import CpuMeter, Options, Result, at_least, at_most
-from headgate.store.appends import Appended
 from headgate.store.store import Store
+from headgate.store.writer import Appended
 
 NAME = "store_shared"
 

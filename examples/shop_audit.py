@@ -22,8 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import headgate as hg
-from headgate.connectors.base import SourceBatch, SourceContext, owner_of_split
-from headgate.connectors.induced import CheckpointMarker
+from headgate.connectors.base import CheckpointMarker, SourceBatch, SourceContext, owner_of_split
 
 TILLS, ARTICLES, AT_FIRST = 3, 5, 100_000
 ROWS = 50

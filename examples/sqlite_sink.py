@@ -3,7 +3,7 @@
     headgate run examples/sqlite_sink.py -- /tmp/numbers.db
 
 Both write records of ``number`` and ``text`` into the table ``numbers``, each record once, whichever process dies. The
-conformance kit tests both of them (``tests/connectors/custom/test_own_sinks.py``).
+conformance kit tests both of them (``tests/connectors/test_two_phase_sink.py``).
 """
 
 import os

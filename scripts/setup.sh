@@ -3,10 +3,11 @@
 # Usage: scripts/setup.sh [java] [browser] [servers] [docs]     with "java": also require Java 17 or newer; with "browser": also get
 # Chromium where apt-get may, for the tests that look at a page; with "servers": get PostgreSQL and a server of objects,
 # for the tests of stores that machines share, and promtool, where that needs nobody's leave; with "docs": also install what builds the documentation
+# Environment: PYTHON: a Python to use, or a version such as 3.13, which must then be there; VENV: another place than .venv
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-venv=.venv
+venv=${VENV:-.venv}
 stamp=$venv/.installed
 
 fail() {
@@ -14,8 +15,24 @@ fail() {
     exit 1
 }
 
+# Prints the Python of a version: on the PATH, or among those of pyenv or uv.
+find_version() {
+    local candidate
+    for candidate in "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/"python$1" "$(uv python find "$1" 2>/dev/null)"; do
+        if "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    fail "there is no Python $1 on this machine; install it, for example with 'apt-get install python$1 python$1-venv', 'uv python install $1' or 'pyenv install $1'."
+}
+
 find_python() {
     local candidate
+    if [[ ${PYTHON:-} =~ ^[0-9]+\.[0-9]+$ ]]; then
+        find_version "$PYTHON"
+        return
+    fi
     for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3 python; do
         if [ -n "$candidate" ] && "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
             echo "$candidate"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from headgate.runtime.process import Process
+from headgate.runtime.surroundings import Process
 
 
 class HandClock:
-    """A ``headgate.clock.Clock``: ``passed_ms`` goes forward only, ``date_ms`` wherever the test likes."""
+    """A ``headgate.environment.Clock``: ``passed_ms`` goes forward only, ``date_ms`` wherever the test likes."""
 
     def __init__(self, passed_ms: int = 0, date_ms: int = 1_700_000_000_000) -> None:
         self.passed_ms = passed_ms

@@ -22,7 +22,14 @@ settings.load_profile("headgate")
 
 
 TESTS = Path(__file__).parent
-MARKED = {"sim/product": "simulator", "mutants": "mutant", "runtime": "run", "examples": "run"}
+MARKED = {
+    "sim/product": "simulator",
+    "sim/scenarios": "simulator",
+    "sim/streams": "simulator",
+    "mutants": "mutant",
+    "runtime/runs": "run",
+    "examples": "run",
+}
 """Folders whose tests take minutes together: ``make check`` leaves them to ``make test``."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.operators.types import canonical_schema, to_canonical
+from headgate.operators.schemas import canonical_schema, to_canonical
 
 NAN, INFINITY = math.nan, math.inf
 FIRST = dt.datetime(1, 1, 1)

@@ -1,4 +1,4 @@
-"""What the layers may import, and that every rule of the specs has a line of code and a test."""
+"""What the layers may import, and that every rule of the specs names tests that exist."""
 
 from __future__ import annotations
 
@@ -83,12 +83,6 @@ def rules(spec: str) -> dict[str, str]:
 @cache
 def text_of(folder: str) -> str:
     return "\n".join(p.read_text() for p in sorted((ROOT / folder).rglob("*.py")) if p != Path(__file__))
-
-
-@cache
-def numbers_in(folder: str) -> frozenset[str]:
-    """Return everything in a folder that looks like the number of a rule."""
-    return frozenset(re.findall(r"\b[A-Z]+\d+\b", text_of(folder)))
 
 
 @cache
@@ -202,12 +196,10 @@ def test_circles_are_found() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_every_rule_has_a_line_of_code_and_a_test(spec: str) -> None:
+def test_every_rule_names_its_tests(spec: str) -> None:
     stated = rules(spec)
     assert stated
     for number, rule in stated.items():
-        assert number in numbers_in("src"), f"no line of code names {number} of {spec}.md"
-        assert number in numbers_in("tests"), f"no test names {number} of {spec}.md"
         named = _TEST.findall(rule)
         assert named, f"{number} of {spec}.md names no test"
         for test in named:
@@ -376,8 +368,8 @@ NAMES_FOR_PEOPLE = {"owner", "claimant"}
 
 KEYS_OF_SINKS = {
     ROOT / "src/headgate/cli/sinks.py",
-    ROOT / "src/headgate/connectors/custom/owned.py",
-    ROOT / "src/headgate/sim/kinds/custom.py",
+    ROOT / "src/headgate/connectors/fenced_sink.py",
+    ROOT / "src/headgate/sim/scenarios/user_pipelines.py",
 }
 """There an ``owner`` is a pipeline and a sink in one key, which is made to be taken apart."""
 

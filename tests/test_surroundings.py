@@ -28,29 +28,25 @@ FROM_OUTSIDE = {
 """By module: what is not for anybody to take by himself. None: all of it."""
 
 EXCEPTIONS = {
-    "runtime/process.py": "it is the operating system of the runtime",
-    "runtime/surroundings.py": "names the type of a generator",
+    "runtime/surroundings.py": "it is the operating system of the runtime",
     "runtime/wire/spill.py": "its locks are held across files of the process, where the simulator does not park",
     "runtime/wire/feedback.py": "its lock is held across a spill at most (see spill)",
     "runtime/driver/pipeline_lock.py": "thin: a lock of the file system",
-    "runtime/driver/stopping.py": "thin: signals between processes",
-    "runtime/driver/asking.py": "thin: files between processes",
-    "storage/access.py": "names temporary files of the file system",
+    "runtime/driver/remote_control.py": "thin: signals between processes",
+    "storage/permissions.py": "names temporary files of the file system",
     "storage/local.py": "thin: names temporary files of the file system",
-    "storage/durable.py": "thin: its lock is held across calls of the file system, where the simulator does not park",
-    "storage/own_directory.py": "names temporary directories of the file system",
+    "storage/fsync.py": "thin: its lock is held across calls of the file system, where the simulator does not park",
+    "storage/local_directories.py": "names temporary directories of the file system",
     "storage/object_store.py": "thin: draws names where storage is real",
     "storage/memory.py": "its lock is never held across anything that blocks; draws names for tests",
     "storage/faulty.py": "for tests; how it waits is given to it",
     "store/chunks.py": "draws names where a store is given nothing else to draw them with",
-    "store/catalogue/private.py": "its lock is held across a transaction in memory: the simulator does not park there",
-    "store/catalogue/database.py": "thin: connections to SQLite's file",
-    "store/catalogue/making_lock.py": "thin: a lock of the file system",
-    "store/catalogue/untouched.py": "thin: files of older versions",
-    "store/serving/place.py": "thin: a lock of the file system, and a number that is drawn once",
+    "store/catalogue/sqlite.py": "its lock is held across a transaction in memory: the simulator does not park there",
+    "store/catalogue/opening.py": "thin: a lock of the file system",
+    "store/server/server.py": "thin: a lock of the file system, and a number that is drawn once",
 }
 
-SERVERS = ("store/catalogue/postgres/",)
+SERVERS = ("store/catalogue/postgresql",)
 """Talk to servers that the simulator has none of: no seed runs them, as the table of coverage says."""
 
 

@@ -29,8 +29,8 @@ def log4j_options(log: Path, level: str, detail: str) -> str:
     return f"-Dlog4j2.configurationFile=file:{settings} -Ddemo.log={log} -Ddemo.level={level} -Ddemo.detail={detail}"
 
 
-DAEMON = "spark.daemon"
-"""Part of the command of what forks the workers: ``headgate.spark.daemon``, or Spark's own ``pyspark.daemon``."""
+DAEMON = "headgate.spark.python_daemon"
+"""Part of the command of the process that forks the workers."""
 
 
 class PipelineProcess:
@@ -133,7 +133,7 @@ class PipelineProcess:
 
 def start_pipeline(root: Path, options: list[str], log: Path | None) -> PipelineProcess:
     """Run the pipeline's command; the same for every start."""
-    command = [sys.executable, "-m", "headgate.cli.entry", "run", str(PROGRAM), "--parallelism", "2", "--json"]
+    command = [sys.executable, "-m", "headgate.cli.__main__", "run", str(PROGRAM), "--parallelism", "2", "--json"]
     command += ["--ui", "0", "--"]
     command += ["--store", str(root / "store"), "--checkpoints", str(root / "checkpoints"), *options]
     environment = dict(os.environ)

@@ -5,343 +5,215 @@ Names are imported when they are first used, so that ``import headgate`` needs n
 
 from __future__ import annotations
 
-import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
-from headgate.errors import (
-    BadRecord,
-    CorruptionError,
-    FencedError,
-    HeadgateError,
-    PipelineFailed,
-    ProtocolViolation,
-    StorageError,
-    TruncatedError,
-    UsageError,
-)
-from headgate.user_line import render_traceback
-
-HeadgateError._render_traceback_ = property(render_traceback)
-
-if TYPE_CHECKING:
-    from headgate.api.aio.groups import AsyncReaderGroup
-    from headgate.api.aio.reading import AsyncGroupReader, AsyncStreamFollower
-    from headgate.api.aio.store import AsyncStore
-    from headgate.api.aio.writing import AsyncSharedTransaction, AsyncStreamWriter, AsyncTransactionWriter
-    from headgate.api.config import (
-        Checkpointing,
-        DeadLetter,
-        ExponentialDelay,
-        Fail,
-        FailureRate,
-        FixedDelay,
-        NoRestart,
-    )
-    from headgate.api.connected import ConnectedStreams
-    from headgate.api.dataframes import DataFrameSource
-    from headgate.api.pipeline import Pipeline
-    from headgate.api.security import Security
-    from headgate.api.state import Memory, RocksDB
-    from headgate.api.stored_state import read_state, read_state_batches, state_catalog
-    from headgate.api.stream import KeyedStream, Stream, WindowedStream
-    from headgate.api.windows import Session, Sliding, Tumbling
-    from headgate.api.written_state import (
-        EditedSavepoint,
-        NewSavepoint,
-        WrittenSavepoint,
-        edit_savepoint,
-        new_savepoint,
-    )
-    from headgate.connectors.custom.fence import Fence
-    from headgate.connectors.custom.ledger import LedgerSink, output_checkpoint
-    from headgate.connectors.custom.output import LedgerOutput
-    from headgate.connectors.custom.two_phase import TwoPhaseSink
-    from headgate.connectors.files.parquet import ParquetFiles
-    from headgate.connectors.files.sink import FileSink
-    from headgate.connectors.files.source import JsonLines, TextFiles
-    from headgate.connectors.generator import Choice, Generator, RowNumber, Uniform
-    from headgate.connectors.hooks import ASK_AGAIN, CoordinatorHook, HookContext
-    from headgate.connectors.memory import Discard, FromRows, Print
-    from headgate.connectors.streams import GroupSource, StreamSink, StreamSource
-    from headgate.model.progress import PipelineHandle, PipelineState, Progress, RunResult
-    from headgate.operators.checkpointed.functions import (
-        CheckpointedFunction,
-        CheckpointListener,
-        RestoreContext,
-        SnapshotContext,
-    )
-    from headgate.operators.checkpointed.lists import OperatorList, UnionList
-    from headgate.operators.checkpointed.publishing import PublishOnCheckpoint
-    from headgate.operators.process.batch_aggregating import BatchAggregateFunction, BatchAggregatingState
-    from headgate.operators.process.batch_reducing import BatchReducingState, BatchStateHandle
-    from headgate.operators.process.batch_states import BatchListState, BatchMapState, BatchValueState, Keys
-    from headgate.operators.process.batch_timers import BatchTimers, FiredTimers
-    from headgate.operators.process.broadcast_states import BatchBroadcastState, BroadcastState
-    from headgate.operators.process.broadcasting import (
-        BatchBroadcastProcessFunction,
-        BroadcastContext,
-        BroadcastProcessFunction,
-    )
-    from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction
-    from headgate.operators.process.combining import AggregateFunction, AggregatingState, ReducingState
-    from headgate.operators.process.functions import ProcessContext, ProcessFunction, StateHandle
-    from headgate.operators.process.keyed_states import ListState, MapState, ValueState
-    from headgate.operators.process.timers import Timer, Timers
-    from headgate.spark.state_source import register_state_source
-    from headgate.spark.stream_format import register_streams
-    from headgate.state.evolution import Evolution
-    from headgate.state.ttl import TTL
-    from headgate.store.cuts import StreamCut
-    from headgate.store.following import StreamEvents, StreamFollower
-    from headgate.store.group_reader import CheckpointMarker, GroupEvents, GroupReader
-    from headgate.store.reader_groups import ReaderGroup
-    from headgate.store.retention import Retention
-    from headgate.store.scaling import Scaling
-    from headgate.store.shared_transaction import SharedTransaction
-    from headgate.store.store import Store
-    from headgate.store.transaction_writer import TransactionWriter
+from headgate.errors import HeadgateError
+from headgate.public_names import PublicNames
+from headgate.tracebacks import render_traceback
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "headgate.api.aio.groups": ("AsyncReaderGroup",),
-    "headgate.api.aio.reading": ("AsyncGroupReader", "AsyncStreamFollower"),
-    "headgate.api.aio.store": ("AsyncStore",),
-    "headgate.api.aio.writing": ("AsyncSharedTransaction", "AsyncStreamWriter", "AsyncTransactionWriter"),
+HeadgateError._render_traceback_ = property(render_traceback)
+
+PUBLIC_NAMES = {
+    "headgate.api.async_readers": "AsyncGroupReader AsyncReaderGroup AsyncStreamFollower",
+    "headgate.api.async_store": "AsyncSharedTransaction AsyncStore AsyncStreamWriter AsyncTransactionWriter",
     "headgate.api.config": (
-        "Checkpointing",
-        "DeadLetter",
-        "ExponentialDelay",
-        "Fail",
-        "FailureRate",
-        "FixedDelay",
-        "NoRestart",
+        "Checkpointing DeadLetter ExponentialDelay Fail FailureRate FixedDelay Memory NoRestart RocksDB Security"
     ),
-    "headgate.api.connected": ("ConnectedStreams",),
-    "headgate.api.dataframes": ("DataFrameSource",),
-    "headgate.api.pipeline": ("Pipeline",),
-    "headgate.api.security": ("Security",),
-    "headgate.api.state": ("Memory", "RocksDB"),
-    "headgate.api.stored_state": ("read_state", "read_state_batches", "state_catalog"),
-    "headgate.api.stream": ("KeyedStream", "Stream", "WindowedStream"),
-    "headgate.api.windows": ("Session", "Sliding", "Tumbling"),
-    "headgate.api.written_state": (
-        "EditedSavepoint",
-        "NewSavepoint",
-        "WrittenSavepoint",
-        "edit_savepoint",
-        "new_savepoint",
+    "headgate.api.connected_streams": "ConnectedStreams",
+    "headgate.api.dataframe_source": "DataFrameSource",
+    "headgate.api.pipeline": "Pipeline",
+    "headgate.api.savepoint_writer": "EditedSavepoint NewSavepoint WrittenSavepoint edit_savepoint new_savepoint",
+    "headgate.api.state_reader": "read_state read_state_batches state_catalog",
+    "headgate.api.stream": "KeyedStream Session Sliding Stream Tumbling WindowedStream",
+    "headgate.connectors.fenced_sink": "Fence",
+    "headgate.connectors.files.file_sink": "FileSink",
+    "headgate.connectors.files.line_source": "JsonLines TextFiles",
+    "headgate.connectors.files.parquet": "ParquetFiles",
+    "headgate.connectors.generator": "Choice Generator RowNumber Uniform",
+    "headgate.connectors.hooks": "ASK_AGAIN CoordinatorHook HookContext",
+    "headgate.connectors.ledger_sink": "LedgerOutput LedgerSink output_checkpoint",
+    "headgate.connectors.memory": "Discard FromRows Print",
+    "headgate.connectors.streams": "GroupSource StreamSink StreamSource",
+    "headgate.connectors.two_phase_sink": "TwoPhaseSink",
+    "headgate.errors": (
+        "BadRecord CorruptionError FencedError HeadgateError PipelineFailed ProtocolViolation StorageError "
+        "TruncatedError UsageError"
     ),
-    "headgate.connectors.files.source": ("JsonLines", "TextFiles"),
-    "headgate.connectors.custom.fence": ("Fence",),
-    "headgate.connectors.custom.ledger": ("LedgerSink", "output_checkpoint"),
-    "headgate.connectors.custom.output": ("LedgerOutput",),
-    "headgate.connectors.custom.two_phase": ("TwoPhaseSink",),
-    "headgate.connectors.files.sink": ("FileSink",),
-    "headgate.connectors.generator": ("Choice", "Generator", "RowNumber", "Uniform"),
-    "headgate.connectors.hooks": ("ASK_AGAIN", "CoordinatorHook", "HookContext"),
-    "headgate.connectors.memory": ("Discard", "FromRows", "Print"),
-    "headgate.connectors.files.parquet": ("ParquetFiles",),
-    "headgate.connectors.streams": ("GroupSource", "StreamSink", "StreamSource"),
-    "headgate.model.progress": ("PipelineHandle", "PipelineState", "Progress", "RunResult"),
-    "headgate.operators.checkpointed.functions": (
-        "CheckpointListener",
-        "CheckpointedFunction",
-        "RestoreContext",
-        "SnapshotContext",
+    "headgate.model.progress": "PipelineHandle PipelineState Progress RunResult",
+    "headgate.operators.checkpoint_listeners": (
+        "CheckpointListener CheckpointedFunction PublishOnCheckpoint RestoreContext SnapshotContext"
     ),
-    "headgate.operators.checkpointed.lists": ("OperatorList", "UnionList"),
-    "headgate.operators.checkpointed.publishing": ("PublishOnCheckpoint",),
-    "headgate.operators.process.batch_aggregating": ("BatchAggregateFunction", "BatchAggregatingState"),
-    "headgate.operators.process.batch_reducing": ("BatchReducingState", "BatchStateHandle"),
-    "headgate.operators.process.batch_states": ("BatchListState", "BatchMapState", "BatchValueState", "Keys"),
-    "headgate.operators.process.batch_timers": ("BatchTimers", "FiredTimers"),
-    "headgate.operators.process.by_batch": ("BatchContext", "BatchProcessFunction"),
-    "headgate.operators.process.combining": ("AggregateFunction", "AggregatingState", "ReducingState"),
-    "headgate.operators.process.functions": ("ProcessContext", "ProcessFunction", "StateHandle"),
-    "headgate.operators.process.keyed_states": ("ListState", "MapState", "ValueState"),
-    "headgate.operators.process.broadcast_states": ("BatchBroadcastState", "BroadcastState"),
-    "headgate.operators.process.broadcasting": (
-        "BatchBroadcastProcessFunction",
-        "BroadcastContext",
-        "BroadcastProcessFunction",
+    "headgate.operators.operator_state": "OperatorList UnionList",
+    "headgate.operators.process.batch_aggregation": (
+        "BatchAggregateFunction BatchAggregatingState BatchReducingState BatchStateHandle"
     ),
-    "headgate.operators.process.timers": ("Timer", "Timers"),
-    "headgate.spark.state_source": ("register_state_source",),
-    "headgate.spark.stream_format": ("register_streams",),
-    "headgate.state.evolution": ("Evolution",),
-    "headgate.state.ttl": ("TTL",),
-    "headgate.store.cuts": ("StreamCut",),
-    "headgate.store.following": ("StreamEvents", "StreamFollower"),
-    "headgate.store.group_reader": ("CheckpointMarker", "GroupEvents", "GroupReader"),
-    "headgate.store.reader_groups": ("ReaderGroup",),
-    "headgate.store.retention": ("Retention",),
-    "headgate.store.scaling": ("Scaling",),
-    "headgate.store.shared_transaction": ("SharedTransaction",),
-    "headgate.store.store": ("Store",),
-    "headgate.store.transaction_writer": ("TransactionWriter",),
+    "headgate.operators.process.batch_process": "BatchContext BatchProcessFunction BatchTimers FiredTimers",
+    "headgate.operators.process.batch_state": "BatchListState BatchMapState BatchValueState Keys",
+    "headgate.operators.process.broadcast_process": (
+        "BatchBroadcastProcessFunction BroadcastContext BroadcastProcessFunction"
+    ),
+    "headgate.operators.process.broadcast_state": "BatchBroadcastState BroadcastState",
+    "headgate.operators.process.row_process": "ProcessContext ProcessFunction StateHandle",
+    "headgate.operators.process.row_state": (
+        "AggregateFunction AggregatingState ListState MapState ReducingState ValueState"
+    ),
+    "headgate.operators.process.timers": "Timer Timers",
+    "headgate.spark.state_source": "register_state_source",
+    "headgate.spark.stream_format": "register_streams",
+    "headgate.state.descriptors": "Evolution",
+    "headgate.state.ttl": "TTL",
+    "headgate.store.follower": "StreamEvents StreamFollower",
+    "headgate.store.group_reader": "CheckpointMarker GroupEvents GroupReader",
+    "headgate.store.policies": "Retention Scaling",
+    "headgate.store.reader_groups": "ReaderGroup",
+    "headgate.store.shared_transactions": "SharedTransaction TransactionWriter",
+    "headgate.store.store": "Store",
+    "headgate.store.streams": "StreamCut",
 }
-_FOR_EACH_RECORD = "headgate.operators."
-"""What users' functions call in the workers, for each record."""
+"""The public names by module. A new one also needs an import below, for type checkers."""
 
-_CHECKED: set[str] = set()
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "ASK_AGAIN",
-    "TTL",
-    "AggregateFunction",
-    "AggregatingState",
-    "AsyncGroupReader",
-    "AsyncReaderGroup",
-    "AsyncSharedTransaction",
-    "AsyncStore",
-    "AsyncStreamFollower",
-    "AsyncStreamWriter",
-    "AsyncTransactionWriter",
-    "BadRecord",
-    "BatchAggregateFunction",
-    "BatchAggregatingState",
-    "BatchBroadcastProcessFunction",
-    "BatchBroadcastState",
-    "BatchContext",
-    "BatchListState",
-    "BatchMapState",
-    "BatchProcessFunction",
-    "BatchReducingState",
-    "BatchStateHandle",
-    "BatchTimers",
-    "BatchValueState",
-    "BroadcastContext",
-    "BroadcastProcessFunction",
-    "BroadcastState",
-    "CheckpointListener",
-    "CheckpointMarker",
-    "CheckpointedFunction",
-    "Checkpointing",
-    "Choice",
-    "ConnectedStreams",
-    "CoordinatorHook",
-    "CorruptionError",
-    "DataFrameSource",
-    "DeadLetter",
-    "Discard",
-    "EditedSavepoint",
-    "Evolution",
-    "ExponentialDelay",
-    "Fail",
-    "FailureRate",
-    "Fence",
-    "FencedError",
-    "FileSink",
-    "FiredTimers",
-    "FixedDelay",
-    "FromRows",
-    "Generator",
-    "GroupEvents",
-    "GroupReader",
-    "GroupSource",
-    "HeadgateError",
-    "HookContext",
-    "JsonLines",
-    "KeyedStream",
-    "Keys",
-    "LedgerOutput",
-    "LedgerSink",
-    "ListState",
-    "MapState",
-    "Memory",
-    "NewSavepoint",
-    "NoRestart",
-    "OperatorList",
-    "ParquetFiles",
-    "Pipeline",
-    "PipelineFailed",
-    "PipelineHandle",
-    "PipelineState",
-    "Print",
-    "ProcessContext",
-    "ProcessFunction",
-    "Progress",
-    "ProtocolViolation",
-    "PublishOnCheckpoint",
-    "ReaderGroup",
-    "ReducingState",
-    "RestoreContext",
-    "Retention",
-    "RocksDB",
-    "RowNumber",
-    "RunResult",
-    "Scaling",
-    "Security",
-    "Session",
-    "SharedTransaction",
-    "Sliding",
-    "SnapshotContext",
-    "StateHandle",
-    "StorageError",
-    "Store",
-    "Stream",
-    "StreamCut",
-    "StreamEvents",
-    "StreamFollower",
-    "StreamSink",
-    "StreamSource",
-    "TextFiles",
-    "Timer",
-    "Timers",
-    "TransactionWriter",
-    "TruncatedError",
-    "Tumbling",
-    "TwoPhaseSink",
-    "Uniform",
-    "UnionList",
-    "UsageError",
-    "ValueState",
-    "WindowedStream",
-    "WrittenSavepoint",
-    "__version__",
-    "edit_savepoint",
-    "new_savepoint",
-    "output_checkpoint",
-    "read_state",
-    "read_state_batches",
-    "register_state_source",
-    "register_streams",
-    "state_catalog",
-]
+def _hint(name: str) -> str:
+    from headgate.api.unsupported import name_hint
+
+    return name_hint(name, _names.all)
+
+
+_names = PublicNames(__name__, PUBLIC_NAMES, _hint)
+
+if TYPE_CHECKING:
+    from headgate.api.async_readers import AsyncGroupReader as AsyncGroupReader
+    from headgate.api.async_readers import AsyncReaderGroup as AsyncReaderGroup
+    from headgate.api.async_readers import AsyncStreamFollower as AsyncStreamFollower
+    from headgate.api.async_store import AsyncSharedTransaction as AsyncSharedTransaction
+    from headgate.api.async_store import AsyncStore as AsyncStore
+    from headgate.api.async_store import AsyncStreamWriter as AsyncStreamWriter
+    from headgate.api.async_store import AsyncTransactionWriter as AsyncTransactionWriter
+    from headgate.api.config import Checkpointing as Checkpointing
+    from headgate.api.config import DeadLetter as DeadLetter
+    from headgate.api.config import ExponentialDelay as ExponentialDelay
+    from headgate.api.config import Fail as Fail
+    from headgate.api.config import FailureRate as FailureRate
+    from headgate.api.config import FixedDelay as FixedDelay
+    from headgate.api.config import Memory as Memory
+    from headgate.api.config import NoRestart as NoRestart
+    from headgate.api.config import RocksDB as RocksDB
+    from headgate.api.config import Security as Security
+    from headgate.api.connected_streams import ConnectedStreams as ConnectedStreams
+    from headgate.api.dataframe_source import DataFrameSource as DataFrameSource
+    from headgate.api.pipeline import Pipeline as Pipeline
+    from headgate.api.savepoint_writer import EditedSavepoint as EditedSavepoint
+    from headgate.api.savepoint_writer import NewSavepoint as NewSavepoint
+    from headgate.api.savepoint_writer import WrittenSavepoint as WrittenSavepoint
+    from headgate.api.savepoint_writer import edit_savepoint as edit_savepoint
+    from headgate.api.savepoint_writer import new_savepoint as new_savepoint
+    from headgate.api.state_reader import read_state as read_state
+    from headgate.api.state_reader import read_state_batches as read_state_batches
+    from headgate.api.state_reader import state_catalog as state_catalog
+    from headgate.api.stream import KeyedStream as KeyedStream
+    from headgate.api.stream import Session as Session
+    from headgate.api.stream import Sliding as Sliding
+    from headgate.api.stream import Stream as Stream
+    from headgate.api.stream import Tumbling as Tumbling
+    from headgate.api.stream import WindowedStream as WindowedStream
+    from headgate.connectors.fenced_sink import Fence as Fence
+    from headgate.connectors.files.file_sink import FileSink as FileSink
+    from headgate.connectors.files.line_source import JsonLines as JsonLines
+    from headgate.connectors.files.line_source import TextFiles as TextFiles
+    from headgate.connectors.files.parquet import ParquetFiles as ParquetFiles
+    from headgate.connectors.generator import Choice as Choice
+    from headgate.connectors.generator import Generator as Generator
+    from headgate.connectors.generator import RowNumber as RowNumber
+    from headgate.connectors.generator import Uniform as Uniform
+    from headgate.connectors.hooks import ASK_AGAIN as ASK_AGAIN
+    from headgate.connectors.hooks import CoordinatorHook as CoordinatorHook
+    from headgate.connectors.hooks import HookContext as HookContext
+    from headgate.connectors.ledger_sink import LedgerOutput as LedgerOutput
+    from headgate.connectors.ledger_sink import LedgerSink as LedgerSink
+    from headgate.connectors.ledger_sink import output_checkpoint as output_checkpoint
+    from headgate.connectors.memory import Discard as Discard
+    from headgate.connectors.memory import FromRows as FromRows
+    from headgate.connectors.memory import Print as Print
+    from headgate.connectors.streams import GroupSource as GroupSource
+    from headgate.connectors.streams import StreamSink as StreamSink
+    from headgate.connectors.streams import StreamSource as StreamSource
+    from headgate.connectors.two_phase_sink import TwoPhaseSink as TwoPhaseSink
+    from headgate.errors import BadRecord as BadRecord
+    from headgate.errors import CorruptionError as CorruptionError
+    from headgate.errors import FencedError as FencedError
+    from headgate.errors import HeadgateError as HeadgateError
+    from headgate.errors import PipelineFailed as PipelineFailed
+    from headgate.errors import ProtocolViolation as ProtocolViolation
+    from headgate.errors import StorageError as StorageError
+    from headgate.errors import TruncatedError as TruncatedError
+    from headgate.errors import UsageError as UsageError
+    from headgate.model.progress import PipelineHandle as PipelineHandle
+    from headgate.model.progress import PipelineState as PipelineState
+    from headgate.model.progress import Progress as Progress
+    from headgate.model.progress import RunResult as RunResult
+    from headgate.operators.checkpoint_listeners import CheckpointedFunction as CheckpointedFunction
+    from headgate.operators.checkpoint_listeners import CheckpointListener as CheckpointListener
+    from headgate.operators.checkpoint_listeners import PublishOnCheckpoint as PublishOnCheckpoint
+    from headgate.operators.checkpoint_listeners import RestoreContext as RestoreContext
+    from headgate.operators.checkpoint_listeners import SnapshotContext as SnapshotContext
+    from headgate.operators.operator_state import OperatorList as OperatorList
+    from headgate.operators.operator_state import UnionList as UnionList
+    from headgate.operators.process.batch_aggregation import BatchAggregateFunction as BatchAggregateFunction
+    from headgate.operators.process.batch_aggregation import BatchAggregatingState as BatchAggregatingState
+    from headgate.operators.process.batch_aggregation import BatchReducingState as BatchReducingState
+    from headgate.operators.process.batch_aggregation import BatchStateHandle as BatchStateHandle
+    from headgate.operators.process.batch_process import BatchContext as BatchContext
+    from headgate.operators.process.batch_process import BatchProcessFunction as BatchProcessFunction
+    from headgate.operators.process.batch_process import BatchTimers as BatchTimers
+    from headgate.operators.process.batch_process import FiredTimers as FiredTimers
+    from headgate.operators.process.batch_state import BatchListState as BatchListState
+    from headgate.operators.process.batch_state import BatchMapState as BatchMapState
+    from headgate.operators.process.batch_state import BatchValueState as BatchValueState
+    from headgate.operators.process.batch_state import Keys as Keys
+    from headgate.operators.process.broadcast_process import (
+        BatchBroadcastProcessFunction as BatchBroadcastProcessFunction,
+    )
+    from headgate.operators.process.broadcast_process import BroadcastContext as BroadcastContext
+    from headgate.operators.process.broadcast_process import BroadcastProcessFunction as BroadcastProcessFunction
+    from headgate.operators.process.broadcast_state import BatchBroadcastState as BatchBroadcastState
+    from headgate.operators.process.broadcast_state import BroadcastState as BroadcastState
+    from headgate.operators.process.row_process import ProcessContext as ProcessContext
+    from headgate.operators.process.row_process import ProcessFunction as ProcessFunction
+    from headgate.operators.process.row_process import StateHandle as StateHandle
+    from headgate.operators.process.row_state import AggregateFunction as AggregateFunction
+    from headgate.operators.process.row_state import AggregatingState as AggregatingState
+    from headgate.operators.process.row_state import ListState as ListState
+    from headgate.operators.process.row_state import MapState as MapState
+    from headgate.operators.process.row_state import ReducingState as ReducingState
+    from headgate.operators.process.row_state import ValueState as ValueState
+    from headgate.operators.process.timers import Timer as Timer
+    from headgate.operators.process.timers import Timers as Timers
+    from headgate.spark.state_source import register_state_source as register_state_source
+    from headgate.spark.stream_format import register_streams as register_streams
+    from headgate.state.descriptors import Evolution as Evolution
+    from headgate.state.ttl import TTL as TTL
+    from headgate.store.follower import StreamEvents as StreamEvents
+    from headgate.store.follower import StreamFollower as StreamFollower
+    from headgate.store.group_reader import CheckpointMarker as CheckpointMarker
+    from headgate.store.group_reader import GroupEvents as GroupEvents
+    from headgate.store.group_reader import GroupReader as GroupReader
+    from headgate.store.policies import Retention as Retention
+    from headgate.store.policies import Scaling as Scaling
+    from headgate.store.reader_groups import ReaderGroup as ReaderGroup
+    from headgate.store.shared_transactions import SharedTransaction as SharedTransaction
+    from headgate.store.shared_transactions import TransactionWriter as TransactionWriter
+    from headgate.store.store import Store as Store
+    from headgate.store.streams import StreamCut as StreamCut
+else:
+    __all__ = [*_names.all, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
-    module = _HOME_OF.get(name)
-    if module is None:
-        from headgate.api.not_yet import why_no_name
-
-        raise AttributeError(f"headgate has no name '{name}'{why_no_name(name, __all__)}")
-    value = getattr(importlib.import_module(module), name)
-    _check_calls()
-    globals()[name] = value = getattr(sys.modules[module], name)
-    return value
-
-
-def _check_calls() -> None:
-    """Have all public names that are imported by now say in a sentence what is wrong with a call."""
-    from headgate.call_errors import checked_call, checked_calls, hide_internals
-
-    for module in [module for module in _HOMES if module in sys.modules and module not in _CHECKED]:
-        _CHECKED.add(module)
-        for name in _HOMES[module]:
-            value = getattr(sys.modules[module], name)
-            if not isinstance(value, type):
-                if callable(value):
-                    setattr(sys.modules[module], name, checked_call(value))
-            elif module.startswith(_FOR_EACH_RECORD):
-                hide_internals(value)
-            else:
-                checked_calls(value)
+    return _names.load(name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return [*_names.all, "__version__"]

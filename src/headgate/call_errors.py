@@ -20,7 +20,7 @@ _TITLES: dict[type, str] = {}
 
 _MARK = "_headgate_checks_calls"
 
-NOT_THERE_YET = {
+OPTIONS_TO_COME = {
     "allowed_lateness": "wait longer with with_timestamps(..., out_of_orderness=...)",
     "lateness": "wait longer with with_timestamps(..., out_of_orderness=...)",
     "late_output": "late records are dropped and counted",
@@ -158,8 +158,8 @@ def _title(function: Callable[..., Any], arguments: tuple[Any, ...]) -> str:
 def _unknown(title: str, name: str, known: Iterable[str]) -> WrongCallError:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if name in NOT_THERE_YET and not near:
-        return WrongCallError(f"{title}: {name}= is not there yet; {NOT_THERE_YET[name]}", name)
+    if name in OPTIONS_TO_COME and not near:
+        return WrongCallError(f"{title}: {name}= is not there yet; {OPTIONS_TO_COME[name]}", name)
     if near:
         return WrongCallError(f"{title} has no option '{name}'; did you mean '{near[0]}'?", name)
     what = f"its options are {', '.join(names)}" if names else "it takes none"

@@ -1,31 +1,74 @@
-"""Every exception Headgate raises on purpose.
+"""Every exception that Headgate raises on purpose, and what a user can do about some of them.
 
 ::
 
-    HeadgateError
-    ├── UsageError          the caller's pipeline, configuration or call is wrong; says what to change
-    ├── PipelineFailed      user code or an external system failed and the restart strategy gave up
-    ├── BadRecord           a record broke the ``fail`` policy; names the record and its position
-    ├── ProtocolViolation   a peer or our own runtime broke a rule; carries machine, phase and story
-    ├── CorruptionError     bytes contradict themselves: path, offset, expected, found
-    │   └── UnknownFormat   another release or program wrote them: nothing says that they are damaged
-    ├── OutputDenied        a target denies output that a completed checkpoint promised: stop, do not retry
-    ├── FencedError         a newer generation or epoch exists: stop, do not retry
-    ├── TruncatedError      events that were to be read, or held, are gone from their stream on purpose
-    └── StorageError        an operation failed after its retries; ``is_transient`` says whether waiting may help
+HeadgateError ├── UsageError          the caller's pipeline, configuration or call is wrong; says what to change ├──
+PipelineFailed      user code or an external system failed and the restart strategy gave up ├── BadRecord           a
+record broke the ``fail`` policy; names the record and its position ├── ProtocolViolation   a peer or our own runtime
+broke a rule; carries machine, phase and story ├── CorruptionError     bytes contradict themselves: path, offset,
+expected, found │   └── UnknownFormat   another release or program wrote them: nothing says that they are damaged ├──
+OutputDenied        a target denies output that a completed checkpoint promised: stop, do not retry ├── FencedError
+a newer generation or epoch exists: stop, do not retry ├── TruncatedError      events that were to be read, or held,
+are gone from their stream on purpose └── StorageError        an operation failed after its retries; ``is_transient``
+says whether waiting may help
 
-Outcomes that are expected (a declined checkpoint, a refused request) are data, not exceptions.
-Each constructor passes exactly its own arguments on, so that every error survives pickling.
+Outcomes that are expected (a declined checkpoint, a refused request) are data, not exceptions. Each constructor
+passes exactly its own arguments on, so that every error survives pickling.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
-from headgate.remedies import BringOutputBack, Remedy
+
+@dataclass(frozen=True, slots=True)
+class RestoreFiles:
+    """Files of checkpoints are damaged: restore them from a copy."""
 
 
-class HeadgateError(Exception):  # K26
+@dataclass(frozen=True, slots=True)
+class PutCheckpointsBack:
+    """A target remembers checkpoints that were in this place and were removed: put them back."""
+
+
+@dataclass(frozen=True, slots=True)
+class BringOutputBack:
+    """A target denies output that was promised: bring back what is missing there."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameAnotherPlace:
+    """Nothing is at the place that the start names, or a target denies what it promised: name another one, or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoBackBehind:
+    """The pipeline has newer checkpoints than the start names; ``checkpoint``, the newest, has to be named, too."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveBehind:
+    """The pipeline lacks the operator or sink ``name``: bring it back, or allow its state to be dropped."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NameOperator:
+    """The operator ``name`` is new and has state: give it a name of its own."""
+
+    name: str
+
+
+Remedy: TypeAlias = (
+    RestoreFiles | PutCheckpointsBack | BringOutputBack | NameAnotherPlace | GoBackBehind | LeaveBehind | NameOperator
+)
+
+
+class HeadgateError(Exception):
     """Base class of every error that Headgate raises on purpose.
 
     Attributes:
@@ -164,7 +207,7 @@ class OutputDenied(HeadgateError):
 
     Attributes:
         sink: name of the sink.
-        checkpoint: whose output it is, or 0 while nothing is promised yet.
+        checkpoint: the checkpoint of the output, or 0 while nothing is promised yet.
         cause: what the target said.
     """
 
@@ -209,7 +252,7 @@ class FencedError(HeadgateError):
 
 
 class TruncatedError(HeadgateError):
-    """Events that a reader wants to read, or a holder to keep, were truncated: the stream now begins behind them.
+    """Events that a reader or a hold needs were truncated: the stream now begins after them.
 
     Attributes:
         stream, segment: the stream and the segment of these events.
@@ -231,7 +274,7 @@ class TruncatedError(HeadgateError):
         )
 
 
-class StorageError(HeadgateError):  # O3
+class StorageError(HeadgateError):
     """An operation on storage failed after its retries. A failed write may still have taken effect.
 
     Attributes:

@@ -1,8 +1,8 @@
-"""What strangers may take of a process that listens for HTTP: connections, bytes and time.
+"""Limits of a process that listens for HTTP: connections, bytes and time.
 
-Used by the server of a store and the port for metrics; the page, whose connections are asyncio's, has the same limits
-(``web.serving``). Source: SE9 of docs/spec/security.md. A checkpoint needs descriptors and memory, too: what comes over
-a socket gets a share that is decided beforehand, however many ask.
+Used by the server of a store and the port for metrics; the web page, which uses asyncio, has the same limits
+(``web.server``). A checkpoint needs descriptors and memory, too, so connections from outside get a fixed share
+(SE9 of docs/spec/security.md).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class BoundedInput:
         return data
 
 
-class Callers:
+class ConnectionLimit:
     """The open connections of a port: one more than ``at_most`` ends the oldest that has not asked for anything yet."""
 
     def __init__(self, at_most: int) -> None:
@@ -66,7 +66,7 @@ class Callers:
         self._lock = threading.Lock()
         self._silent: dict[socket.socket, None] = {}  # oldest first
         self._others: set[socket.socket] = set()
-        """That have asked, or whose end is on its way: their descriptors are taken until they have ``left``."""
+        """Connections with a request, or about to end: their descriptors are taken until they have ``left``."""
 
     def admit(self, stream: socket.socket) -> bool:
         """Return whether there is room for ``stream``; never for more than twice ``at_most``."""

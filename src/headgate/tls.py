@@ -1,8 +1,8 @@
-"""Whether a connection runs over TLS, and with which certificate.
+"""TLS: which connections use it, and with which certificate.
 
 Used by ``connection`` and ``listener``; ``stream`` carries the bytes. Rules SE14 to SE16: docs/spec/connections.md.
-Without certificates of the user each listening process makes its own, for itself alone: nobody needs to trust it,
-because the handshake proves with the job's secret which certificate the server has (``codec.handshake``). Never falls
+Without certificates of the user each listening process makes its own. No authority needs to sign it, because the
+handshake proves with the job's secret which certificate the server has (``codec.handshake``). Never falls
 back to a connection without TLS.
 """
 
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headgate.errors import UsageError
-from headgate.model.security import SecurityConfig
+from headgate.model.config import SecurityConfig
 
 _VALID = datetime.datetime(2020, 1, 1), datetime.datetime(2120, 1, 1)
-"""Of a certificate that lives as long as its process; nobody compares it with a clock."""
+"""Of a certificate that lives as long as its process; its dates are never checked."""
 _PEM_BEGIN = "-----BEGIN CERTIFICATE-----"
 _PEM_END = "-----END CERTIFICATE-----"
 
@@ -106,7 +106,7 @@ def is_loopback(host: str) -> bool:
 
 
 def shut_down(stream: socket.socket) -> None:
-    """End a connection from another thread: of the bytes below TLS, whose state belongs to who reads and writes."""
+    """End a connection from another thread, below TLS: the TLS state belongs to the thread that reads and writes."""
     with contextlib.suppress(OSError):
         if isinstance(stream, ssl.SSLSocket):
             socket.socket.shutdown(stream, socket.SHUT_RDWR)

@@ -13,12 +13,11 @@ from tests.api.async_stores import PATIENCE_S, Held, Watched, inner, run
 from tests.store.storing import STREAM, keyed
 
 import headgate as hg
-from headgate.api.aio import bell
-from headgate.api.aio.beside import Beside
-from headgate.api.aio.groups import AsyncReaderGroup
-from headgate.api.aio.reading import AsyncGroupReader, AsyncStreamFollower
-from headgate.api.aio.writing import AsyncSharedTransaction, AsyncStreamWriter, AsyncTransactionWriter
-from headgate.store.following import StreamEvents, StreamFollower
+from headgate.api import async_calls
+from headgate.api.async_calls import AsyncProxy
+from headgate.api.async_readers import AsyncGroupReader, AsyncReaderGroup, AsyncStreamFollower
+from headgate.api.async_store import AsyncSharedTransaction, AsyncStreamWriter, AsyncTransactionWriter
+from headgate.store.follower import StreamEvents, StreamFollower
 from headgate.store.group_reader import GroupEvents
 from headgate.store.writer import StreamWriter
 
@@ -94,8 +93,8 @@ def test_no_call_is_made_in_the_thread_of_the_loop(tmp_path: Path) -> None:  # A
 
     async def test(store: hg.AsyncStore) -> None:
         blocking = inner(store)
-        blocking._catalogue = Watched(blocking._catalogue, threads)
-        blocking._storage = Watched(blocking._storage, threads)
+        blocking._core.catalogue = Watched(blocking._core.catalogue, threads)
+        blocking._core.storage = Watched(blocking._core.storage, threads)
         async with store.writer(STREAM, writer_id="w") as writer:
             await writer.append(keyed(("a", 1)))
             submitted = await writer.submit(keyed(("b", 2)))
@@ -130,7 +129,7 @@ def test_the_loop_goes_on_while_a_call_does_not_return(tmp_path: Path, monkeypat
     async def test(store: hg.AsyncStore) -> None:
         held = Held(inner(store).describe)
         monkeypatch.setattr(hg.Store, "describe", held)
-        asked = asyncio.create_task(Beside(store._calls, None)._run(lambda: held(STREAM)))
+        asked = asyncio.create_task(AsyncProxy(store._calls, None)._run(lambda: held(STREAM)))
         await held.begun()
         await write(store, 1)  # in other threads, for this task
         assert not asked.done()
@@ -187,7 +186,7 @@ def test_many_wait_with_few_threads(tmp_path: Path) -> None:  # AC6
 
 
 def test_the_thread_that_looks_ends_when_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # AC6
-    monkeypatch.setattr(bell, "IDLE_S", 0.02)
+    monkeypatch.setattr(async_calls, "IDLE_S", 0.02)
 
     async def test(store: hg.AsyncStore) -> None:
         async with store.follow(STREAM) as events:
@@ -205,7 +204,7 @@ def test_what_comes_between_a_look_and_the_wait_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # AC6
     async def test(store: hg.AsyncStore) -> None:
-        real_read, real_wait = StreamFollower.read, bell.Bell.wait
+        real_read, real_wait = StreamFollower.read, async_calls.ChangePoller.wait
         events = await store.follow(STREAM)
         await write(store, 1)
         waits: list[float | None] = []
@@ -217,13 +216,13 @@ def test_what_comes_between_a_look_and_the_wait_is_not_missed(
                     writer.append(keyed(("k", 2)))
             return found
 
-        async def wait(self: bell.Bell, seen: int, timeout_s: float | None) -> None:
+        async def wait(self: async_calls.ChangePoller, seen: int, timeout_s: float | None) -> None:
             waits.append(timeout_s)
             assert seen != inner(store).changes()
             await real_wait(self, seen, timeout_s)
 
         monkeypatch.setattr(StreamFollower, "read", read)
-        monkeypatch.setattr(bell.Bell, "wait", wait)
+        monkeypatch.setattr(async_calls.ChangePoller, "wait", wait)
         assert numbers(await events.read()) == [1]
         assert numbers(await events.read()) == [2]
         assert waits == [None], "nothing but the change has woken it"
@@ -236,7 +235,7 @@ def test_who_waits_in_a_group_lives(tmp_path: Path) -> None:  # AC6
         group = await store.reader_group("g", STREAM)
 
         def beats() -> int:
-            return inner(store)._catalogue.find_group("g").group.readers["r"].beats
+            return inner(store)._core.catalogue.find_group("g").group.readers["r"].beats
 
         async with group.join("r", lease="400ms", takes_over=True) as reader:
             waiting = asyncio.create_task(reader.read())
@@ -296,9 +295,7 @@ def test_a_store_belongs_to_its_loop(tmp_path: Path) -> None:  # AC8
 
 
 OF_PIPELINES = """
-abort_prepared abort_transaction begin changes claimed_group claimed_reader contents exists fence find forget_outcomes
-forget_owner frontier is_untouched layout_and_extents look look_after mark own owner pass_segments passed reader recover
-serve shared start_over unmark unmark_others collect_orphans
+changes collect_orphans exists find is_untouched look_after reader serve shared
 """
 """What is for pipelines, servers, or the offline check; and single segments, which ``follow`` reads."""
 

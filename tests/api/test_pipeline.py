@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.api.preparing import make_checkpoint_directory
+from headgate.api.launch import make_checkpoint_directory
 from headgate.model import config as model
-from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import BAD_RECORDS, MAIN
 from headgate.model.ids import NodeName
+from headgate.model.plan import PipelineDefinition
 from headgate.operators import bad_records
 
 
@@ -118,7 +118,6 @@ def test_an_object_stores_url_stays_as_it_is() -> None:
         ({"bad_records": hg.Discard()}, r"bad_records= must be headgate.Fail\(...\) or headgate.DeadLetter"),
         ({"on_damaged_checkpoint": "ignore"}, "must be 'previous' or 'fail'"),
         ({"on_denied_output": "ignore"}, "on_denied_output must be 'fail' or 'lose', not 'ignore'"),
-        ({"state_backend": "rocksdb"}, r"give state=headgate.Memory\(\) or state=headgate.RocksDB"),
         ({"state": "rocksdb"}, r"state= must be headgate.Memory\(...\) or headgate.RocksDB\(...\), not 'rocksdb'"),
         ({"state": hg.RocksDB(memory="much")}, "memory of RocksDB must be a size such as '64MB'"),
         ({"state": hg.RocksDB(memory="1MB")}, "memory of RocksDB must be at least '16MB', but is '1MB'"),
@@ -175,6 +174,12 @@ def test_describe_shows_chains_and_what_flows_between_them() -> None:
     text = pipeline.describe()
     assert "chain source\n  source [source] n: int64\n  key-by [operator] n: int64" in text
     assert "chain reduce\n  <- key-by, hash on n\n  reduce [operator, keeps state] n: int64" in text
+
+
+def test_describe_shows_which_side_output_a_chained_operator_reads() -> None:
+    pipeline = hg.Pipeline("shown", bad_records=hg.DeadLetter(hg.Discard()))
+    pipeline.source(hg.FromRows([{"n": 1}])).sink(hg.Discard())
+    assert "\n  bad-records [sink, from source (bad-records)] node: " in pipeline.describe()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from bench.checkpoint_overhead import OVERHEAD_MAX, WINDOW_S, WINDOW_S_QUICK, Compared, judged, pipeline
 from bench.on_demand import Window
 
+from headgate.model.checkpoint_options import Guarantee
 from headgate.model.graph import Partitioner
-from headgate.model.options import Guarantee
 
 
 def window(rate: float, wanted: int = 0, completed: int = 0) -> Window:

@@ -58,7 +58,7 @@ def test_the_reader_sees_what_is_committed_and_only_that(tmp_path: Path) -> None
     root = str(tmp_path / "store")
     with Store.open(root) as store:
         store.create_stream(STREAM, schema, segments=2)
-        transaction = store.begin(STREAM, owner="o", epoch=1)
+        transaction = store.transactions.begin(STREAM, owner="o", epoch=1)
         transaction.write(rows)
         transaction.seal("t")
         transaction.prepare()

@@ -1,4 +1,4 @@
-"""``headgate pipelines`` and ``headgate ui``, as they are typed."""
+"""``headgate pipelines``, ``ui``, ``stop`` and ``cancel``."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from headgate.api.homes import remember
-from headgate.api.pages import announced
-from headgate.cli.main import app
-from headgate.cli.page import TOKEN
-from headgate.codec.lock_holder import Ending
-from headgate.errors import UsageError
+from headgate.api.pipeline_registry import announced_page, remember_pipeline
+from headgate.cli import app as cli
+from headgate.cli.app import app
+from headgate.cli.pipelines import _outcome
+from headgate.cli.progress import TOKEN
+from headgate.codec.json_files import Ending, LockHolder
+from headgate.errors import PipelineFailed, UsageError
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.pipeline_lock import PipelineLock
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +35,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(root: Path, name: str) -> None:
     CheckpointLog(open_storage(str(root)), name).claim("test", 1_700_000_000_000)
-    remember(name, str(root))
+    remember_pipeline(name, str(root))
 
 
 def told(*arguments: str) -> str:
@@ -49,7 +51,7 @@ def test_pipelines_are_listed_wherever_they_are(tmp_path: Path) -> None:
     started(tmp_path / "two", "bank")
     lock = PipelineLock.acquire(str(tmp_path / "one"), "shop", "process 7 on here")
     PipelineLock.acquire(str(tmp_path / "two"), "bank", "process 8 on here").release(Ending.FAILED, 5, "disk full")
-    with announced("shop", "http://127.0.0.1:4050/"):
+    with announced_page("shop", "http://127.0.0.1:4050/"):
         lines = told().splitlines()
         fields = json.loads(told("--json"))
     assert re.search(rf"^shop +running .*{tmp_path / 'one'} +http://127.0.0.1:4050/", lines[1])
@@ -65,7 +67,7 @@ def test_pipelines_are_listed_wherever_they_are(tmp_path: Path) -> None:
 @pytest.mark.run
 def test_the_page_of_all_pipelines_is_served_until_it_is_told_to_end(tmp_path: Path) -> None:
     started(tmp_path / "one", "shop")
-    command = [sys.executable, "-m", "headgate.cli.main", "ui", "--port", "0"]
+    command = [sys.executable, "-m", "headgate.cli.app", "ui", "--port", "0"]
     environment = {**os.environ, TOKEN: "sesame"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as child:
         assert child.stdout is not None
@@ -83,3 +85,172 @@ def test_what_cannot_be_a_port_is_told() -> None:
     result = CliRunner().invoke(app, ["ui", "--port", "70000"])
     assert isinstance(result.exception, UsageError)
     assert "--port is 70000" in str(result.exception)
+
+
+HOLDER = """
+import signal, sys
+from headgate.codec.json_files import Ending
+from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
+wanted = {signal.SIGTERM, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+with taking_signals():
+    lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
+print("ready", flush=True)
+lock.release(Ending.DRAINED if signal.sigwait(wanted) == signal.SIGUSR1 else Ending.STOPPED, 5, "")
+"""
+
+
+def ended(ending: Ending, checkpoint: int | None = 5, reason: str = "") -> LockHolder:
+    return LockHolder("process 1 on here", "here", 1, "n", True, ending, checkpoint, reason)
+
+
+def kept(ending: Ending, reason: str = "") -> LockHolder:
+    return replace(ended(ending, None, reason), keeper=7)
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ([], "p: stopped; started again, it continues from checkpoint 5\n"),
+        (["--drain"], "p: drained; everything that was read is processed (final checkpoint 5)\n"),
+    ],
+)
+def test_a_running_pipeline_is_asked_and_waited_for(tmp_path: Path, option: list[str], sentence: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        result = CliRunner().invoke(cli.app, ["stop", "p", "--dir", str(tmp_path), *option])
+        assert child.wait(120) == 0
+    assert result.exit_code == 0, result.output
+    assert result.stdout == sentence
+    assert re.search(r"p: (stopping|draining) a child", result.stderr)
+
+
+def test_a_pipeline_that_does_not_run_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.argv", ["headgate", "stop", "p", "--dir", str(tmp_path)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    error = f"Error: no pipeline 'p' runs with its checkpoints in {tmp_path}; running there: none\n"
+    assert capsys.readouterr().err == error
+
+
+def test_a_lock_that_may_not_be_read_is_not_taken_for_a_pipeline_that_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests may run as root, who may read everything."""
+
+    def refused(self: Path, *_: object) -> object:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refused)
+    for command in ("stop", "cancel"):
+        result = CliRunner().invoke(cli.app, [command, "p", "--dir", str(tmp_path)])
+        assert isinstance(result.exception, UsageError)
+        assert str(result.exception).startswith("whether pipeline 'p' runs cannot be told, because ")
+
+
+def test_an_object_store_is_refused() -> None:
+    result = CliRunner().invoke(cli.app, ["stop", "p", "--dir", "s3://bucket/checkpoints"])
+    assert isinstance(result.exception, UsageError)
+    assert "does not say which process runs the pipeline" in str(result.exception)
+
+
+def test_the_help_names_every_option() -> None:
+    result = CliRunner().invoke(cli.app, ["stop", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    for word in ("--drain", "--dir", "does not continue", "Timers of processing time do not fire"):
+        assert word in result.output
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        (ended(Ending.FINISHED), "finished; all its input had ended (final checkpoint 5)"),
+        (ended(Ending.STOPPED, None), "stopped; started again, it continues"),
+        (ended(Ending.REPLACED), "ended, and has been started again"),
+    ],
+)
+def test_an_end_is_one_sentence(how: LockHolder, sentence: str) -> None:
+    assert _outcome(how, drain=False) == sentence
+
+
+@pytest.mark.parametrize(
+    ("how", "drain", "sentence"),
+    [
+        (ended(Ending.STOPPED), True, "stopped before it had drained; started again, it continues from checkpoint 5"),
+        (
+            ended(Ending.FAILED, None, "operator 'map' failed"),
+            False,
+            "failed before it had ended: operator 'map' failed",
+        ),
+        (ended(Ending.NONE), False, "died before it had ended"),
+        (kept(Ending.NONE), True, "the driver died before it had drained; if its supervisor starts it again, the next"),
+        (kept(Ending.FAILED, "full"), True, r"the driver failed \(full\) before it had drained; if its supervisor"),
+        (kept(Ending.FAILED, "full"), False, "failed before it had ended: full"),
+    ],
+)
+def test_another_end_than_was_asked_for_is_a_failure(how: LockHolder, drain: bool, sentence: str) -> None:
+    with pytest.raises(PipelineFailed, match=sentence):
+        _outcome(how, drain)
+
+
+HOLDER_CANCEL = """
+import signal, sys
+from headgate.codec.json_files import Ending
+from headgate.model.progress import CheckpointOutcome
+from headgate.runtime.driver import remote_control
+from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+with taking_signals():
+    lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
+print("ready", flush=True)
+assert signal.sigwait({signal.SIGUSR2}) == signal.SIGUSR2
+(ask,) = remote_control.waiting_requests(sys.argv[1], "p")
+assert ask.take() == remote_control.ControlRequest(cancels=True)
+ask.answer(CheckpointOutcome(None, "the pipeline does not run at the moment"))
+ending, _, doubt = sys.argv[2].partition(" ")
+lock.release(Ending[ending], 5, "it failed before", is_in_doubt=bool(doubt))
+"""
+
+
+def cancelled(root: Path, ending: str) -> str | Exception:
+    """Return what the command says of a pipeline that ends so; nothing is left beside its lock."""
+    command = [sys.executable, "-c", HOLDER_CANCEL, str(root), ending]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        result = CliRunner().invoke(cli.app, ["cancel", "p", "--dir", str(root)])
+        assert child.wait(120) == 0
+    assert list((root / "p").glob("checkpoint-*")) == []
+    return result.exception if isinstance(result.exception, PipelineFailed) else result.stdout
+
+
+@pytest.mark.parametrize(
+    ("ending", "sentence"),
+    [
+        ("CANCELLED", "p: cancelled, and its checkpoints are removed\n"),
+        ("STOPPED", "p: cancelled; started again, it continues from checkpoint 5\n"),
+        (
+            "STOPPED in doubt",
+            "p: cancelled; it is not known whether its checkpoints are removed: the next start begins anew, or "
+            "continues from checkpoint 5\n",
+        ),
+    ],
+)
+def test_a_pipeline_is_cancelled_and_waited_for(tmp_path: Path, ending: str, sentence: str) -> None:  # C70
+    assert cancelled(tmp_path, ending) == sentence
+
+
+def test_a_pipeline_that_failed_instead_is_told(tmp_path: Path) -> None:
+    assert "failed before it had ended: it failed before" in str(cancelled(tmp_path, "FAILED"))
+
+
+def test_list_says_that_checkpoints_were_removed(tmp_path: Path) -> None:  # C70
+    log = CheckpointLog(open_storage(str(tmp_path)), "p")
+    log.claim("one", 0)
+    log.give_up("one", 0, log.generation)
+    result = CliRunner().invoke(cli.app, ["checkpoints", "list", "p", "--dir", str(tmp_path)])
+    said = "Its checkpoints were removed when it was cancelled or had failed; another start begins anew."
+    assert " ".join(result.stdout.split()) == said

@@ -12,13 +12,14 @@ from typer.testing import CliRunner
 
 import headgate as hg
 from headgate.cli import run
-from headgate.cli.keeping import Orders
-from headgate.cli.main import app
-from headgate.cli.run_options import Beginning, RunOptions
+from headgate.cli.app import app
+from headgate.cli.options import RunOptions, StartPoint
+from headgate.cli.supervisor import Orders
 from headgate.errors import UsageError
 from headgate.model.progress import PipelineState, Progress, RunResult
-from headgate.spark.jvm_settings import JVM_OPTIONS, QUICK_COMPILER
-from headgate.spark.shipping import Submission
+from headgate.spark.jvm_settings import QUICK_COMPILER
+from headgate.spark.prerequisites import JVM_OPTIONS
+from headgate.spark.py_files import Submission
 
 PROGRAM = "import headgate as hg\np = hg.Pipeline('quick')\np.source(hg.FromRows([{'a': 1}])).sink(hg.Discard())\n"
 
@@ -102,7 +103,7 @@ def test_every_driver_of_a_keeper_is_told_what_its_command_names(
         orders.append(given)
         raise Kept
 
-    monkeypatch.setattr(run, "become_keeper", become_keeper)
+    monkeypatch.setattr(run, "exec_supervisor", become_keeper)
     given = [*NAMED, *more, "-p", "2", "--dir", str(tmp_path / "checkpoints")]
     with pytest.raises(Kept):
         CliRunner().invoke(app, ["run", "--supervised", *given, "--", str(program), "argument"])
@@ -137,7 +138,7 @@ def test_what_spark_is_told_goes_to_the_start_and_to_every_driver_of_a_keeper(
         assert str(module.parent) in os.environ["PYTHONPATH"]
     assert seen == [Submission((("spark.executor.memory", "2g"),), (str(module),), str(tmp_path))]
     options = RunOptions(
-        None, None, None, Beginning(None, None, ()), False, False, True, False, None, py_files=("a.py",), conf=("x=y",)
+        None, None, None, StartPoint(None, None, ()), False, False, True, False, None, py_files=("a.py",), conf=("x=y",)
     )
     assert options.of_a_driver() == ["--py-files=a.py", "--conf=x=y"]
 

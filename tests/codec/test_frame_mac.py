@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from headgate.codec.frame_mac import TAG_BYTES, FrameMac
+from headgate.codec.handshake import TAG_BYTES, FrameMac
 
 KEY = bytes(range(32))
 

@@ -35,9 +35,9 @@ from headgate.codec.frames import (
     schema_fingerprint,
 )
 from headgate.errors import CorruptionError, ProtocolViolation
+from headgate.model.checkpoint_options import CheckpointKind, CheckpointOptions
 from headgate.model.ids import CheckpointId
-from headgate.model.options import CheckpointKind, CheckpointOptions
-from headgate.protocol.loops.rounds import Probe
+from headgate.protocol.loop_prober import Probe
 
 SCHEMA = pa.schema([("key", pa.large_string()), ("value", pa.int64())])
 SAVEPOINT = CheckpointOptions(CheckpointKind.SAVEPOINT, target="s3://bucket/before the change")

@@ -98,7 +98,7 @@ def test_the_beginning_of_another_protocol_is_recognised_by_its_first_byte() -> 
     assert other.can_begin(b"")
     assert all(other.can_begin(client().start()[:size]) for size in range(80))
     assert not other.can_begin(b"G")
-    assert not other.can_begin(b"HGHS\x01")
+    assert not other.can_begin(b"HGHS\x02")
 
 
 # SE13

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 import xxhash
 
-from headgate.codec.life import decode_life, encode_life
+from headgate.codec.json_files import decode_life, encode_life
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.ids import Generation
-from headgate.model.life import Life
+from headgate.model.pipeline_identity import Life
 
 LIFE = Life("0123abcd", "/data/checkpoints/ü", "host", 1_700_000_000_000, Generation(7))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import xxhash
 
-from headgate.codec.lock_holder import Ending, LockHolder, decode_holder, encode_holder
+from headgate.codec.json_files import Ending, LockHolder, decode_holder, encode_holder
 
 HOLDERS = [
     LockHolder("process 7 of ü", "host", 7, "nonce"),

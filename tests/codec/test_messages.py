@@ -8,18 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.codec import messages as m
-from headgate.codec.bounds import TEXT_CHARS_MAX
+from headgate.codec.messages import TEXT_CHARS_MAX
 from headgate.errors import ProtocolViolation
+from headgate.model.checkpoint_options import CheckpointKind, CheckpointOptions
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
+from headgate.model.manifest import Committable, Copied, Place, SnapshotPart, SubtaskEntry
 from headgate.model.metrics import Sample
-from headgate.model.options import CheckpointKind, CheckpointOptions
-from headgate.model.places import Place
-from headgate.model.savepoint import Copied
+from headgate.protocol import loop_prober
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported, SourceReadsOn
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.loops import rounds
 
 HANDLE = SnapshotPart(10, (1 << 64) - 1, "3/a", b"x", {"window": {"sums": 3}})
 SINK = SubtaskId(VertexId("sink"), 1)
@@ -41,9 +39,9 @@ FROM_WORKER: list[m.FromWorker] = [
     m.ReadsOn(SourceReadsOn(Generation(1), SINK, (CheckpointId(2), CheckpointId(3)))),
     m.ReadsOn(SourceReadsOn(Generation(1), SINK, ())),
     m.Finished(FinishReported(Generation(1), SINK)),
-    m.EntranceEnded(1, rounds.EntranceEnded(SINK, 3, 4)),
-    m.EntranceEnded(1, rounds.EntranceEnded(SINK)),
-    m.ProbeReturned(1, rounds.ProbeReturned(SINK, 2, 0, 5)),
+    m.EntranceEnded(1, loop_prober.EntranceEnded(SINK, 3, 4)),
+    m.EntranceEnded(1, loop_prober.EntranceEnded(SINK)),
+    m.ProbeReturned(1, loop_prober.ProbeReturned(SINK, 2, 0, 5)),
     m.Failed(1, Failure(FailureKind.USER_CODE, "operator 'map': ValueError: 3", "Traceback")),
     m.Failed(1, Failure(FailureKind.LOST, "the data connection with worker 0 was lost"), 0),
     m.MetricsReport(1, [Sample("late", (("node", "map"),), 1)], [m.AlignmentMetrics("w", 1, 5, 6)]),
@@ -57,7 +55,7 @@ TO_WORKER: list[m.ToWorker] = [
     m.Complete(1, 2),
     m.Abort(1, 2),
     m.Drain(1),
-    m.StartProbe(1, "loop", rounds.Probe(3, 4, is_closing=True)),
+    m.StartProbe(1, "loop", loop_prober.Probe(3, 4, is_closing=True)),
     m.EndLoop(1, "loop"),
     m.Stop("finished", True),
     m.Refused("another plan"),
@@ -189,7 +187,7 @@ def test_a_probe_is_as_bounded_as_any_field(wrong: dict[str, object]) -> None:
     probe = {"number": 1, "round_": 0} | wrong
     raw = msgspec.msgpack.encode({"type": "start-probe", "generation": 1, "nest": "loop", "probe": probe})
     if not wrong:
-        assert m.decode_to_worker(raw) == m.StartProbe(1, "loop", rounds.Probe(1, 0))
+        assert m.decode_to_worker(raw) == m.StartProbe(1, "loop", loop_prober.Probe(1, 0))
         return
     with pytest.raises(ProtocolViolation, match="malformed"):
         m.decode_to_worker(raw)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headgate.codec.snapshot import MAGIC, decode_sections, encode_sections, section_views
 from headgate.errors import CorruptionError
-from headgate.state.ipc import decode_batches, encode_batches
+from headgate.state.snapshot import decode_batches, encode_batches
 
 
 def joined(sections: dict[str, list[bytes]]) -> bytes:

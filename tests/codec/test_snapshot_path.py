@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.codec.snapshot_path import output_path, snapshot_path, stored_file
+from headgate.codec.snapshot import output_path, snapshot_path, stored_file
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.protocol.checkpoints.retention import StoredFile
-from headgate.storage.paths import checked_path
+from headgate.storage.object_names import checked_path
 
 NUMBERS = st.integers(0, 10**12)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from headgate.clock import SYSTEM_CLOCK
 from headgate.connectors.base import Source, SourceContext, SourceReader
+from headgate.environment import SYSTEM_CLOCK
 
 
 def context(

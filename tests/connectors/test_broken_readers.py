@@ -13,11 +13,11 @@ from tests.connectors.source_reading import context
 
 from headgate.connectors.base import Source, SourceReader
 from headgate.connectors.files import parquet
-from headgate.connectors.files.decode import TextDecoder
-from headgate.connectors.files.lines import LineFile
+from headgate.connectors.files.file_tracker import FileTracker
+from headgate.connectors.files.line_decoder import TextDecoder
+from headgate.connectors.files.line_file import LineFile
+from headgate.connectors.files.line_source import TextFiles
 from headgate.connectors.files.parquet import ParquetFiles
-from headgate.connectors.files.source import TextFiles
-from headgate.connectors.files.table import FileTable
 from headgate.connectors.streams import StreamSource
 from headgate.errors import StorageError
 from headgate.store.reader import SegmentReader
@@ -58,7 +58,7 @@ def stream(where: Path) -> Source:
 CASES: dict[str, tuple[Callable[[Path], Source], type, str]] = {
     "lines that cannot be read": (lines, LineFile, "step"),
     "lines that were read and cannot be decoded": (lines, TextDecoder, "decode"),
-    "a directory that cannot be listed": (followed, FileTable, "discover"),
+    "a directory that cannot be listed": (followed, FileTracker, "discover"),
     "the only file": (single, LineFile, "step"),
     "parquet": (parquet_files, parquet._File, "next"),
     "stream": (stream, SegmentReader, "read"),

@@ -59,7 +59,7 @@ class Chain:
         """Start one of them."""
         hooks = [str(HOOK)] if self._with_spark else [str(TESTS / "crash" / "without_spark"), str(TESTS.parent)]
         paths = os.pathsep.join([*hooks, str(TESTS), str(TESTS.parent / "src")])
-        command = [sys.executable, "-u", "-m", "headgate.cli.main", "run", "--json", "--supervised"]
+        command = [sys.executable, "-u", "-m", "headgate.cli.app", "run", "--json", "--supervised"]
         command += ["--restart", "fixed-delay:delay=50ms", "--", str(self._program)]
         given = [name, reads, writes, self._store, str(self._root / "checkpoints")]
         self.links.append(Process([*command, *given], self._root / name, {"PYTHONPATH": paths}))

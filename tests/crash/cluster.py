@@ -16,11 +16,11 @@ import psutil
 import pyspark
 
 from crash.processes import STARTED_S, end_session, environment, quick_jvm, session_processes, until
-from headgate.spark.jvm_settings import JVM_OPTIONS
+from headgate.spark.prerequisites import JVM_OPTIONS
 
 _MASTER = re.compile(r"Starting Spark master at (spark://\S+)")
 EXECUTOR = "CoarseGrainedExecutorBackend"
-PYTHON = "headgate.spark.daemon"
+PYTHON = "headgate.spark.python_daemon"
 LOOPBACK = "127.0.0.1"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from crash import loop_pipelines
 from crash.results import assert_clean, assert_equal
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 
 GRAPHS = Path(__file__).resolve().parents[3] / "shared" / "data" / "graphs"
 """The graphs of LDBC Graphalytics, beside the repository."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from headgate.connectors.base import SourceBatch, SourceContext, owner_of_split
-from headgate.operators.types import to_canonical
+from headgate.operators.schemas import to_canonical
 
 HURRY = "hurry"
 """Name of the file, in the root directory of a test's pipeline."""

@@ -21,7 +21,8 @@ from typing import Any
 
 import psutil
 
-from headgate.spark.jvm_settings import JVM_OPTIONS, QUICK_COMPILER
+from headgate.spark.jvm_settings import QUICK_COMPILER
+from headgate.spark.prerequisites import JVM_OPTIONS
 
 TESTS = Path(__file__).resolve().parents[1]
 PROGRAM = Path(__file__).with_name("program.py")

@@ -14,8 +14,8 @@ import traceback
 from typing import Any
 
 from crash import loop_pipelines, pipelines
-from headgate.api.running import run_to_end
-from headgate.cli.failures import report
+from headgate.api.foreground import run_to_end
+from headgate.cli.output import report_error
 from headgate.errors import HeadgateError, UsageError
 
 LOOK_S = 0.02
@@ -88,7 +88,7 @@ def run_one(spec: dict[str, Any]) -> int:
         result = run_to_end(lambda: start(spec, None))
     except HeadgateError as error:
         tell(spec["name"], "failed", error=str(error), kind=type(error).__name__)
-        return report(error)
+        return report_error(error)
     tell(spec["name"], "result", **result_fields(result))
     return 0
 

@@ -9,11 +9,11 @@ import polars as pl
 import pyarrow as pa
 
 from crash import pipelines
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
-from headgate.storage.paths import TEMP_PREFIX
+from headgate.storage.object_names import TEMP_PREFIX
+from headgate.storage.urls import open_storage
 from headgate.store.store import Store
 
 

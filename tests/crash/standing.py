@@ -18,7 +18,7 @@ import psutil
 from crash.pacing import hurry
 from crash.processes import HOOK, STARTED_S, TESTS, Child, Event, until
 from crash.results import assert_equal
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 
 RATE = 2_000
 TIMES = int(os.environ.get("HEADGATE_TEST_TIMES", "3"))
@@ -74,7 +74,7 @@ class Place:
         hooks = [str(HOOK)] if self._with_spark else [str(TESTS / "crash" / "without_spark"), str(TESTS.parent)]
         paths = [*hooks, str(TESTS), str(TESTS.parent / "src")]
         given = [str(self.root), str(self.rows), str(RATE), self.checkpoints]
-        command = [sys.executable, "-u", "-m", "headgate.cli.main", "run", "--json", *options]
+        command = [sys.executable, "-u", "-m", "headgate.cli.app", "run", "--json", *options]
         command += ["--", str(self.program), *given]
         env = {"PYTHONPATH": os.pathsep.join(paths)}
         if kill_at:
@@ -134,9 +134,9 @@ class Process(Child):
         def find() -> psutil.Process | None:
             with contextlib.suppress(psutil.Error):
                 me = psutil.Process(self.pid)
-                if "headgate.cli.keeping" not in me.cmdline():
+                if "headgate.cli.supervisor" not in me.cmdline():
                     return me
-                found = [p for p in me.children() if "headgate.cli.entry" in p.cmdline()]
+                found = [p for p in me.children() if "headgate.cli.__main__" in p.cmdline()]
                 return found[0] if found and found[0].status() != psutil.STATUS_ZOMBIE else None
             return None
 

@@ -13,7 +13,7 @@ import pytest
 from crash.processes import Life
 from crash.results import assert_clean, assert_standard, expected_standard, read_stream
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 

@@ -18,7 +18,7 @@ from crash.pipelines import generated, recounted
 from crash.processes import STARTED_S, Child, Life, environment, kill
 from crash.results import assert_clean, assert_equal, read_rows
 from crash.test_stopping import PROGRAM, checkpoints, command_line
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
@@ -87,7 +87,7 @@ def test_a_driver_killed_in_mid_drain_forgets_it_and_the_next_one_continues_unti
 
 def stop(root: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run ``headgate stop``."""
-    command = [sys.executable, "-m", "headgate.cli.main", "stop", name, "--dir", str(root / "checkpoints")]
+    command = [sys.executable, "-m", "headgate.cli.app", "stop", name, "--dir", str(root / "checkpoints")]
     return subprocess.run(
         [*command, *options], env=environment(), capture_output=True, text=True, timeout=STARTED_S, check=False
     )
@@ -100,7 +100,7 @@ def test_headgate_takes_a_checkpoint_of_a_pipeline_of_another_terminal(spec: Spe
     child = Child(command_line(program, what), tmp_path / "driver")
     try:
         checkpoints(child, 1)
-        command = [sys.executable, "-m", "headgate.cli.main", "checkpoints", "take", what["name"]]
+        command = [sys.executable, "-m", "headgate.cli.app", "checkpoints", "take", what["name"]]
         asked = subprocess.run(
             [*command, "--dir", str(tmp_path / "checkpoints")],
             env=environment(),

@@ -13,8 +13,8 @@ from crash.processes import STEP_S, Life, kill, until
 from headgate.codec.loop_log import decode_log
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
 from headgate.storage.base import NotFound
+from headgate.storage.urls import open_storage
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 

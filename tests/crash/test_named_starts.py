@@ -36,7 +36,7 @@ def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
 
 
 def headgate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headgate.cli.main", *arguments]
+    command = [sys.executable, "-m", "headgate.cli.app", *arguments]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STEP_S, check=False)
 
 

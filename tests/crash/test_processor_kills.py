@@ -13,7 +13,7 @@ from crash.pipelines import generated
 from crash.processes import Life, kill
 from crash.processor_pipeline import FIRST, expected_steps
 from crash.results import assert_clean, assert_equal
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 

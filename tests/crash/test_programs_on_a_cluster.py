@@ -10,7 +10,7 @@ import pytest
 
 from crash.cluster import Cluster
 from crash.processes import environment
-from headgate.model.exits import Exit
+from headgate.model.failure import ExitCode
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800), pytest.mark.xdist_group("programs")]
 
@@ -26,7 +26,7 @@ rows.map(prices_beside.doubled).map(taxed).sink(hg.FileSink("taxed"))
 
 
 def headgate(directory: Path, *arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headgate.cli.main", *arguments]
+    command = [sys.executable, "-m", "headgate.cli.app", *arguments]
     around = environment({"PYSPARK_PYTHON": python, "SPARK_LOCAL_HOSTNAME": "127.0.0.1"})
     return subprocess.run(command, cwd=directory, env=around, capture_output=True, text=True)
 
@@ -38,7 +38,7 @@ def test_modules_beside_a_program_are_found_by_executors(cluster: Cluster, tmp_p
     (tmp_path / "shop_beside" / "__init__.py").touch()
     (tmp_path / "shop_beside" / "taxes.py").write_text("def taxed(row):\n    return {'price': row['price'] + 1}\n")
     ended = headgate(tmp_path, "run", "program.py", "--master", cluster.url)
-    assert ended.returncode == Exit.DONE, ended.stderr
+    assert ended.returncode == ExitCode.DONE, ended.stderr
     rows = [line for file in sorted((tmp_path / "taxed").glob("*.json*")) for line in file.read_text().splitlines()]
     assert sorted(rows) == ['{"price":3}', '{"price":5}']
 
@@ -52,8 +52,8 @@ def test_executors_without_headgate_say_so_in_a_sentence(cluster: Cluster, tmp_p
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
     ended = headgate(tmp_path, "run", "program.py", "--master", cluster.url, python=str(bare / "bin" / "python"))
-    assert ended.returncode != Exit.DONE
+    assert ended.returncode != ExitCode.DONE
     (sentence,) = (line for line in ended.stderr.splitlines() if line.startswith("Error: "))
     assert "the executors' Python has no '" in sentence
     assert "Traceback" not in ended.stderr
-    assert headgate(tmp_path, "doctor", "--master", cluster.url).returncode == Exit.DONE
+    assert headgate(tmp_path, "doctor", "--master", cluster.url).returncode == ExitCode.DONE

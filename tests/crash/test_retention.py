@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from crash.processes import Life, kill, until
-from headgate.store.retention import Retention
+from headgate.store.policies import Retention
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
 

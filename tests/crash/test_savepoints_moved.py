@@ -43,7 +43,7 @@ class Place:
 
     def headgate(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Another command."""
-        command = [sys.executable, "-m", "headgate.cli.main", *arguments]
+        command = [sys.executable, "-m", "headgate.cli.app", *arguments]
         return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STEP_S, check=False)
 
     def stop(self, savepoint: Path) -> subprocess.CompletedProcess[str]:

@@ -14,10 +14,10 @@ import pytest
 from crash.pipelines import MANY_KEYS
 from crash.processes import Life, kill
 from crash.results import assert_clean
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 

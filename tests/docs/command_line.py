@@ -84,6 +84,6 @@ def _text(parameter: Any) -> str:
 if __name__ == "__main__":
     import typer.main
 
-    from headgate.cli.main import app
+    from headgate.cli.app import app
 
     PAGE.write_text(page_of(typer.main.get_command(app)), encoding="utf-8")

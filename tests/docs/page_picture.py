@@ -59,7 +59,7 @@ def running(directory: Path) -> Iterator[str]:
     """Run the program there; give the address of its page."""
     (directory / "shop.py").write_text(PROGRAM)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-    command = [sys.executable, "-P", "-m", "headgate.cli.entry", "run", "shop.py", "--json", "--ui", "0"]
+    command = [sys.executable, "-P", "-m", "headgate.cli.__main__", "run", "shop.py", "--json", "--ui", "0"]
     environment = {**kept, "HEADGATE_UI_TOKEN": "sesame", "XDG_STATE_HOME": str(directory / "state")}
     with (directory / "told").open("w") as told:
         process = subprocess.Popen(command, cwd=directory, stdout=told, env=environment)

@@ -15,7 +15,7 @@ import pytest
 from tests.docs.documentation import PREAMBLE, ROOT, example_with, examples, guide_pages
 
 import headgate as hg
-from headgate.api.running import RunRequested, loading_only
+from headgate.api.foreground import RunRequested, loading_only
 from headgate.operators.base import OperatorContext
 
 pytest_plugins = ["pytester"]

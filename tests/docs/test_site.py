@@ -18,9 +18,8 @@ from tests.docs.reference import page_with_table, pages_with_names
 
 import headgate as hg
 import headgate.testing
-from headgate.cli.main import app
-from headgate.cli.old_names import OLD_NAMES
-from headgate.connectors.files.source import LineOptions
+from headgate.cli.app import app
+from headgate.connectors.files.line_source import LineOptions
 
 MARKED = {'python title="Structured Streaming"', 'python title="Flink"', 'python title="Without Headgate"'}
 """Blocks of Python that are of other engines: they are compiled, not run."""
@@ -70,7 +69,7 @@ def commands_of(page: str) -> list[str]:
     return inline + [line.partition("  #")[0] for line in lines]
 
 
-def problem_of(line: str, *, knows_old_names: bool = False) -> str | None:
+def problem_of(line: str) -> str | None:
     """Say what a command line names that does not exist, or None."""
     command: Any = COMMAND
     words = shlex.split(re.sub(r"[\[\]…|]", " ", line).replace("'", ""))[1:]
@@ -82,8 +81,6 @@ def problem_of(line: str, *, knows_old_names: bool = False) -> str | None:
             return f"'{line}': there is no command '{word}'"
         command = command.commands[word]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {"--help"}
-    if knows_old_names:
-        known |= {old for name in known for old in OLD_NAMES.get(name, ())}
     if "--" in words:
         words = words[: words.index("--")]
     unknown = [word for word in words if re.match(r"-{1,2}[a-z]", word) and word.partition("=")[0] not in known]
@@ -92,8 +89,7 @@ def problem_of(line: str, *, knows_old_names: bool = False) -> str | None:
 
 @pytest.mark.parametrize("page", COMMAND_PAGES)
 def test_every_command_line_names_commands_and_options_that_exist(page: str) -> None:
-    knows = page == "docs/upgrading.md"  # which lists them
-    assert [problem for line in commands_of(page) if (problem := problem_of(line, knows_old_names=knows))] == []
+    assert [problem for line in commands_of(page) if (problem := problem_of(line))] == []
 
 
 def test_wrong_command_lines_are_found() -> None:
@@ -158,16 +154,20 @@ def test_pages_that_messages_and_docstrings_name_exist() -> None:
 
 CONNECTORS = [
     name.removeprefix("headgate.")
-    for name in re.findall(r"^::: (\S+)$", (REFERENCE / "connectors.md").read_text(encoding="utf-8"), re.MULTILINE)
+    for name in re.findall(
+        r"^::: (headgate\.\w+)$", (REFERENCE / "connectors.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
 ]
 
 
 @pytest.mark.parametrize("name", CONNECTORS)
 def test_every_option_of_a_source_or_sink_is_in_its_docstring(name: str) -> None:
-    """In its own: a reader should not have to look up another class."""
+    """In its own; what sources of lines have in common, in ``LineOptions`` on the same page."""
     connector = getattr(hg, name)
     told = f"{connector.__doc__}\n{connector.__init__.__doc__}"
     options = [p.name for p in inspect.signature(connector).parameters.values() if p.kind is not p.VAR_KEYWORD]
     if name in ("TextFiles", "JsonLines"):
+        assert "``LineOptions``" in told
+        told += str(LineOptions.__doc__)
         options += list(LineOptions.__annotations__)
     assert [option for option in options if not re.search(rf"\b{option}\b", told)] == []

@@ -13,7 +13,7 @@ import pytest
 from pyspark import cloudpickle
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "runtime"))  # the launcher of the runtime's tests
 

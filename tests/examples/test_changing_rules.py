@@ -12,7 +12,7 @@ import pytest
 
 import headgate as hg
 from headgate import testing
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 
 
 def test_limits_change_while_readings_flow(

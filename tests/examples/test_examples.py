@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli.load import load_pipeline
+from headgate.cli.program_loader import load_pipeline
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
 

@@ -15,7 +15,7 @@ from typing import Any
 import headgate as hg
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "runtime"))  # the launcher of the runtime's tests
 

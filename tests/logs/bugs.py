@@ -15,7 +15,7 @@ from headgate.errors import StorageError
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.group_reader import GroupReader
 from headgate.store.reader import SegmentReader
-from headgate.store.transactions import TransactionLog
+from headgate.store.transactions import Transactions
 from headgate.store.writer import StreamWriter
 
 _count = itertools.count(1)
@@ -60,14 +60,14 @@ def _with_other_names(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def transactions_become_visible_one_by_one() -> None:
     """What is committed in one step is seen in several."""
-    real = TransactionLog.commit
+    real = Transactions.commit
 
-    def commit(self: Any, names: Any, owner: str, epoch: int) -> None:
+    def commit(self: Any, names: Any, *, owner: str, epoch: int) -> None:
         for name in names:
-            real(self, [name], owner, epoch)
+            real(self, [name], owner=owner, epoch=epoch)
             time.sleep(0.1)  # the time of the fault: not a wait for anything
 
-    TransactionLog.commit = commit  # type: ignore[method-assign]
+    Transactions.commit = commit  # type: ignore[method-assign]
 
 
 def a_reader_passes_over_some() -> None:

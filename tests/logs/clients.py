@@ -23,10 +23,10 @@ from tests.logs.recording import Recorder
 from headgate import fault_points
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.protocol.store.transactions import Status
-from headgate.store.appends import Appended
 from headgate.store.group_reader import GroupEvents, GroupReader
-from headgate.store.open_transaction import Transaction
 from headgate.store.store import Store
+from headgate.store.transactions import Transaction
+from headgate.store.writer import Appended
 
 STREAM, GROUP = "app/events", "members"
 SCHEMA = pa.schema([pa.field("key", pa.string()), pa.field("value", pa.string())])
@@ -127,7 +127,7 @@ def _places(appended: Appended) -> list[Place]:
 
 def transacts(me: Client) -> None:
     """Write transactions, some of several parts, some of which are aborted, some of which are committed in one step."""
-    insistently(lambda: me.store.fence(me.name, me.life))
+    insistently(lambda: me.store.transactions.fence(me.name, me.life))
     _settle(me)
     count = 0
     while me.goes_on:
@@ -145,7 +145,7 @@ def transacts(me: Client) -> None:
 
 
 def _begun(me: Client, name: str) -> Transaction:
-    return me.store.begin(STREAM, owner=me.name, epoch=me.life, name=name)
+    return me.store.transactions.begin(STREAM, owner=me.name, epoch=me.life, name=name)
 
 
 def _decide(me: Client, names: Sequence[str], number: int) -> None:
@@ -164,7 +164,7 @@ def _commit(me: Client, names: Sequence[str]) -> None:
 
 
 def _abort(me: Client, name: str) -> None:
-    me.store.abort_transaction(STREAM, name, owner=me.name, epoch=me.life)
+    me.store.transactions.abort(STREAM, name, owner=me.name, epoch=me.life)
 
 
 def _settle(me: Client) -> None:
@@ -318,7 +318,7 @@ def run(orders: Orders) -> None:
 
 def _obey(logs: Path) -> None:
     """Have the disk be full, and the date be another one, for as long as files say so."""
-    from headgate.clock import SystemClock
+    from headgate.environment import SystemClock
     from headgate.storage.local import LocalStorage, storage_error
 
     put, wall_ms = LocalStorage.put, SystemClock.wall_ms

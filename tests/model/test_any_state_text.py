@@ -5,16 +5,20 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headgate.model.identity_parts import DeclaredState, FunctionParts, RecordParts, parts_of
-from headgate.model.state_identity import Form, StateIdentity
-from headgate.model.value_types import (
+from headgate.model.state_schema import (
     NESTED_MAX,
+    DeclaredState,
+    Form,
+    FunctionParts,
     ListOf,
     Plain,
+    RecordParts,
+    StateIdentity,
     StructOf,
     ValueType,
     columns_text,
     inner_paths,
+    parts_of,
     read_columns,
     read_type,
 )

@@ -1,4 +1,4 @@
-"""Mutants that named tests find: break one guarantee on purpose, and see a test fail.
+"""Mutants: break one guarantee on purpose, and see a test or a seed of the simulator fail.
 
 A mutant is a context manager that patches one function or method with a version that breaks a rule::
 
@@ -10,7 +10,7 @@ A mutant is a context manager that patches one function or method with a version
     def test_encoding_that_releases_is_caught(tmp_path: Path) -> None:
         assert_caught(encoding_releases_the_state, test_a_snapshot_written_twice_is_the_same, tmp_path)
 
-Bugs that seeds of the simulator find are planted in ``tests/sim/product``.
+Bugs that seeds of the simulator find are in the files beside this one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -123,3 +124,26 @@ def _caught(mutant: Mutant, test: Callable[..., object], *given: object) -> Base
                 raise  # the time limit of the test ended it: nothing was noticed
             return error
     return None
+
+
+# -- ways to patch ---------------------------------------------------------------------------------------------------
+
+
+def around(owner: object, name: str, change: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Replace a function or method by ``change(original, *arguments)``; a method's first argument is ``self``."""
+    original = getattr(owner, name)
+    return patched(owner, name, lambda *a, **options: change(original, *a, **options))
+
+
+def skipped(owner: object, name: str, result: object = None) -> AbstractContextManager[None]:
+    """Have a function or method do nothing but return ``result``."""
+    return patched(owner, name, lambda *a, **options: result)
+
+
+@contextmanager
+def all_of(*patches: AbstractContextManager[None]) -> Iterator[None]:
+    """Apply several patches."""
+    with ExitStack() as opened:
+        for patch in patches:
+            opened.enter_context(patch)
+        yield

@@ -12,7 +12,7 @@ from tests.state.moved import Moved
 from headgate.errors import BadRecord
 from headgate.model.graph import OutputTag
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
-from headgate.state.choice import WorkerStates
+from headgate.state.worker_backends import WorkerStates
 
 BORN_MS = 1_700_000_000_000
 """The date when the clock of a harness says 0."""

@@ -24,9 +24,9 @@ from headgate.operators.catalog import (
     state_text,
     window_operators,
 )
-from headgate.operators.process.batch_reducing import BatchStateHandle
-from headgate.operators.process.by_batch import BatchProcessFunction
-from headgate.operators.process.functions import ProcessFunction, StateHandle
+from headgate.operators.process.batch_aggregation import BatchStateHandle
+from headgate.operators.process.batch_process import BatchProcessFunction
+from headgate.operators.process.row_process import ProcessFunction, StateHandle
 
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
 

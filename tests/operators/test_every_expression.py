@@ -14,10 +14,9 @@ import polars as pl
 import pytest
 
 from headgate.errors import UsageError
-from headgate.operators.expressions import select_spec
-from headgate.operators.one_record import not_of_groups, not_of_one_record
-from headgate.operators.types import canonical_schema
-from headgate.operators.windows.plan import TumblingAggregate, window_shape
+from headgate.operators.expressions import elementwise_problem, group_problem, select_spec
+from headgate.operators.schemas import canonical_schema
+from headgate.operators.window_plan import TumblingAggregate, window_shape
 
 i, f, s, b = pl.col("i"), pl.col("f"), pl.col("s"), pl.col("b")
 d, day, span, clock = pl.col("d"), pl.col("day"), pl.col("span"), pl.col("clock")
@@ -359,7 +358,7 @@ def test_every_method_of_expressions_is_allowed_or_refused_and_what_is_allowed_l
     refused, dependent = set(), set()
     for name, example in examples():
         expression = called(name, example)
-        if not_of_one_record(expression, PROBE.lazy().with_columns(expression)):
+        if elementwise_problem(expression, PROBE.lazy().with_columns(expression)):
             refused.add(name)
         elif depends_on_batches(expression):
             dependent.add(name)
@@ -446,7 +445,7 @@ MORE_REFUSED = [
 @pytest.mark.parametrize("expression", MORE_ALLOWED, ids=str)
 def test_an_expression_that_looks_at_one_record_is_allowed(expression: pl.Expr) -> None:  # OP1
     frame = PROBE.with_columns(Explode=1)
-    assert not_of_one_record(expression, frame.lazy().with_columns(expression)) == ""
+    assert elementwise_problem(expression, frame.lazy().with_columns(expression)) == ""
     if "Explode" not in expression.meta.root_names():
         assert not depends_on_batches(expression)
 
@@ -473,7 +472,7 @@ CARRIED = PROBE.drop("pair").to_arrow(compat_level=pl.CompatLevel.oldest()).sche
 )
 def test_an_aggregate_of_a_window_is_refused_if_it_depends_on_other_groups(aggregate: pl.Expr, problem: str) -> None:
     """OP1."""
-    assert problem in not_of_groups(aggregate)
+    assert problem in group_problem(aggregate)
     window = TumblingAggregate(("i",), "d", 1_000, (aggregate.alias("found"),))
     with pytest.raises(UsageError, match=problem):
         window_shape(window, canonical_schema(CARRIED), "node")
@@ -488,4 +487,4 @@ def test_an_aggregate_of_a_window_may_look_at_all_records_of_its_group() -> None
         i.filter(b).count(),
         i.rank().max(),
     ):
-        assert not_of_groups(aggregate) == ""
+        assert group_problem(aggregate) == ""

@@ -7,7 +7,7 @@ from tests.operators.harness import Harness
 
 from headgate.errors import UsageError
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
-from headgate.operators.user_function import UserFunctionError
+from headgate.operators.user_functions import UserFunctionError
 
 SCHEMA = pa.schema([("level", pa.large_string()), ("size", pa.int64())])
 BATCH = pa.record_batch([["ERROR", "INFO", None], [1, 2, 3]], schema=SCHEMA)

@@ -10,10 +10,10 @@ import pytest
 from tests.operators.harness import Harness
 
 from headgate.errors import BadRecord, UsageError
+from headgate.operators.bad_records import unreadable_rows
 from headgate.operators.map_batches import MapBatchesSpec
 from headgate.operators.row_functions import RowFunctionSpec, RowVerb
-from headgate.operators.unreadable import unreadable_rows
-from headgate.operators.user_function import UserFunctionError
+from headgate.operators.user_functions import UserFunctionError
 
 SCHEMA = pa.schema([("name", pa.large_string()), ("size", pa.int64()), ("at", pa.timestamp("us"))])
 NOON = datetime(2026, 1, 1, 12)

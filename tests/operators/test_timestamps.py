@@ -7,11 +7,10 @@ import pyarrow as pa
 import pytest
 from tests.operators.harness import Harness
 
-from headgate.codec.snapshot import encode_sections
 from headgate.errors import BadRecord, UsageError
 from headgate.model.ids import ChannelIndex
-from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
-from headgate.operators.key_check import KeyCheckSpec
+from headgate.operators.base import WATERMARK_MAX_MS
+from headgate.operators.keys import KeyCheckSpec
 from headgate.operators.timestamps import TIME_MAX_MS, WithTimestampsSpec
 from headgate.protocol.watermarks import ChannelOrigin
 
@@ -180,16 +179,6 @@ def test_a_split_that_is_named_like_a_channel_is_a_split() -> None:  # W9, W17
     moved = Harness(WithTimestampsSpec("ts"), [run.snapshot()], subtask=(0, 3))
     moved.operator.on_splits(["channel-0"])
     assert moved.out.watermarks() == [899], "its time has moved with it"
-
-
-def test_the_times_that_version_0_1_wrote_are_read() -> None:  # W17
-    latest = b'{"a": 300, "channel-0": 900, "channel-1": 950}'
-    payload = b"".join(bytes(part) for part in encode_sections({"latest": [latest]}))
-    restored = Harness(WithTimestampsSpec("ts"), [RestoredState(0, 1, memoryview(payload))])
-    restored.operator.on_splits([CHANNELS[0], CHANNELS[1]])
-    restored.send(times(5_000), CHANNELS[1])
-    restored.advance(10)
-    assert restored.out.watermarks() == [899]
 
 
 def test_behind_a_shuffle_a_silent_channel_holds_event_time_back_after_a_restore_as_before() -> None:  # W17

@@ -7,7 +7,7 @@ from types import TracebackType
 
 import pytest
 
-from headgate.operators.user_function import user_traceback
+from headgate.operators.user_functions import user_traceback
 
 
 def _failing() -> ZeroDivisionError:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import headgate
+from headgate.distribution import DISTRIBUTION
 from headgate.errors import UsageError
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,8 +38,9 @@ def test_a_plain_import_brings_nothing_heavy() -> None:
     assert {name for name in brought_by("import headgate") if name.startswith("headgate")} == {
         "headgate",
         "headgate.errors",
-        "headgate.remedies",
-        "headgate.user_line",
+        "headgate.plain_text",
+        "headgate.public_names",
+        "headgate.tracebacks",
     }
 
 
@@ -47,13 +49,13 @@ def test_a_name_is_brought_when_it_is_used() -> None:
 
 
 def test_a_pipeline_without_streams_needs_no_database() -> None:
-    assert "sqlalchemy" not in brought_by("import headgate.cli.main")
+    assert "sqlalchemy" not in brought_by("import headgate.cli.app")
 
 
 def test_the_version_is_said_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["dynamic"] == ["version"]
-    assert importlib.metadata.version("headgate") == headgate.__version__
+    assert importlib.metadata.version(DISTRIBUTION) == headgate.__version__
     assert re.search(rf"^## {re.escape(headgate.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
 
@@ -76,11 +78,11 @@ def test_what_is_optional_is_an_extra_and_not_required() -> None:
 def test_an_object_store_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     monkeypatch.delitem(sys.modules, "headgate.storage.object_store", raising=False)
-    with pytest.raises(UsageError, match=r"pip install 'headgate\[s3\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'headgate-streams\[s3\]'"):
         open_storage(url)
 
 
 @pytest.mark.parametrize("library", ["obstore", "rocksdict"])
 def test_local_storage_needs_no_extra(library: str) -> None:
-    without = f"import sys; sys.modules['{library}'] = None; import headgate.storage.backends"
+    without = f"import sys; sys.modules['{library}'] = None; import headgate.storage.urls"
     assert library not in brought_by(f"{without}; del sys.modules['{library}']")

@@ -51,7 +51,7 @@ def test_who_follows_the_tutorial_gets_what_it_says(
 ) -> None:
     made, entered, activated, install, doctor = reader.block("bash")
     assert (made, entered) == ("mkdir visits && cd visits", "python3 -m venv .venv")
-    assert (activated, install) == (". .venv/bin/activate", "pip install headgate"), "what the fixtures do"
+    assert (activated, install) == (". .venv/bin/activate", "pip install ../headgate"), "what the fixtures do"
     assert "java" in reader.types(doctor).lower()
     reader.saves("visits.py")
     (describe,) = reader.block("text")
@@ -99,13 +99,20 @@ def test_who_follows_the_tutorial_gets_what_it_says(
 
     reader.saves("test_visits.py")
     ran(
-        [installed.python, *INSTALL, "-c", ROOT / "constraints.txt", "pytest", f"headgate[ui] @ file://{built[0]}"],
+        [
+            installed.python,
+            *INSTALL,
+            "-c",
+            ROOT / "constraints.txt",
+            "pytest",
+            f"headgate-streams[ui] @ file://{built[0]}",
+        ],
         reader.directory,
     )
     assert "1 passed" in reader.types("pytest -q test_visits.py")
 
     extra, reset, watched = reader.block("text")
-    assert extra == "pip install 'headgate[ui]'", "done with pytest"
+    assert extra == "pip install 'headgate-streams[ui]'", "done with pytest"
     reader.types(reset)
     shown = reader.starts(watched)
     shown.until("the address of its page", lambda: re.search(r"page: .*(http://\S+)", shown.told))

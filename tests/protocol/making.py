@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Committable, SnapshotPart
+from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
 
 
 def ch(index: int) -> ChannelIndex:
@@ -28,6 +28,10 @@ def file_part(path: str) -> tuple[SnapshotPart, ...]:
 
 def inline_part(data: bytes = b"state") -> tuple[SnapshotPart, ...]:
     return (SnapshotPart(size_bytes=len(data), checksum=1, inline=data),)
+
+
+def entry_of(parts: tuple[SnapshotPart, ...], committables: tuple[Committable, ...] = ()) -> SubtaskEntry:
+    return SubtaskEntry(SubtaskId(VertexId("v"), 0), parts, committables)
 
 
 def committable(checkpoint: int, sink: str = "out", subtask_index: int = 0, payload: bytes = b"p") -> Committable:

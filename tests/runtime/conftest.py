@@ -13,7 +13,7 @@ import pytest
 from tests.runtime.launching import FINGERPRINT, ProcessLauncher, Zygote
 from tests.runtime.running import SILENCE_MS_MAX, Run
 
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import SilentObserver
 from headgate.runtime.driver.driver import Driver
 from headgate.spark.session import SparkHandle

@@ -12,7 +12,7 @@ from typing import Any
 from tests.runtime.running import WAIT_S, Run
 
 from headgate import fault_points
-from headgate.runtime.checkpoints.uploads import SnapshotWriter
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotWriter
 
 LOOK_S = 0.005
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from headgate.connectors.base import SourceContext
 from headgate.connectors.generator import Generator, GeneratorReader
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 
 LOOK_MS = 5
 

@@ -257,8 +257,8 @@ class WorkerCall:
         if self.prepare is not None:
             self.prepare()
         if self.faults:
-            from headgate.storage.backends import open_storage
             from headgate.storage.faulty import FaultyStorage
+            from headgate.storage.urls import open_storage
 
             worker.open_storage = lambda url: FaultyStorage(open_storage(url), self.faults)  # type: ignore[assignment]
         try:
@@ -316,14 +316,14 @@ def _warm_up() -> None:
     import pytest  # noqa: F401  # functions of tests refer to it
     import tests.runtime.holding  # noqa: F401
 
-    import headgate.connectors.files.sink
-    import headgate.connectors.files.source
+    import headgate.connectors.files.file_sink
+    import headgate.connectors.files.line_source
     import headgate.connectors.generator
     import headgate.connectors.memory
     import headgate.connectors.streams
     import headgate.operators.catalog
     import headgate.runtime.worker.worker
-    import headgate.testing.script  # noqa: F401
+    import headgate.testing.connectors  # noqa: F401
 
     pa.array([0])  # imports pandas, where it is installed: half a second for each worker otherwise
 

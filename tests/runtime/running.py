@@ -17,7 +17,7 @@ from tests.runtime.holding import held
 from tests.runtime.launching import FINGERPRINT, LEAKED, ProcessLauncher, Zygote, is_server_port, kill
 
 import headgate as hg
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import Progress, RunResult
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.control import Loss

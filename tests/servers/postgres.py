@@ -138,7 +138,7 @@ def postgres_server(
     programs = binaries()
     if programs is None:
         pytest.skip("there is no PostgreSQL on this machine (apt-get install postgresql)")
-    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'headgate[postgres]')")
+    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'headgate-streams[postgres]')")
     directory = Path(tempfile.mkdtemp(prefix="headgate-postgres-"))
     directory.chmod(0o755)  # root's temporary directories are closed to others
     try:

@@ -1,4 +1,4 @@
-"""What runs ordinary pipelines through faults stays small: somebody has to believe it (docs/decisions/0011)."""
+"""What runs ordinary pipelines through faults stays small: a reader must be able to check it (docs/decisions/0011)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ MACHINE = ("tasks", "primitives", "sockets", "disk", "faults", "surroundings", "
 """The machine room, without what only some kinds of runs have in it."""
 
 ORDINARY = (
-    *("run", "strikes", "harm", "settings", "source", "spark", "workloads", "graphs", "steps", "records"),
+    *(
+        "run",
+        "fault_injection",
+        "storage_damage",
+        "settings",
+        "source",
+        "spark",
+        "workloads",
+        "graphs",
+        "steps",
+        "records",
+    ),
     *("verdict", "history", "leaks"),
 )
 TOP = ("coverage_table", "__main__")

@@ -15,7 +15,7 @@ from pyspark.errors import IllegalArgumentException
 from pyspark.sql.functions import expr
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.spark.dataframes import spark_path
 
 pytestmark = [

@@ -11,7 +11,7 @@ import pytest
 
 from crash.processes import STEP_S, Life, kill
 from crash.results import assert_equal
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.store.store import Store
 from spark.test_induced_on_spark import FIRST, ROWS, Producer
 

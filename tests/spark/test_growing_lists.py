@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from crash.processes import Life
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 
 pytestmark = pytest.mark.spark
 

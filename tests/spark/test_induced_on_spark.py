@@ -13,7 +13,7 @@ import pytest
 
 from crash.processes import STEP_S, Life, kill
 from crash.results import assert_equal
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.store.store import Store
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]

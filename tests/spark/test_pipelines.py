@@ -13,7 +13,7 @@ import pytest
 from crash.pipelines import WORDS
 from crash.processes import Life
 from crash.results import assert_clean, assert_equal, assert_standard, read_stream
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.store.store import Store
 
 pytestmark = pytest.mark.spark

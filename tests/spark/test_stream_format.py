@@ -19,13 +19,14 @@ from pyspark.sql.types import NullType, StructField, StructType
 
 from headgate.errors import FencedError, StorageError, TruncatedError, UsageError
 from headgate.protocol.store.transactions import Status
-from headgate.spark import columns, stream_reading, stream_writing
+from headgate.spark import columns, stream_reader, stream_writer
 from headgate.spark.stream_format import StreamDataSource, register_streams
-from headgate.spark.stream_reading import MicroBatchReader, Pieces, StreamReader
-from headgate.spark.stream_writing import MicroBatchWriter, Prepared, StreamWriter
-from headgate.store.retention import Retention
+from headgate.spark.stream_reader import MicroBatchReader, PiecesPartition, StreamReader
+from headgate.spark.stream_writer import MicroBatchWriter, Prepared, StreamWriter
+from headgate.store.policies import Retention
 from headgate.store.store import Store
 from headgate.store.streams import OtherSchemaError
+from headgate.store.transactions import Transactions
 
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64())])
 SPARK_SCHEMA = from_arrow_schema(SCHEMA)
@@ -207,14 +208,14 @@ def test_large_segments_are_read_by_several_tasks(stream: Store, monkeypatch: py
 def test_a_task_reads_so_many_bytes_unless_it_is_told(stream: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # SP3
     assert len(list(reader_of(stream).partitions())) == 1, "less is not worth a task"
     info = stream.describe("in")
-    monkeypatch.setattr(stream_reading, "PARTITION_BYTES", info.size_bytes // 8)
-    monkeypatch.setattr(stream_reading, "TASK_BYTES_MIN", 1)
+    monkeypatch.setattr(stream_reader, "PARTITION_BYTES", info.size_bytes // 8)
+    monkeypatch.setattr(stream_reader, "TASK_BYTES_MIN", 1)
     partitions = list(reader_of(stream).partitions())
     assert all(sum(piece.end - piece.begin for piece in one.pieces) <= info.events_count // 8 for one in partitions)
     assert len(partitions) == 16, "nine would be needed, and eight run at one time"
     assert values_by_key(rows_of(reader_of(stream), partitions)) == rounds(10)
     assert len(list(reader_of(stream, rows_per_partition="1000").partitions())) == 2
-    monkeypatch.setattr(stream_reading, "PARTITION_BYTES", 1)
+    monkeypatch.setattr(stream_reader, "PARTITION_BYTES", 1)
     assert len(list(reader_of(stream).partitions())) == info.events_count, "at least one event each"
 
 
@@ -231,7 +232,7 @@ def test_the_place_of_each_event_can_be_read(stream: Store) -> None:  # SP3
 
 
 def segments_of(reader: StreamReader) -> set[int]:
-    return {piece.segment for one in reader.partitions() if isinstance(one, Pieces) for piece in one.pieces}
+    return {piece.segment for one in reader.partitions() if isinstance(one, PiecesPartition) for piece in one.pieces}
 
 
 def test_keys_choose_segments_and_events(stream: Store) -> None:  # SP3
@@ -540,13 +541,13 @@ def test_a_write_that_failed_leaves_nothing(stream: Store) -> None:  # SP8
     stream.seal("in")  # which nothing that is prepared prevents
 
 
-@pytest.mark.parametrize("verb", ["commit_transactions", "recover", "forget_outcomes"])
+@pytest.mark.parametrize("verb", ["commit", "recover", "forget_outcomes"])
 def test_a_write_that_is_visible_does_not_seem_to_have_failed(
     stream: Store, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SP8: whoever is told that it has failed writes it again
-    call, failed = getattr(Store, verb), []
+    call, failed = getattr(Transactions, verb), []
 
-    def lost(self: Store, *arguments: Any, **options: Any) -> Any:
+    def lost(self: Transactions, *arguments: Any, **options: Any) -> Any:
         found = call(self, *arguments, **options)
         if not failed:
             failed.append(verb)
@@ -555,7 +556,7 @@ def test_a_write_that_is_visible_does_not_seem_to_have_failed(
 
     writer = writer_of(stream, "in")
     message = task_of(writer, range(10, 20))
-    monkeypatch.setattr(Store, verb, lost)
+    monkeypatch.setattr(Transactions, verb, lost)
     writer.commit([message])
     assert failed == [verb]
     assert everything(stream, "in") == rounds(20)
@@ -576,7 +577,7 @@ class Context:
     """The part of a task's context that is asked for."""
 
     def __init__(self, query: str | None = None, batch: str | None = None) -> None:
-        self.properties = {stream_writing.QUERY_ID: query, stream_writing.BATCH_ID: batch}
+        self.properties = {stream_writer.QUERY_ID: query, stream_writer.BATCH_ID: batch}
 
     def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - PySpark's name
         return self.properties[name]
@@ -597,7 +598,7 @@ def query(store: Store, stream: str = "in") -> MicroBatchWriter:
 
 
 def number(context: Context, batch: int) -> None:
-    context.properties[stream_writing.BATCH_ID] = str(batch)
+    context.properties[stream_writer.BATCH_ID] = str(batch)
 
 
 def test_a_micro_batch_that_is_repeated_is_written_once(stream: Store, micro_batch: Context) -> None:  # SP9
@@ -701,8 +702,8 @@ def test_a_micro_batch_without_rows_lets_no_late_driver_in(stream: Store, micro_
 def test_files_of_tasks_that_died_are_swept_now_and_then(
     stream: Store, micro_batch: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SP10: looking at all files of the query takes the longer, the more there are
-    monkeypatch.setattr(stream_writing, "SWEEP_EVERY", 3)
-    died = stream.begin("in", owner="spark/query-q", epoch=0, name="never")
+    monkeypatch.setattr(stream_writer, "SWEEP_EVERY", 3)
+    died = stream.transactions.begin("in", owner="spark/query-q", epoch=0, name="never")
     died._write_chunk([batch_of([("k0", 1)])])  # what a large transaction writes before it is prepared
     for batch, count in ((1, 1), (2, 1), (3, 0)):
         number(micro_batch, batch)
@@ -727,5 +728,5 @@ def test_a_write_looks_after_the_retention_of_its_stream(store: Store) -> None: 
     for first in (0, 10):
         writer = writer_of(store)
         writer.commit([task_of(writer, range(first, first + 10))])
-        Store.shared(store.root)._look_due_ms.clear()
+        Store.shared(store.root)._maintenance._due_ms.clear()
     assert store.head("out").positions[0] > 0

@@ -131,9 +131,9 @@ def test_what_goes_into_the_log_is_still_told_of_a_worker_that_is_lost(tmp_path:
     lines, _, _ = written(
         tmp_path,
         """
-        from headgate.spark.deaths import Overheard, Page
-        page = Page()
-        sys.stdout, sys.stderr = Overheard(sys.stdout, page), Overheard(sys.stderr, page)
+        from headgate.spark.worker_exits import SharedTail, TeeStream
+        page = SharedTail()
+        sys.stdout, sys.stderr = TeeStream(sys.stdout, page), TeeStream(sys.stderr, page)
         for _ in range(2):  # Spark uses a process again
             log.begin(lambda: "shout")
         print("the last words")

@@ -13,15 +13,15 @@ import pytest
 
 from headgate.codec.snapshot import decode_sections
 from headgate.model.config import MemoryState, RocksState
-from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.ids import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.state.backend import Ownership
-from headgate.state.choice import WorkerStates, worker_states
-from headgate.state.frozen import FrozenState, OwnedKeys
-from headgate.state.rocksdb import by_column as rocks_columns
-from headgate.state.rocksdb import increments
-from headgate.state.rocksdb import rows as rocks_rows
-from headgate.state.rocksdb import windows as rocks_windows
+from headgate.state.rocksdb import column_backend as rocks_columns
+from headgate.state.rocksdb import database_snapshot
+from headgate.state.rocksdb import row_backend as rocks_rows
+from headgate.state.rocksdb import window_backend as rocks_windows
+from headgate.state.snapshot import FrozenState, OwnedKeys
+from headgate.state.worker_backends import WorkerStates, worker_states
 
 NAMES = ["memory", "rocksdb", "rocksdb-without-cache"]
 """The last one writes everything back, and gives everything up, whenever it may."""
@@ -42,7 +42,7 @@ def states(name: str) -> Iterator[WorkerStates]:
     """Make the backend ``name``, in a directory of its own."""
     with tempfile.TemporaryDirectory(dir=_WHERE) as directory, pytest.MonkeyPatch.context() as patch:
         if name == IN_FILES:
-            patch.setattr(increments, "SIZE_BYTES_MIN", 1)
+            patch.setattr(database_snapshot, "SIZE_BYTES_MIN", 1)
         if name in ("rocksdb-without-cache", IN_FILES):
             for module, constant in ((rocks_columns, "SLOT_BYTES"), (rocks_rows, "CACHE_ROW_BYTES")):
                 patch.setattr(module, constant, 1 << 40)
@@ -115,5 +115,5 @@ class Parts:
     def put_file(self, name: str, chunks: Iterable[Any], key_groups: KeyGroups | None = None) -> SnapshotPart:
         raise AssertionError("portable parts are wanted")
 
-    def describe_files(self, chunks: Iterable[Any], rows: Any, name: str = "") -> SnapshotPart:
+    def describe_files(self, chunks: Iterable[Any], rows: Any, name: str) -> SnapshotPart:
         raise AssertionError("portable parts are wanted")

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from headgate.state.evolution import Evolution
+from headgate.state.descriptors import Evolution
 
 PLAIN = {
     pa.int8(): [pa.int8(), pa.int16(), pa.int64(), pa.float32(), pa.float64()],

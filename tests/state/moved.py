@@ -8,18 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from headgate.codec.snapshot import FILES_PREFIX
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, key_groups_of_subtask
 from headgate.model.manifest import KeyGroups, SnapshotPart
-from headgate.operators.base import RestoredState
-from headgate.operators.keyed import KeyedOperator
-from headgate.protocol.checkpoints.sharing import SharedFiles
-from headgate.runtime.checkpoints.snapshots import read_part
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
+from headgate.operators.base import KeyedOperator, RestoredState
+from headgate.protocol.checkpoints.retention import SharedFiles
+from headgate.runtime.checkpoints.snapshot_files import read_part
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
 from headgate.state.backend import Ownership
-from headgate.state.choice import portable_rows
-from headgate.state.files import StoredFiles, is_description
-from headgate.state.frozen import FrozenState, OwnedKeys
+from headgate.state.snapshot import FrozenState, OwnedKeys, StoredFiles, is_description
+from headgate.state.worker_backends import portable_rows
 from headgate.storage.base import Storage
 from headgate.storage.memory import MemoryStorage
 
@@ -103,7 +100,7 @@ class Moved(Written):
         to_storage = storage or MemoryStorage("moved")
         owned = key_groups_of_subtask(index, groups, parallelism)
         keys = OwnedKeys(KeyGroups(owned.start, len(owned)), groups)
-        to = Destination(to_storage, pipeline, Generation(1), 1_000, keys)
+        to = SnapshotDestination(to_storage, pipeline, Generation(1), 1_000, keys)
         shareable = () if shared is None else shared.shareable()
         number = CheckpointId(checkpoint)
         target = SubtaskTarget(to, SubtaskId(VertexId(NODE), index), number, shareable)

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.model.key_groups import key_groups_of_subtask
-from headgate.operators.partition import partition
-from headgate.state.key_hash import hash_column, hash_columns, is_key_type, key_groups, value_hash
-from headgate.state.ownership import owned_rows
+from headgate.model.ids import key_groups_of_subtask
+from headgate.operators.keys import partition
+from headgate.state.key_hash import hash_column, hash_columns, is_key_type, key_groups, owned_rows, value_hash
 
 ZERO, ONE = 16294208416658607535, 10451216379200822465
 NULL = 7959387129361299745

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pytest
 from tests.state.backends import Parts, states
 
-from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.ids import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups
 from headgate.state.backend import Ownership, RowBackend
-from headgate.state.choice import WorkerStates
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.timers import TimeKind
+from headgate.state.worker_backends import WorkerStates
 
 GROUPS = 16
 COUNTS = (1, 2, 3, 5, 8)

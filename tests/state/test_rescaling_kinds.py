@@ -14,17 +14,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.state.backends import Parts, states
-from tests.state.memory.test_memory_windows import ADD_MAX, ROWS, partials, window_of
-from tests.state.memory.test_memory_windows import KEYS as WINDOW_KEYS
+from tests.state.memory.test_window_backend import ADD_MAX, ROWS, partials, window_of
+from tests.state.memory.test_window_backend import KEYS as WINDOW_KEYS
 
-from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.ids import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups
 from headgate.state.backend import Ownership, StateFactory
-from headgate.state.choice import WorkerStates
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.timers import TimeKind
-from headgate.state.window_rows import partial_batch
+from headgate.state.window_aggregates import partial_batch
+from headgate.state.worker_backends import WorkerStates
 
 GROUPS = 16
 COUNTS = (1, 2, 3, 5, 8)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headgate.codec.snapshot import decode_sections
 from headgate.state.backend import Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
-from headgate.state.memory.rows import MemoryRowBackend
+from headgate.state.memory.row_backend import MemoryRowBackend
 from headgate.state.row_values import conversion
 
 NESTED = pa.struct([("x", pa.int16()), ("l", pa.large_list(pa.struct([("t", pa.large_string())])))])

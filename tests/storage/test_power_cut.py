@@ -11,7 +11,7 @@ import pytest
 from tests.powercut import PowerCut, another_process
 
 from headgate.errors import StorageError
-from headgate.storage import durable
+from headgate.storage import fsync
 from headgate.storage.base import AlreadyExists
 from headgate.storage.local import LocalStorage
 
@@ -82,13 +82,13 @@ def test_a_directory_that_was_removed_and_made_again_is_synced_by_the_first_look
 
 def test_only_so_many_directories_are_remembered(tmp_path: Path) -> None:  # O19
     with PowerCut().watching() as power, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(durable, "SEEN_MAX", 8)
-        patch.setattr(durable, "PLACED_MAX", 4)
-        patch.setattr(durable, "KNOWN", durable.Known())
+        patch.setattr(fsync, "SEEN_MAX", 8)
+        patch.setattr(fsync, "PLACED_MAX", 4)
+        patch.setattr(fsync, "SYNCED", fsync.SyncedDirectories())
         storage = LocalStorage(tmp_path / "objects")
         for number in range(30):
             storage.put(f"chk-{number}/file", [b"1"])
-        assert (len(durable.KNOWN.seen), len(durable.KNOWN.placed)) == (8, 4)
+        assert (len(fsync.SYNCED.seen), len(fsync.SYNCED.placed)) == (8, 4)
         (tmp_path / "b").write_bytes(b"content")
         os.link(tmp_path / "b", tmp_path / "objects" / "chk-0" / "b")
         assert storage.list("chk-0") == ["chk-0/b", "chk-0/file"], "which was forgotten, so it is synced again"

@@ -12,8 +12,8 @@ from tests.mutants.harness import patched
 from tests.powercut import PowerCut, another_process
 
 from headgate.errors import StorageError
-from headgate.model.security import Access
-from headgate.storage import durable, local
+from headgate.model.config import Access
+from headgate.storage import fsync, local
 from headgate.storage.base import AlreadyExists
 from headgate.storage.local import LocalStorage, make_directories
 
@@ -126,12 +126,12 @@ def test_a_directory_that_could_not_be_made_durable_is_not_taken_for_durable(tmp
 
 
 def test_only_so_many_directories_are_held_open(tmp_path: Path) -> None:  # O19
-    with another_process(), patched(durable, "PLACED_MAX", 8):
+    with another_process(), patched(fsync, "PLACED_MAX", 8):
         storage = LocalStorage(tmp_path / "objects")
         for number in range(20):
             storage.put(f"chk-{number}/a", [b"1"])
-        assert held_open(tmp_path) == len(durable.KNOWN.placed) == 8
-        assert str(tmp_path / "objects") in durable.KNOWN.placed, "what is used is not forgotten"
+        assert held_open(tmp_path) == len(fsync.SYNCED.placed) == 8
+        assert str(tmp_path / "objects") in fsync.SYNCED.placed, "what is used is not forgotten"
         for number in range(20):
             storage.delete(f"chk-{number}/a")
         assert held_open(tmp_path) == 1, "what was removed is held no longer"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tests.mutants.harness import patched
 
-from headgate.storage import durable, local
+from headgate.storage import fsync, local
 from headgate.storage.base import AlreadyExists, NotFound
 from headgate.storage.local import LocalStorage
-from headgate.storage.paths import TEMP_PREFIX
+from headgate.storage.object_names import TEMP_PREFIX
 
 
 def before_first(call: Callable[..., Any], act: Callable[[], object]) -> Callable[..., Any]:
@@ -34,15 +34,15 @@ def test_a_directory_that_goes_while_it_is_listed_has_nothing(tmp_path: Path) ->
     """Another process takes the last object out of it."""
     LocalStorage(tmp_path).put("staged/a", [b"1"])
     LocalStorage(tmp_path).put("kept", [b"2"])
-    durable.KNOWN.forget(tmp_path / "staged")
+    fsync.SYNCED.forget(tmp_path / "staged")
     another = LocalStorage(tmp_path)
-    with patched(local, "sync_what_is_seen", before_first_in("staged", lambda: another.delete("staged/a"))):
+    with patched(local, "sync_before_reading", before_first_in("staged", lambda: another.delete("staged/a"))):
         assert LocalStorage(tmp_path).list("") == ["kept"]
     assert LocalStorage(tmp_path).list("") == ["kept"]
 
 
 def before_first_in(name: str, act: Callable[[], object]) -> Callable[[Path], None]:
-    real, todo = local.sync_what_is_seen, [act]
+    real, todo = local.sync_before_reading, [act]
 
     def sync(directory: Path) -> None:
         if directory.name == name and todo:
@@ -105,8 +105,8 @@ def test_a_source_that_goes_meanwhile_is_not_found(tmp_path: Path) -> None:  # O
 def test_a_put_makes_its_directory_as_often_as_it_goes(tmp_path: Path) -> None:  # O20
     """Somebody removes what was just made of it."""
     storage = LocalStorage(tmp_path)
-    sync = before_first(durable.sync_directory, lambda: shutil.rmtree(tmp_path / "run"))
-    with patched(durable, "sync_directory", sync):
+    sync = before_first(fsync.sync_directory, lambda: shutil.rmtree(tmp_path / "run"))
+    with patched(fsync, "sync_directory", sync):
         storage.put("run/7/a", [b"1"])
     assert storage.list("") == ["run/7/a"]
 

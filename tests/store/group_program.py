@@ -32,7 +32,7 @@ def events_of(writer: str) -> list[tuple[str, int]]:
 def write(root: str, name: str, epoch: int) -> None:
     """Append what a former life of this writer has not: every third batch in a transaction."""
     store, events = Store.open(root), events_of(name)
-    store.fence(name, epoch)
+    store.transactions.fence(name, epoch)
     found = store.list_transactions(owner=name)
     prepared = [(STREAM, x.name) for x in found if not x.status.is_terminal]
     if prepared:
@@ -43,7 +43,7 @@ def write(root: str, name: str, epoch: int) -> None:
         batch = keyed(*events[number * BATCH_EVENTS : (number + 1) * BATCH_EVENTS])
         if number % 3 == 2:
             if number not in done:
-                transaction = store.begin(STREAM, owner=name, epoch=epoch, name=f"{name}.{number}.{epoch}")
+                transaction = store.transactions.begin(STREAM, owner=name, epoch=epoch, name=f"{name}.{number}.{epoch}")
                 transaction.write(batch)
                 transaction.prepare()
                 time.sleep(0.02)  # not a wait for anything

@@ -8,7 +8,7 @@ from headgate.sim.machine.surroundings import SimThreads
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.world import World
 from headgate.storage.memory import MemoryStorage
-from headgate.store.catalogue.memory import memory_catalogue
+from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.store import Store
 
 STEPS_MAX = 100_000

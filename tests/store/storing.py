@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,9 @@ import pytest
 
 from headgate.errors import StorageError
 from headgate.storage.local import LocalStorage
-from headgate.store.catalogue.access import Database
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.sql import SqlCatalogue
+from headgate.store.catalogue.sqlite import Database
 from headgate.store.store import Store
 
 KEYED = pa.schema([pa.field("key", pa.large_string()), pa.field("value", pa.int64())])
@@ -51,14 +49,14 @@ SERVED: dict[str, Store] = {}
 
 def database_of(store: Store) -> Database:
     """The tables behind the verbs, to damage them."""
-    catalogue = SERVED.get(store.root, store)._catalogue
+    catalogue = SERVED.get(store.root, store)._core.catalogue
     assert isinstance(catalogue, SqlCatalogue)
     return catalogue._database
 
 
 def chunks_of(store: Store) -> Path:
     """The directory of the chunk files, to look into it."""
-    storage = SERVED.get(store.root, store)._storage
+    storage = SERVED.get(store.root, store)._core.storage
     assert isinstance(storage, LocalStorage)
     return Path(storage.url)
 
@@ -104,45 +102,6 @@ class Failing:
             return real(*args, **named)
 
         return called
-
-
-def as_version_0_1(catalogue: Path) -> None:
-    """Take from a catalogue what later versions added; nobody may have it open."""
-    with closing(sqlite3.connect(catalogue)) as tables:
-        tables.executescript(
-            """
-            DROP TABLE owners;
-            DROP TABLE markers;
-            DROP TABLE holds;
-            DROP TABLE garbage;
-            DROP TABLE former_authors;
-            DROP TABLE passed;
-            DROP TABLE former_schemas;
-            DROP TABLE reader_groups;
-            DROP TABLE shared_transactions;
-            DROP TABLE participants;
-            ALTER TABLE streams DROP COLUMN schema_version;
-            ALTER TABLE streams DROP COLUMN scaling;
-            ALTER TABLE streams DROP COLUMN scaled_ms;
-            ALTER TABLE chunks DROP COLUMN schema_version;
-            ALTER TABLE chunks RENAME COLUMN file TO path;
-            ALTER TABLE transactions DROP COLUMN layout_epoch;
-            ALTER TABLE parts DROP COLUMN visible_ms;
-            ALTER TABLE streams DROP COLUMN retention;
-            ALTER TABLE parts RENAME COLUMN segment_id TO segment;
-            ALTER TABLE prepared_parts RENAME COLUMN segment_id TO segment;
-            ALTER TABLE streams DROP COLUMN layout_epoch;
-            ALTER TABLE segments RENAME TO segments_3;
-            CREATE TABLE segments (
-                stream_id INTEGER NOT NULL, segment INTEGER NOT NULL, end_position BIGINT NOT NULL,
-                PRIMARY KEY (stream_id, segment)
-            ) WITHOUT ROWID;
-            INSERT INTO segments SELECT stream_id, segment_id, end_position FROM segments_3;
-            DROP TABLE segments_3;
-            UPDATE meta SET value = '1' WHERE key = 'version';
-            DELETE FROM meta WHERE key = 'dated_since_ms';
-            """
-        )
 
 
 def in_a_child(work: Callable[[], object]) -> None:

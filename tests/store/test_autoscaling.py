@@ -11,12 +11,12 @@ from tests.store.storing import KEYED, STREAM, database_of, drain, drained, keye
 from tests.store.test_store_truncation import Clock
 
 from headgate.errors import CorruptionError, StorageError, UsageError
-from headgate.model.life import Life
+from headgate.model.pipeline_identity import Life
 from headgate.protocol.store.autoscaling import Plan, Unit, decide
 from headgate.protocol.store.layouts import KEY_SPACE
 from headgate.storage.local import LocalStorage
 from headgate.store.catalogue import tables as t
-from headgate.store.scaling import Scaling
+from headgate.store.policies import Scaling
 from headgate.store.store import Store
 from headgate.store.streams import StreamReset
 
@@ -39,7 +39,7 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
 
 def opened(root: Path, clock: Clock) -> Store:
     made = Store.open(root / "store")
-    return Store(made.root, made._catalogue, LocalStorage(root / "store" / "chunks"), clock=clock)
+    return Store(made.root, made._core.catalogue, LocalStorage(root / "store" / "chunks"), clock=clock)
 
 
 def rounds(store: Store, clock: Clock, minutes: int, per_minute: int, first: int = 0) -> int:
@@ -87,18 +87,18 @@ def test_what_came_is_counted_for_each_window_whoever_wrote_it(store: Store, clo
     rounds(store, clock, minutes=3, per_minute=1)
     clock.now_ms += 3 * MINUTE
     rounds(store, clock, minutes=1, per_minute=2)
-    transaction = store.begin(STREAM, owner="p", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="p", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     transaction.prepare()
     clock.now_ms += MINUTE
     store.commit_transactions([(STREAM, "t")], owner="p", epoch=1)
-    observed = store._catalogue.observe(store.find(STREAM), clock.now_ms)
+    observed = store._core.catalogue.observe(store.find(STREAM), clock.now_ms)
     assert observed is not None
     assert observed.unchanged_ms == 8 * MINUTE
     totals = [sum(amounts) for amounts in zip(*observed.amounts.values(), strict=True)]  # type: ignore[arg-type]
     assert totals == [2 * 16 + 1, 2 * 16 + 1, 5 * 16 + 1, 5 * 16 + 1]
     clock.now_ms += 19 * MINUTE + 30_000  # the first rounds are too long ago for the last window
-    observed = store._catalogue.observe(store.find(STREAM), clock.now_ms)
+    observed = store._core.catalogue.observe(store.find(STREAM), clock.now_ms)
     assert observed is not None
     assert [sum(x[3] or 0 for x in observed.amounts.values())] == [1]
 
@@ -107,12 +107,12 @@ def test_what_was_truncated_is_not_taken_for_silence(store: Store, clock: Clock)
     rounds(store, clock, minutes=1, per_minute=1)
     store.truncate(store.tail(STREAM))
     clock.now_ms += 3 * MINUTE
-    observed = store._catalogue.observe(store.find(STREAM), clock.now_ms)
+    observed = store._core.catalogue.observe(store.find(STREAM), clock.now_ms)
     assert observed is not None
     assert set(observed.amounts.values()) == {(None,) * 4}
     rounds(store, clock, minutes=1, per_minute=1)
     clock.now_ms += 2 * MINUTE
-    observed = store._catalogue.observe(store.find(STREAM), clock.now_ms)
+    observed = store._core.catalogue.observe(store.find(STREAM), clock.now_ms)
     assert observed is not None
     assert {amounts[0] for amounts in observed.amounts.values()} == {0}
     assert {amounts[1] for amounts in observed.amounts.values()} == {None}
@@ -123,13 +123,13 @@ def test_of_two_processes_that_look_at_once_one_scales(store: Store, clock: Cloc
     rounds(store, clock, minutes=11, per_minute=20)
     info = store.set_scaling(STREAM, SCALING)
     with opened(tmp_path, clock) as other:
-        observed = other._catalogue.observe(other.find(STREAM), clock.now_ms)
+        observed = other._core.catalogue.observe(other.find(STREAM), clock.now_ms)
         assert observed is not None
         assert info.scaling is not None
         plan = decide(info.scaling, observed)
         assert isinstance(plan, Plan)
         assert store.autoscale(STREAM)
-        assert not other._catalogue.autoscale(info, plan, clock.now_ms)
+        assert not other._core.catalogue.autoscale(info, plan, clock.now_ms)
         assert not other.autoscale(STREAM)  # it cools down, which everybody sees
     assert store.find(STREAM).layout_epoch == 1
 
@@ -152,21 +152,21 @@ def test_nothing_is_done_by_a_policy_that_the_stream_has_no_more(store: Store, c
     info = store.find(STREAM)
     plan = Plan(0, (0,), ((0, 5), (5, KEY_SPACE // 2)))
     store.set_scaling(STREAM, None)
-    assert not store._catalogue.autoscale(info, plan, clock.now_ms)
+    assert not store._core.catalogue.autoscale(info, plan, clock.now_ms)
     assert not store.autoscale(STREAM)
     store.set_scaling(STREAM, SCALING)
     store.seal(STREAM)
-    assert store._catalogue.observe(store.find(STREAM), clock.now_ms) is None
+    assert store._core.catalogue.observe(store.find(STREAM), clock.now_ms) is None
     store.delete(STREAM)
     store.create_stream(STREAM, KEYED, segments=2, scaling=SCALING)
-    assert not store._catalogue.autoscale(info, plan, clock.now_ms)
+    assert not store._core.catalogue.autoscale(info, plan, clock.now_ms)
     assert store.find(STREAM).layout_epoch == 0
 
 
 def test_scaling_by_hand_has_it_cool_down_too(store: Store, clock: Clock) -> None:  # S80
     clock.now_ms += 30 * MINUTE
     store.split(STREAM, 0)
-    observed = store._catalogue.observe(store.find(STREAM), clock.now_ms)
+    observed = store._core.catalogue.observe(store.find(STREAM), clock.now_ms)
     assert observed is not None
     assert observed.unchanged_ms == 0
 
@@ -178,7 +178,7 @@ def test_a_look_that_fails_fails_nobody(
         raise StorageError("read", "catalogue", "disk I/O error")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "headgate"):
-        patch.setattr(store._catalogue, "observe", fail)
+        patch.setattr(store._core.catalogue, "observe", fail)
         rounds(store, clock, minutes=1, per_minute=1)
     assert "could not be scaled: " in caplog.text
     assert len(drained(store)) == 16
@@ -187,8 +187,8 @@ def test_a_look_that_fails_fails_nobody(
 def test_a_stream_that_a_pipeline_empties_keeps_its_policy(store: Store) -> None:  # S79, SO5
     for wanted in ((2, "key", None), None):
         life = Life(f"life {wanted}", "/a", "h", 1)
-        reset = StreamReset({STREAM: wanted}, "p/sink", 1, life, "p/", lambda owner: True)
-        assert store.start_over(reset) is None
+        reset = StreamReset({STREAM: wanted}, "p/sink", 1, life, "p/")
+        assert store.pipelines.start_over(reset, lambda owner: True) is None
         assert store.find(STREAM).scaling == SCALING.checked()
 
 

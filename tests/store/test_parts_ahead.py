@@ -15,15 +15,17 @@ import pytest
 from tests.store.storing import KEYED, keyed
 
 from headgate.codec.chunk import PART_BYTES_MAX, PartEntry
+from headgate.environment import SystemThreads
 from headgate.errors import CorruptionError, StorageError, TruncatedError
 from headgate.storage.memory import MemoryStorage
-from headgate.store import chunks, fetching, read_ahead
+from headgate.store import chunks
+from headgate.store import core as core_module
+from headgate.store import reader as reader_module
+from headgate.store.catalogue.records import StoredPart
 from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.catalogue.values import StoredPart
-from headgate.store.cuts import StreamCut
 from headgate.store.reader import SegmentReader
 from headgate.store.store import Store
-from headgate.threads import SystemThreads
+from headgate.store.streams import StreamCut
 
 ONE = "one"
 CHUNKS = 12
@@ -117,11 +119,11 @@ class Room:
 
     @property
     def taken_bytes(self) -> int:
-        return sum(room.taken_bytes for _, room in self.store._fetching._here.values())
+        return sum(room.taken_bytes for _, room in self.store._core.prefetcher._here.values())
 
     def paths(self) -> list[str]:
         """Of the chunks, in their order."""
-        found = self.store._catalogue.parts(self.store.find(ONE), 0, 0, 1_000)
+        found = self.store._core.catalogue.parts(self.store.find(ONE), 0, 0, 1_000)
         return [part.path for part in found.parts]
 
 
@@ -163,13 +165,13 @@ EVERYTHING = list(range(3 * CHUNKS))
 
 
 @pytest.mark.parametrize("pick", [0, -1])
-def test_parts_that_follow_are_on_their_way_together_over_borders_of_chunks(room: Room, pick: int) -> None:
+def test_parts_that_follow_are_on_their_way_together_over_borders_of_chunks(room: Room, pick: int) -> None:  # S82
     room.threads.pick = lambda count: pick
     reader = room.store.reader(ONE, 0)
     assert values(reader) == [0, 1, 2]
     assert (room.threads.most, len(room.storage.asked)) == (0, 1)  # who reads one part may want no other
     assert values(reader) == [3, 4, 5]
-    assert room.threads.most == read_ahead.RUNS_MAX
+    assert room.threads.most == reader_module.RUNS_MAX
     assert all_of(reader) == EVERYTHING[6:]
     assert sorted(path for path, _, _ in room.storage.asked) == sorted(room.paths())
     assert room.taken_bytes == 0
@@ -189,13 +191,13 @@ def test_requests_are_under_way_at_one_time(room: Room, monkeypatch: pytest.Monk
 
 
 def test_what_is_fetched_ahead_is_bounded_in_requests_and_bytes(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "RUNS_MAX", 4)
+    monkeypatch.setattr(reader_module, "RUNS_MAX", 4)
     reader = room.store.reader(ONE, 0)
     assert all_of(reader) == EVERYTHING
     assert room.threads.most == 4
     room.threads.most = 0
     size_bytes = room.storage.asked[0][2]
-    monkeypatch.setattr(read_ahead, "AHEAD_BYTES", 3 * size_bytes - 1)
+    monkeypatch.setattr(reader_module, "AHEAD_BYTES", 3 * size_bytes - 1)
     reader = room.store.reader(ONE, 0)
     for number in range(CHUNKS):
         assert values(reader) == EVERYTHING[3 * number : 3 * number + 3]
@@ -204,8 +206,8 @@ def test_what_is_fetched_ahead_is_bounded_in_requests_and_bytes(room: Room, monk
 
 
 def test_all_readers_of_a_store_share_its_room(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    size_bytes = room.store._catalogue.parts(room.store.find(ONE), 0, 0, 1).parts[0].entry.size_bytes
-    monkeypatch.setattr(fetching, "ROOM_BYTES", 3 * size_bytes)
+    size_bytes = room.store._core.catalogue.parts(room.store.find(ONE), 0, 0, 1).parts[0].entry.size_bytes
+    monkeypatch.setattr(core_module, "FETCH_BYTES_MAX", 3 * size_bytes)
     readers = [room.store.reader(ONE, 0) for _ in range(3)]
     for number in range(CHUNKS):
         for reader in readers:
@@ -244,10 +246,10 @@ def test_parts_behind_each_other_in_a_file_are_one_request(room: Room, monkeypat
     assert all_of(reader, 5) == list(range(3 * CHUNKS, 3 * CHUNKS + 60))
     assert len(room.storage.asked) == 2
     room.storage.asked.clear()
-    monkeypatch.setattr(read_ahead, "RUN_BYTES", 2_000)
+    monkeypatch.setattr(reader_module, "RUN_BYTES", 2_000)
     assert all_of(room.store.reader(ONE, 0, 3 * CHUNKS), 5) == list(range(3 * CHUNKS, 3 * CHUNKS + 60))
     assert 2 < len(room.storage.asked) < 30
-    assert all(size_bytes <= read_ahead.RUN_BYTES for _, _, size_bytes in room.storage.asked)
+    assert all(size_bytes <= reader_module.RUN_BYTES for _, _, size_bytes in room.storage.asked)
 
 
 def part(number: int, offset: int, size_bytes: int, path: str = "a") -> StoredPart:
@@ -257,9 +259,9 @@ def part(number: int, offset: int, size_bytes: int, path: str = "a") -> StoredPa
 @pytest.mark.parametrize(("offset", "size_bytes"), [(64, 0), (64, PART_BYTES_MAX + 1), (-64, 10)])
 def test_a_part_that_cannot_be_ends_what_is_asked_for(offset: int, size_bytes: int) -> None:
     parts = [part(0, 64, 10), part(1, 128, 10), part(2, offset, size_bytes), part(3, 256, 10)]
-    assert list(read_ahead.runs_of(parts)) == [read_ahead.Run("a", 64, 74, 2)]
+    assert list(reader_module.runs_of(parts)) == [reader_module.ByteRun("a", 64, 74, 2)]
     apart = [part(0, 64, 10), part(1, 256, 10), part(2, 320, 10, "b"), part(3, 64, 10, "b")]
-    assert [run.size_bytes for run in read_ahead.runs_of(apart)] == [10, 10, 10, 10]
+    assert [run.size_bytes for run in reader_module.runs_of(apart)] == [10, 10, 10, 10]
 
 
 def test_without_a_thread_each_part_is_asked_for_in_its_turn(room: Room) -> None:
@@ -270,7 +272,7 @@ def test_without_a_thread_each_part_is_asked_for_in_its_turn(room: Room) -> None
 
 
 def test_files_of_this_machine_are_not_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching.Fetching, "begin", lambda *arguments: pytest.fail("it was fetched ahead"))
+    monkeypatch.setattr(core_module.Prefetcher, "begin", lambda *arguments: pytest.fail("it was fetched ahead"))
     with Store.open(tmp_path / "store") as store:
         store.create_stream(ONE, KEYED, segments=1)
         for number in range(3):
@@ -340,8 +342,8 @@ def test_a_reader_that_failed_and_is_dropped_gives_its_room_back(room: Room) -> 
 def test_a_closed_store_lets_nobody_wait(room: Room) -> None:
     reader = room.store.reader(ONE, 0)
     assert (values(reader), values(reader)) == ([0, 1, 2], [3, 4, 5])
-    room.store._fetching.close()
-    room.store._fetching.close()
+    room.store._core.prefetcher.close()
+    room.store._core.prefetcher.close()
     assert all_of(reader) == EVERYTHING[6:]
 
 
@@ -357,7 +359,7 @@ def test_a_reader_taken_through_a_fork_waits_for_nothing_of_its_parent(room: Roo
 # -- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_told_behind_everything_before_it(room: Room) -> None:
+def test_a_failure_is_told_behind_everything_before_it(room: Room) -> None:  # S84
     broken = room.paths()[5]
     room.storage.fails = lambda path: path == broken
     reader = room.store.reader(ONE, 0)
@@ -427,8 +429,8 @@ def test_whatever_fails_ahead_the_same_events_are_read(room: Room, monkeypatch: 
     end = 3 * (CHUNKS + 4)
     for seed in range(20):
         rng = random.Random(seed)
-        monkeypatch.setattr(read_ahead, "RUN_BYTES", rng.choice([1, 1_000, 1 << 20]))
-        monkeypatch.setattr(read_ahead, "AHEAD_BYTES", rng.choice([1, 2_000, 1 << 20]))
+        monkeypatch.setattr(reader_module, "RUN_BYTES", rng.choice([1, 1_000, 1 << 20]))
+        monkeypatch.setattr(reader_module, "AHEAD_BYTES", rng.choice([1, 2_000, 1 << 20]))
         room.threads.pick = rng.randrange
         room.storage.fails = lambda path, rng=rng: rng.random() < 0.2  # type: ignore[misc]
         room.storage.changes = lambda path, rng=rng: rng.random() < 0.1  # type: ignore[misc]

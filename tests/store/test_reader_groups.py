@@ -43,7 +43,7 @@ def clock() -> Clock:
 @pytest.fixture
 def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
     with Store.open(tmp_path / "store") as opened:
-        timed = Store(opened.root, opened._catalogue, opened._storage, clock=clock)
+        timed = Store(opened.root, opened._core.catalogue, opened._core.storage, clock=clock)
         timed.create_stream(STREAM, KEYED, segments=2, routing_key="key")
         yield timed
 
@@ -276,8 +276,8 @@ def test_nobody_else_holds_under_the_name_of_a_group(store: Store) -> None:  # R
 
 
 def test_columns_that_are_added_come_to_the_readers_of_a_group(store: Store) -> None:  # RG27
-    failing = Failing(store._catalogue)
-    flaky = Store(store.root, failing, store._storage)  # type: ignore[arg-type]
+    failing = Failing(store._core.catalogue)
+    flaky = Store(store.root, failing, store._core.storage)  # type: ignore[arg-type]
     store.create_stream("rates", pa.schema({"n": pa.float32()}), segments=1)
     reader = flaky.reader_group("g", "rates").join("a", commit_every="0ms")
 
@@ -333,7 +333,7 @@ def test_the_state_of_a_group_survives_as_bytes_and_damage_is_told(store: Store)
     group = store.reader_group("g", STREAM)
     group.join("a")
     group.checkpoint("c")
-    found = store._catalogue.find_group("g").group
+    found = store._core.catalogue.find_group("g").group
     data = encode_group(found)
     assert decode_group(data, "g") == found
     for bad in (b"", b"{}", b"[]", data[:-3], data.replace(b'"format":1', b'"format":2')):
@@ -407,7 +407,7 @@ def test_readers_that_are_killed_or_stopped_lose_nothing_and_what_they_committed
             killed.kill()
             stopped.send_signal(signal.SIGSTOP)
             store.split(STREAM, 1)
-            transaction = store.begin(STREAM, owner="me", epoch=1, name="t")
+            transaction = store.transactions.begin(STREAM, owner="me", epoch=1, name="t")
             transaction.write(keyed(*((f"k{n % 8}", n) for n in range(40, 60))))
             transaction.prepare()
             store.merge(STREAM, [0, 2])

@@ -9,7 +9,7 @@ import pytest
 from tests.store.storing import STREAM, chunks_of, drained, keyed, lose_an_answer
 
 from headgate.errors import StorageError
-from headgate.store import open_transaction
+from headgate.store import transactions
 from headgate.store.store import Store
 from headgate.store.streams import RemovedFileError
 
@@ -20,7 +20,7 @@ def removing_before(store: Store, verb: str, monkeypatch: pytest.MonkeyPatch) ->
     Returns how many files were removed each time; only the first call of the verb is stopped.
     """
     removed: list[int] = []
-    real: Callable[..., Any] = getattr(store._catalogue, verb)
+    real: Callable[..., Any] = getattr(store._core.catalogue, verb)
 
     def stopped(*args: Any, **kwargs: Any) -> Any:
         if not removed:
@@ -28,7 +28,7 @@ def removing_before(store: Store, verb: str, monkeypatch: pytest.MonkeyPatch) ->
                 removed.append(another.collect_orphans())
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(store._catalogue, verb, stopped)
+    monkeypatch.setattr(store._core.catalogue, verb, stopped)
     return removed
 
 
@@ -63,8 +63,8 @@ def test_a_transaction_of_which_a_file_was_removed_is_not_prepared(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # S89
     """An open transaction of one process has no record, however long it writes: it spilled what looks like orphans."""
-    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
-    transaction = store.begin(STREAM, owner="o", epoch=1, name="t")
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
+    transaction = store.transactions.begin(STREAM, owner="o", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     transaction.write(keyed(("a", 2)))  # waits for the first part
     assert store.collect_orphans() >= 1
@@ -79,7 +79,7 @@ def test_a_transaction_of_which_a_file_was_removed_is_not_prepared(
 
 
 def test_what_is_prepared_or_visible_is_never_removed(store: Store) -> None:  # S89
-    transaction = store.begin(STREAM, owner="o", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="o", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     transaction.prepare()
     shared = store.begin_shared(STREAM)
@@ -97,7 +97,7 @@ def test_what_is_recorded_while_orphans_are_looked_for_stays(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # S89
     """It is recorded when the known files were read already, and its file was listed before."""
-    append, chunk_paths = store._catalogue.append, store._catalogue.chunk_paths
+    append, chunk_paths = store._core.catalogue.append, store._core.catalogue.chunk_paths
     answers: list[dict[int, int]] = []
     removed: list[int] = []
 
@@ -107,11 +107,11 @@ def test_what_is_recorded_while_orphans_are_looked_for_stays(
             answers.append(append(*args))
             return found
 
-        monkeypatch.setattr(store._catalogue, "chunk_paths", known)
+        monkeypatch.setattr(store._core.catalogue, "chunk_paths", known)
         removed.append(store.collect_orphans())
         return answers[0]
 
-    monkeypatch.setattr(store._catalogue, "append", stopped)
+    monkeypatch.setattr(store._core.catalogue, "append", stopped)
     with store.writer(STREAM, linger=None) as writer:
         writer.append(keyed(("a", 1)))
     assert removed == [0]
@@ -130,7 +130,7 @@ def test_an_append_whose_file_was_removed_is_not_taken_for_one_that_was_truncate
         raise StorageError("write", "catalogue", "disk I/O error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._catalogue, "append", fails)
+        patch.setattr(store._core.catalogue, "append", fails)
         with pytest.raises(StorageError):
             writer.flush()
     store.truncate(store.tail(STREAM))
@@ -165,7 +165,7 @@ def test_a_file_that_cannot_be_removed_is_said_and_tried_again(
         raise StorageError("delete", path, "permission denied", is_transient=False)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._storage, "delete", fails)
+        patch.setattr(store._core.storage, "delete", fails)
         with pytest.raises(StorageError, match=r"cannot delete .*left\.chunk"):
             store.collect_orphans()
     assert [problem.is_harmless for problem in store.fsck()] == [True], "it is still said"

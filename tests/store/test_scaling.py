@@ -10,11 +10,11 @@ import pytest
 from tests.store.storing import KEYED, STREAM, database_of, drain, drained, in_a_child, keyed, lose_an_answer
 
 from headgate.errors import StorageError, UsageError
-from headgate.model.life import Life
+from headgate.model.pipeline_identity import Life
 from headgate.protocol.store.layouts import KEY_SPACE, Layout, Plan
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.records import Reading
 from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.catalogue.values import Reading
 from headgate.store.routing import hash_text
 from headgate.store.store import Store
 from headgate.store.streams import OtherLayoutError, StreamReset
@@ -46,7 +46,7 @@ def write(store: Store, first: int) -> None:
 
 
 def prepared(store: Store, name: str, first: int, epoch: int = 1) -> None:
-    transaction = store.begin(STREAM, owner="p", epoch=epoch, name=name)
+    transaction = store.transactions.begin(STREAM, owner="p", epoch=epoch, name=name)
     transaction.write(values(first))
     transaction.prepare()
 
@@ -107,7 +107,9 @@ def test_a_writer_goes_on_when_its_stream_is_scaled(store: Store, linger: str | 
     assert all(store.layout(STREAM).segments[segment].closed_epoch is None for segment in starts)
     in_order(store, *range(6))
     assert store.writer(STREAM, writer_id="w").next_sequence == 7
-    assert len(list(store._storage.list(""))) == store.describe(STREAM).chunks_count  # what was routed anew is gone
+    assert (
+        len(list(store._core.storage.list(""))) == store.describe(STREAM).chunks_count
+    )  # what was routed anew is gone
 
 
 def test_an_append_whose_answer_was_lost_before_a_scaling_is_not_repeated(
@@ -135,7 +137,7 @@ def test_an_append_that_failed_before_a_scaling_is_routed_anew(store: Store, mon
         raise StorageError("append", "catalogue", "busy", is_transient=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._catalogue, "append", fail)
+        patch.setattr(store._core.catalogue, "append", fail)
         with pytest.raises(StorageError):
             writer.flush()
     store.resize(STREAM, 5)
@@ -153,7 +155,7 @@ def test_a_writer_that_cannot_look_at_the_new_layout_tries_again(store: Store, m
         raise StorageError("read", "catalogue", "busy", is_transient=True)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._catalogue, "find_stream", fail)
+        patch.setattr(store._core.catalogue, "find_stream", fail)
         with pytest.raises(StorageError):
             writer.flush()
     writer.flush()
@@ -202,7 +204,7 @@ def test_a_transaction_that_was_prepared_before_a_split_comes_behind_what_was_wr
 
 
 def test_a_transaction_that_began_before_a_split_and_is_prepared_behind_it_is_committed(store: Store) -> None:  # S75
-    transaction = store.begin(STREAM, owner="p", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="p", epoch=1, name="t")
     transaction.write(values(0))
     store.split(STREAM, 1)
     transaction.write(values(1))
@@ -285,9 +287,9 @@ def test_scaling_again_whose_answer_was_lost_changes_nothing(
     with monkeypatch.context() as patch:
         lose_an_answer(store, patch)
         with pytest.raises(StorageError):
-            store._catalogue.scale_stream(STREAM, plan, 0)
+            store._core.catalogue.scale_stream(STREAM, plan, 0)
     layout = store.layout(STREAM)
-    assert store._catalogue.scale_stream(STREAM, plan, 0) == layout
+    assert store._core.catalogue.scale_stream(STREAM, plan, 0) == layout
     assert layout.epoch == 1
 
 
@@ -295,21 +297,21 @@ def test_of_two_that_scale_at_once_one_is_told(store: Store) -> None:  # S72
     plan = Plan(0, (0,), ((0, 5), (5, -(-KEY_SPACE // 3))))
     store.split(STREAM, 1)
     with pytest.raises(OtherLayoutError, match="scaled by another process meanwhile"):
-        store._catalogue.scale_stream(STREAM, plan, 0)
+        store._core.catalogue.scale_stream(STREAM, plan, 0)
 
 
 def test_who_scales_what_was_scaled_in_between_plans_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """S72."""
-    real = store._catalogue.layout
+    real = store._core.catalogue.layout
 
     def layout(name: str) -> Layout:
         found = real(name)
         if found.epoch == 0:
             plan = Plan(0, (1, 2), (found.segments[1].keys, found.segments[2].keys))
-            store._catalogue.scale_stream(STREAM, plan, 0)
+            store._core.catalogue.scale_stream(STREAM, plan, 0)
         return found
 
-    monkeypatch.setattr(store._catalogue, "layout", layout)
+    monkeypatch.setattr(store._core.catalogue, "layout", layout)
     assert [segment.segment_id for segment in store.split(STREAM, 0).present] == [5, 6, 3, 4]
     assert store.fsck() == []
 
@@ -386,7 +388,7 @@ def test_a_stream_of_many_layouts_is_quick_to_append_to(store: Store) -> None:  
     for _ in range(30):
         store.split(STREAM, store.layout(STREAM).present[0].segment_id)
         store.merge(STREAM, [x.segment_id for x in store.layout(STREAM).present[:2]])
-    assert isinstance(store._catalogue, SqlCatalogue)
+    assert isinstance(store._core.catalogue, SqlCatalogue)
     with database_of(store).read() as connection:
         query = "SELECT segment_id FROM segments WHERE stream_id = 1 AND closed_epoch IS NULL"
         plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {query}").all()
@@ -398,17 +400,17 @@ def test_a_stream_of_many_layouts_is_quick_to_append_to(store: Store) -> None:  
 def test_what_was_passed_belongs_to_one_generation(store: Store) -> None:  # SC40
     stream = store.describe(STREAM)
     first, second = Reading("p/s", "life", 1), Reading("p/s", "life", 2)
-    store.pass_segments(stream, first, [0, 1])
-    store.pass_segments(stream, first, [1, 2])
-    assert (store.passed(stream, first), store.passed(stream, second)) == ({0, 1, 2}, set())
-    assert store.passed(stream, Reading("p/s", "another", 1)) == set()
-    store.pass_segments(stream, second, [0])
-    assert (store.passed(stream, first), store.passed(stream, second)) == (set(), {0})
-    store.pass_segments(stream, first, [1])  # a zombie is heard by nobody
-    assert store.passed(stream, second) == {0}
+    store.pipelines.pass_segments(stream, first, [0, 1])
+    store.pipelines.pass_segments(stream, first, [1, 2])
+    assert (store.pipelines.passed(stream, first), store.pipelines.passed(stream, second)) == ({0, 1, 2}, set())
+    assert store.pipelines.passed(stream, Reading("p/s", "another", 1)) == set()
+    store.pipelines.pass_segments(stream, second, [0])
+    assert (store.pipelines.passed(stream, first), store.pipelines.passed(stream, second)) == (set(), {0})
+    store.pipelines.pass_segments(stream, first, [1])  # a zombie is heard by nobody
+    assert store.pipelines.passed(stream, second) == {0}
     store.delete(STREAM, force=True)
     store.create_stream(STREAM, KEYED)
-    assert store.passed(store.describe(STREAM), second) == set()
+    assert store.pipelines.passed(store.describe(STREAM), second) == set()
 
 
 def test_a_damaged_step_between_layouts_is_found(store: Store) -> None:  # S40, CT6
@@ -420,15 +422,15 @@ def test_a_damaged_step_between_layouts_is_found(store: Store) -> None:  # S40, 
 
 def test_a_stream_that_was_scaled_by_hand_stays_so_when_its_pipeline_starts_over(store: Store) -> None:  # SO5
     """What is not as the sink would make it is emptied, and has as many segments as before."""
-    store.own("p/sink", Life("a", "/a", "h", 1))
-    transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    store.pipelines.own("p/sink", Life("a", "/a", "h", 1))
+    transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
     transaction.write(values(0))
     transaction.prepare()
     store.split(STREAM, 0)
     store.commit_transactions([(STREAM, "t")], owner="p/sink", epoch=1)
     streams = {STREAM: (3, "key", None)}
-    reset = StreamReset(streams, "p/sink", 5, Life("b", "/b", "h", 1), "p/", lambda owner: True)
-    assert store.start_over(reset) is None
+    reset = StreamReset(streams, "p/sink", 5, Life("b", "/b", "h", 1), "p/")
+    assert store.pipelines.start_over(reset, lambda owner: True) is None
     info = store.describe(STREAM)
     assert (info.segments_count, info.layout_epoch, info.events_count) == (4, 0, 0)
     assert store.fsck() == []

@@ -18,7 +18,8 @@ from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.memory import memory_catalogue
+from headgate.store.catalogue.sql import memory_catalogue
+from headgate.store.schemas import encode_schema
 from headgate.store.store import Store
 from headgate.store.streams import OtherSchemaError
 
@@ -202,7 +203,7 @@ def test_events_that_the_stream_never_had_columns_for_are_refused(store: Store) 
     ):
         writer.append(events(WIDER, (1, 0.5)))  # no note, and wider numbers: no former schema
     with pytest.raises(UsageError, match="do not fit stream"):
-        store.begin(STREAM, owner="p", epoch=1, name="t").write(events(WIDER, (1, 0.5)))
+        store.transactions.begin(STREAM, owner="p", epoch=1, name="t").write(events(WIDER, (1, 0.5)))
 
 
 def test_a_flush_that_failed_before_an_update_is_written_as_it_was(tmp_path: Path) -> None:  # S78
@@ -263,17 +264,17 @@ def test_equal_keys_stay_in_one_segment_when_they_become_wider(store: Store) -> 
 
 
 def test_a_transaction_of_before_is_prepared_and_committed_behind_an_update(store: Store) -> None:  # S78
-    prepared = store.begin(STREAM, owner="p", epoch=1, name="prepared")
+    prepared = store.transactions.begin(STREAM, owner="p", epoch=1, name="prepared")
     prepared.write(events(FIRST, (1, 0.5)))
     prepared.prepare()
-    opened = store.begin(STREAM, owner="p", epoch=1, name="opened")
+    opened = store.transactions.begin(STREAM, owner="p", epoch=1, name="opened")
     opened.write(events(FIRST, (2, 0.5)))
     store.update_stream(STREAM, schema=LAST)
     with pytest.raises(UsageError, match="'opened' began before stream 'app/events' got the columns of these events"):
         opened.write(events(LAST, (9, 9.0, "x")))
     opened.write(events(FIRST, (3, 0.5)))
     opened.prepare()
-    later = store.begin(STREAM, owner="p", epoch=1, name="later")
+    later = store.transactions.begin(STREAM, owner="p", epoch=1, name="later")
     later.write(events(FIRST, (4, 0.5)))  # by a program of before
     later.write(events(LAST, (5, 0.5, "e")))
     later.prepare()
@@ -371,7 +372,7 @@ def test_a_chunk_of_a_schema_that_is_not_there_is_found(store: Store) -> None:  
 def test_a_schema_that_cannot_have_become_the_next_one_is_found(store: Store) -> None:  # S40, S76
     store.update_stream(STREAM, schema=LAST)
     with database_of(store).write() as connection:
-        other = schema(other=pa.int8()).serialize().to_pybytes()
+        other = encode_schema(schema(other=pa.int8()))
         connection.execute(t.former_schemas.update().values(schema=other))
     assert [problem.what for problem in store.fsck()] == [
         "its schema 0 cannot have become the next one: column 'other' (int8) would be removed; columns can be added at "
@@ -428,7 +429,7 @@ class SchemaMachine(RuleBasedStateMachine):
         batch, rows = self._rows(version % len(self.schemas), numbers)
         self.transactions_count += 1
         name = f"t{self.transactions_count}"
-        transaction = self.store.begin(STREAM, owner="p", epoch=1, name=name)
+        transaction = self.store.transactions.begin(STREAM, owner="p", epoch=1, name=name)
         transaction.write(batch)
         transaction.prepare()
         self.prepared.append((name, rows))

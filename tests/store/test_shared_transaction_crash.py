@@ -102,7 +102,7 @@ def test_what_killed_writers_leave_is_aborted_by_the_next_one(store: Store) -> N
     with pytest.raises(FencedError, match="longer than its lease of 2,000 ms"):
         transaction.commit()
     assert drained(store) == []
-    assert store._storage.list("") == []
+    assert store._core.storage.list("") == []
     assert [p for p in store.fsck() if not p.is_harmless] == []
 
 

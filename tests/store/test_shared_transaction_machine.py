@@ -25,11 +25,10 @@ from tests.store.test_shared_transactions import Clock
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.memory import memory_catalogue
-from headgate.store.cut_store import LOOK_INTERVAL_MS
-from headgate.store.shared_transaction import SharedTransaction
+from headgate.store.catalogue.sql import memory_catalogue
+from headgate.store.maintenance import MAINTENANCE_INTERVAL_MS
+from headgate.store.shared_transactions import SharedTransaction, TransactionWriter
 from headgate.store.store import Store
-from headgate.store.transaction_writer import TransactionWriter
 
 LEASES_MS = (200, 1_000, 60_000)
 Row = tuple[str, int]
@@ -128,7 +127,7 @@ class SharedTransactionMachine(RuleBasedStateMachine):
     @rule(target=writers, model=begun, name=st.sampled_from("ab"), fault=faults)
     def join(self, model: Model, name: str, fault: str) -> object:
         """A participant comes, or comes again, in another process; an answer that was lost costs it another try."""
-        other = Store("memory", self.store._catalogue, self.store._storage, clock=self.clock)
+        other = Store("memory", self.store._core.catalogue, self.store._core.storage, clock=self.clock)
         if model.status != "forgotten":  # whoever asks for what is not there is told so, and looks at nothing else
             self._look()
         writer = None
@@ -230,7 +229,7 @@ class SharedTransactionMachine(RuleBasedStateMachine):
 
     @rule(model=begun)
     def forget(self, model: Model) -> None:
-        self.store.forget_outcomes([model.transaction.id], owner="writers", epoch=0)
+        self.store.transactions.forget_outcomes([model.transaction.id], owner="writers", epoch=0)
         if model.status in ("committed", "aborted"):
             model.status = "forgotten"
 
@@ -256,7 +255,7 @@ class SharedTransactionMachine(RuleBasedStateMachine):
     def _look_once_a_minute(self) -> None:
         """Whoever makes events visible looks at leases, too (S71)."""
         if self.clock.monotonic_ms() >= self.look_due_ms:
-            self.look_due_ms = self.clock.monotonic_ms() + LOOK_INTERVAL_MS
+            self.look_due_ms = self.clock.monotonic_ms() + MAINTENANCE_INTERVAL_MS
             self._look()
 
     def _flush(self, writing: Writing, fault: str) -> str:

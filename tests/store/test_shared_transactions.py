@@ -24,11 +24,11 @@ from headgate.errors import FencedError, StorageError, UsageError
 from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
-from headgate.store import transaction_writer
-from headgate.store.catalogue import outcomes, tables
-from headgate.store.retention import Retention
+from headgate.store import shared_transactions
+from headgate.store.catalogue import tables, transaction_rows
+from headgate.store.policies import Retention
 from headgate.store.schemas import TEXT_SCHEMA
-from headgate.store.shared_transaction import SharedTransaction
+from headgate.store.shared_transactions import SharedTransaction
 from headgate.store.store import Store
 
 LEASE_MS = 1_000
@@ -64,7 +64,7 @@ def store(tmp_path: Path, clock: Clock) -> Iterator[Store]:
 
 
 def another(store: Store, clock: Clock) -> Store:
-    return Store(store.root, store._catalogue, store._storage, clock=clock)
+    return Store(store.root, store._core.catalogue, store._core.storage, clock=clock)
 
 
 def begin(store: Store, stream: str = STREAM) -> SharedTransaction:
@@ -85,7 +85,7 @@ def leave_silent(store: Store, clock: Clock, stream: str = STREAM) -> list[str]:
 
 
 def files(store: Store) -> list[str]:
-    return store._storage.list("")
+    return store._core.storage.list("")
 
 
 def problems(store: Store) -> list[str]:
@@ -339,7 +339,7 @@ def test_without_a_routing_key_all_goes_to_one_segment(store: Store) -> None:  #
 
 
 def test_large_writes_are_flushed_as_they_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX3
-    monkeypatch.setattr(transaction_writer, "FLUSH_BYTES", 500)
+    monkeypatch.setattr(shared_transactions, "FLUSH_BYTES", 500)
     transaction = begin(store)
     with transaction.writer("a") as writer:
         for number in range(40):
@@ -358,7 +358,7 @@ def test_files_of_those_who_died_go_with_the_end(store: Store) -> None:  # TX6
         died.write(keyed(("x", 2)))
         flush = died._begin_flush()
         assert flush.encoded is not None
-        store._storage.put(flush.path, flush.encoded.chunk.buffers)
+        store._core.storage.put(flush.path, flush.encoded.chunk.buffers)
         assert len(problems(store)) == 1
         end(transaction)
         assert problems(store) == []
@@ -396,7 +396,7 @@ def test_whoever_uses_the_store_next_aborts_what_nobody_writes(store: Store, clo
 
 def test_a_look_costs_nothing_while_no_lease_is_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX8
     begin(store)
-    monkeypatch.setattr(store._catalogue, "expire_shared", None)
+    monkeypatch.setattr(store._core.catalogue, "expire_shared", None)
     assert store.expire_transactions(STREAM) == []
 
 
@@ -409,7 +409,7 @@ def test_a_look_that_fails_fails_nobody_who_begins(
     def fail(*_: object) -> None:
         raise StorageError("write", "catalogue", "no space left")
 
-    monkeypatch.setattr(type(store._catalogue), "expire_shared", fail)
+    monkeypatch.setattr(type(store._core.catalogue), "expire_shared", fail)
     with caplog.at_level(logging.WARNING, "headgate"):
         begin(store)
     assert "leases of stream 'app/events' could not be looked at" in caplog.text
@@ -480,8 +480,8 @@ def test_what_is_prepared_never_expires(store: Store, clock: Clock) -> None:  # 
 
 
 def test_of_a_forgotten_outcome_nobody_says_committed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX11
-    monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 0)
-    monkeypatch.setattr("headgate.store.catalogue.sql.DECISIONS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 0)
+    monkeypatch.setattr("headgate.store.catalogue.transaction_rows.OUTCOME_CLEANUP_INTERVAL", 1)
     for end in (SharedTransaction.commit, SharedTransaction.abort):
         transaction = begin(store)
         writer = transaction.writer("a")
@@ -499,8 +499,8 @@ def test_of_a_forgotten_outcome_nobody_says_committed(store: Store, monkeypatch:
 def test_outcomes_of_what_expired_are_forgotten_in_time_too(
     store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # TX11
-    monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 2)
-    monkeypatch.setattr("headgate.store.catalogue.sql.DECISIONS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 2)
+    monkeypatch.setattr("headgate.store.catalogue.transaction_rows.OUTCOME_CLEANUP_INTERVAL", 1)
     for _ in range(5):
         begin(store)
         assert len(leave_silent(store, clock)) == 1
@@ -512,7 +512,7 @@ def test_finding_a_transaction_in_a_store_that_may_not_be_written_to_changes_not
 ) -> None:  # TX14, CT8
     left = begin(store)
     clock.now_ms += 10 * LEASE_MS
-    monkeypatch.setattr(type(store._catalogue), "is_untouched", True)
+    monkeypatch.setattr(type(store._core.catalogue), "is_untouched", True)
     for _ in range(2):
         clock.now_ms += LEASE_MS
         assert store.transaction(STREAM, left.id).status().status is Status.OPEN
@@ -526,10 +526,10 @@ def rows_of(store: Store, table: object) -> list[object]:
 
 def test_an_open_transaction_is_not_forgotten(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX11
     transaction = begin(store)
-    monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 0)
-    monkeypatch.setattr("headgate.store.catalogue.sql.DECISIONS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 0)
+    monkeypatch.setattr("headgate.store.catalogue.transaction_rows.OUTCOME_CLEANUP_INTERVAL", 1)
     begin(store).abort()
-    store.forget_outcomes([transaction.id], owner="writers", epoch=0)
+    store.transactions.forget_outcomes([transaction.id], owner="writers", epoch=0)
     write(transaction, "a", ("x", 1))
     transaction.commit()
     assert drained(store) == [("x", 1)]
@@ -618,7 +618,7 @@ def test_a_newer_epoch_of_the_owner_fences_all_participants(store: Store) -> Non
     transaction = store.begin_shared(STREAM, owner="nightly", epoch=1)
     writer = transaction.writer("a")
     writer.write(keyed(("x", 1)))
-    store.fence("nightly", 2)
+    store.transactions.fence("nightly", 2)
     for verb in (writer.flush, transaction.ping, transaction.prepare, transaction.commit, transaction.abort):
         with pytest.raises(FencedError, match=r"'nightly' .*: generation 1 was replaced by generation 2"):
             verb()
@@ -632,7 +632,7 @@ def test_recovering_aborts_what_older_epochs_have_open(store: Store) -> None:  #
     write(opened, "a", ("x", 1))
     write(kept, "a", ("x", 2))
     kept.prepare()
-    assert store.recover(STREAM, owner="nightly", epoch=2, keep=[kept.id]) == [opened.id]
+    assert store.transactions.recover(STREAM, owner="nightly", epoch=2, keep=[kept.id]) == [opened.id]
     assert opened.status().status is Status.ABORTED
     store.commit_transactions([(STREAM, kept.id)], owner="nightly", epoch=2)
     assert drained(store) == [("x", 2)]
@@ -653,7 +653,7 @@ def test_an_open_one_is_not_committed_with_others(store: Store) -> None:
     transaction = begin(store)
     with pytest.raises(Exception, match="it was not prepared, and others may be writing to it"):
         store.commit_transactions([(STREAM, transaction.id)], owner="writers", epoch=0)
-    store.abort_transaction(STREAM, transaction.id, owner="writers", epoch=0)
+    store.transactions.abort(STREAM, transaction.id, owner="writers", epoch=0)
     assert transaction.status().status is Status.ABORTED
     assert problems(store) == []
 

@@ -36,7 +36,7 @@ root, epoch, is_asked = sys.argv[1], int(sys.argv[2]), "asked" in sys.argv
 store = Store.open(root)
 schema = store.describe("app/events").schema
 for n in range(100_000):
-    transaction = store.begin("app/events", owner="p/sink", epoch=epoch, name=f"e{epoch}-{n}")
+    transaction = store.transactions.begin("app/events", owner="p/sink", epoch=epoch, name=f"e{epoch}-{n}")
     transaction.write(pa.record_batch([[f"k{i}" for i in range(6)], [n] * 6], schema=schema))
     transaction.prepare()
     print("prepared", n, flush=True)
@@ -101,7 +101,7 @@ def test_a_killed_sink_leaves_whole_transactions_and_its_successor_decides_the_r
     lines = lines_of(victim, 7)
     lines += kill(victim)
     committed = {line.split()[1] for line in lines if line.startswith("committed")}
-    store.recover(STREAM, owner="p/sink", epoch=2)
+    store.transactions.recover(STREAM, owner="p/sink", epoch=2)
     rounds = [v for _, v in drained(store)]
     assert {str(v) for v in rounds} >= committed
     assert all(rounds.count(v) == 6 for v in set(rounds))  # S14: never a part of one
@@ -118,7 +118,7 @@ def test_a_zombie_changes_nothing_after_its_successor_recovered(store: Store) ->
     assert lines_of(zombie, 3) == ["prepared 0", "committed 0", "prepared 1"]
     zombie.send_signal(signal.SIGSTOP)
     try:
-        store.recover(STREAM, owner="p/sink", epoch=2)
+        store.transactions.recover(STREAM, owner="p/sink", epoch=2)
         before = drained(store)
     finally:
         zombie.send_signal(signal.SIGCONT)
@@ -126,7 +126,7 @@ def test_a_zombie_changes_nothing_after_its_successor_recovered(store: Store) ->
     assert zombie.returncode != 0
     assert drained(store) == before
     with pytest.raises(FencedError):
-        store.begin(STREAM, owner="p/sink", epoch=1)
+        store.transactions.begin(STREAM, owner="p/sink", epoch=1)
 
 
 @pytest.mark.crash

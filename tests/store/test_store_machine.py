@@ -24,8 +24,8 @@ from tests.store.storing import KEYED, STREAM, drain, keyed
 from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
-from headgate.store.open_transaction import Transaction
 from headgate.store.store import Store
+from headgate.store.transactions import Transaction
 
 keys = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5)
 OWNER = "p/sink"
@@ -84,7 +84,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(target=opened, batches=st.lists(keys, max_size=3))
     def begin(self, batches: list[list[str]]) -> tuple[Transaction, int]:
         name = f"t{self.number}-{len(self.contents)}"
-        transaction = self.store.begin(STREAM, owner=OWNER, epoch=self.epoch, name=name)
+        transaction = self.store.transactions.begin(STREAM, owner=OWNER, epoch=self.epoch, name=name)
         rows = []
         for names in batches:
             rows += self._rows(names)
@@ -123,7 +123,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(name=prepared)
     def abort(self, name: str) -> None:
         try:
-            self.store.abort_transaction(STREAM, name, owner=OWNER, epoch=self.epoch)
+            self.store.transactions.abort(STREAM, name, owner=OWNER, epoch=self.epoch)
         except CorruptionError:
             assert self.outcome[name] == "committed"
             return
@@ -138,7 +138,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.writer = self.store.writer(STREAM, linger=None)
         self.waiting = []
         self.epoch += 1
-        aborted = self.store.recover(STREAM, owner=OWNER, epoch=self.epoch, keep=keep)
+        aborted = self.store.transactions.recover(STREAM, owner=OWNER, epoch=self.epoch, keep=keep)
         undecided = {n for n, outcome in self.outcome.items() if outcome == "prepared"}
         assert set(aborted) == undecided - set(keep)
         self.outcome |= dict.fromkeys(aborted, "aborted")

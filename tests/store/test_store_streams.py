@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
 from headgate.errors import CorruptionError, UsageError
-from headgate.store.catalogue import streams as sql_streams
+from headgate.store.catalogue import stream_rows as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store, store_root
@@ -79,7 +79,7 @@ def test_many_streams_are_listed_as_each_is_described(store: Store, monkeypatch:
     store.split("other/1", 0)
     store.seal("other/2")
     store.begin_shared("other/3")
-    prepared = store.begin("other/0", owner="o", epoch=1, name="n")
+    prepared = store.transactions.begin("other/0", owner="o", epoch=1, name="n")
     prepared.write(keyed(("k", 1)))
     prepared.prepare()
     listed = store.list_streams()
@@ -101,7 +101,7 @@ def test_a_sealed_stream_takes_no_more_events_and_readers_reach_its_end(store: S
     writer.append(keyed(("a", 1)))
     writer.flush()
     readers = [store.reader(STREAM, segment) for segment in range(3)]
-    transaction = store.begin(STREAM, owner="p", epoch=1, name="late")
+    transaction = store.transactions.begin(STREAM, owner="p", epoch=1, name="late")
     store.seal(STREAM)
     store.seal(STREAM)
     found = []
@@ -123,7 +123,7 @@ def test_a_sealed_stream_takes_no_more_events_and_readers_reach_its_end(store: S
 
 
 def test_a_prepared_transaction_keeps_its_stream_from_being_sealed(store: Store) -> None:
-    transaction = store.begin(STREAM, owner="p", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="p", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     transaction.prepare()
     with pytest.raises(UsageError, match="prepared transaction"):

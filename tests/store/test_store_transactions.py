@@ -9,24 +9,24 @@ import pyarrow as pa
 import pytest
 from tests.store.storing import KEYED, STREAM, chunks_of, database_of, drain, drained, in_a_child, keyed, lose_an_answer
 
+from headgate.environment import SystemThreads
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
-from headgate.model.life import Life, OtherSink, Owner
+from headgate.model.pipeline_identity import Life, OtherSink, Owner
 from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
-from headgate.store import open_transaction
-from headgate.store.catalogue import outcomes, sql, tables
-from headgate.store.catalogue.memory import memory_catalogue
-from headgate.store.open_transaction import Transaction
+from headgate.store import transactions
+from headgate.store.catalogue import tables, transaction_rows
+from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
-from headgate.threads import SystemThreads
+from headgate.store.transactions import Transaction
 
 
 def prepared(store: Store, name: str, *pairs: tuple[str, int], epoch: int = 1, owner: str = "p/sink") -> Transaction:
-    transaction = store.begin(STREAM, owner=owner, epoch=epoch, name=name)
+    transaction = store.transactions.begin(STREAM, owner=owner, epoch=epoch, name=name)
     if pairs:
         transaction.write(keyed(*pairs))
     transaction.prepare()
@@ -42,7 +42,7 @@ def statuses(store: Store) -> dict[str, str]:
 
 
 def test_events_are_invisible_until_commit(store: Store) -> None:
-    transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
     transaction.write(keyed(("a", 1), ("b", 2)))
     assert statuses(store) == {}  # an open transaction leaves no trace
     transaction.prepare()
@@ -100,10 +100,10 @@ def test_verbs_are_idempotent_and_their_opposite_fails_loudly(store: Store) -> N
     prepared(store, "no", ("b", 2))
     commit(store, "yes")
     commit(store, "yes")
-    store.abort_transaction(STREAM, "no", owner="p/sink", epoch=1)
-    store.abort_transaction(STREAM, "no", owner="p/sink", epoch=1)
+    store.transactions.abort(STREAM, "no", owner="p/sink", epoch=1)
+    store.transactions.abort(STREAM, "no", owner="p/sink", epoch=1)
     with pytest.raises(CorruptionError, match="committed: it was committed and readers may have seen it"):
-        store.abort_transaction(STREAM, "yes", owner="p/sink", epoch=1)
+        store.transactions.abort(STREAM, "yes", owner="p/sink", epoch=1)
     with pytest.raises(CorruptionError, match="aborted: it was aborted, so its events are gone"):
         commit(store, "no")
     assert drained(store) == [("a", 1)]
@@ -111,13 +111,13 @@ def test_verbs_are_idempotent_and_their_opposite_fails_loudly(store: Store) -> N
 
 
 def test_an_aborted_name_cannot_be_prepared_later(store: Store) -> None:
-    late = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    late = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
     late.write(keyed(("a", 1)))
-    store.abort_transaction(STREAM, "t", owner="p/sink", epoch=1)
+    store.transactions.abort(STREAM, "t", owner="p/sink", epoch=1)
     with pytest.raises(CorruptionError, match="aborted: it cannot be prepared"):
         late.prepare()
     with pytest.raises(UsageError, match="aborted already"):
-        store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+        store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
 
 
 def test_another_owner_cannot_commit(store: Store) -> None:
@@ -137,20 +137,20 @@ def test_an_empty_transaction_commits_and_is_remembered(store: Store) -> None:
 
 def test_a_fenced_epoch_can_do_nothing_any_more(store: Store) -> None:
     prepared(store, "old", ("a", 1), epoch=1)
-    open_one = store.begin(STREAM, owner="p/sink", epoch=1, name="open")
+    open_one = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="open")
     open_one.write(keyed(("b", 2)))
-    store.fence("p/sink", 2)
-    store.fence("p/sink", 2)
+    store.transactions.fence("p/sink", 2)
+    store.transactions.fence("p/sink", 2)
     with pytest.raises(FencedError, match="generation 1 was replaced by generation 2"):
         open_one.prepare()
     with pytest.raises(FencedError):
-        store.begin(STREAM, owner="p/sink", epoch=1, name="new")
+        store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="new")
     with pytest.raises(FencedError):
         commit(store, "old", epoch=1)
     with pytest.raises(FencedError):
-        store.abort_transaction(STREAM, "old", owner="p/sink", epoch=1)
+        store.transactions.abort(STREAM, "old", owner="p/sink", epoch=1)
     with pytest.raises(FencedError):
-        store.fence("p/sink", 1)
+        store.transactions.fence("p/sink", 1)
     assert drained(store) == []
     prepared(store, "other", ("c", 3), owner="q/sink", epoch=1)  # fences are per owner
     commit(store, "old", epoch=2)
@@ -168,43 +168,43 @@ def test_recover_keeps_what_it_is_told_aborts_the_rest_and_sweeps_leftovers(stor
     prepared(store, "keep", ("a", 1))
     prepared(store, "drop", ("b", 2))
     prepared(store, "foreign", ("c", 3), owner="q/sink")
-    crashed = store.begin(STREAM, owner="p/sink", epoch=1, name="crashed")
+    crashed = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="crashed")
     crashed.write(keyed(("d", 4)))
     crashed._write_chunk(crashed._buffer)  # spilled, then its process died
     assert [p.is_harmless for p in store.fsck()] == [True]
-    assert store.recover(STREAM, owner="p/sink", epoch=2, keep={"keep"}) == ["drop"]
+    assert store.transactions.recover(STREAM, owner="p/sink", epoch=2, keep={"keep"}) == ["drop"]
     assert statuses(store) == {"keep": "prepared", "drop": "aborted", "foreign": "prepared"}
     assert store.fsck() == []  # no file of the crashed one is left
     commit(store, "keep", epoch=2)
     assert drained(store) == [("a", 1)]
     with pytest.raises(FencedError):
-        store.recover(STREAM, owner="p/sink", epoch=1)
+        store.transactions.recover(STREAM, owner="p/sink", epoch=1)
 
 
 def test_files_that_are_not_ours_are_passed_over_and_kept(store: Store) -> None:
-    crashed = store.begin(STREAM, owner="p/sink", epoch=1, name="crashed")
+    crashed = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="crashed")
     crashed.write(keyed(("d", 4)))
     crashed._write_chunk(crashed._buffer)
-    directory = open_transaction.owner_directory(crashed.stream.stream_id, "p/sink")
-    store._storage.put(f"{directory}/README", [b"?"])
-    store._storage.put(f"{directory}/old/1", [b"?"])
-    assert store.recover(STREAM, owner="p/sink", epoch=2) == []
-    assert store._storage.list(directory) == [f"{directory}/README", f"{directory}/old/1"]
+    directory = transactions.owner_directory(crashed.stream.stream_id, "p/sink")
+    store._core.storage.put(f"{directory}/README", [b"?"])
+    store._core.storage.put(f"{directory}/old/1", [b"?"])
+    assert store.transactions.recover(STREAM, owner="p/sink", epoch=2) == []
+    assert store._core.storage.list(directory) == [f"{directory}/README", f"{directory}/old/1"]
 
 
 def test_sweeping_spares_open_transactions_of_the_living_epoch(store: Store) -> None:
-    alive = store.begin(STREAM, owner="p/sink", epoch=2, name="alive")
+    alive = store.transactions.begin(STREAM, owner="p/sink", epoch=2, name="alive")
     alive.write(keyed(("a", 1)))
     alive._write_chunk(alive._buffer)
     alive._buffer = []
-    store.recover(STREAM, owner="p/sink", epoch=2)
+    store.transactions.recover(STREAM, owner="p/sink", epoch=2)
     alive.prepare()
     commit(store, "alive", epoch=2)
     assert drained(store) == [("a", 1)]
 
 
 def test_an_open_transaction_that_is_aborted_leaves_no_file(store: Store) -> None:
-    transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     transaction._write_chunk(transaction._buffer)
     transaction.abort()
@@ -215,8 +215,8 @@ def test_an_open_transaction_that_is_aborted_leaves_no_file(store: Store) -> Non
 def test_a_large_transaction_is_spilled_and_still_commits_in_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 4_000)
-    transaction = store.begin(STREAM, owner="p/sink", epoch=1)
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 4_000)
+    transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1)
     for n in range(50):
         transaction.write(keyed(*((f"k{k}", n) for k in range(20))))
     assert store.describe(STREAM).chunks_count == 0
@@ -232,10 +232,10 @@ def test_a_large_transaction_is_spilled_and_still_commits_in_order(
 def test_without_routing_key_a_transaction_stays_together_in_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 100)
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 100)
     store.create_stream("lines", TEXT_SCHEMA, segments=3)
     for name in ("t1", ""):
-        transaction = store.begin("lines", owner="p", epoch=1, name=name)
+        transaction = store.transactions.begin("lines", owner="p", epoch=1, name=name)
         for n in range(20):
             transaction.write(pa.record_batch([[f"{name}{n:02}"]], schema=TEXT_SCHEMA))
         transaction.seal(name or "t2")
@@ -262,10 +262,10 @@ def test_prepare_can_be_repeated_after_a_full_disk(
     storage = FaultyStorage(MemoryStorage())
     with Store.open(tmp_path, storage=storage) as store:
         store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
-        transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+        transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
         storage.inject(Fault(FaultKind.NO_SPACE, "put", times=2))
         if is_spilled:
-            monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
+            monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
         transaction.write(keyed(("a", 1)))
         monkeypatch.undo()
         if is_spilled:
@@ -296,11 +296,11 @@ class NoThreads(SystemThreads):
 
 
 def test_what_no_thread_can_write_is_written_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:  # S70
-    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
     threads = NoThreads()
     store = Store("memory", memory_catalogue("memory"), MemoryStorage(), threads=threads)
     store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
-    transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
     for n in range(4):
         threads.is_short = n < 2
         transaction.write(keyed(("a", n)))
@@ -311,8 +311,8 @@ def test_what_no_thread_can_write_is_written_by_the_caller(monkeypatch: pytest.M
 
 @pytest.fixture
 def three_retained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 3)
-    monkeypatch.setattr(sql, "DECISIONS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(transaction_rows, "OUTCOMES_RETAINED", 3)
+    monkeypatch.setattr(transaction_rows, "OUTCOME_CLEANUP_INTERVAL", 1)
 
 
 @pytest.mark.usefixtures("three_retained")
@@ -344,7 +344,7 @@ def test_what_was_decided_last_is_remembered_however_long_it_was_prepared(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = iter(range(1_000))
-    monkeypatch.setattr(store._transactions, "_now_ms", lambda: next(now))
+    monkeypatch.setattr(store._core.clock, "wall_ms", lambda: next(now))
     prepared(store, "waits", ("w", 0))
     for n in range(6):
         prepared(store, f"t{n}", ("a", n))
@@ -356,30 +356,30 @@ def test_what_was_decided_last_is_remembered_however_long_it_was_prepared(
 @pytest.mark.usefixtures("three_retained")
 def test_aborted_names_are_bounded_as_well(store: Store) -> None:
     for n in range(9):
-        store.abort_transaction(STREAM, f"t{n}", owner="p/sink", epoch=1)
+        store.transactions.abort(STREAM, f"t{n}", owner="p/sink", epoch=1)
     assert len(store.list_transactions()) == 3
 
 
 @pytest.mark.usefixtures("three_retained")
 def test_outcomes_of_a_pipeline_stay_until_it_says_that_it_will_not_ask(store: Store) -> None:
-    store.own("p/sink", LIFE)
+    store.pipelines.own("p/sink", LIFE)
     for n in range(6):
         prepared(store, f"t{n}", ("a", n))
         commit(store, f"t{n}")
     prepared(store, "waits", ("w", 0))
     commit(store, "t0")
-    store.forget_outcomes(["t0", "t1", "waits", "unknown"], owner="p/sink", epoch=1)
+    store.transactions.forget_outcomes(["t0", "t1", "waits", "unknown"], owner="p/sink", epoch=1)
     assert sorted(statuses(store)) == ["t2", "t3", "t4", "t5", "waits"]
-    store.forget_outcomes(["t2"], owner="other", epoch=1)
+    store.transactions.forget_outcomes(["t2"], owner="other", epoch=1)
     assert "t2" in statuses(store)
-    store.fence("p/sink", 2)
+    store.transactions.fence("p/sink", 2)
     with pytest.raises(FencedError):
-        store.forget_outcomes(["t2"], owner="p/sink", epoch=1)
+        store.transactions.forget_outcomes(["t2"], owner="p/sink", epoch=1)
     assert store.fsck() == []
 
 
 def test_a_transaction_that_was_aborted_cannot_be_prepared_as_an_empty_one(store: Store) -> None:
-    transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     transaction.abort()
     with pytest.raises(UsageError, match="was aborted"):
@@ -390,7 +390,7 @@ def test_a_transaction_that_was_aborted_cannot_be_prepared_as_an_empty_one(store
 def test_giving_up_after_a_lost_answer_of_prepare_does_not_take_files_from_the_store(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     with monkeypatch.context() as patch:
         lose_an_answer(store, patch)
@@ -411,11 +411,11 @@ def test_giving_up_after_a_lost_answer_of_prepare_does_not_take_files_from_the_s
 def test_a_write_that_raised_took_nothing_so_that_it_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
     storage = FaultyStorage(MemoryStorage())
     with Store.open(tmp_path, storage=storage) as store:
         store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
-        transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+        transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
         storage.inject(Fault(FaultKind.NO_SPACE, "put", times=2))
         transaction.write(keyed(("a", 1)))  # is written beside, in vain
         with pytest.raises(StorageError):
@@ -439,7 +439,7 @@ def test_other_content_under_a_name_that_was_decided_is_denied(store: Store) -> 
     """As another life of a pipeline would come with it: never a reason to try again."""
     prepared(store, "t", ("a", 1))
     commit(store, "t")
-    other = store.begin(STREAM, owner="p/sink", epoch=1)
+    other = store.transactions.begin(STREAM, owner="p/sink", epoch=1)
     other.write(keyed(("b", 2)))
     other.seal("t")
     for _ in range(2):
@@ -451,15 +451,15 @@ def test_other_content_under_a_name_that_was_decided_is_denied(store: Store) -> 
 def test_recovery_aborts_what_was_left_in_other_streams(store: Store) -> None:
     store.create_stream("former", KEYED, segments=1)
     for name in ("keep", "drop"):
-        transaction = store.begin("former", owner="p/sink", epoch=1, name=name)
+        transaction = store.transactions.begin("former", owner="p/sink", epoch=1, name=name)
         transaction.write(keyed((name, 1)))
         transaction.prepare()
-    spilled = store.begin("former", owner="p/sink", epoch=1, name="spilled")
+    spilled = store.transactions.begin("former", owner="p/sink", epoch=1, name="spilled")
     spilled.write(keyed(("x", 1)))
     spilled._write_chunk(spilled._buffer)
     with pytest.raises(UsageError, match="prepared transaction"):
         store.seal("former")
-    assert store.recover(STREAM, owner="p/sink", epoch=2, keep={"keep"}) == ["drop"]
+    assert store.transactions.recover(STREAM, owner="p/sink", epoch=2, keep={"keep"}) == ["drop"]
     store.commit_transactions([("former", "keep")], owner="p/sink", epoch=2)
     store.seal("former")
     assert drained(store, "former") == [("keep", 1)]
@@ -469,19 +469,19 @@ def test_recovery_aborts_what_was_left_in_other_streams(store: Store) -> None:
 def test_files_of_strangers_below_a_transactions_directory_stay_and_do_no_harm(store: Store) -> None:
     prepared(store, "t", ("a", 1))
     stream_id = store.describe(STREAM).stream_id
-    base = chunks_of(store) / open_transaction.owner_directory(stream_id, "p/sink")
+    base = chunks_of(store) / transactions.owner_directory(stream_id, "p/sink")
     strays = [base / "README", base / "7", base / "x" / "1.chunk", base / "1" / "notes.txt"]
     for stray in strays:
         stray.parent.mkdir(exist_ok=True)
         stray.write_text("not ours")
-    assert store.recover(STREAM, owner="p/sink", epoch=9) == ["t"]
+    assert store.transactions.recover(STREAM, owner="p/sink", epoch=9) == ["t"]
     assert all(stray.exists() for stray in strays)
     assert all(problem.is_harmless for problem in store.fsck())
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_large_transactions_are_written_in_a_child_as_well(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
     prepared(store, "parent", ("a", 1), ("b", 2))  # its threads live in this process
     in_a_child(lambda: prepared(store, "child", ("c", 3), ("d", 4)))
     commit(store, "parent", "child")
@@ -492,38 +492,38 @@ LIFE, OTHER = Life("a", "/a", "h", 1), Life("b", "/b", "h", 2)
 
 
 def test_an_owner_is_one_life_until_it_is_forgotten(store: Store) -> None:  # LV3, LV4
-    assert store.owner("p/sink") == Owner()
-    assert store.own("p/sink", LIFE) == store.own("p/sink", LIFE) == Owner(LIFE)
+    assert store.pipelines.owner("p/sink") == Owner()
+    assert store.pipelines.own("p/sink", LIFE) == store.pipelines.own("p/sink", LIFE) == Owner(LIFE)
     prepared(store, "t", ("a", 1), epoch=7)
-    assert store.own("p/sink", OTHER) == Owner(LIFE, Generation(7))
-    assert store.forget_owner("p/sink") == Owner(LIFE, Generation(7))
-    assert store.owner("p/sink") == Owner(None, Generation(7), is_forgotten=True)
-    assert store.own("p/sink", OTHER) == Owner(OTHER, Generation(7))
-    assert store.own("q/sink", LIFE) == Owner(LIFE)
+    assert store.pipelines.own("p/sink", OTHER) == Owner(LIFE, Generation(7))
+    assert store.pipelines.forget_owner("p/sink") == Owner(LIFE, Generation(7))
+    assert store.pipelines.owner("p/sink") == Owner(None, Generation(7), is_forgotten=True)
+    assert store.pipelines.own("p/sink", OTHER) == Owner(OTHER, Generation(7))
+    assert store.pipelines.own("q/sink", LIFE) == Owner(LIFE)
 
 
 def test_a_stream_knows_who_else_of_a_pipeline_has_written_to_it(store: Store) -> None:  # LV9
     store.create_stream("elsewhere", store.describe(STREAM).schema)
     for owner, stream in (("p/out", STREAM), ("p/nowhere", "elsewhere"), ("p2/out", STREAM), ("p/kept", STREAM)):
-        store.own(owner, LIFE)
-        transaction = store.begin(stream, owner=owner, epoch=3, name=owner)
+        store.pipelines.own(owner, LIFE)
+        transaction = store.transactions.begin(stream, owner=owner, epoch=3, name=owner)
         transaction.write(keyed(("a", 1)))
         transaction.prepare()
         store.commit_transactions([(stream, owner)], owner=owner, epoch=3)
-    store.forget_owner("p/kept")
+    store.pipelines.forget_owner("p/kept")
     others = (OtherSink("kept", Owner(None, Generation(3), True)), OtherSink("out", Owner(LIFE, Generation(3))))
-    assert store.owner("p/renamed", STREAM, "p/") == Owner(others=others)
-    assert store.owner("p/out", STREAM, "p/") == Owner(LIFE, Generation(3), others=others[:1])
-    assert store.owner("p/renamed", "no-such-stream", "p/") == Owner()
+    assert store.pipelines.owner("p/renamed", STREAM, "p/") == Owner(others=others)
+    assert store.pipelines.owner("p/out", STREAM, "p/") == Owner(LIFE, Generation(3), others=others[:1])
+    assert store.pipelines.owner("p/renamed", "no-such-stream", "p/") == Owner()
     store.delete(STREAM, force=True)
-    assert store.owner("p/renamed", STREAM, "p/") == Owner()
+    assert store.pipelines.owner("p/renamed", STREAM, "p/") == Owner()
 
 
 def test_forgetting_an_owner_removes_nothing_and_keeps_its_fence(store: Store) -> None:  # LV4
     prepared(store, "t", ("a", 1), epoch=7)
     prepared(store, "u", ("b", 2), epoch=7)
     commit(store, "u", epoch=7)
-    store.forget_owner("p/sink")
+    store.pipelines.forget_owner("p/sink")
     assert statuses(store) == {"t": "prepared", "u": "committed"}
     with pytest.raises(FencedError):
         prepared(store, "v", ("c", 3), epoch=6)
@@ -536,9 +536,9 @@ def test_what_an_owner_prepared_is_aborted_when_somebody_asks_for_it(store: Stor
     prepared(store, "t", ("a", 1), epoch=7)
     prepared(store, "u", ("b", 2), epoch=7)
     commit(store, "u", epoch=7)
-    assert store.abort_prepared("p/sink") == 1
+    assert store.transactions.abort_all("p/sink") == 1
     assert statuses(store) == {"t": "aborted", "u": "committed"}
-    assert store.abort_prepared("p/sink") == 0
+    assert store.transactions.abort_all("p/sink") == 0
 
 
 def test_list_by_owner_and_prefix(store: Store) -> None:  # S15
@@ -554,12 +554,12 @@ def test_files_of_an_owner_lie_below_its_directory(store: Store) -> None:
     prepared(store, "t", ("a", 1), epoch=4)
     (path,) = LocalStorage(chunks_of(store)).list("")
     stream_id = store.describe(STREAM).stream_id
-    assert path.startswith(open_transaction.owner_directory(stream_id, "p/sink") + "/4/")
+    assert path.startswith(transactions.owner_directory(stream_id, "p/sink") + "/4/")
 
 
 def test_unusable_owners_and_names_are_refused(store: Store) -> None:
     with pytest.raises(UsageError, match="owner"):
-        store.begin(STREAM, owner="", epoch=1)
-    nameless = store.begin(STREAM, owner="p", epoch=1)
+        store.transactions.begin(STREAM, owner="", epoch=1)
+    nameless = store.transactions.begin(STREAM, owner="p", epoch=1)
     with pytest.raises(UsageError, match="name"):
         nameless.prepare()

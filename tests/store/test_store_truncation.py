@@ -18,14 +18,12 @@ from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
-from headgate.store import cut_store
-from headgate.store.appends import Appended
-from headgate.store.catalogue import heads, positions
-from headgate.store.cuts import StreamCut
-from headgate.store.retention import Retention
+from headgate.store import maintenance
+from headgate.store.catalogue import chunk_index, tables, truncation
+from headgate.store.policies import Retention
 from headgate.store.store import Store
-from headgate.store.streams import StreamInfo
-from headgate.store.writer import StreamWriter
+from headgate.store.streams import StreamCut, StreamInfo
+from headgate.store.writer import Appended, StreamWriter
 
 
 class Clock:
@@ -57,7 +55,7 @@ def disk(tmp_path: Path) -> FaultyStorage:
 @pytest.fixture
 def store(tmp_path: Path, disk: FaultyStorage, clock: Clock) -> Iterator[Store]:
     with Store.open(tmp_path / "store", storage=disk) as opened:
-        made = Store(opened.root, opened._catalogue, disk, clock=clock)
+        made = Store(opened.root, opened._core.catalogue, disk, clock=clock)
         made.create_stream(STREAM, KEYED, segments=2, routing_key="key")
         yield made
 
@@ -73,7 +71,7 @@ def cut_of(store: Store, positions: dict[int, int]) -> StreamCut:
 
 
 def files(store: Store) -> list[str]:
-    return store._storage.list("")
+    return store._core.storage.list("")
 
 
 def fill(store: Store, flushes: int = 5) -> None:
@@ -133,7 +131,7 @@ def test_a_cut_inside_a_chunk_keeps_what_lies_after_it(store: Store, head: int) 
 
 def test_a_sweep_that_was_cut_short_goes_on(store: Store, disk: FaultyStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that cannot be deleted are not forgotten (S68)."""
-    monkeypatch.setattr(cut_store, "PARTS_AT_A_TIME", 3)
+    monkeypatch.setattr(maintenance, "SWEEP_PARTS_MAX", 3)
     fill(store)
     disk.inject(Fault(FaultKind.NO_SPACE, "delete", times=1_000))
     store.truncate(store.tail(STREAM))
@@ -153,8 +151,8 @@ def test_a_sweep_looks_only_at_segments_that_have_something_to_forget(
         fill(store)
         store.resize(STREAM, number)
     looked: list[int] = []
-    real = heads._forget_parts
-    monkeypatch.setattr(heads, "_forget_parts", lambda *args: looked.append(args[2]) or real(*args))
+    real = truncation._forget_parts
+    monkeypatch.setattr(truncation, "_forget_parts", lambda *args: looked.append(args[2]) or real(*args))
     store.truncate(store.head(STREAM))
     assert looked == []
     store.truncate(store.tail(STREAM))
@@ -212,7 +210,7 @@ def test_a_missing_file_of_events_that_are_there_is_damage(store: Store) -> None
     store.truncate(cut_of(store, {0: 1, 1: 1}))
     reader = store.reader(STREAM, 0)
     for path in files(store):
-        store._storage.delete(path)
+        store._core.storage.delete(path)
     with pytest.raises(CorruptionError, match="no such file"):
         reader.read()
 
@@ -307,7 +305,7 @@ def date_of(date_ms: int) -> dt.datetime:
 
 
 def test_committed_transactions_have_the_date_of_their_commit(store: Store, clock: Clock) -> None:  # S66
-    transaction = store.begin(STREAM, owner="o", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="o", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     transaction.prepare()
     clock.now_ms += 10_000
@@ -387,14 +385,14 @@ def grow_old(store: Store, clock: Clock) -> None:
 
 def behind_the_look(store: Store, monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
     """Something happens when a look knows what goes, before it goes."""
-    real = store._catalogue.retention_cut
+    real = store._core.catalogue.retention_cut
 
     def look(stream: StreamInfo, now_ms: int) -> dict[int, int]:
         found = real(stream, now_ms)
         happens()
         return found
 
-    monkeypatch.setattr(store._catalogue, "retention_cut", look)
+    monkeypatch.setattr(store._core.catalogue, "retention_cut", look)
 
 
 def test_a_look_that_finds_nothing_moves_nothing(
@@ -402,7 +400,7 @@ def test_a_look_that_finds_nothing_moves_nothing(
 ) -> None:  # S71
     fill(store)
     moves: list[object] = []
-    monkeypatch.setattr(store._catalogue, "retain", lambda *given: moves.append(given))
+    monkeypatch.setattr(store._core.catalogue, "retain", lambda *given: moves.append(given))
     for retention in (None, Retention(age="5s"), Retention(size="1GB")):
         store.set_retention(STREAM, retention)
         store.retain(STREAM)
@@ -472,13 +470,13 @@ def test_two_that_look_at_once_move_a_head_once(store: Store, clock: Clock) -> N
     early = clock.now_ms
     fill(store, 2)
     clock.now_ms += 10_000
-    catalogue, stream = store._catalogue, store._catalogue.find_stream(STREAM)
+    catalogue, stream = store._core.catalogue, store._core.catalogue.find_stream(STREAM)
     with Store.open(store.root) as another:
-        looks = [catalogue.retention_cut(stream, early), another._catalogue.retention_cut(stream, clock.now_ms)]
+        looks = [catalogue.retention_cut(stream, early), another._core.catalogue.retention_cut(stream, clock.now_ms)]
         assert looks == [{0: 5, 1: 5}, {0: 7, 1: 7}]
-        assert another._catalogue.retain(stream, looks[1]) == looks[1]
+        assert another._core.catalogue.retain(stream, looks[1]) == looks[1]
         assert catalogue.retain(stream, looks[0]) == {}, "the one that looked first comes last"
-        assert another._catalogue.retain(stream, looks[1]) == {}
+        assert another._core.catalogue.retain(stream, looks[1]) == {}
     assert store.head(STREAM) == store.tail(STREAM)
 
 
@@ -525,7 +523,7 @@ def lost_without_effect(store: Store, monkeypatch: pytest.MonkeyPatch) -> tuple[
         raise StorageError("write", "catalogue", "disk I/O error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(positions, "insert_chunk", fails)
+        patch.setattr(chunk_index, "insert_chunk", fails)
         with pytest.raises(StorageError):
             writer.flush()
     return writer, future
@@ -553,17 +551,17 @@ def test_an_append_whose_file_somebody_removed_is_written_again(
 
 def test_who_wrote_what_was_truncated_is_remembered(store: Store) -> None:  # LV9, S68
     old, new = owner_of("p", "old"), owner_of("p", "new")
-    transaction = store.begin(STREAM, owner=old, epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner=old, epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     transaction.prepare()
     store.commit_transactions([(STREAM, "t")], owner=old, epoch=1)
-    assert [other.sink for other in store.owner(new, STREAM, "p/").others] == ["old"]
+    assert [other.sink for other in store.pipelines.owner(new, STREAM, "p/").others] == ["old"]
     store.truncate(store.tail(STREAM))
     assert files(store) == []
-    assert [other.sink for other in store.owner(new, STREAM, "p/").others] == ["old"]
+    assert [other.sink for other in store.pipelines.owner(new, STREAM, "p/").others] == ["old"]
     write(store, ("b", 1))
     store.truncate(store.tail(STREAM))
-    assert store.contents(STREAM, "p/", lambda owner: True).others
+    assert store.pipelines.contents(STREAM, "p/", lambda owner: True).others
 
 
 def test_deleting_a_stream_forgets_what_was_held_of_it(store: Store) -> None:  # S69
@@ -586,7 +584,7 @@ def test_writers_and_sinks_look_once_a_minute(store: Store, clock: Clock) -> Non
     write(store, ("a", 3))
     assert store.describe(STREAM).events_count == 1
     clock.now_ms += 60_000
-    transaction = store.begin(STREAM, owner="p/out", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="p/out", epoch=1, name="t")
     transaction.write(keyed(("a", 4)))
     transaction.prepare()
     committer = StreamCommitter(store, STREAM, "out", "p/out", Generation(1))
@@ -608,7 +606,7 @@ def test_a_look_that_fails_fails_nobody(
         raise StorageError("write", "catalogue", "disk I/O error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(heads, step, fails)
+        patch.setitem(tables.IMPLEMENTATIONS, step, fails)
         write(store, ("a", 2))
     assert "old events of stream 'app/events' could not be removed" in caplog.text
     assert store.describe(STREAM).events_count == 2

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 import headgate as hg
-from headgate.connectors.custom.fence import OutputName
-from headgate.connectors.custom.output import LedgerOutput
-from headgate.testing.sinks.target import Target
+from headgate.connectors.fenced_sink import OutputName
+from headgate.connectors.ledger_sink import LedgerOutput
+from headgate.testing.sinks.fake_pipeline import Target
 
 LIMIT_MS = 60_000
 

@@ -17,7 +17,7 @@ import pytest
 
 import headgate as hg
 from headgate import testing
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.model.progress import SilentObserver
 from headgate.testing import PAUSE, ScriptedSource
 

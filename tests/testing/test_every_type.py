@@ -18,9 +18,9 @@ from tests.every_type import CASES, FIRST, LAST, carried, exact, rows_of, table,
 from typer.testing import CliRunner
 
 import headgate as hg
-from headgate.cli import main as cli
+from headgate.cli import app as cli
 from headgate.connectors.base import SourceBatch, SourceContext
-from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.file_committer import read_committed
 from headgate.store.store import Store
 from headgate.testing import Collect, run
 

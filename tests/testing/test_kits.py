@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors.base import (
+    CheckpointMarker,
     Committer,
     SealedTransaction,
     SinkContext,
@@ -19,21 +20,20 @@ from headgate.connectors.base import (
     SourceContext,
     SourceReader,
 )
-from headgate.connectors.files.commit import FileCommitter
-from headgate.connectors.files.layout import SinkIdentity
-from headgate.connectors.files.sink import FileSink
+from headgate.connectors.files.file_committer import FileCommitter
+from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.files.publish_log import SinkIdentity
 from headgate.connectors.hooks import CoordinatorHook
-from headgate.connectors.induced import CheckpointMarker
 from headgate.connectors.memory import FromRows
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
+from headgate.model.pipeline_identity import Life, Owner
 from headgate.protocol.checkpoints.commit import CommitPermit
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 from headgate.testing import Collect, Target, check_sink, check_source, source_kit
-from headgate.testing.sinks.histories import check_lost_answers
-from headgate.testing.sinks.owners import check_owner
+from headgate.testing.sinks.ownership import check_owner
+from headgate.testing.sinks.scenarios import check_lost_answers
 
 
 class ForgetsPositions(FromRows):

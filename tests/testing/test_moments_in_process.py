@@ -18,11 +18,11 @@ from tests.operators.harness import Harness
 from typer.testing import CliRunner
 
 import headgate as hg
-from headgate.cli import main as cli
-from headgate.codec.zones import LOCAL_TIME, MOMENT
-from headgate.connectors.files.commit import read_committed
+from headgate.cli import app as cli
+from headgate.codec.arrow import LOCAL_TIME, MOMENT
+from headgate.connectors.files.file_committer import read_committed
 from headgate.model.graph import BROADCAST_INPUT, MAIN_INPUT
-from headgate.operators import catalog, types
+from headgate.operators import catalog, schemas
 from headgate.operators.base import RestoredState
 from headgate.state.key_hash import hash_column, hash_columns
 from headgate.store.store import Store
@@ -59,7 +59,7 @@ def by_n(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def before(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     """The release before: zones were dropped."""
     with monkeypatch.context() as patch:
-        patch.setattr(types, "MOMENT", LOCAL_TIME)
+        patch.setattr(schemas, "MOMENT", LOCAL_TIME)
         yield patch
 
 
@@ -329,8 +329,8 @@ def test_a_broadcast_side_goes_on_with_moments(before: Any) -> None:  # EV12
     schema = pa.schema({"at": pa.timestamp("us", "Asia/Kolkata")})
 
     def harness() -> tuple[Harness, pa.RecordBatch]:
-        canonical = types.canonical_schema(schema)
-        batch = types.to_canonical(pa.record_batch([[5]], schema=schema))
+        canonical = schemas.canonical_schema(schema)
+        batch = schemas.to_canonical(pa.record_batch([[5]], schema=schema))
         return Harness(catalog.broadcast_spec("node", (), Limits(), canonical)), batch
 
     old, batch = harness()

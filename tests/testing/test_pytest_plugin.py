@@ -116,8 +116,9 @@ def test_pytest_starts_without_anything_heavy() -> None:  # TR12
     assert {name for name in brought if name.startswith("headgate")} == {
         "headgate",
         "headgate.errors",
-        "headgate.remedies",
-        "headgate.user_line",
+        "headgate.plain_text",
+        "headgate.public_names",
+        "headgate.tracebacks",
         "headgate.testing",
         "headgate.testing.plugin",
     }

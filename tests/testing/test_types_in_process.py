@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.connectors.files.commit import read_committed
-from headgate.operators.types import to_canonical
+from headgate.connectors.files.file_committer import read_committed
+from headgate.operators.schemas import to_canonical
 from headgate.testing import Collect, run
 
 ROWS = 200

@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 
 import headgate as hg
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, NodeName
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import (
     CheckpointOutcome,
     EdgeProgress,

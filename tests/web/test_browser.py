@@ -11,17 +11,16 @@ from typing import Any
 
 import pytest
 from tests.web.shop import NOW_MS, Asked, definition, progress
-from tests.web.test_overview import Found
+from tests.web.test_app import Found
 
-from headgate.api.known import KnownPipeline, KnownState
+from headgate.api.pipeline_registry import KnownPipeline, KnownState
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import SubtaskAlignment, WorkerProgress
-from headgate.web.app import make_app
-from headgate.web.asking import Asking
-from headgate.web.logs import LogShelf
-from headgate.web.overview import Overview, make_overview
-from headgate.web.serving import serving
-from headgate.web.story import Story
+from headgate.web.actions import RunActions
+from headgate.web.app import Overview, make_app, make_overview_app
+from headgate.web.logs import LogDirectory
+from headgate.web.server import serve_page
+from headgate.web.view_model import RunView
 
 PATIENCE_S = 60
 FLAGS = (
@@ -59,9 +58,9 @@ class Shown:
     """A run, the page that shows it, and a browser that looks."""
 
     def __init__(self, browser: Any, root: Path) -> None:
-        self.browser, self.story, self.asking = browser, Story(definition(root)), Asking()
-        self.logs = LogShelf()
-        self.story.progressed(progress(), NOW_MS, 0)
+        self.browser, self.story, self.asking = browser, RunView(definition(root)), RunActions()
+        self.logs = LogDirectory()
+        self.story.set_progress(progress(), NOW_MS, 0)
 
     def text(self, css: str) -> str:
         return " | ".join(found.text for found in self.browser.find_elements("css selector", css))
@@ -83,7 +82,7 @@ class Shown:
 
 def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#state", "running")
         assert browser.title == "shop – Headgate"
@@ -92,15 +91,15 @@ def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
         assert "tries" in shown.text("#loops")
         assert "checkpoint 8 under way for 1.2 s, waiting for latest[1]" in shown.text("#pending")
         assert not browser.find_element("id", "wishes").is_displayed()
-        shown.story.progressed(progress(2_500.0), NOW_MS + 1_000, 1_000)
-        shown.story.checkpoint_completed(8, 30, 2_048, NOW_MS)
-        shown.story.restarted("worker 1 (pid 17 on here) was lost", 100, NOW_MS)
+        shown.story.set_progress(progress(2_500.0), NOW_MS + 1_000, 1_000)
+        shown.story.add_checkpoint(8, 30, 2_048, NOW_MS)
+        shown.story.add_restart("worker 1 (pid 17 on here) was lost", 100, NOW_MS)
         shown.until("#happened", "worker 1 (pid 17 on here) was lost")
         assert "2.0 KiB" in shown.text("#checkpoints")
         assert "2.50 k/s" in shown.text("#tiles")
         lines = [path.get_attribute("d") for path in browser.find_elements("css selector", "#rates .curve")]
         assert all(line.count("L") == 1 and "NaN" not in line for line in lines)
-        shown.story.ended("failed", "worker 1 was lost <b>twice</b>", NOW_MS)
+        shown.story.set_end("failed", "worker 1 was lost <b>twice</b>", NOW_MS)
         shown.until("#message", "worker 1 was lost <b>twice</b>")
         assert shown.text("#state") == "failed"
     assert shown.complaints() == []
@@ -108,7 +107,7 @@ def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
 
 def test_edges_say_who_waits_and_expressions_that_they_run_as_one(browser: Any, tmp_path: Path) -> None:  # OM14, OM15
     shown = Shown(browser, tmp_path)
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#graph [data-edge='orders → tries']", "1.50 k/s")
         assert shown.text("#graph [data-edge='orders → tries']") == "1.50 k/s\n25 %\n50 %"
@@ -126,7 +125,7 @@ def test_edges_say_who_waits_and_expressions_that_they_run_as_one(browser: Any, 
             for name in ("orders → tries", "key-by → latest")
         }
         assert widths["orders → tries"] > 2 * widths["key-by → latest"]
-        shown.story.progressed(progress(edges=(), nodes=()), NOW_MS, 0)  # between two generations nothing is known
+        shown.story.set_progress(progress(edges=(), nodes=()), NOW_MS, 0)  # between two generations nothing is known
         shown.until("#graph [data-operator='orders']", "source")
         assert shown.text("#graph [data-edge='orders → tries']") == ""
     assert shown.complaints() == []
@@ -147,7 +146,7 @@ def brightness(colour: str) -> int:
 
 def test_it_is_dark_for_whoever_likes_it_dark(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#state", "running")
         try:
@@ -165,19 +164,19 @@ def test_workers_their_logs_and_alignments_are_seen(browser: Any, tmp_path: Path
     shown = Shown(browser, tmp_path)
     for worker in (0, 1):
         (tmp_path / f"worker-{worker}.log").write_text(f"2026-11-24T16:08:31.512 INFO 17 map: <b>worker</b> {worker}\n")
-    shown.logs.are_in(str(tmp_path))
+    shown.logs.set_directory(str(tmp_path))
     workers = (WorkerProgress(0, "here", 17, 0.5), WorkerProgress(1, "there", 18, 0.25))
-    shown.story.progressed(progress(workers=workers), NOW_MS, 0)
-    shown.story.checkpoint_completed(7, 30, 2_048, NOW_MS)
-    shown.story.checkpoint_completed(8, 30, 2_048, NOW_MS)
+    shown.story.set_progress(progress(workers=workers), NOW_MS, 0)
+    shown.story.add_checkpoint(7, 30, 2_048, NOW_MS)
+    shown.story.add_checkpoint(8, 30, 2_048, NOW_MS)
     quick = SubtaskAlignment("latest[0]", 90, 7)
-    shown.story.aligned(
+    shown.story.set_alignments(
         {
             CheckpointId(7): (quick, SubtaskAlignment("latest[1]", 4_321, 8)),
             CheckpointId(8): (quick, SubtaskAlignment("latest[1]", 120, 8)),
         }
     )
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", "sesame") as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", "sesame") as address:
         browser.get("about:blank")
         browser.get(f"{address}#token=sesame")
         shown.until("#workers", "there 18 25 %")
@@ -199,11 +198,11 @@ def test_workers_their_logs_and_alignments_are_seen(browser: Any, tmp_path: Path
 
 def test_no_operator_lies_on_another(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#graph", "out")
         boxes = [found.rect for found in browser.find_elements("css selector", "#graph .box")]
-    assert len(boxes) == len(shown.story.shown()["graph"]["nodes"])
+    assert len(boxes) == len(shown.story.to_json()["graph"]["nodes"])
     for at, one in enumerate(boxes):
         for other in boxes[at + 1 :]:
             beside = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
@@ -214,7 +213,7 @@ def test_no_operator_lies_on_another(browser: Any, tmp_path: Path) -> None:
 def test_whoever_has_the_token_stops_it(browser: Any, tmp_path: Path) -> None:
     shown, handle = Shown(browser, tmp_path), Asked()
     shown.asking.begin(handle)  # type: ignore[arg-type]
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", "sesame") as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", "sesame") as address:
         browser.get(f"{address}#token=sesame")
         shown.until("#wishes", "Stop")
         browser.find_element("css selector", "[data-wish=checkpoint]").click()
@@ -233,7 +232,7 @@ def test_whoever_has_the_token_stops_it(browser: Any, tmp_path: Path) -> None:
 
 def test_a_page_without_its_driver_says_so(browser: Any, tmp_path: Path) -> None:
     shown = Shown(browser, tmp_path)
-    with serving(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
+    with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)
         shown.until("#state", "running")
     shown.until("#state", "lost")
@@ -246,7 +245,7 @@ def test_all_pipelines_are_seen_as_they_go(browser: Any) -> None:  # PG10
     )
     page = Shown.__new__(Shown)
     page.browser = browser
-    with serving(partial(make_overview, Overview(looker)), 0, "127.0.0.1", "sesame") as address:
+    with serve_page(partial(make_overview_app, Overview(looker)), 0, "127.0.0.1", "sesame") as address:
         browser.get(f"{address}#token=sesame")
         page.until("#state", "1 of 1 running")
         assert browser.find_element("css selector", "h3 a").get_attribute("href") == "http://127.0.0.1:1/"

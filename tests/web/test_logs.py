@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headgate.web import logs
-from headgate.web.logs import LEFT_OUT, LogReader, LogShelf
+from headgate.web.logs import LEFT_OUT, LogDirectory, LogReader
 
 
 @pytest.fixture
@@ -21,13 +21,13 @@ def add(log: Path, text: str) -> None:
 
 
 def test_a_shelf_has_the_logs_of_its_pipeline_and_nothing_else(tmp_path: Path) -> None:  # PG12
-    shelf = LogShelf()
+    shelf = LogDirectory()
     assert (shelf.place, shelf.names()) == ("", [])
-    shelf.are_in(str(tmp_path / "nowhere"))
+    shelf.set_directory(str(tmp_path / "nowhere"))
     assert shelf.names() == []
     for name in ("worker-10.log", "worker-2.log", "spark.log", "worker-2.log.1", "other.log", "worker-x.log", "notes"):
         (tmp_path / name).touch()
-    shelf.are_in(str(tmp_path))
+    shelf.set_directory(str(tmp_path))
     assert shelf.names() == ["worker-2", "worker-10", "spark"]
     assert shelf.reader("worker-2") is not None
     assert all(shelf.reader(name) is None for name in ("other", "worker-3", "../worker-2", "worker-2.log", ""))

@@ -1,17 +1,34 @@
-"""What a user configures about a pipeline, with durations as text; translated into ``headgate.model.config``."""
+"""What a user configures: checkpointing, restarts, bad records, state, security.
+
+Translated into ``headgate.model.config``.
+"""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from headgate.connectors.base import Sink
+from headgate.connectors.base import Sink, check_is_sink
 from headgate.errors import UsageError
 from headgate.model import config as model
-from headgate.model.config import CheckpointConfig, Duration, duration_ms
-from headgate.model.options import Guarantee
-from headgate.storage.backends import absolute_location
+from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import (
+    Access,
+    CheckpointConfig,
+    DamagedCheckpoint,
+    DeniedOutput,
+    Duration,
+    RestartStrategy,
+    RuntimeConfig,
+    SecurityConfig,
+    duration_ms,
+    size_bytes,
+)
+from headgate.operators import bad_records
+from headgate.operators.schemas import canonical_schema
+from headgate.storage.local_directories import checked_access
+from headgate.storage.urls import absolute_location
 
 CHECKPOINT_DIR_DEFAULT = ".headgate/checkpoints"
 """Below the working directory of the driver."""
@@ -62,14 +79,14 @@ class Checkpointing:
         """
         mode = _mode(self.mode)
         interval_ms = 0 if self.interval is None else duration_ms(self.interval, "checkpointing interval")
-        if mode is Guarantee.AT_MOST_ONCE and not interval_ms:  # GM33
+        if mode is Guarantee.AT_MOST_ONCE and not interval_ms:
             raise UsageError(
                 "mode='at_most_once' processes what was read when a checkpoint has recorded that, so it needs an "
                 "interval; give Checkpointing(interval='1s', mode='at_most_once')"
             )
         min_pause_ms = duration_ms(self.min_pause, "checkpointing min_pause")
         max_concurrent = _count(self.max_concurrent, 1, "checkpointing max_concurrent")
-        if min_pause_ms and max_concurrent > 1:  # C4
+        if min_pause_ms and max_concurrent > 1:
             raise UsageError(
                 "checkpointing min_pause is the least time between two checkpoints, and "
                 f"max_concurrent={max_concurrent} lets them overlap; give one of them"
@@ -87,7 +104,7 @@ class Checkpointing:
             retain_on_failure=_fact(self.retain_on_failure, "checkpointing retain_on_failure"),
         )
 
-    def _alignment_timeout_ms(self, mode: Guarantee) -> int | None:  # UA1
+    def _alignment_timeout_ms(self, mode: Guarantee) -> int | None:
         if self.alignment_timeout is None:
             return None
         if mode is not Guarantee.EXACTLY_ONCE:
@@ -211,6 +228,9 @@ class DeadLetter:
     sink: Sink
     exceptions: bool = False
 
+    def __post_init__(self) -> None:
+        check_is_sink(self.sink)
+
 
 BadRecords: TypeAlias = Fail | DeadLetter
 
@@ -248,3 +268,215 @@ def _positive(value_ms: int, what: str) -> int:
     if value_ms <= 0:
         raise UsageError(f"{what} must be longer than zero")
     return value_ms
+
+
+def byte_count(value: int, what: str) -> int:
+    """Return ``value``, which counts bytes.
+
+    Raises:
+        UsageError
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UsageError(f"{what} must be a number of bytes, 0 or more, but is {value!r}")
+    return value
+
+
+def whole(value: int, most: int, what: str) -> int:
+    """Return ``value``, which counts from 1 to ``most``.
+
+    Raises:
+        UsageError
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise UsageError(f"{what} must be an integer between 1 and {most}, but is {value!r}")
+    return value
+
+
+def instance(value: Any, kinds: Any, what: str) -> Any:
+    """Return ``value``, which is of one of ``kinds``.
+
+    Raises:
+        UsageError
+    """
+    if not isinstance(value, kinds):
+        names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
+        raise UsageError(f"{what}= must be {' or '.join(f'headgate.{name}(...)' for name in names)}, not {value!r}")
+    return value
+
+
+def checked_restart(strategy: Restart) -> RestartStrategy:
+    """Return ``strategy`` as plain data.
+
+    Raises:
+        UsageError
+    """
+    found: Restart = instance(strategy, (NoRestart, FixedDelay, ExponentialDelay, FailureRate), "restart")
+    return found.to_config()
+
+
+def checked_runtime(loop_memory_bytes: int, loop_disk_bytes_max: int) -> RuntimeConfig:
+    """Return what the loops of a worker may take.
+
+    Raises:
+        UsageError
+    """
+    return RuntimeConfig(
+        loop_memory_bytes=byte_count(loop_memory_bytes, "loop_memory_bytes"),
+        loop_disk_bytes_max=byte_count(loop_disk_bytes_max, "loop_disk_bytes_max"),
+    )
+
+
+def checked_bad_records(policy: BadRecords) -> BadRecords:
+    """Return ``policy`` if its sink can take bad records.
+
+    Raises:
+        UsageError
+    """
+    instance(policy, (Fail, DeadLetter), "bad_records")
+    if isinstance(policy, DeadLetter):
+        instance(policy.exceptions, bool, "exceptions of bad_records")
+        try:
+            policy.sink.check(canonical_schema(bad_records.SCHEMA))
+        except UsageError as error:
+            raise UsageError(f"bad_records: {error.message}") from None
+    return policy
+
+
+def checked_damage_policy(policy: str) -> DamagedCheckpoint:
+    """Return what ``policy`` says.
+
+    Raises:
+        UsageError
+    """
+    try:
+        return DamagedCheckpoint(policy)
+    except ValueError:
+        raise UsageError(f"on_damaged_checkpoint must be 'previous' or 'fail', not {policy!r}") from None
+
+
+def checked_denial_policy(policy: str) -> DeniedOutput:
+    """Return what ``policy`` says.
+
+    Raises:
+        UsageError
+    """
+    try:
+        return DeniedOutput(policy)
+    except ValueError:
+        raise UsageError(f"on_denied_output must be 'fail' or 'lose', not {policy!r}") from None
+
+
+MEMORY_MIN = 16 << 20
+"""With less, RocksDB would only write and read its own files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Keeps keyed state in the memory of the workers. The default, and the fastest as long as the state fits."""
+
+    def to_config(self) -> model.StateConfig:
+        """Return it as plain data."""
+        return model.MemoryState()
+
+
+@dataclass(frozen=True, slots=True)
+class RocksDB:
+    """Keeps keyed state in RocksDB on the workers' local disks, and recently used state in memory.
+
+    Needs the package rocksdict: ``pip install 'headgate-streams[rocksdb]'``.
+
+    Attributes:
+        memory: how much memory the state of one worker may use, in all operators together.
+        dir: a directory on a local disk of each worker's machine, as an absolute path. The default is the directory of
+            Spark's own temporary files. Only this user can read its content, and none of it has to be kept.
+    """
+
+    memory: str | int = "512MB"
+    dir: str | None = None
+
+    def to_config(self) -> model.StateConfig:
+        """Return it in bytes.
+
+        Raises:
+            UsageError: a value is wrong, or the package is not installed.
+        """
+        from headgate.state.worker_backends import require_rocksdict
+
+        require_rocksdict()
+        memory_bytes = size_bytes(self.memory, "memory of RocksDB")
+        if memory_bytes < MEMORY_MIN:
+            raise UsageError(f"memory of RocksDB must be at least '16MB', but is {self.memory!r}")
+        if self.dir is not None and not (isinstance(self.dir, str) and os.path.isabs(self.dir)):
+            raise UsageError(
+                f"dir of RocksDB must be the absolute path of a directory on each worker's machine, not {self.dir!r}"
+            )
+        return model.RocksState(memory_bytes, None if self.dir is None else absolute_location(self.dir))
+
+
+StateChoice: TypeAlias = Memory | RocksDB
+
+
+def state_config(state: StateChoice) -> model.StateConfig:
+    """Return a state choice as plain data.
+
+    Raises:
+        UsageError: it is none, a value is wrong, or a package is not installed.
+    """
+    found: StateChoice = instance(state, (Memory, RocksDB), "state")
+    return found.to_config()
+
+
+def operator_state(state: StateChoice | None) -> model.StateConfig | None:
+    """Return the state choice of one operator as plain data; None: that of the pipeline.
+
+    Raises:
+        UsageError: see ``state_config``.
+    """
+    return None if state is None else state_config(state)
+
+
+PathText = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Permissions of a pipeline's files, and encryption of its connections.
+
+    Attributes:
+        access: the readers of a checkpoint directory that the pipeline creates. "owner": only the user that runs the
+            pipeline. "group": also the directory's group, for drivers and executors that run as different users. For an
+            existing directory, its permissions decide: it is shared if its group may write to it and its setgid bit is
+            set.
+        tls: which connections are encrypted. None (default): all that do not go to a loopback address; True: all;
+            False: none. Every connection is authenticated, encrypted or not.
+        certificate_file, key_file, ca_file: the certificate of every process, its key, and the authority that signed
+            it, as PEM files under the same path on every machine. By default each process makes its own certificate,
+            and the job's secret proves that it is the right one.
+    """
+
+    access: str = Access.OWNER.value
+    tls: bool | None = None
+    certificate_file: PathText | None = None
+    key_file: PathText | None = None
+    ca_file: PathText | None = None
+
+    def __post_init__(self) -> None:
+        self.to_config()
+
+    def to_config(self) -> SecurityConfig:
+        """Return it as plain data.
+
+        Raises:
+            UsageError: a value is wrong.
+        """
+        access = checked_access(self.access, "security access", Access.OWNER, Access.GROUP)
+        if self.tls is not None and not isinstance(self.tls, bool):
+            raise UsageError(f"security tls must be True, False or None (all but loopback), not {self.tls!r}")
+        files = [self.certificate_file, self.key_file, self.ca_file]
+        given = [file for file in files if file is not None]
+        if given and len(given) < len(files):
+            raise UsageError("security certificate_file, key_file and ca_file belong together: give all three or none")
+        if given and self.tls is False:
+            raise UsageError("security certificate_file has no use with tls=False; leave one of them out")
+        certificate, key, ca = ("" if file is None else os.path.abspath(file) for file in files)
+        return SecurityConfig(access, self.tls, certificate, key, ca)

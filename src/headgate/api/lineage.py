@@ -1,4 +1,4 @@
-"""Describes every node whose state could be given to a wrong one after the program was edited (EV13, EV14).
+"""The lineage of nodes: keeps state from going to a wrong node after the program was edited (EV13, EV14).
 
 Digests are the same in every process that runs the same program: no address, no order of a set and no hash of Python's
 goes into them. Counterpart: ``protocol.checkpoints.matching``, which compares them. Never runs anything.
@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from headgate.connectors.offers import LocatedConnector
+from headgate.connectors.base import LocatedConnector
 from headgate.model.graph import Edge, Graph, Node, Role
 from headgate.model.ids import NodeName
 from headgate.model.lineage import Lineage, Location, NodeKind
@@ -25,9 +25,9 @@ from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.plain_text import encodable
 
 VALUES_MAX = 20_000
-"""Values looked at of one node: what is beyond does not tell it from others."""
+"""How many values of one node go into its digest."""
 BYTES_MAX = 1 << 20
-"""Of an array: larger ones are told apart by their types and sizes."""
+"""Of an array: larger ones are distinguished by their types and sizes."""
 
 _OPAQUE = ("pyspark", "py4j", "threading", "_thread", "socket", "_socket", "ssl", "io", "_io", "logging")
 """Modules of objects that hold other things in each process."""
@@ -43,10 +43,10 @@ def lineages_of(graph: Graph, derived: Collection[str]) -> dict[str, Lineage]:
         graph: the program.
         derived: nodes without a name of their own.
     """
-    return _Describing(graph, derived).found()
+    return _LineageBuilder(graph, derived).found()
 
 
-class _Describing:
+class _LineageBuilder:
     """One pass over a graph, in topological order."""
 
     def __init__(self, graph: Graph, derived: Collection[str]) -> None:
@@ -71,10 +71,10 @@ class _Describing:
         if str(node.name) not in self._derived:  # its name tells it
             self._digests[node.name] = ""
             return
-        self._digests[node.name] = _digest(_told(node.spec), node.state_text, *self._ways(node.inputs))
+        self._digests[node.name] = _digest(_spec_text(node.spec), node.state_text, *self._ways(node.inputs))
 
     def _ways(self, edges: tuple[Edge, ...]) -> Iterator[str]:
-        """Yield what inputs add to a digest; a source or named node stands for all that is upstream of it."""
+        """Yield what inputs add to a digest; a source or named node represents everything upstream of it."""
         for edge in edges:
             is_known = str(edge.upstream) not in self._derived or not self._graph.node(edge.upstream).inputs
             way = edge.partitioner.value, edge.keys, edge.tag, edge.input
@@ -84,7 +84,7 @@ class _Describing:
         is_derived = str(node.name) in self._derived
         kind = {Role.SOURCE: NodeKind.SOURCE, Role.SINK: NodeKind.SINK}.get(node.role, NodeKind.OPERATOR)
         spec = node.spec
-        places = spec.locations() if isinstance(spec, LocatedConnector) else ()
+        places = _locations_of(spec) or ()
         locations = tuple(Location(encodable(place.name), encodable(place.real)) for place in places)
         if not is_derived:
             return Lineage(kind, locations=locations)
@@ -95,13 +95,18 @@ class _Describing:
         return Lineage(kind, True, locations, sources, digest)
 
 
-def _told(spec: object) -> str:
-    """Return what a node does; where it reads or writes is in its locations."""
-    return type(spec).__qualname__ if isinstance(spec, LocatedConnector) else repr(list(_Telling().values(spec)))
+def _spec_text(spec: object) -> str:
+    """Return a text that identifies what a node does; where it reads or writes is in its locations."""
+    return repr(list(_Fingerprint().values(spec))) if _locations_of(spec) is None else type(spec).__qualname__
 
 
-class _Telling:
-    """Walks a value and yields texts that tell it from others."""
+def _locations_of(spec: object) -> tuple[Location, ...] | None:
+    """Return what a source or sink reads or writes; None if it does not say that."""
+    return spec.locations() if isinstance(spec, LocatedConnector) else None
+
+
+class _Fingerprint:
+    """Walks a value and yields texts that distinguish it from others."""
 
     def __init__(self, around: frozenset[int] = frozenset()) -> None:
         """``around``: the objects that the value is inside of, by their ids."""
@@ -147,7 +152,7 @@ class _Telling:
                 yield from self._object(value)
 
     def _apart(self, value: Any) -> str:
-        return repr(list(_Telling(frozenset(self._around)).values(value)))
+        return repr(list(_Fingerprint(frozenset(self._around)).values(value)))
 
     def _each(self, what: str, values: Any) -> Iterator[str]:
         yield f"{what} of {len(values)}"
@@ -168,7 +173,7 @@ class _Telling:
             yield from self._attributes(value)
 
     def _attributes(self, value: Any) -> Iterator[str]:
-        """Yield what an object holds, without its help: attributes, or bytes."""
+        """Yield the attributes of an object, or its bytes, without calling its methods."""
         try:
             view = memoryview(value)
         except TypeError:
@@ -182,7 +187,7 @@ class _Telling:
 
 
 def _expression(value: pl.Expr) -> str:
-    """Return what tells an expression from others: its text leaves out what is long."""
+    """Return a digest of an expression: its text leaves out what is long."""
     try:
         return hashlib.sha256(value.meta.serialize()).hexdigest()
     except Exception:  # it holds a function that cannot be serialized, which Polars says in several ways

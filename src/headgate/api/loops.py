@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar, cast
 
-from headgate.api.loop_checks import (
+from headgate.api.base_stream import Records
+from headgate.api.validation import (
     check_feedback_once,
     check_feedback_place,
     check_feedback_schema,
     check_keys_of_feedback,
     head_spec,
 )
-from headgate.api.records import Records
 from headgate.errors import UsageError
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.model.ids import NodeName
@@ -34,7 +34,7 @@ Output = TypeVar("Output")
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """The arguments of ``iterate`` beside the body."""
+    """The options of ``iterate``."""
 
     max_rounds: int | None
     round_column: str | None
@@ -43,7 +43,7 @@ class LoopOptions:
 
 
 def iterate(stream: Records, body: Callable[[Any], tuple[Feedback, Output]], options: LoopOptions) -> Output:
-    """Add a loop behind ``stream`` and return the outputs of its body.
+    """Add a loop after ``stream`` and return the outputs of its body.
 
     Raises:
         UsageError: an option, or what the body returned, is wrong. Nothing of the loop remains then.
@@ -95,7 +95,7 @@ def _feedback_edges(
 
 
 def _to_keys(back: Records, name: NodeName, keys: tuple[str, ...]) -> tuple[Edge, ...]:
-    """Bring records back to the head that owns their key. One without a key is a bad record, as in ``key_by``."""
+    """Route feedback to the subtask of its key. A record without a key is a bad record, as in ``key_by``."""
     if back._keys:
         return tuple(replace(edge, partitioner=Partitioner.HASH, keys=keys) for edge in back._edges)
     builder = back._pipeline._builder
@@ -105,7 +105,7 @@ def _to_keys(back: Records, name: NodeName, keys: tuple[str, ...]) -> tuple[Edge
 
 
 def _behind(stream: Records, name: NodeName, output: Records) -> Records:
-    """Return an output as it is behind the loop: without event time (L37)."""
+    """Return an output as it leaves the loop: without event time (L37)."""
     _check_pipeline(stream, name, "output", output)
     return output._like(output._edges, output._schema)
 

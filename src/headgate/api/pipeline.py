@@ -1,7 +1,4 @@
-"""A pipeline: its name, its configuration, its graph; and running it.
-
-Counterparts: ``headgate.api.stream`` (the verbs), ``headgate.spark.session`` (which runs the definition).
-"""
+"""A pipeline: its name, its configuration, its graph; and running it."""
 
 from __future__ import annotations
 
@@ -11,11 +8,49 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from headgate.api.builder import GraphBuilder, check_name
-from headgate.api.config import BadRecords, Checkpointing, DeadLetter, ExponentialDelay, Fail, Restart
-from headgate.api.dataframes import check_captures
-from headgate.api.describe import describe_plan
-from headgate.api.guarantees import (
+from headgate.api.config import (
+    BadRecords,
+    Checkpointing,
+    DeadLetter,
+    ExponentialDelay,
+    Fail,
+    Memory,
+    Restart,
+    Security,
+    StateChoice,
+    checked_bad_records,
+    checked_damage_policy,
+    checked_denial_policy,
+    checked_restart,
+    checked_runtime,
+    instance,
+    state_config,
+    whole,
+)
+from headgate.api.dataframe_source import check_captures
+from headgate.api.foreground import (
+    LoggingObserver,
+    refuse_while_loading,
+    run_to_end,
+    show_in_notebook,
+    start_with_metrics,
+)
+from headgate.api.graph_builder import GraphBuilder, check_name
+from headgate.api.launch import (
+    NO_MOVES,
+    START_DEFAULT,
+    Restorable,
+    StartOptions,
+    announce,
+    available_slots,
+    check_master,
+    place_sources,
+    prepare_start,
+)
+from headgate.api.lineage import lineages_of
+from headgate.api.stream import Stream
+from headgate.api.unsupported import PIPELINE_HINTS, raise_no_attribute, refuse_operator_state, refuse_uncalled_methods
+from headgate.api.validation import (
     check_guarantee,
     check_overtaking,
     check_owners,
@@ -23,49 +58,22 @@ from headgate.api.guarantees import (
     check_transactions,
     policy_for,
 )
-from headgate.api.hooking import hook_spec
-from headgate.api.lineage import lineages_of
-from headgate.api.not_yet import refuse_unheard
-from headgate.api.option_checks import (
-    checked_bad_records,
-    checked_damage_policy,
-    checked_denial_policy,
-    checked_restart,
-    checked_runtime,
-    instance,
-    whole,
-)
-from headgate.api.other_words import PIPELINE, no_attribute
-from headgate.api.preparing import announce, check_master, placed_in_directory, slots_of
-from headgate.api.running import (
-    LoggingObserver,
-    refuse_while_loading,
-    run_to_end,
-    shown_in_notebooks,
-    start_with_numbers,
-)
-from headgate.api.security import Security
-from headgate.api.starting import NO_MOVES, NOWHERE, Begins, Restorable, ready
-from headgate.api.state import StateChoice, pipeline_state
-from headgate.api.stream import Stream
-from headgate.api.uncaught import speak_plainly
-from headgate.connectors.base import Source
+from headgate.connectors.base import InducedSource, Source
 from headgate.connectors.hooks import HOOK_TIMEOUT, CoordinatorHook, HookedSource
-from headgate.connectors.induced import InducedSource
 from headgate.connectors.memory import Discard
-from headgate.display.streams import pipeline_html
-from headgate.display.svg import NODES_MAX, graph_svg
+from headgate.display.html import NODES_MAX, graph_svg, pipeline_html
 from headgate.errors import UsageError
-from headgate.model.config import LOOP_DISK_BYTES_MAX, LOOP_MEMORY_BYTES, Duration, PipelineConfig
-from headgate.model.definition import HookSpec, PipelineDefinition
-from headgate.model.graph import Edge, Node, Role
-from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
-from headgate.model.plan import make_plan
+from headgate.model.config import LOOP_DISK_BYTES_MAX, LOOP_MEMORY_BYTES, Duration, PipelineConfig, duration_ms
+from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
+from headgate.model.ids import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
+from headgate.model.plan import HookSpec, PipelineDefinition, PlanEdge, make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
-from headgate.operators.types import canonical_schema
+from headgate.operators.loop_head import LoopHeadSpec
+from headgate.operators.schemas import canonical_schema
 from headgate.plain_text import printable
-from headgate.spark.shipping import Submission
-from headgate.storage.backends import absolute_location
+from headgate.spark.py_files import Submission
+from headgate.storage.urls import absolute_location
+from headgate.tracebacks import install_excepthook
 
 PARALLELISM_DEFAULT = 2
 """On local Spark, when neither the pipeline nor the master says otherwise."""
@@ -91,7 +99,6 @@ class Pipeline:
         on_damaged_checkpoint: str | None = None,
         on_denied_output: str = "fail",
         state: StateChoice | None = None,
-        state_backend: str = "memory",
         loop_memory_bytes: int = LOOP_MEMORY_BYTES,
         loop_disk_bytes_max: int = LOOP_DISK_BYTES_MAX,
         security: Security | None = None,
@@ -111,16 +118,15 @@ class Pipeline:
             on_denied_output: "fail" (default) stops if a target has lost output that a completed checkpoint promised;
                 "lose" continues without it, reports the loss, counts it, and records it next to the checkpoints.
             state: where keyed state is kept: ``Memory()`` (default) or ``RocksDB()``. Each start may choose again.
-            state_backend: "memory"; an older option that ``state`` replaces.
             loop_memory_bytes: how many bytes of circulating records the loops of one worker keep in memory. Beyond
                 that, records go to disk, and new input of the loops waits.
             loop_disk_bytes_max: how many bytes they may take on disk; beyond that, the pipeline fails.
-            security: who may read what the pipeline writes; default is ``Security()``.
+            security: permissions and encryption; default is ``Security()``.
 
         Raises:
             UsageError: a value is wrong.
         """
-        speak_plainly()
+        install_excepthook()
         self.name = check_name(name, "a pipeline")
         self._max_parallelism = whole(max_parallelism, MAX_PARALLELISM_MAX, "max_parallelism")
         self._parallelism = None if parallelism is None else self._checked_parallelism(parallelism)
@@ -129,7 +135,7 @@ class Pipeline:
         self._bad_records = checked_bad_records(bad_records or Fail())
         self._on_damaged = None if on_damaged_checkpoint is None else checked_damage_policy(on_damaged_checkpoint)
         self._on_denied = checked_denial_policy(on_denied_output)
-        self._state = pipeline_state(state, state_backend)
+        self._state = state_config(state or Memory())
         self._runtime = checked_runtime(loop_memory_bytes, loop_disk_bytes_max)
         self._security = instance(security or Security(), Security, "security").to_config()
         self._builder = GraphBuilder()
@@ -137,7 +143,7 @@ class Pipeline:
         self._forgotten_hooks: set[str] = set()
         self._announces = True
         self._submission = Submission()
-        self._begins = NOWHERE
+        self._begins = START_DEFAULT
         self._leave: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -166,7 +172,7 @@ class Pipeline:
                 "a Spark DataFrame is wrapped as headgate.DataFrameSource(df), rows as headgate.FromRows(rows)"
             )
         node = self._builder.claim_name("source", name)
-        refuse_unheard(f"source '{node}'", source)
+        refuse_uncalled_methods(f"source '{node}'", source)
         try:
             schema = canonical_schema(source.schema())
         except UsageError as error:
@@ -188,8 +194,8 @@ class Pipeline:
         Args:
             name: the name of the hook, under which a checkpoint stores the data that the hook returns.
             hook: the hook, which is called in the driver.
-            timeout: the time limit of each call. A checkpoint whose ``trigger`` takes longer is aborted, which counts
-                as a failure.
+            timeout: the time limit of each call. A checkpoint is aborted
+                if its ``trigger`` takes longer, which counts as a failure.
 
         Raises:
             UsageError: ``hook`` is not a hook, the name is taken, or the timeout is not positive.
@@ -235,7 +241,7 @@ class Pipeline:
             state=self._state,
             operator_states=tuple((str(node), state) for node, state in self._builder.states.items()),
         )
-        graph = placed_in_directory(graph, config)
+        graph = place_sources(graph, config)
         plan = make_plan(graph, config.parallelism, config.max_parallelism)
         hooks, forgotten = tuple(self._hooks.values()), frozenset(self._forgotten_hooks)
         derived = frozenset(str(name) for name in self._builder.derived)
@@ -252,7 +258,7 @@ class Pipeline:
             UsageError: see ``definition``; or ``master`` is malformed, or is not where the session is.
         """
         check_master(master, spark)
-        return self.definition(self._parallelism or slots_of(master, spark))
+        return self.definition(self._parallelism or available_slots(master, spark))
 
     def override(self, *, parallelism: int | None = None, checkpoint_dir: str | None = None) -> None:
         """Replace settings of the program with options of the command line; None keeps a setting.
@@ -272,7 +278,7 @@ class Pipeline:
         allow_unclaimed_state: Sequence[str],
         moved: Mapping[str, str],
         leave: Sequence[str] = (),
-    ) -> None:  # SO10
+    ) -> None:
         """Set how ``start`` begins if its caller does not say (options of the command line).
 
         ``leave``: sinks that a start over leaves as they are.
@@ -311,9 +317,9 @@ class Pipeline:
             restore: where to start: a savepoint, or a checkpoint of a pipeline (``DIR/NAME`` for the newest, or
                 ``DIR/NAME/chk-ID``), or the id of one of the pipeline's own checkpoints. If the pipeline is started
                 again with the same value, it continues from its own newest checkpoint.
-            go_back_behind: id of the pipeline's newest checkpoint. Allows ``restore`` to go back behind it, so that
-                output that was committed since is repeated.
-            allow_unclaimed_state: names of removed operators whose state may be left behind.
+            go_back_behind: id of the pipeline's newest checkpoint. Allows ``restore`` to go back to an older
+                one, so that output that was committed since is repeated.
+            allow_unclaimed_state: names of removed operators; their state is dropped.
             moved: directories and files that sources read and sinks write, and that are elsewhere now, each with its
                 new place. What is there is taken for what was at the former place.
             fresh: start over: delete the pipeline's checkpoints and everything that it has written to its sinks, all or
@@ -334,14 +340,14 @@ class Pipeline:
             begins = (restore, go_back_behind, allow_unclaimed_state, moved)
             return self._start(master, spark, watcher, begins, fresh)
 
-        return start_with_numbers(metrics_port, metrics_host, metrics_push, self.name, watcher, start)
+        return start_with_metrics(metrics_port, metrics_host, metrics_push, self.name, watcher, start)
 
     def _start(
         self,
         master: str | None,
         spark: Any,
         watcher: Observer,
-        begins: Begins,
+        begins: StartOptions,
         fresh: bool,
     ) -> PipelineHandle:
         from headgate.spark.session import check_cluster, start_pipeline
@@ -386,8 +392,8 @@ class Pipeline:
         """
         refuse_while_loading(self)
         made = copy.copy(self)
-        made.override(parallelism=parallelism)  # TR11
-        if made._checkpointing.dir is None:  # TR3
+        made.override(parallelism=parallelism)  # instead of what the program says
+        if made._checkpointing.dir is None:  # only if the program does not say
             made.override(checkpoint_dir=checkpoint_dir)
         made._announces = False
         watcher = LoggingObserver(self.name) if observer is None else observer
@@ -430,15 +436,15 @@ class Pipeline:
             "metrics_host": metrics_host,
             "metrics_push": metrics_push,
         }
-        return run_to_end(lambda: self.start(master, spark=spark, observer=observer, **begins), shown_in_notebooks)
+        return run_to_end(lambda: self.start(master, spark=spark, observer=observer, **begins), show_in_notebook)
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            no_attribute("Pipeline", name, PIPELINE, dir(Pipeline))
+            raise_no_attribute("Pipeline", name, PIPELINE_HINTS, dir(Pipeline))
 
     def _pictured(self) -> tuple[Node, ...]:
-        """Return what would run, or, as long as nothing could, what is there."""
+        """Return the nodes that would run; those that are there while the pipeline is incomplete."""
         letters = self._bad_records if isinstance(self._bad_records, DeadLetter) else None
         try:
             graph, _ = self._builder.finished(None if letters is None else letters.sink)
@@ -455,7 +461,7 @@ class Pipeline:
 
         Bad records go where this one's would fail it, or nowhere (N44). ``interval`` None keeps this one's.
         """
-        self._builder.refuse_in_a_body()
+        self._builder.refuse_in_loop_body()
         self._builder.explored.update(edge.upstream for edge in edges)
         checkpointing = replace(
             self._checkpointing,
@@ -475,14 +481,76 @@ class Pipeline:
         return made
 
     def _ready(
-        self, definition: PipelineDefinition, watcher: Observer, given: Begins, fresh: Callable[[], None] | None
+        self, definition: PipelineDefinition, watcher: Observer, given: StartOptions, fresh: Callable[[], None] | None
     ) -> tuple[PipelineDefinition, Any]:
-        """Do what comes before a start, which begins as the command line says where it says nothing itself."""
-        begins = self._begins if given == NOWHERE else given
-        found = ready(definition, watcher, begins, fresh, self._leave)
+        """Prepare a start; options of the command line apply where the call gives none."""
+        begins = self._begins if given == START_DEFAULT else given
+        found = prepare_start(definition, watcher, begins, fresh, self._leave)
         if self._announces:
             announce(found[0], watcher)
         return found
 
     def _checked_parallelism(self, parallelism: int) -> int:
         return whole(parallelism, self._max_parallelism, "parallelism")
+
+
+def describe_plan(definition: PipelineDefinition) -> str:
+    """Return one block per chain: its inputs, then its operators with their schemas.
+
+    An operator names the side output that it reads within the chain, and the loops that it is in, outermost first.
+    """
+    config, plan = definition.config, definition.plan
+    lines = [
+        f"pipeline {config.name}: {len(plan.vertices)} chains, parallelism {config.parallelism}, "
+        f"checkpoints in {config.checkpoint_root}"
+    ]
+    for vertex in plan.vertices:
+        lines.append(f"chain {vertex.id}")
+        lines += [f"  <- {_edge(edge)}" for edge in plan.edges if edge.target == vertex.id]
+        lines += [f"  {_node(node, is_chained=node is not vertex.head)}" for node in vertex.nodes]
+    return "\n".join(lines)
+
+
+def _edge(edge: PlanEdge) -> str:
+    tag = "" if edge.tag == MAIN else f" ({edge.tag})"
+    how = edge.partitioner.value
+    if edge.partitioner is Partitioner.HASH:
+        how += f" on {', '.join(edge.keys)}"
+    back = ", comes back" if edge.is_feedback else ""
+    return f"{edge.from_node}{tag}, {how}{back}"
+
+
+def _node(node: Node, is_chained: bool) -> str:
+    tagged = [edge for edge in node.inputs if is_chained and edge.tag != MAIN]
+    side = [f"from {' and '.join(f'{edge.upstream} ({edge.tag})' for edge in tagged)}"] if tagged else []
+    return f"{node.name} [{', '.join([node.role.value, *side, *_facts(node)])}] {node.schema_text}"
+
+
+def _facts(node: Node) -> list[str]:
+    facts: list[str] = []
+    if isinstance(node.spec, LoopHeadSpec):
+        spec = node.spec
+        facts += [f"by {', '.join(spec.keys)}"] if spec.keys else []
+        facts += [f"rounds in {spec.round_column}"] if spec.round_column else []
+        facts += [f"at most {spec.max_rounds}"] if spec.max_rounds else []
+    elif node.state_text and node.role is Role.OPERATOR:
+        facts.append("keeps state")
+    around = [str(loop) for loop in node.loops if loop != node.name]
+    return [*facts, f"in {' > '.join(around)}"] if around else facts
+
+
+def hook_spec(name: str, hook: object, timeout: Duration) -> HookSpec:
+    """Return ``hook`` as the driver calls it, each call for ``timeout`` at most.
+
+    Raises:
+        UsageError: it is not a hook, cannot have that name, or the timeout is not positive.
+    """
+    check_name(name, "a hook")
+    if not isinstance(hook, CoordinatorHook):
+        raise UsageError(f"hook '{name}' must be an instance of a headgate.CoordinatorHook, not {hook!r}")
+    refuse_uncalled_methods(f"hook '{name}'", hook)
+    refuse_operator_state(f"hook '{name}'", hook)
+    timeout_ms = duration_ms(timeout, f"timeout of hook '{name}'")
+    if timeout_ms == 0:
+        raise UsageError(f"timeout of hook '{name}' must be positive")
+    return HookSpec(name, hook, timeout_ms)

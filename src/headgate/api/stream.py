@@ -1,42 +1,130 @@
-"""Streams as the user writes them, without and with a key, and windows over those with one.
+"""Streams as the user writes them, without and with a key, and windows over keyed streams.
 
-Each verb adds to the pipeline's graph and returns the next stream; those without state are in ``api.stateless``. The
-three kinds of stream make each other, so they are in one file. ``agg`` becomes two operators where its aggregates
-permit it: partial results before the shuffle, their merge behind it. That is decided here, once, from the expressions
+Each verb adds to the pipeline's graph and returns the next stream; verbs without state are in ``api.base_stream``.
+``agg`` becomes two operators where its aggregates permit it: partial results before the shuffle, their merge after it
 (docs/spec/windows.md). Nothing runs here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import polars as pl
 import pyarrow as pa
 
-from headgate.api.connected import ConnectedStreams, connected
+from headgate.api.base_stream import Records, Row, StatelessVerbs, expressions_of, function_of
+from headgate.api.collect import ROWS_SHOWN, Bound, run_and_collect, run_to_dataframe, show
+from headgate.api.config import StateChoice, operator_state
+from headgate.api.connected_streams import ConnectedStreams, connected
 from headgate.api.loops import Feedback, LoopOptions, Output, iterate
-from headgate.api.not_yet import UNION, not_there_yet, refuse_methods_to_come, refuse_unheard
-from headgate.api.other_words import KEYED, STREAM, no_attribute
-from headgate.api.processors import ProcessorOptions, processor_operator, time_column_of
-from headgate.api.records import Records, Row, expressions_of, function_of
-from headgate.api.results import ROWS_SHOWN, Bound, run_and_collect, run_to_dataframe, show
-from headgate.api.state import StateChoice, operator_state
-from headgate.api.stateless import StatelessVerbs
-from headgate.api.windows import Tumbling
-from headgate.connectors.base import Sink
+from headgate.api.unsupported import (
+    KEYED_HINTS,
+    STREAM_HINTS,
+    UNION_HINT,
+    not_there_yet,
+    raise_no_attribute,
+    refuse_foreign_methods,
+    refuse_uncalled_methods,
+)
+from headgate.connectors.base import Sink, check_is_sink
 from headgate.errors import UsageError
-from headgate.model.config import Duration, StateConfig
+from headgate.model.config import Duration, StateConfig, duration_ms
 from headgate.model.graph import Edge, Partitioner, Role
+from headgate.model.ids import NodeName
 from headgate.operators import catalog
-from headgate.operators.process.by_batch import BatchProcessFunction
-from headgate.operators.process.functions import ProcessFunction
-from headgate.operators.reduce import ReduceSpec
-from headgate.operators.types import schema_text
-from headgate.operators.windows.choice import window_operators
-from headgate.operators.windows.plan import START_COLUMN, TumblingAggregate
-from headgate.state.evolution import NO_EVOLUTION, Evolution, checked
+from headgate.operators.process.batch_process import BatchProcessFunction
+from headgate.operators.process.row_process import ProcessFunction
+from headgate.operators.row_functions import ReduceSpec
+from headgate.operators.schemas import schema_text
+from headgate.operators.timestamps import event_time
+from headgate.operators.tumbling_windows import window_operators
+from headgate.operators.window_plan import START_COLUMN, TumblingAggregate
+from headgate.state.descriptors import NO_EVOLUTION, Evolution, checked_evolution
+
+if TYPE_CHECKING:
+    from headgate.operators.process.key_process import KeyFunctionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Tumbling:
+    """Consecutive windows of ``size``, aligned to 1970-01-01 00:00 UTC. Each record falls into exactly one of them."""
+
+    size: Duration
+
+    def __post_init__(self) -> None:
+        if self.size_ms <= 0:
+            raise UsageError("a window's size must be longer than zero")
+
+    @property
+    def size_ms(self) -> int:
+        """The size in milliseconds."""
+        return duration_ms(self.size, "window size")
+
+
+class Sliding:
+    """Sliding windows are not there yet."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        not_there_yet("a sliding window", "use headgate.Tumbling('5m')")
+
+
+class Session:
+    """Session windows are not there yet."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        not_there_yet("a session window", "use headgate.Tumbling('5m')")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorOptions:
+    """The arguments of ``transform_with_state``."""
+
+    processor: Any
+    output_schema: Any
+    time_mode: str
+    initial_state: Any
+    event_time_column: str | None
+    is_pandas: bool
+
+
+def processor_operator(keyed: Records, node: NodeName, options: ProcessorOptions) -> KeyFunctionSpec:
+    """Return the operator that calls a processor for the records of ``keyed``.
+
+    Raises:
+        UsageError: something that is wrong, or not supported.
+    """
+    from headgate.spark.stateful_processor.operator import processor_spec
+
+    refuse_uncalled_methods(f"operator '{node}'", options.processor)
+    return processor_spec(
+        str(node),
+        keyed._keys,
+        options.processor,
+        keyed._schema,
+        output_schema=options.output_schema,
+        time_mode=options.time_mode,
+        time_column=keyed._time_column,
+        initial_state=options.initial_state,
+        is_pandas=options.is_pandas,
+    )
+
+
+def time_column_of(keyed: Records, node: NodeName, output: pa.Schema, options: ProcessorOptions) -> str | None:
+    """Return where the event time of the results is: the column that is named, or the one that went in (SX14).
+
+    Raises:
+        UsageError: there is no such column, it is no time, or the input has no event time.
+    """
+    column = options.event_time_column
+    if column is None:
+        return keyed._time_column_in(output)
+    if keyed._time_column is None:
+        raise UsageError(
+            f"operator '{node}': event_time_column needs event times; call .with_timestamps(column) before"
+        )
+    return event_time(str(node), output, column).column
 
 
 class Stream(StatelessVerbs):
@@ -74,11 +162,10 @@ class Stream(StatelessVerbs):
         Raises:
             UsageError: the sink cannot write records of this schema.
         """
-        if not callable(getattr(sink, "open_committer", None)):
-            raise UsageError(f"a sink such as headgate.StreamSink('scope/stream') is needed, not {sink!r}")
+        check_is_sink(sink)
         builder = self._pipeline._builder
         node = builder.claim_name("sink", name)
-        refuse_unheard(f"sink '{node}'", sink)
+        refuse_uncalled_methods(f"sink '{node}'", sink)
         try:
             sink.check(self._schema)
         except UsageError as error:
@@ -174,12 +261,12 @@ class Stream(StatelessVerbs):
 
     def join(self, *args: object, **options: object) -> NoReturn:
         """Joins are not there yet."""
-        not_there_yet("a join", UNION)
+        not_there_yet("a join", UNION_HINT)
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> NoReturn:
-            no_attribute("Stream", name, STREAM, dir(Stream))
+            raise_no_attribute("Stream", name, STREAM_HINTS, dir(Stream))
 
     def group_by(self, *args: object, **options: object) -> NoReturn:
         """Use ``key_by`` instead.
@@ -228,7 +315,7 @@ _AGG = (
 
 
 class KeyedStream(Records):
-    """A stream whose records are grouped by key.
+    """A stream with records grouped by key.
 
     Records with equal keys reach the same subtask, in the order in which each upstream subtask sent them.
     """
@@ -237,7 +324,7 @@ class KeyedStream(Records):
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_") or not hasattr(Stream, name):
-                no_attribute("KeyedStream", name, STREAM | KEYED, dir(KeyedStream))
+                raise_no_attribute("KeyedStream", name, STREAM_HINTS | KEYED_HINTS, dir(KeyedStream))
             raise AttributeError(
                 f"a keyed stream has no '{name}': call it before key_by, or after reduce, process or window(...).agg"
             )
@@ -287,7 +374,7 @@ class KeyedStream(Records):
             not_there_yet("ttl= of reduce", TTL_OF_REDUCE)
         where = operator_state(state)
         node = self._pipeline._builder.claim_name("reduce", name)
-        checked(f"operator '{node}'", evolution, pa.struct(list(self._schema)))
+        checked_evolution(f"operator '{node}'", evolution, pa.struct(list(self._schema)))
         spec = ReduceSpec(self._keys, function_of("reduce", function), self._schema, evolution)
         output = self._add(node, spec, refuses=True)
         self._pipeline._builder.keep_state(node, where)
@@ -311,7 +398,7 @@ class KeyedStream(Records):
         if allowed_lateness is not None:
             not_there_yet("allowed_lateness", "wait longer with with_timestamps(..., out_of_orderness=...)")
         upstream = self._edges[0].upstream
-        if self._time_column is None and self._pipeline._builder.loops_of(upstream):  # L37
+        if self._time_column is None and self._pipeline._builder.loops_of(upstream):
             raise UsageError(
                 f"window after '{upstream}' needs event times, which no loop carries round; call "
                 f".with_timestamps(column) within its body or after it, then key_by and window"
@@ -345,7 +432,7 @@ class KeyedStream(Records):
         """
         where = operator_state(state)
         node = self._pipeline._builder.claim_name("process", name)
-        refuse_methods_to_come(str(node), function)
+        refuse_foreign_methods(str(node), function)
         spec = catalog.process_spec(str(node), self._keys, function, self._schema)
         output = self._add(node, spec, refuses=True)
         self._pipeline._builder.keep_state(node, where)
@@ -404,7 +491,7 @@ class KeyedStream(Records):
         spec = processor_operator(self, node, options)
         time_column = time_column_of(self, node, spec.function.schema, options)
         output = self._add(node, spec, refuses=True)
-        self._pipeline._builder.keep_state(node, where)  # SX18
+        self._pipeline._builder.keep_state(node, where)
         return Stream(self._pipeline, (Edge(node),), output, time_column)
 
     def iterate(
@@ -429,7 +516,7 @@ class KeyedStream(Records):
 
     def join(self, *args: object, **options: object) -> NoReturn:
         """Joins are not there yet."""
-        not_there_yet("a join", UNION)
+        not_there_yet("a join", UNION_HINT)
 
 
 class WindowedStream:
@@ -459,7 +546,7 @@ class WindowedStream:
         operators = window_operators(aggregate, keyed._schema, str(node))
         edges = keyed._edges
         if operators.combine is not None:
-            before = tuple(Edge(edge.upstream) for edge in edges)
+            before = tuple(replace(edge, partitioner=Partitioner.FORWARD, keys=()) for edge in edges)
             combine = builder.claim_name(f"{node}-combine", None, node)
             partial = catalog.output_schema(operators.combine, keyed._schema, str(combine))
             text = catalog.state_text(operators.combine)

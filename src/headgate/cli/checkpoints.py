@@ -1,6 +1,6 @@
-"""``headgate checkpoints``: what the checkpoint directory of a pipeline holds, damaged entries by name.
+"""``headgate checkpoints`` and ``headgate savepoints``: list, show and take them.
 
-Reads only, but for ``take`` and ``discard``; a running pipeline is not disturbed.
+Reads only, but for ``take`` and ``discard``; a running pipeline is not disturbed. Never removes a savepoint.
 """
 
 from __future__ import annotations
@@ -15,27 +15,26 @@ from rich.table import Table
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli.options import AnyPipelineArgument, DirOption, JsonOption, PipelineArgument
-from headgate.cli.terminal import Terminal
-from headgate.cli.text import duration_text, say, size_text, time_text
+from headgate.cli.output import Terminal, duration_text, say, size_text, time_text
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.display.text import counted as number_of
-from headgate.errors import PipelineFailed, UsageError
-from headgate.model.manifest import Claim, Manifest, SnapshotPart, SubtaskEntry
-from headgate.model.options import Guarantee
-from headgate.model.progress import CheckpointOutcome
-from headgate.model.run_request import RunRequest
-from headgate.protocol.checkpoints.passed_over import Aside
+from headgate.errors import HeadgateError, PipelineFailed, UsageError
+from headgate.model.checkpoint_options import Guarantee
+from headgate.model.manifest import SAVEPOINT_VERSION, Claim, Manifest, Savepoint, SnapshotPart, SubtaskEntry
+from headgate.model.progress import CheckpointOutcome, ControlRequest
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates, has_given_up
+from headgate.protocol.checkpoints.restore_selection import KeptAside
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.checkpoints.named import refuse_unless_newest_is_known
-from headgate.runtime.driver.stopping import RunningPipeline
-from headgate.storage.backends import absolute_location, is_missing, open_storage
+from headgate.runtime.checkpoints.savepoints import SavepointDirectory, refuse_unless_newest_is_known, savepoints_below
+from headgate.runtime.driver.remote_control import RunningPipeline
+from headgate.storage.base import NotFound
+from headgate.storage.urls import absolute_location, is_missing, local_directory, open_storage
 
 DATA_CHARS_MAX = 200
-"""Of what a hook returned, so much is shown."""
+"""Characters shown of what a hook returned."""
 
 LOOK_S = 0.05
-"""How often the answer of a pipeline is looked for."""
+"""Between two looks for the answer of a pipeline."""
 
 app = typer.Typer(help="Completed checkpoints of pipelines.", no_args_is_help=True)
 
@@ -56,7 +55,7 @@ def list_checkpoints(
         elif names:
             say("\n".join(names))
         return
-    log = _observed(directory, pipeline)
+    log = _read_log(directory, pipeline)
     if as_json:
         counted = log.counted()
         typer.echo(json.dumps([{**_entry_fields(entry), "counts": entry in counted} for entry in log.entries]))
@@ -73,7 +72,7 @@ def show_checkpoint(
     as_json: JsonOption = False,
 ) -> None:
     """Show one checkpoint: the snapshot of each subtask, and what it promises to commit."""
-    observed = _observed(directory, pipeline)
+    observed = _read_log(directory, pipeline)
     if checkpoint is None:
         refuse_unless_newest_is_known(observed)
     manifests = candidates(observed)
@@ -90,25 +89,25 @@ def show_checkpoint(
 
 
 @app.command("take")
-def take(
+def take_checkpoint(
     pipeline: PipelineArgument,
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
     """Take a checkpoint of a pipeline that runs on this machine now, and wait until it has completed."""
-    outcome = asked(RunningPipeline.find(absolute_location(directory), pipeline), RunRequest())
+    outcome = request_and_wait(RunningPipeline.find(absolute_location(directory), pipeline), ControlRequest())
     if outcome.checkpoint is None:
         raise PipelineFailed(f"{pipeline}: there is no new checkpoint: {outcome.reason}")
     say(f"{pipeline}: checkpoint {outcome.checkpoint} is completed")
 
 
 @app.command("discard")
-def discard(
+def discard_checkpoints(
     pipeline: PipelineArgument,
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Remove damaged checkpoints that were kept aside when a start went back behind them."""
-    _observed(directory, pipeline)
+    """Remove damaged checkpoints that were kept aside when a start went back to an older one."""
+    _read_log(directory, pipeline)
     log = CheckpointLog(open_storage(absolute_location(directory)), pipeline)
     found = log.files.aside()
     if not found:
@@ -120,8 +119,8 @@ def discard(
     say(f"{log.discard_aside()} files removed")
 
 
-def asked(running: RunningPipeline, request: RunRequest) -> CheckpointOutcome:
-    """Ask a running pipeline for something, and wait for what comes of it."""
+def request_and_wait(running: RunningPipeline, request: ControlRequest) -> CheckpointOutcome:
+    """Send a request to a running pipeline, and wait for its outcome."""
     ask = running.ask_for(request)
     try:
         while (outcome := ask.answered()) is None:
@@ -133,7 +132,7 @@ def asked(running: RunningPipeline, request: RunRequest) -> CheckpointOutcome:
         ask.remove()
 
 
-def _print_aside(found: list[Aside]) -> None:
+def _print_aside(found: list[KeptAside]) -> None:
     for aside in found:
         what = f"kept aside: what came after checkpoint {aside.above} and before {aside.below}"
         say(f"{what}: {'; '.join(aside.why.splitlines())}", fg=typer.colors.RED)
@@ -146,7 +145,7 @@ def _pipelines(directory: str) -> list[str]:
     return sorted({path.split("/log/", 1)[0] for path in paths if "/log/" in path})
 
 
-def _observed(directory: str, pipeline: str) -> ObservedLog:
+def _read_log(directory: str, pipeline: str) -> ObservedLog:
     root = absolute_location(directory)
     if is_missing(root):
         raise UsageError(f"there are no checkpoints at {root}/{pipeline}: there is no directory {root}")
@@ -215,7 +214,7 @@ def print_manifest(manifest: Manifest) -> None:
 
 
 def _delays_table(manifest: Manifest) -> Table:
-    """Return how long each subtask waited for barriers, and what had not come through when they overtook it (UA19)."""
+    """Return how long each subtask waited for barriers, and the in-flight data of unaligned checkpoints (UA19)."""
     table = Table(box=None, pad_edge=False)
     for title in ("subtask", "first barrier after", "aligned for", "in flight"):
         table.add_column(title, justify="left" if title == "subtask" else "right")
@@ -231,7 +230,7 @@ def _in_flight_bytes(entry: SubtaskEntry) -> int:
 
 
 def _rows_text(rows: dict[str, dict[str, int]] | None) -> str:
-    """Return the rows of all states of one subtask; version 0.1 did not record them."""
+    """Return the number of rows in all states of one subtask; "?" if a snapshot does not count them."""
     return "?" if rows is None else f"{sum(sum(states.values()) for states in rows.values()):,}"
 
 
@@ -317,4 +316,97 @@ def _part_fields(part: SnapshotPart) -> dict[str, Any]:
         "size_bytes": part.size_bytes,
         "key_groups": None if keys is None else [keys.first, keys.first + keys.count - 1],
         "path": part.path,
+    }
+
+
+savepoints_app = typer.Typer(help="Savepoints of pipelines.", no_args_is_help=True)
+
+
+@savepoints_app.command("take")
+def take_savepoint(
+    pipeline: PipelineArgument,
+    path: Annotated[str, typer.Argument(help="An empty or new directory, or a URL.")],
+    directory: DirOption = CHECKPOINT_DIR_DEFAULT,
+) -> None:
+    """Write a savepoint of a pipeline that runs on this machine, and wait until it is complete."""
+    outcome = request_and_wait(
+        RunningPipeline.find(absolute_location(directory), pipeline), ControlRequest(absolute_location(path))
+    )
+    if outcome.savepoint is None:
+        raise PipelineFailed(f"{pipeline}: there is no savepoint: {outcome.reason}")
+    say(f"{pipeline}: savepoint {outcome.savepoint} is complete (checkpoint {outcome.checkpoint})")
+
+
+@savepoints_app.command("show")
+def show_savepoint(
+    path: Annotated[str, typer.Argument(help="Where the savepoint is.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a savepoint holds."""
+    savepoint = _savepoint_at(absolute_location(path))
+    if as_json:
+        typer.echo(json.dumps({**_fields(savepoint), "subtasks": subtask_fields(savepoint.manifest)}))
+        return
+    say(f"savepoint of pipeline {savepoint.pipeline}, complete since {time_text(savepoint.taken_ms)} UTC")
+    print_manifest(savepoint.manifest)
+
+
+@savepoints_app.command("list")
+def list_savepoints(
+    path: Annotated[str, typer.Argument(help="A directory or a URL below which savepoints are.")],
+    as_json: JsonOption = False,
+) -> None:
+    """List the savepoints below a path."""
+    root = _existing(absolute_location(path))
+    found = {where: _at_or_why_not(f"{root.rstrip('/')}/{where}".rstrip("/")) for where in savepoints_below(root)}
+    if as_json:
+        fields = [
+            {"path": where, **(_fields(one) if isinstance(one, Savepoint) else {"problem": one})}
+            for where, one in found.items()
+        ]
+        typer.echo(json.dumps(fields))
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("savepoint", "pipeline", "checkpoint", "complete since (UTC)", "size", ""):
+        table.add_column(title, justify="right" if title in ("checkpoint", "size") else "left")
+    for where, one in found.items():
+        if isinstance(one, Savepoint):
+            manifest = one.manifest
+            size, moment = size_text(manifest.size_bytes), time_text(one.taken_ms)
+            table.add_row(where or ".", one.pipeline, str(manifest.checkpoint), moment, size, manifest.mode.value)
+        else:
+            table.add_row(where or ".", "", "", "", "", one)
+    Terminal().print(table if found else f"There are no savepoints below {root}.")
+
+
+def _savepoint_at(url: str) -> Savepoint:
+    try:
+        return SavepointDirectory(_existing(url)).read()
+    except NotFound:
+        raise UsageError(
+            f"there is no savepoint at {url}; 'headgate savepoints list' shows those below a path"
+        ) from None
+
+
+def _at_or_why_not(url: str) -> Savepoint | str:
+    try:
+        return _savepoint_at(url)
+    except HeadgateError as error:
+        return str(error)
+
+
+def _existing(url: str) -> str:
+    """Return ``url``; a directory that is missing is not made by looking at it."""
+    if is_missing(url):
+        raise UsageError(f"there is no directory {local_directory(url)}")
+    return url
+
+
+def _fields(savepoint: Savepoint) -> dict[str, Any]:
+    return {
+        "format": SAVEPOINT_VERSION,
+        "id": savepoint.id,
+        "pipeline": savepoint.pipeline,
+        "complete_since": time_text(savepoint.taken_ms),
+        **manifest_fields(savepoint.manifest),
     }

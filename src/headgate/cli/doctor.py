@@ -1,4 +1,4 @@
-"""``headgate doctor``: what this machine lacks to run a pipeline, one clear sentence each."""
+"""``headgate doctor`` and ``headgate prepare``: check this machine, and make Spark start sooner on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -22,14 +23,18 @@ from rich.text import Text
 
 from headgate import __version__
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
-from headgate.cli.terminal import Terminal
-from headgate.display.text import counted
+from headgate.cli.output import Terminal, say
+from headgate.display.text import counted, size_text
+from headgate.distribution import DISTRIBUTION, install_command
 from headgate.errors import HeadgateError
-from headgate.spark.class_archive import archive_file, is_own
-from headgate.spark.executors import Executor
-from headgate.spark.prerequisites import spark_home_problem
-from headgate.storage.access import is_open_to_others
-from headgate.storage.backends import absolute_location
+from headgate.spark.cds_archive import archive_file, is_trusted
+from headgate.spark.cds_dump import make_archive
+from headgate.spark.prerequisites import read_master, spark_home_problem
+from headgate.spark.session import Executor
+from headgate.storage.local import make_directories
+from headgate.storage.local_directories import user_state_directory
+from headgate.storage.permissions import is_open_to_others
+from headgate.storage.urls import absolute_location
 from headgate.store.store import Store, store_root
 
 PYTHON_MIN = (3, 11)
@@ -41,7 +46,7 @@ CLOCK_OFF_MAX_MS = 1_000
 """Timers of processing time and dates of records differ by what clocks do; no decision of a checkpoint does."""
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*>=\s*([\d.]+)")
-"""As pyproject.toml writes what is required always; optional ones carry a marker behind."""
+"""Requirements in the form of pyproject.toml; those of extras end in a marker and do not match."""
 
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
@@ -160,14 +165,14 @@ def check_spark_home() -> Finding:
 def check_class_archive() -> Finding:
     """Check whether starts of Spark are prepared: nothing depends on it."""
     file = archive_file(os.environ)
-    if file is None or not is_own(file):
+    if file is None or not is_trusted(file):
         return Finding("Spark's start", Verdict.OK, "not prepared; after 'headgate prepare', it takes less time")
     return Finding("Spark's start", Verdict.OK, f"prepared in {file}")
 
 
 def check_executors(master: str) -> Finding:
     """Have the executors of a master tell what they are, and judge it."""
-    from headgate.spark.executors import executors_of
+    from headgate.spark.session import executors_of
 
     try:
         return judge_executors(executors_of(master))
@@ -199,7 +204,11 @@ def judge_executors(found: Sequence[Executor], python: str = platform.python_ver
 def check_packages() -> Finding:
     """Check that everything Headgate requires is installed in a version that fits."""
     wrong = []
-    for text in importlib.metadata.requires("headgate") or []:
+    try:
+        required = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("packages", Verdict.WARNING, f"not checked: {DISTRIBUTION} is not installed as a package")
+    for text in required:
         match = _REQUIREMENT.fullmatch(text)
         if match is None:  # an optional one
             continue
@@ -212,7 +221,7 @@ def check_packages() -> Finding:
         if _numbers(version) < _numbers(least):
             wrong.append(f"{name} is {version} but must be at least {least}")
     if wrong:
-        return Finding("packages", Verdict.MISSING, f"{'; '.join(wrong)}: run 'pip install --upgrade headgate'.")
+        return Finding("packages", Verdict.MISSING, f"{'; '.join(wrong)}: run '{install_command()}'.")
     return Finding("packages", Verdict.OK, f"PySpark {importlib.metadata.version('pyspark')} and all others")
 
 
@@ -289,3 +298,42 @@ def check_directory(subject: str, location: str) -> Finding:
             subject, Verdict.WARNING, f"{text}: other users can read it; 'chmod -R go= {absolute}' keeps them out."
         )
     return Finding(subject, Verdict.OK, text)
+
+
+def prepare() -> None:
+    """Have Spark start sooner on this machine.
+
+    Starts Spark once and keeps what it loads in one file, from which every 'headgate run' starts its JVM from then on.
+    Run it again after an update of Java or Spark: until then, starts take as long as before.
+
+    The file is in headgate in $XDG_CACHE_HOME, or in ~/.cache. It may be deleted at any time.
+    """
+    say("Spark starts once, which takes about half a minute.", err=True)
+    file = make_archive()
+    say(f"{file} ({size_text(file.stat().st_size)}): pipelines start sooner from now on.")
+
+
+PREPARE = "tip: 'headgate prepare' lets pipelines start sooner on this machine (it keeps a file of 150 MB in {})"
+
+
+def prepare_tip(master: str | None, environ: Mapping[str, str], *, is_terminal: bool) -> str | None:
+    """Return the tip about ``headgate prepare`` after a run on ``master``; None where it does not help, or was shown.
+
+    It is shown once for each user on a machine. Where that cannot be recorded, it is never shown.
+    """
+    url = master or environ.get("HEADGATE_MASTER") or "local"
+    if not is_terminal or not read_master(url).is_local:
+        return None
+    file = archive_file(environ)
+    if file is None or is_trusted(file) or not _is_first("told-of-prepare"):
+        return None
+    return PREPARE.format(file.parent)
+
+
+def _is_first(name: str) -> bool:
+    with suppress(OSError, RuntimeError):
+        directory = user_state_directory()
+        make_directories(directory)
+        os.close(os.open(directory / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        return True
+    return False

@@ -1,4 +1,4 @@
-"""Progress of a running pipeline: live on a terminal, a line now and then elsewhere, or JSON.
+"""Observers that show a running pipeline: a live table, lines of text, JSON lines, or a web page.
 
 Each class is an ``Observer`` and a context manager. They are called from the session's threads.
 """
@@ -6,13 +6,17 @@ Each class is an ``Observer`` and a context manager. They are called from the se
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import deque
-from dataclasses import asdict, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
+from functools import partial
+from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import typer
 from rich.console import Console, Group
@@ -20,15 +24,23 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from headgate.cli.terminal import Terminal
-from headgate.cli.text import say
-from headgate.clock import SYSTEM_CLOCK, Clock
+from headgate.api.pipeline_registry import announced_page
+from headgate.cli.output import Terminal, result_text, say
 from headgate.display.progress import NODE_TITLES, by_busy, loop_text, node_cells, summary_text
 from headgate.display.text import duration_text
-from headgate.errors import HeadgateError
+from headgate.distribution import install_command
+from headgate.environment import SYSTEM_CLOCK, Clock
+from headgate.errors import HeadgateError, UsageError
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import Observer, PipelineHandle, Progress, RunResult, SilentObserver
+from headgate.model.plan import PipelineDefinition
+from headgate.model.progress import LogPlace, Observer, PipelineHandle, Progress, RunResult, SilentObserver
 from headgate.plain_text import printable
+
+if TYPE_CHECKING:
+    from headgate.web.actions import RunActions
+    from headgate.web.logs import LogDirectory
+    from headgate.web.view_model import RunView
+
 
 LINE_PERIOD_S = 5.0
 """Between two lines of progress where there is no terminal."""
@@ -39,17 +51,17 @@ LEAST_IMPORTANT = ("state", "waiting", "held back", "in", "late", "lag", "bad", 
 """Columns of the table that go on a narrow terminal, in this order."""
 
 
-class ShownObserver(Observer, Protocol):
+class RunObserver(Observer, Protocol):
     """An observer that shows things between ``with`` and its end."""
 
     def on_start(self, handle: PipelineHandle) -> None:
-        """It has begun."""
+        """The run has begun."""
 
     def on_result(self, result: RunResult) -> None:
-        """It ended without failing; nothing comes behind this."""
+        """The run ended without failing; this is the last call."""
 
     def on_failure(self, error: HeadgateError) -> None:
-        """It failed; nothing comes behind this."""
+        """The run failed; this is the last call."""
 
     def __enter__(self) -> Self:
         """Begin to show."""
@@ -60,17 +72,17 @@ class ShownObserver(Observer, Protocol):
         """Stop showing."""
 
 
-class Quiet(SilentObserver):
+class QuietObserver(SilentObserver):
     """Shows nothing."""
 
     def on_start(self, handle: PipelineHandle) -> None:
-        """It has begun."""
+        """The run has begun."""
 
     def on_result(self, result: RunResult) -> None:
-        """It ended without failing; nothing comes behind this."""
+        """The run ended without failing; this is the last call."""
 
     def on_failure(self, error: HeadgateError) -> None:
-        """It failed; nothing comes behind this."""
+        """The run failed; this is the last call."""
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +93,7 @@ class Quiet(SilentObserver):
         return None
 
 
-class JsonLinesProgress(Quiet):
+class JsonLinesProgress(QuietObserver):
     """Writes one JSON object for each event to standard output: of which pipeline, and at which time."""
 
     def __init__(self, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -123,7 +135,7 @@ class JsonLinesProgress(Quiet):
         typer.echo(json.dumps(event, default=_plain))
 
 
-class PlainProgress(Quiet):
+class PlainProgress(QuietObserver):
     """Prints a line every few seconds, and one for each restart and note."""
 
     def __init__(self, pipeline: str, period_s: float = LINE_PERIOD_S) -> None:
@@ -154,7 +166,7 @@ class PlainProgress(Quiet):
         say(f"{self._pipeline}: {text}", err=True)
 
 
-class LiveProgress(Quiet):
+class LiveProgress(QuietObserver):
     """A table that is redrawn in place."""
 
     def __init__(self, pipeline: str, console: Console | None = None) -> None:
@@ -234,3 +246,119 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     return str(value)
+
+
+TOKEN = "HEADGATE_UI_TOKEN"
+"""Environment variable; not an option, which everybody on the machine can read."""
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class PageAddress:
+    """Where a page is served."""
+
+    port: int
+    host: str = HOST
+
+    def check(self, option: str = "--ui") -> None:
+        """Refuse what cannot be; ``option`` is what was given, for messages.
+
+        Raises:
+            UsageError: it is no port, or the packages are missing.
+        """
+        if not 0 <= self.port < 65_536:
+            raise UsageError(f"{option} is {self.port}, but a port is a number up to 65535, or 0 for a free one")
+        missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+        if missing:
+            raise UsageError(f"the page needs the package {missing[0]}: {install_command('ui')}")
+
+
+class PageObserver:
+    """A ``ShownObserver`` in front of another one: shows what it hears in browsers, too.
+
+    Of a run that goes on in another's place (``must_run``) a page that cannot be served is a note, and no error (PG7).
+    """
+
+    def __init__(
+        self, other: RunObserver, definition: PipelineDefinition, place: PageAddress, *, must_run: bool = False
+    ) -> None:
+        self._must_run = must_run
+        self._other = other
+        self._definition = definition
+        self._place = place
+        self._opened = ExitStack()
+        self._story: RunView
+        self._asking: RunActions
+        self._logs: LogDirectory
+        self._handle: PipelineHandle | None = None
+
+    def __enter__(self) -> Self:
+        from headgate.web.actions import RunActions
+        from headgate.web.app import make_app
+        from headgate.web.logs import LogDirectory
+        from headgate.web.server import serve_page
+        from headgate.web.view_model import RunView
+
+        self._story, self._asking, self._logs = RunView(self._definition), RunActions(), LogDirectory()
+        token = os.environ.pop(TOKEN, None)  # workers run what others wrote: it is not for them (PG3)
+        more = "add #token=… with the token to be able to stop it" if token else "read only"
+        with ExitStack() as opened:
+            answering = partial(make_app, self._story, self._asking, self._logs)
+            served = serve_page(answering, self._place.port, self._place.host, token or None)
+            try:
+                address = opened.enter_context(served)
+                opened.enter_context(announced_page(self._definition.config.name, address))
+                note = f"page: {address} ({more})"
+            except UsageError as error:
+                if not self._must_run:
+                    raise
+                note = f"running without a page: {error}"
+            opened.enter_context(self._other)
+            self._opened = opened.pop_all()
+        self._other.on_note(note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._opened.__exit__(kind, error, trace)
+
+    def on_start(self, handle: PipelineHandle) -> None:
+        """See ``ShownObserver``."""
+        self._asking.begin(handle)
+        self._handle = handle
+        self._other.on_start(handle)
+
+    def on_progress(self, progress: Progress) -> None:
+        """See ``Observer``."""
+        self._story.set_progress(progress, SYSTEM_CLOCK.wall_ms(), SYSTEM_CLOCK.monotonic_ms())
+        if self._handle is not None:
+            self._story.set_alignments(self._handle.alignments())
+        self._other.on_progress(progress)
+
+    def on_restart(self, reason: str, delay_ms: int) -> None:
+        """See ``Observer``."""
+        self._story.add_restart(reason, delay_ms, SYSTEM_CLOCK.wall_ms())
+        self._other.on_restart(reason, delay_ms)
+
+    def on_note(self, text: str) -> None:
+        """See ``Observer``."""
+        self._story.add_note(text, SYSTEM_CLOCK.wall_ms())
+        if isinstance(text, LogPlace):
+            self._logs.set_directory(text.directory)
+        self._other.on_note(text)
+
+    def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
+        """See ``Observer``."""
+        self._story.add_checkpoint(checkpoint, duration_ms, size_bytes, SYSTEM_CLOCK.wall_ms())
+        self._other.on_checkpoint(checkpoint, duration_ms, size_bytes)
+
+    def on_result(self, result: RunResult) -> None:
+        """See ``ShownObserver``."""
+        self._story.set_end(outcome_of(result), result_text(result), SYSTEM_CLOCK.wall_ms())
+        self._other.on_result(result)
+
+    def on_failure(self, error: HeadgateError) -> None:
+        """See ``ShownObserver``."""
+        self._story.set_end("failed", str(error), SYSTEM_CLOCK.wall_ms())
+        self._other.on_failure(error)

@@ -1,32 +1,30 @@
-"""``headgate run``: what it is told, and who does it: this process (``cli.running``), or drivers of a keeper."""
+"""``headgate run``: run a pipeline in this process, or under a supervisor."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
-from headgate.api.fresh import start_over
-from headgate.api.pipeline import Pipeline
-from headgate.api.preparing import make_checkpoint_directory
-from headgate.cli import keeping
-from headgate.cli.keeping import Orders
-from headgate.cli.kept import Kept
-from headgate.cli.load import importable_from, load_pipeline, make_importable
-from headgate.cli.page import HOST, PagePlace
-from headgate.cli.program_path import program_place
-from headgate.cli.run_options import (
-    Beginning,
+import typer
+
+from headgate.api.foreground import MetricsEndpoint, run_to_end, start_with_endpoint
+from headgate.api.launch import make_checkpoint_directory, start_over
+from headgate.api.pipeline import METRICS_HOST, Pipeline
+from headgate.cli import supervisor
+from headgate.cli.doctor import prepare_tip
+from headgate.cli.options import (
     CheckpointDirOption,
     ConfOption,
     DescribeOption,
     FreshOption,
     FromOption,
     GoBackOption,
-    JsonOption,
     LeaveOption,
     LogDirOption,
     MasterOption,
@@ -37,25 +35,189 @@ from headgate.cli.run_options import (
     ParallelismOption,
     ProgramArgument,
     ProgramArguments,
+    ProgressJsonOption,
     PyFilesOption,
     QuietOption,
     RestartOption,
     RunOptions,
     SilenceOption,
     StandbyOption,
+    StartPoint,
     SupervisedOption,
     UiHostOption,
     UiOption,
     UnclaimedOption,
-    keep_logs_in,
+    set_log_directory,
 )
-from headgate.cli.running import run_here, shown_by
-from headgate.cli.text import say
-from headgate.errors import UsageError
+from headgate.cli.output import Terminal, result_text, say
+from headgate.cli.program_loader import importable_from, load_pipeline, make_importable
+from headgate.cli.progress import (
+    HOST,
+    JsonLinesProgress,
+    LiveProgress,
+    PageAddress,
+    PageObserver,
+    PlainProgress,
+    QuietObserver,
+    RunObserver,
+)
+from headgate.cli.standby import StandbyRunner, jvm_check
+from headgate.cli.supervisor import Orders
+from headgate.cli.supervisor_client import SupervisorClient
+from headgate.errors import HeadgateError, UsageError
+from headgate.model.progress import PipelineHandle, RunResult
+from headgate.runtime.driver.takeover import Takeover, taking_over
 from headgate.spark.jvm_settings import quick_jvm
-from headgate.spark.session import check_cluster
+from headgate.spark.py_files import program_place
+from headgate.spark.session import WarmSession, check_cluster
 
-COMMAND = [sys.executable, "-P", "-m", "headgate.cli.entry"]
+_R = TypeVar("_R")
+
+
+def run_here(pipeline: Pipeline, options: RunOptions, client: SupervisorClient) -> None:
+    """Run in this process, at once or when its turn has come, and say how it ended."""
+    result = _run_as_standby(pipeline, options, client) if options.standby else _run_now(pipeline, options, client)
+    if result is not None and not options.quiet and not options.as_json:
+        say(f"{pipeline.name}: {result_text(result)}", err=True)
+        tip = prepare_tip(options.master, os.environ, is_terminal=_is_terminal()) if not client.supervisor_pid else None
+        if tip is not None:
+            say(tip, err=True)
+
+
+def _is_terminal() -> bool:
+    return Terminal(stderr=True).is_terminal
+
+
+def terminal_observer(pipeline: Pipeline, options: RunOptions) -> RunObserver:
+    """Return the observer that shows progress in this terminal."""
+    if options.quiet:
+        return QuietObserver()
+    if options.as_json:
+        return JsonLinesProgress(pipeline.name)
+    console = Terminal(stderr=True)
+    return LiveProgress(pipeline.name, console) if console.is_terminal else PlainProgress(pipeline.name)
+
+
+def metrics_port(options: RunOptions, must_run: bool) -> MetricsEndpoint | None:
+    """Return the port that was asked for.
+
+    Raises:
+        UsageError: it is taken. One that ``must_run``, because it goes on in another's place, runs without.
+    """
+    if options.metrics_port is None:
+        return None
+    from headgate.api.metrics import MetricsPort
+
+    try:
+        return MetricsPort(options.metrics_port, options.metrics_host or METRICS_HOST)
+    except UsageError as error:
+        if not must_run:
+            raise
+        say(f"running without metrics: {error}", err=True)
+        return None
+
+
+def _run_now(pipeline: Pipeline, options: RunOptions, client: SupervisorClient) -> RunResult:
+    port = metrics_port(options, client.supervisor_pid != 0)
+    with _make_observer(pipeline, options, client.supervisor_pid != 0) as observer:
+        return _report_result(
+            [observer], lambda: run_to_end(lambda: _start_pipeline(pipeline, options, observer, client, port))
+        )
+
+
+def _start_pipeline(
+    pipeline: Pipeline,
+    options: RunOptions,
+    observer: RunObserver,
+    client: SupervisorClient,
+    port: MetricsEndpoint | None,
+) -> PipelineHandle:
+    client.report_listening()
+    place = Takeover(
+        client.claimant,
+        client.after,
+        client.report_claim,
+        None,
+        client.report_course,
+        client.supervisor_pid,
+        client.restarts,
+    )
+
+    def start() -> PipelineHandle:
+        push = options.metrics_push
+        return pipeline.start(options.master, observer=observer, fresh=options.fresh, metrics_push=push)
+
+    with taking_over(place), quick_jvm():  # this process does nothing else with Spark
+        return _start_with_metrics(port, pipeline, observer, start)
+
+
+def _run_as_standby(pipeline: Pipeline, options: RunOptions, client: SupervisorClient) -> RunResult | None:
+    """Wait for a turn and run; None when it never came."""
+    definition = pipeline.definition_on(options.master)
+    config = definition.config
+    observers: list[RunObserver] = []
+    make_checkpoint_directory(config)  # a standby may be the first that looks there
+
+    def tell(notice: str, text: str) -> None:
+        shown.close()  # the progress of a takeover that came too late
+        if options.as_json:
+            typer.echo(json.dumps({"event": "standby", "notice": notice, "text": text}))
+        elif not options.quiet:
+            say(f"{config.name}: {text}", err=True)
+
+    with quick_jvm(), ExitStack() as opened, ExitStack() as shown:  # this process does nothing else with Spark
+        conf = options.submission.conf
+        session = WarmSession(config.name, definition.plan.parallelism, options.master, conf)
+        opened.callback(session.close)
+
+        def start() -> PipelineHandle:
+            observer = shown.enter_context(_make_observer(pipeline, options, must_run=True))
+            observers.append(observer)
+            port = metrics_port(options, must_run=True)
+
+            def takes_over() -> PipelineHandle:
+                push = options.metrics_push
+                return pipeline.start(options.master, spark=session.spark, observer=observer, metrics_push=push)
+
+            return _start_with_metrics(port, pipeline, observer, takes_over)
+
+        check = jvm_check(lambda: session.is_alive)
+        place = config.checkpoint_root, config.name
+        standing = StandbyRunner(*place, client, start, tell, check, options.silence_ms)
+        return _report_result(observers, standing.run)
+
+
+def _start_with_metrics(
+    port: MetricsEndpoint | None, pipeline: Pipeline, observer: RunObserver, start: Callable[[], PipelineHandle]
+) -> PipelineHandle:
+    handle = start() if port is None else start_with_endpoint(port, pipeline.name, observer, start)
+    observer.on_start(handle)
+    return handle
+
+
+def _report_result(observers: Sequence[RunObserver], run: Callable[[], _R]) -> _R:
+    """Report the result to the last observer; a standby has one for each takeover, or none."""
+    try:
+        result = run()
+    except HeadgateError as error:
+        for observer in observers[-1:]:
+            observer.on_failure(error)
+        raise
+    if isinstance(result, RunResult):
+        for observer in observers[-1:]:
+            observer.on_result(result)
+    return result
+
+
+def _make_observer(pipeline: Pipeline, options: RunOptions, must_run: bool) -> RunObserver:
+    """Return the observer of a run; ``must_run`` as for ``metrics_port``."""
+    shown = terminal_observer(pipeline, options)
+    if options.page is None:
+        return shown
+    return PageObserver(shown, pipeline.definition_on(options.master), options.page, must_run=must_run)
+
+
+COMMAND = [sys.executable, "-P", "-m", "headgate.cli.__main__"]
 """``headgate``, whatever is in the working directory."""
 
 
@@ -71,7 +233,7 @@ def run(
     moved: MovedOption = None,
     describe: DescribeOption = False,
     quiet: QuietOption = False,
-    as_json: JsonOption = False,
+    as_json: ProgressJsonOption = False,
     supervised: SupervisedOption = False,
     standby: StandbyOption = False,
     silence: SilenceOption = None,
@@ -116,8 +278,8 @@ def run(
     Exit codes: 0 finished or stopped, 1 failed, and starting again may help, 2 wrong use, 3 failed for good: something
     has to be changed first, 4 the pipeline is running elsewhere.
     """
-    kept = Kept.by_environment()
-    begins = Beginning(restore, go_back_behind, tuple(allow_unclaimed_state or ()), tuple(moved or ()))
+    client = SupervisorClient.from_environment()
+    begins = StartPoint(restore, go_back_behind, tuple(allow_unclaimed_state or ()), tuple(moved or ()))
     options = RunOptions(
         master,
         parallelism,
@@ -135,23 +297,23 @@ def run(
         metrics_host,
         tuple(py_files or ()),
         tuple(conf or ()),
-        page=None if ui is None else PagePlace(ui, ui_host or HOST),
+        page=None if ui is None else PageAddress(ui, ui_host or HOST),
         metrics_push=metrics_push,
     )
     if ui is None and ui_host is not None:
         raise UsageError("--ui-host is about --ui, which is not given")
     options.check()
-    keep_logs_in(log_dir)
+    set_log_directory(log_dir)
     given = arguments or ()
     if describe:
-        say(_loaded(options, program, given).describe())
+        say(_load_program(options, program, given).describe())
     elif supervised:
-        _keep(options, program, given)
+        _supervise(options, program, given)
     else:
-        run_here(_loaded(options, program, given), options, kept)
+        run_here(_load_program(options, program, given), options, client)
 
 
-def _loaded(options: RunOptions, program: str, arguments: Sequence[str]) -> Pipeline:
+def _load_program(options: RunOptions, program: str, arguments: Sequence[str]) -> Pipeline:
     """Return the pipeline of the program, with what the command says instead of it."""
     submission = options.submission
     for file in submission.py_files:
@@ -166,11 +328,11 @@ def _loaded(options: RunOptions, program: str, arguments: Sequence[str]) -> Pipe
     return pipeline
 
 
-def _keep(options: RunOptions, program: str, arguments: Sequence[str]) -> NoReturn:
+def _supervise(options: RunOptions, program: str, arguments: Sequence[str]) -> NoReturn:
     """Have drivers do it, from a keeper."""
     if options.fresh:
         _start_over(options, program, arguments)
-    become_keeper(_orders(options, program, arguments))
+    exec_supervisor(_orders(options, program, arguments))
 
 
 def _orders(options: RunOptions, program: str, arguments: Sequence[str]) -> Orders:
@@ -182,18 +344,18 @@ def _orders(options: RunOptions, program: str, arguments: Sequence[str]) -> Orde
 
 def _start_over(options: RunOptions, program: str, arguments: Sequence[str]) -> None:
     """Start over here and now, once: a keeper starts many drivers."""
-    pipeline = _loaded(options, program, arguments)
+    pipeline = _load_program(options, program, arguments)
     definition = pipeline.definition_on(options.master)
     make_checkpoint_directory(definition.config)
     with quick_jvm():
         parallelism, conf = definition.plan.parallelism, options.submission.conf
         check_cluster(pipeline.name, parallelism, None, options.master, conf)
-    with shown_by(pipeline, options) as observer:
+    with terminal_observer(pipeline, options) as observer:
         start_over(definition, observer, options.leave)
 
 
-def become_keeper(orders: Orders) -> NoReturn:
+def exec_supervisor(orders: Orders) -> NoReturn:
     """Replace this process by a keeper: one that has imported nothing of Spark or Arrow (docs/spec/keeper.md)."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, "-P", "-m", keeping.__name__, orders.encoded()])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", supervisor.__name__, orders.encoded()])

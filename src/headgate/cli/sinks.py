@@ -1,4 +1,4 @@
-"""``headgate sinks``: which pipelines the file sinks of a directory belong to, and letting them begin anew.
+"""``headgate sinks``: list the owners of the file sinks of a directory, and forget one.
 
 Counterparts: ``connectors.files.owner``, and ``connectors.custom.owned`` for sinks that users write. For sinks to
 streams: ``headgate streams forget``. Never removes data.
@@ -12,15 +12,15 @@ from typing import Annotated
 
 import typer
 
-from headgate.cli.load import load_pipeline
-from headgate.cli.run_options import ProgramArguments
-from headgate.cli.text import say, time_text
-from headgate.connectors.custom.owned import RememberingSink
-from headgate.connectors.files.owner import owners_in
-from headgate.connectors.files.sink import FileSink
+from headgate.cli.options import ProgramArguments
+from headgate.cli.output import say, time_text
+from headgate.cli.program_loader import load_pipeline
+from headgate.connectors.fenced_sink import FencedSink
+from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.files.ownership import owners_in
 from headgate.errors import UsageError
-from headgate.model.life import Owner
-from headgate.storage.backends import absolute_location, is_missing, open_storage
+from headgate.model.pipeline_identity import Owner
+from headgate.storage.urls import absolute_location, is_missing, open_storage
 
 app = typer.Typer(help="Whose the sinks of a directory are.", no_args_is_help=True)
 
@@ -33,7 +33,7 @@ def list_(directory: Location) -> None:
     url = absolute_location(directory)
     found = {} if is_missing(url) else owners_in(open_storage(url))
     for sink, owner in found.items():
-        say(f"{sink.pipeline}/{sink.node} {belongs_to(owner)}")
+        say(f"{sink.pipeline}/{sink.node} {ownership_text(owner)}")
     if not found:
         say(f"No sink has written to {url}.")
 
@@ -60,28 +60,30 @@ def forget(
     pipeline, _, node = owner.partition("/")
     if place.endswith(".py") or Path(place).is_file():
         where = place
-        found, forget = _of_program(pipeline, node, place, arguments or ())
+        found, forget = _program_sink(pipeline, node, place, arguments or ())
     else:
         where = absolute_location(place)
-        found, forget = _of_directory(pipeline, node, where)
+        found, forget = _file_sink(pipeline, node, where)
     if not found.generation and found.life is None:
         raise UsageError(f"no pipeline has written to {where} as '{owner}'")
     if not yes:
-        typer.confirm(f"Forget that {owner} {belongs_to(found)}?", abort=True)
+        typer.confirm(f"Forget that {owner} {ownership_text(found)}?", abort=True)
     forget()
     say(f"{owner} is forgotten: the next start of that pipeline has it")
 
 
-def _of_directory(pipeline: str, node: str, url: str) -> tuple[Owner, Callable[[], object]]:
-    """Return whose the files are, and what makes their directory forget that."""
+def _file_sink(pipeline: str, node: str, url: str) -> tuple[Owner, Callable[[], object]]:
+    """Return the owner of the files, and a function that makes their directory forget it."""
     if is_missing(url):
         return Owner(), lambda: None
     target = FileSink(url).target(pipeline, node)
     return target.owner(), target.forget
 
 
-def _of_program(pipeline: str, node: str, program: str, arguments: Sequence[str]) -> tuple[Owner, Callable[[], object]]:
-    """Return whose the target of a sink in ``program`` is, and what makes it forget that.
+def _program_sink(
+    pipeline: str, node: str, program: str, arguments: Sequence[str]
+) -> tuple[Owner, Callable[[], object]]:
+    """Return the owner of the target of a sink in ``program``, and a function that makes it forget it.
 
     ``node`` may be a former name, by which only the target knows the sink (LV9).
 
@@ -89,18 +91,18 @@ def _of_program(pipeline: str, node: str, program: str, arguments: Sequence[str]
         UsageError: there is no such sink of a user's own.
     """
     definition = load_pipeline(program, arguments).definition()
-    sinks = {str(one.name): one.spec for one in definition.graph.nodes if isinstance(one.spec, RememberingSink)}
+    sinks = {str(one.name): one.spec for one in definition.graph.nodes if isinstance(one.spec, FencedSink)}
     named = [sinks[node]] if node in sinks else []
-    known = [one for one in sinks.values() if not one.owner(pipeline, node).is_nobody] or named
+    known = [one for one in sinks.values() if not one.owner(pipeline, node).is_unknown] or named
     if definition.config.name != pipeline or not known:
         there = ", ".join(f"'{definition.config.name}/{name}'" for name in sinks) or "none"
         raise UsageError(f"{program} has no sink of its own called '{pipeline}/{node}'; there is {there}")
     return known[0].owner(pipeline, node), lambda: [sink.forget_owner(pipeline, node) for sink in known]
 
 
-def belongs_to(owner: Owner) -> str:
-    """Return whose something is, as the end of a sentence."""
+def ownership_text(owner: Owner) -> str:
+    """Return the owner as the end of a sentence."""
     if owner.life is not None:
         life = owner.life
         return f"belongs to the checkpoints in {life.home}, begun on {life.host} at {time_text(life.begun_ms)} UTC"
-    return "is forgotten" if owner.is_forgotten else "was written to by version 0.1, which did not say from where"
+    return "is forgotten" if owner.is_forgotten else "was written to without a checkpoint directory"

@@ -1,7 +1,6 @@
-"""``headgate run --standby``: waits beside a running pipeline, ready to take it over (docs/spec/standby.md).
+"""``headgate run --standby``: wait until the running driver is gone, and take over (docs/spec/standby.md).
 
-It carries out what ``protocol.supervision.standby`` decides, in the main thread; signals end it. Counterpart: the
-driver that runs, by its heartbeats.
+Carries out what ``protocol.supervision.standby`` decides, in the main thread; signals end it.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from headgate.api.running import run_to_end
-from headgate.cli.kept import Kept
+from headgate.api.foreground import run_to_end
+from headgate.cli.supervisor_client import SupervisorClient
 from headgate.errors import FencedError, PipelineFailed, StorageError
-from headgate.model.claimants import owner_of
-from headgate.model.heartbeat import Course
+from headgate.model.heartbeat import Course, owner_of
 from headgate.model.ids import Generation
 from headgate.model.progress import PipelineHandle, RunResult
 from headgate.protocol.machine import Ignored
-from headgate.protocol.supervision.events import Begin
 from headgate.protocol.supervision.standby import (
     Effect,
     Event,
@@ -41,11 +38,12 @@ from headgate.protocol.supervision.standby import (
     TakeOver,
     TakeoverLost,
 )
-from headgate.runtime.driver.lookout import Lookout
+from headgate.protocol.supervision.supervisor_events import Begin
+from headgate.runtime.driver.liveness import HeartbeatReader
 from headgate.runtime.driver.pipeline_lock import AlreadyRunning, read_holder
-from headgate.runtime.driver.stopping import DRAIN, STOP
-from headgate.runtime.driver.succession import Succession, succeeding
-from headgate.storage.backends import open_storage
+from headgate.runtime.driver.remote_control import DRAIN, STOP
+from headgate.runtime.driver.takeover import Takeover, taking_over
+from headgate.storage.urls import open_storage
 
 TEXTS = {
     Notice.WATCHING: "standing by: {detail} runs it",
@@ -65,12 +63,12 @@ ENDS = {
 
 
 @dataclass(slots=True)
-class StandingBy:
+class StandbyRunner:
     """One standby.
 
     Attributes:
         root, pipeline: what it watches.
-        kept: its keeper, if it has one.
+        client: connection to its supervisor, if it has one.
         start: starts the pipeline; called for a takeover.
         say: tells the user a notice and its sentence.
         check: called before every look; raises when this process could not take over any more.
@@ -79,7 +77,7 @@ class StandingBy:
 
     root: str
     pipeline: str
-    kept: Kept
+    client: SupervisorClient
     start: Callable[[], PipelineHandle]
     say: Callable[[str, str], None]
     check: Callable[[], None] = lambda: None
@@ -95,10 +93,10 @@ class StandingBy:
         """Wait, and run the pipeline when it is our turn; None: it ended or we were stopped before.
 
         Raises:
-            FencedError: somebody took over from us (SB12).
+            FencedError: another driver took over from this one (SB12).
             PipelineFailed, UsageError: see ``Pipeline.run``.
         """
-        lookout = Lookout(open_storage(self.root), self.pipeline, self.kept.claimant)
+        lookout = HeartbeatReader(open_storage(self.root), self.pipeline, self.client.claimant)
         event: Event | None = Begin()
         with self._ending_on_signals():
             while event is not None and not self._ended.is_set():
@@ -124,7 +122,7 @@ class StandingBy:
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
-    def _run(self, effect: Effect, lookout: Lookout) -> Event | None:
+    def _run(self, effect: Effect, lookout: HeartbeatReader) -> Event | None:
         """Carry out ``effect``; return what came of it, if anything."""
         match effect:
             case LookAtAll():
@@ -160,15 +158,15 @@ class StandingBy:
         return Looked(began_ms, _now_ms(), observed, is_all)
 
     def _take_over(self, effect: TakeOver) -> RunResult | None:
-        """Run the pipeline; None when somebody else was quicker (SB9)."""
+        """Run the pipeline; None when another process was quicker (SB9)."""
         claimed: list[Generation] = []
 
         def tell(generation: Generation) -> None:
             claimed.append(generation)
-            self.kept.claimed(generation)
+            self.client.report_claim(generation)
 
         def start() -> PipelineHandle:
-            self.kept.listens()
+            self.client.report_listening()
             handle = self.start()
             if effect.drain:  # SB10: as its user would
                 os.kill(os.getpid(), DRAIN)
@@ -177,11 +175,17 @@ class StandingBy:
             return handle
 
         try:
-            kept = self.kept
-            place = Succession(
-                kept.claimant, effect.after, tell, self._lock_of[1], kept.wished, kept.keeper, kept.restarts
+            client = self.client
+            place = Takeover(
+                client.claimant,
+                effect.after,
+                tell,
+                self._lock_of[1],
+                client.report_course,
+                client.supervisor_pid,
+                client.restarts,
             )
-            with succeeding(place):
+            with taking_over(place):
                 return run_to_end(start)
         except AlreadyRunning:
             return None

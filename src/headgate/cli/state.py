@@ -1,7 +1,7 @@
-"""``headgate state``: what the state in a checkpoint or savepoint is, and its rows.
+"""``headgate state``: show the state of a checkpoint or savepoint, or write a savepoint with other state.
 
-Looks only: it takes no lock, changes nothing, and may be used while the pipeline runs (RS14 of
-docs/spec/reading-state.md). Counterparts: ``runtime.stored_state``; ``state_writing``, which writes savepoints.
+Takes no lock and changes nothing that is there (RS14 of docs/spec/reading-state.md, WS11 of
+docs/spec/writing-state.md), and may be used while the pipeline runs.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import polars as pl
@@ -24,21 +26,125 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
-from headgate.cli import state_writing
-from headgate.cli.json_lines import json_lines, python_rows
+from headgate.api.savepoint_writer import EditedSavepoint, edit_savepoint
 from headgate.cli.options import DirOption
-from headgate.cli.state_places import located
-from headgate.cli.terminal import Terminal
-from headgate.cli.text import count_text, say, size_text, time_text, write_lines
-from headgate.codec.zones import LOCAL_TIME, MOMENT
+from headgate.cli.output import Terminal, count_text, say, size_text, time_text, write_lines
+from headgate.cli.program_loader import load_pipeline
+from headgate.cli.streams.line_format import json_lines, python_rows
+from headgate.codec.arrow import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
-from headgate.operators.one_record import not_of_one_record
+from headgate.operators.expressions import elementwise_problem
 from headgate.operators.schemas import empty_frame
 from headgate.plain_text import printable
-from headgate.runtime.stored_state.catalog import StoredState, catalog_row, main_of, state_named, states_of
-from headgate.runtime.stored_state.places import StoredCheckpoint, find
-from headgate.runtime.stored_state.reading import batches_of, selection
+from headgate.runtime.state_reader.lookup import StoredCheckpoint, find_checkpoint
+from headgate.runtime.state_reader.reader import (
+    StoredState,
+    batches_of,
+    catalog_row,
+    main_of,
+    selection,
+    state_named,
+    states_of,
+)
 from headgate.storage.base import Storage
+from headgate.storage.urls import absolute_location, local_directory
+
+
+def resolve_checkpoint_path(path: str, directory: str) -> str:
+    """Return where ``path`` is: what it says, unless it is a word that only means a pipeline in ``directory``."""
+    if not path or "/" in path or "\\" in path:
+        return path
+    here = local_directory(absolute_location(path))
+    if here is None or any(os.path.exists(here / name) for name in ("savepoint", "log")):
+        return path
+    return f"{absolute_location(directory).rstrip('/')}/{path}"
+
+
+READERS: dict[str, Callable[[Path], pl.DataFrame]] = {
+    ".parquet": pl.read_parquet,
+    ".arrow": pl.read_ipc,
+    ".feather": pl.read_ipc,
+    ".jsonl": pl.read_ndjson,
+    ".ndjson": pl.read_ndjson,
+}
+"""How files of rows are read, by the ends of their names. Text without types, such as CSV, is not among them."""
+
+SourceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SAVEPOINT",
+        help="A savepoint; DIRECTORY/PIPELINE for the newest checkpoint of a pipeline; DIRECTORY/PIPELINE/chk-ID; "
+        "or the name of a pipeline in --dir. It stays as it is.",
+    ),
+]
+OperatorArgument = Annotated[str, typer.Argument(help="One of its operators.")]
+ToOption = Annotated[str, typer.Option("--to", help="Where the new savepoint goes: a new directory, or a URL.")]
+IdOption = Annotated[int | None, typer.Option("--id", help="Id of the checkpoint, if it is not the newest one.")]
+PipelineOption = Annotated[
+    str | None,
+    typer.Option("--program", help="The program that declares the new form of the state, if its columns change."),
+]
+
+WRITE_EXAMPLES = """\
+Examples:
+
+headgate state write /backup/monday totals sum right.parquet --to /backup/mended
+
+headgate state drop orders old-totals --to /backup/without
+"""
+
+
+def write(
+    source: SourceArgument,
+    operator: OperatorArgument,
+    state: Annotated[str, typer.Argument(help="One of its states.")],
+    rows: Annotated[Path, typer.Argument(help=f"All rows of the state, in a file that ends in {', '.join(READERS)}.")],
+    to: ToOption,
+    checkpoint: IdOption = None,
+    program: PipelineOption = None,
+    directory: DirOption = CHECKPOINT_DIR_DEFAULT,
+) -> None:
+    """Write a copy of a savepoint or checkpoint with other rows in one state.
+
+    The columns are those that 'headgate state show' prints. The original stays as it is.
+    """
+    draft = _draft(source, to, checkpoint, program, directory)
+    say(str(draft.with_state(operator, state, read_rows(rows)).write()))
+
+
+def drop(
+    source: SourceArgument,
+    operator: OperatorArgument,
+    to: ToOption,
+    state: Annotated[str | None, typer.Argument(help="One of its states; without it, all of its state.")] = None,
+    checkpoint: IdOption = None,
+    program: PipelineOption = None,
+    directory: DirOption = CHECKPOINT_DIR_DEFAULT,
+) -> None:
+    """Write a copy of a savepoint or checkpoint without one state, or without an operator."""
+    say(str(_draft(source, to, checkpoint, program, directory).drop(operator, state).write()))
+
+
+def read_rows(path: Path) -> pl.DataFrame:
+    """Return the rows in a file.
+
+    Raises:
+        UsageError: its kind is unknown, or it cannot be read.
+    """
+    reader = READERS.get(path.suffix)
+    if reader is None:
+        raise UsageError(f"{path} is no file of rows with types; it must end in {', '.join(READERS)}")
+    try:
+        return reader(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        reason = str(error).split("\n", 1)[0]
+        raise UsageError(f"{path} cannot be read: {reason}") from None
+
+
+def _draft(source: str, to: str, checkpoint: int | None, program: str | None, directory: str) -> EditedSavepoint:
+    pipeline = None if program is None else load_pipeline(program, [])
+    return edit_savepoint(resolve_checkpoint_path(source, directory), to, id=checkpoint, pipeline=pipeline)
+
 
 ROWS_DEFAULT = 20
 """So many rows are a table that can be read."""
@@ -49,12 +155,12 @@ COLUMNS_CHARS_MIN = 30
 """The names of a state's columns have so much room in a list, however narrow the terminal is."""
 
 app = typer.Typer(help="State in completed checkpoints and savepoints, without their pipeline.", no_args_is_help=True)
-app.command("write", epilog=state_writing.EXAMPLES)(state_writing.write)
-app.command("drop", epilog=state_writing.EXAMPLES)(state_writing.drop)
+app.command("write", epilog=WRITE_EXAMPLES)(write)
+app.command("drop", epilog=WRITE_EXAMPLES)(drop)
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _RowFilter:
     """Which rows of a state are asked for."""
 
     columns: str | None
@@ -67,7 +173,7 @@ class _Wanted:
         return bool(self.columns is not None or self.where is not None or self.keys)
 
 
-EXAMPLES = """\
+SHOW_EXAMPLES = """\
 Examples:
 
 headgate state show orders  (what there is, with rows and bytes)
@@ -80,7 +186,7 @@ headgate state show orders alerts headgate.timers.event_time --limit 0
 """
 
 
-@app.command("show", epilog=EXAMPLES)
+@app.command("show", epilog=SHOW_EXAMPLES)
 def show(
     path: Annotated[
         str,
@@ -125,9 +231,9 @@ def show(
 
     Nothing is changed or locked, and a running pipeline is not disturbed. Everything that is read is verified.
     """
-    found = find(located(path, directory), checkpoint)
+    found = find_checkpoint(resolve_checkpoint_path(path, directory), checkpoint)
     storage = found.storage()
-    wanted = _Wanted(columns, where, key or (), limit)
+    wanted = _RowFilter(columns, where, key or (), limit)
     again = f"{path} OPERATOR STATE" + ("" if directory == CHECKPOINT_DIR_DEFAULT else f" --dir {directory}")
     again += "" if checkpoint is None else f" --id {checkpoint}"
     if operator is None:
@@ -183,7 +289,7 @@ def _catalog_cells(state: StoredState) -> tuple[str, ...]:
 
 
 def _print_rows(
-    found: StoredCheckpoint, storage: Storage, state: StoredState, wanted: _Wanted, *, as_json: bool
+    found: StoredCheckpoint, storage: Storage, state: StoredState, wanted: _RowFilter, *, as_json: bool
 ) -> None:
     default = sys.maxsize if as_json else ROWS_DEFAULT
     limit = default if wanted.limit is None else wanted.limit or sys.maxsize
@@ -208,7 +314,7 @@ def _print_rows(
 
 
 def _rows(
-    found: StoredCheckpoint, storage: Storage, state: StoredState, wanted: _Wanted
+    found: StoredCheckpoint, storage: Storage, state: StoredState, wanted: _RowFilter
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the columns and the rows that are asked for."""
     key_groups_count = found.manifest.max_parallelism
@@ -242,11 +348,11 @@ def _problem_of(condition: pl.Expr, text: str, schema: pa.Schema) -> str:
     """Return why a condition is not about one row: it would see one part of a snapshot at a time."""
     rows = empty_frame(schema).lazy()
     try:
-        return not_of_one_record(condition, rows.with_columns(condition))
+        return elementwise_problem(condition, rows.with_columns(condition))
     except pl.exceptions.PolarsError:
         pass  # as SQL a time may be compared with its text
     try:
-        return not_of_one_record(condition, rows.sql(f"SELECT ({text}) FROM self"))
+        return elementwise_problem(condition, rows.sql(f"SELECT ({text}) FROM self"))
     except pl.exceptions.PolarsError:
         return ""  # what is wrong is said when it is asked of rows, as the same SQL
 
@@ -280,7 +386,7 @@ def _key(state: StoredState, text: str) -> Any:
     fields = [state.shape.schema.field(name) for name in state.shape.keys]
     parts = _parts(text, len(fields))
     if not fields:
-        return tuple(parts)  # whoever looks for it says that there is no key
+        return tuple(parts)  # ``selection`` says that there is no key
     try:
         if len(parts) != len(fields):
             raise ValueError(f'{len(fields)} values are needed, with commas between them; one with a comma is "a,b"')
@@ -315,7 +421,7 @@ def _value(text: str, dtype: pa.DataType) -> Any:
 
 
 def _first(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
-    """Yield the first ``limit`` rows; what is behind them is not read."""
+    """Yield the first ``limit`` rows; no more are read."""
     left = limit
     while left > 0 and (batch := next(batches, None)) is not None:
         yield batch.slice(0, left)

@@ -1,6 +1,6 @@
-"""``headgate store serve``: offers a store in a directory to other processes and machines, until it is told to stop.
+"""``headgate store serve``: serve a store in a directory to other processes and machines, until a signal.
 
-Counterpart: ``headgate.store.serving``. Source: SS14 and SS15 of docs/spec/served-store.md.
+Counterpart: ``headgate.store.server``. Source: SS14 and SS15 of docs/spec/served-store.md.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from headgate.cli.options import JsonOption
-from headgate.cli.streams_open import StoreOption, opened
-from headgate.cli.text import say, size_text, time_text
-from headgate.clock import SYSTEM_CLOCK
+from headgate.cli.output import say, size_text, time_text
+from headgate.cli.streams.common import StoreOption, open_store
+from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import UsageError
-from headgate.model.security import SecurityConfig
-from headgate.store.served.address import PORT, TOKEN_FILE_VARIABLE
-from headgate.store.served.greeting import tokens_of
-from headgate.store.serving.counting import Counts
-from headgate.store.serving.place import own_token_file
-from headgate.store.serving.server import ServerOptions, StoreServer
+from headgate.model.config import SecurityConfig
+from headgate.store.addresses import PORT, TOKEN_FILE_VARIABLE
+from headgate.store.client.connection import read_tokens
+from headgate.store.server.handlers import ServerCounts
+from headgate.store.server.server import ServerOptions, StoreServer, own_token_file
 from headgate.store.store import store_root
 
 app = typer.Typer(help="The store itself.", no_args_is_help=True)
 
 PERIOD_S = 5.0
-"""Between two looks whether there is something to tell."""
+"""Between two lines about requests."""
 
 
 Tell: TypeAlias = Callable[[str, dict[str, Any]], None]
@@ -79,13 +78,13 @@ def serve(
     if "://" in store_root(store):
         raise UsageError(f"{store_root(store)} is no directory: a store that is shared already is not served once more")
     security = _security(tls, certificate_file, key_file)
-    is_given = bool(tokens_of(token_file))
+    is_given = bool(read_tokens(token_file))
     is_over = threading.Event()
     tell = _tell_json if as_json else _tell_lines
-    with opened(store, makes=True) as own:
+    with open_store(store, makes=True) as own:
         made = "" if is_given else str(own_token_file(Path(own.root)))
         options = ServerOptions(
-            host, port, partial(tokens_of, made or token_file), security, machine=socket.gethostname()
+            host, port, partial(read_tokens, made or token_file), security, machine=socket.gethostname()
         )
         with own.serve(options) as server:
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -117,7 +116,7 @@ def _start(server: StoreServer, tell: Tell, root: str, token_file: str) -> None:
 
 
 def _watch(server: StoreServer, is_over: threading.Event, tell: Tell) -> None:
-    told = Counts()
+    told = ServerCounts()
     while not is_over.wait(PERIOD_S):
         counts = server.counts
         if counts != told:
@@ -138,7 +137,7 @@ def _tell_lines(event: str, fields: dict[str, Any]) -> None:
         if fields["token_file"]:
             say(f"clients need: export {TOKEN_FILE_VARIABLE}={shlex.quote(fields['token_file'])}")
         return
-    counts: Counts = fields["counts"]
+    counts: ServerCounts = fields["counts"]
     parts = [f"{counts.requests:,} requests", f"{counts.errors:,} answered by an error"]
     parts += [f"{counts.refused:,} refused"] if counts.refused else []
     parts += [f"{counts.failures:,} failed"] if counts.failures else []

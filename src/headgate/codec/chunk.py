@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import msgspec
 import xxhash
 
-from headgate.codec.malformed import MALFORMED
+from headgate.codec.json_files import MALFORMED
 from headgate.errors import CorruptionError, UnknownFormat
 
 MAGIC = b"HGCHUNK\n"
@@ -84,8 +84,8 @@ def encode_chunk(stream_id: int, parts: Sequence[Part]) -> EncodedChunk:
     entries: list[PartEntry] = []
     for part in parts:
         size = len(memoryview(part.payload).cast("B"))
-        assert 0 < size <= PART_BYTES_MAX
-        assert part.events_count > 0
+        assert 0 < size <= PART_BYTES_MAX, "a part has bytes, within its bound"
+        assert part.events_count > 0, "a part has events"
         checksum = xxhash.xxh3_64_intdigest(part.payload)
         entries.append(PartEntry(part.segment, part.events_count, offset, size, checksum))
         padding = bytes(-size % ALIGNMENT)

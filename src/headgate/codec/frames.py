@@ -19,12 +19,12 @@ import pyarrow as pa
 import xxhash
 
 from headgate.errors import CorruptionError, ProtocolViolation
+from headgate.model.checkpoint_options import ORDINARY, CheckpointOptions
 from headgate.model.ids import CheckpointId
-from headgate.model.options import ORDINARY, CheckpointOptions
-from headgate.protocol.loops.rounds import Probe
+from headgate.protocol.loop_prober import Probe
 
 MAGIC = b"HG"
-FRAME_VERSION = 2
+FRAME_VERSION = 1
 PAYLOAD_BYTES_MAX = 256 << 20
 """Largest payload of one frame: bounds what a single length field can make a receiver allocate (CH2)."""
 CONTROL_PAYLOAD_BYTES_MAX = 64 << 10

@@ -1,36 +1,23 @@
 """Mutual challenge and response: both ends prove that they know the job's secret, without showing it.
 
-One ``ClientHandshake`` and one ``ServerHandshake`` per connection; ``runtime.wire.connection`` and
-``runtime.wire.listener`` carry their bytes. Both read fixed sizes only, so an unknown peer can make nobody allocate or
-wait for more. Rules CN1–CN6 and SE10–SE13: docs/spec/connections.md. Never sees a socket, a clock or a random
-generator: nonces come from outside.
-
-::
-
-    client → server   magic, version, purpose, protection, client nonce, voucher
-                      with TLS its handshake, and everything below within it
-    server → client   magic, version, purpose, protection, server nonce, proof(S)
-    client → server   proof(C)
-    server → client   one byte: accepted
-
-    head     = magic, version, purpose, protection
-    voucher  = HMAC-SHA256(secret, head, "V", client nonce)
-    proof(r) = HMAC-SHA256(secret, head, r, client nonce, server nonce, certificate)
-    keys     = the same with the roles "c" and "s": one for each direction
-
-``certificate`` is the SHA-256 of the server's certificate, 32 zeros without TLS. The client takes it from the TLS
-session, so whoever sits in between with a certificate of its own gets no proof right.
+One ``ClientHandshake`` and one ``ServerHandshake`` per connection; ``runtime.wire.connection`` moves their bytes.
+``FrameMac`` then authenticates what one direction of the connection carries: AES-256-GMAC with the block's number as
+nonce.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from enum import Enum, IntEnum
+
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from headgate.errors import ProtocolViolation
 
-HANDSHAKE_VERSION = 2
+HANDSHAKE_VERSION = 1
 NONCE_BYTES = 32
 SECRET_BYTES_MIN = 16
 
@@ -74,8 +61,8 @@ class Handshake:
     """What both roles share: one step per fixed-size input."""
 
     def __init__(self, secret: bytes, purpose: Purpose, nonce: bytes, *, is_tls: bool = False) -> None:
-        assert len(secret) >= SECRET_BYTES_MIN
-        assert len(nonce) == NONCE_BYTES
+        assert len(secret) >= SECRET_BYTES_MIN, "a secret is long enough not to be guessed"
+        assert len(nonce) == NONCE_BYTES, "a nonce has its size"
         self._secret = secret
         self._nonce = nonce
         self._hello = _MAGIC + bytes([HANDSHAKE_VERSION, purpose, is_tls])
@@ -96,7 +83,7 @@ class Handshake:
     @property
     def keys(self) -> tuple[bytes, bytes]:
         """The keys of what the client and of what the server sends, when complete."""
-        assert self.is_complete
+        assert self.is_complete, "keys exist once the handshake is complete"
         return self._keys
 
     def bind(self, certificate: bytes) -> None:
@@ -216,3 +203,35 @@ class ServerHandshake(Handshake):
         self._expected = self._proof(b"C", client_nonce, self._nonce)
         self._enter(Phase.PROOF)
         return self._hello + self._nonce + self._proof(b"S", client_nonce, self._nonce)
+
+
+TAG_BYTES = 16
+_NONCE_BYTES = 12
+_JOINED_BYTES_MAX = 1 << 15
+"""Up to here it is faster to join the parts of a block and make one call."""
+
+
+class FrameMac:
+    """Tags block after block."""
+
+    def __init__(self, key: bytes) -> None:
+        self._one_call = AESGCM(key)
+        self._algorithm = algorithms.AES(key)
+        self._number = 0
+
+    def tag(self, parts: Sequence[memoryview]) -> bytes:
+        """Return the tag of the next block, the concatenation of ``parts``."""
+        nonce = self._nonce()
+        self._number += 1
+        if len(parts) == 1:
+            return self._one_call.encrypt(nonce, b"", parts[0])
+        if sum(map(len, parts)) <= _JOINED_BYTES_MAX:
+            return self._one_call.encrypt(nonce, b"", b"".join(parts))
+        cipher = Cipher(self._algorithm, modes.GCM(nonce)).encryptor()
+        for part in parts:
+            cipher.authenticate_additional_data(part)
+        cipher.finalize()
+        return cipher.tag
+
+    def _nonce(self) -> bytes:
+        return self._number.to_bytes(_NONCE_BYTES, "big")

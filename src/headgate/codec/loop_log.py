@@ -26,10 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.codec.arrow import read_batch
-from headgate.codec.malformed import MALFORMED
+from headgate.codec.arrow import gains_zones, read_batch
+from headgate.codec.json_files import MALFORMED
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
-from headgate.codec.zones import gains_zones
 from headgate.errors import CorruptionError, UnknownFormat
 
 FORMAT = "headgate-looplog"
@@ -120,7 +119,7 @@ def encode_log(owner: LogOwner, schema: pa.Schema, chunks: Sequence[LogChunk]) -
     totals = np.zeros(owner.groups_count, dtype="<u8")  # L20: empty key groups are written too
     table = bytearray()
     for chunk in chunks:
-        assert len(chunk.group_rows) == owner.groups_count
+        assert len(chunk.group_rows) == owner.groups_count, "a chunk counts the rows of each key group"
         totals += chunk.group_rows
         table += _CHUNK.pack(memoryview(chunk.message).nbytes, chunk.rows)
         table += chunk.group_rows.astype("<u4").tobytes()

@@ -1,9 +1,7 @@
 """Control messages between workers and the coordinator, and their bytes (msgpack).
 
-Counterpart: ``runtime.wire.control`` carries them in length-prefixed, checksummed records (docs/spec/connections.md,
-CN7–CN10). Every message is a tagged struct with bounded fields: anything else is refused by ``decode_*`` with a
-``ProtocolViolation``. What a machine is told or orders is carried as the machine's own value, in a field ``event`` or
-under its name. Never constructs anything but these structs, and what they are declared to hold, from bytes.
+Counterpart: ``runtime.wire.control`` carries them in length-prefixed, checksummed records (docs/spec/connections.md).
+Types and checks say what numbers and texts a peer may send (CN10).
 """
 
 from __future__ import annotations
@@ -14,28 +12,50 @@ from typing import Annotated, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Struct, field
 
-from headgate.codec.bounds import (
-    LIST_MAX,
-    TEXT_CHARS_MAX,
-    Id,
-    Name,
-    Port,
-    Text,
-    check_ids,
-    check_rounds,
-    check_subtask,
-)
-from headgate.codec.malformed import MALFORMED
+from headgate.codec.json_files import MALFORMED
 from headgate.errors import ProtocolViolation
+from headgate.model.checkpoint_options import ORDINARY, CheckpointOptions
 from headgate.model.failure import Failure
 from headgate.model.ids import Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import SnapshotPart
 from headgate.model.metrics import Sample
-from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.model.progress import LoopProgress
 from headgate.plain_text import encodable_values
+from headgate.protocol import loop_prober
 from headgate.protocol.checkpoints import coordinator_events as checkpoints
-from headgate.protocol.loops import rounds
+
+NAME_CHARS_MAX = 1_024
+TEXT_CHARS_MAX = 65_536
+LIST_MAX = 1 << 20
+ID_MAX = (1 << 63) - 1
+ROUND_MAX = (1 << 30) - 2
+
+Id: TypeAlias = Annotated[int, Meta(ge=0, le=ID_MAX)]
+Name: TypeAlias = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
+Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+Port: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
+
+
+def check_ids(*numbers: int) -> None:
+    """Raise ValueError unless each of ``numbers`` could be an ``Id``."""
+    for number in numbers:
+        if not 0 <= number <= ID_MAX:
+            raise ValueError(f"{number} is not from 0 to {ID_MAX}")
+
+
+def check_rounds(*rounds: int) -> None:
+    """Raise ValueError unless each of ``rounds`` is a round of a loop, or -1: none."""
+    for round_ in rounds:
+        if not -1 <= round_ <= ROUND_MAX:
+            raise ValueError(f"round {round_} is not from -1 to {ROUND_MAX}")
+
+
+def check_subtask(subtask: SubtaskId) -> None:
+    """Raise ValueError when the name is too long or the index is none."""
+    check_ids(subtask.index)
+    if len(subtask.vertex) > NAME_CHARS_MAX:
+        raise ValueError(f"a name of {len(subtask.vertex)} characters; there are at most {NAME_CHARS_MAX}")
+
 
 MESSAGE_BYTES_MAX = 64 << 20
 """Largest control message: a deployment with the inline snapshots of a few thousand subtasks (CN8)."""
@@ -159,7 +179,7 @@ class EntranceEnded(Struct, frozen=True, tag="entrance-ended"):
     """Nothing will enter a nest of loops at this subtask any more."""
 
     generation: Id
-    event: rounds.EntranceEnded
+    event: loop_prober.EntranceEnded
 
     def __post_init__(self) -> None:
         """Refuse what is out of bounds."""
@@ -171,7 +191,7 @@ class ProbeReturned(Struct, frozen=True, tag="probe-returned"):
     """A probe has come back to a loop head, or has ended at a leaf."""
 
     generation: Id
-    event: rounds.ProbeReturned
+    event: loop_prober.ProbeReturned
 
     def __post_init__(self) -> None:
         """Refuse what is out of bounds."""
@@ -250,7 +270,7 @@ class StartProbe(Struct, frozen=True, tag="start-probe"):
 
     generation: Id
     nest: Name
-    probe: rounds.Probe
+    probe: loop_prober.Probe
 
     def __post_init__(self) -> None:
         """Refuse what is out of bounds."""

@@ -9,15 +9,20 @@ payload. The header is, for each section: name size u16 · name (UTF-8) · paylo
 
 from __future__ import annotations
 
+import json
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import msgspec
 import pyarrow as pa
 import xxhash
 
 from headgate.errors import CorruptionError, UnknownFormat
+from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.protocol.checkpoints.retention import StoredFile
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
@@ -36,17 +41,11 @@ IN_FLIGHT_PREFIX = "in-flight/"
 FILES_PREFIX = "files/"
 """What the section of a node holds: the prefix stands before the node's name."""
 
-CHUNK_SUFFIX = ".chunk2"
-"""How the names of files end that are chunks of state in memory; the other files of a backend are a database's."""
+CHUNKS_DESCRIPTION = "chunks"
+"""Name of the part that describes the files of one state if they are chunks of state in memory (MC5)."""
 
-FORMER_CHUNK_SUFFIX = ".chunk"
-"""How they ended while chunks had neither timers nor the records of windows (MC8)."""
-
-TIMED_DESCRIPTION = "timed-description"
-"""Name of the part that describes the files of a database with timers, windows or expiries; any other one has none."""
-
-PACKED_DESCRIPTION = "packed-description"
-"""The same if several states share the rows of a database, whatever else there is."""
+DATABASE_DESCRIPTION = "database"
+"""The same if they are the files of a RocksDB database (RB20)."""
 
 OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, BROADCAST_PREFIX, IN_FLIGHT_PREFIX)
 """Those whose rows are counted. Lists, unions and broadcast states belong to no key: they are dealt out at a restore,
@@ -185,3 +184,74 @@ def _header_entries(header: memoryview) -> Iterator[tuple[str, int, int]]:
         size_bytes, digest = _SECTION.unpack_from(header, at)
         at += _SECTION.size
         yield name, size_bytes, digest
+
+
+_DIRECTORY = "chk-"
+_OTHERS = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+def snapshot_path(checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation, number: int = 0) -> str:
+    """Return where an upload writes its file ``number``, unique per generation (C33)."""
+    return _stem(checkpoint, subtask, generation) + (f".{number}" if number else "")
+
+
+def output_path(checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation, number: int) -> str:
+    """Return where a subtask writes the ``number``-th large payload that it has prepared."""
+    return f"{_stem(checkpoint, subtask, generation)}.o{number}"
+
+
+def file_path(checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation, number: int) -> str:
+    """Return where an upload writes the ``number``-th file that later checkpoints may share (SF15)."""
+    return f"{_stem(checkpoint, subtask, generation)}.f{number}"
+
+
+def stored_file(path: str) -> StoredFile | None:
+    """Return who wrote ``path`` (relative to the pipeline's directory), or None if it is no file of a snapshot."""
+    directory, _, name = path.partition("/")
+    checkpoint = directory.removeprefix(_DIRECTORY)
+    if not directory.startswith(_DIRECTORY) or not _is_number(checkpoint) or not name:
+        return None
+    generation = name.rpartition(".g")[2].partition(".")[0]
+    written_by = Generation(int(generation)) if _is_number(generation) else Generation(0)
+    return StoredFile(path, CheckpointId(int(checkpoint)), written_by)
+
+
+def _stem(checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation) -> str:
+    return f"{_DIRECTORY}{checkpoint:010d}/{_OTHERS.sub('_', str(subtask.vertex))}-{subtask.index}.g{generation}"
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+_FACTS_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MetaSection:
+    """A section that belongs to no key.
+
+    Attributes:
+        name: of the section.
+        what: its facts are about, in words.
+    """
+
+    name: str
+    what: str
+
+    def encode(self, **facts: int) -> bytes:
+        """Return the facts as a section."""
+        return json.dumps({"version": _FACTS_VERSION, **facts}).encode()
+
+    def found_in(self, sections: Mapping[str, memoryview], path: str) -> dict[str, Any] | None:
+        """Return the facts that one part of a former snapshot holds; None: it has no such section.
+
+        Raises:
+            CorruptionError: it is of a version that is not known here.
+        """
+        if self.name not in sections:
+            return None
+        found: dict[str, Any] = json.loads(bytes(sections[self.name]))
+        if found["version"] != _FACTS_VERSION:
+            raise CorruptionError(path, 0, f"{self.what} of version {_FACTS_VERSION}", f"version {found['version']}")
+        return found

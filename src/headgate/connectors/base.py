@@ -1,32 +1,35 @@
-"""What sources and sinks are to the runtime: the contract that all of them fulfil.
-
-What some of them do beside it is in ``connectors.offers`` and ``connectors.owned_sinks``.
+"""The contract of sources and sinks: what the runtime calls, and what it gives them.
 
 A ``Source`` or ``Sink`` is plain configuration that travels to the workers; ``open`` makes the live half.
 
-Exactly-once, source side: a reader's ``positions`` are frozen with every snapshot and given back on restore; the
-reader then delivers exactly what followed them. Splits are owned by a deterministic rule (``owner_of_split``), so
-no assignment has to be agreed upon.
+Exactly-once, source side: a reader's ``positions`` are part of every snapshot and given back on restore; the reader
+then delivers exactly what followed them. Splits are owned by a deterministic rule (``owner_of_split``), so that no
+assignment has to be agreed upon.
 
 Exactly-once, sink side: ``seal`` at the barrier closes the current transaction in memory, ``prepare`` (in an upload
 thread) makes it durable and invisible and returns the committable's payload, which goes into the snapshot; the
-*coordinator* commits with ``Sink.open_committer`` once the checkpoint is completed (docs/spec/two-phase-commit.md).
+coordinator commits with ``Sink.open_committer`` once the checkpoint is completed (docs/spec/two-phase-commit.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
-from headgate.clock import SYSTEM_CLOCK
+from headgate.environment import SYSTEM_CLOCK
+from headgate.errors import UsageError
+from headgate.model.config import Duration, duration_ms
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.life import NO_GENERATION
-from headgate.model.lineage import Relocation
-from headgate.model.manifest import Committable
+from headgate.model.lineage import Location, Relocation
+from headgate.model.manifest import Committable, SnapshotPart
+from headgate.model.pipeline_identity import NO_GENERATION, Life, Mine, Owner, Target, TargetKind
+from headgate.operators.base import RestoredState
 from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.state.snapshot import FrozenState
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +39,9 @@ class SourceContext:
     Attributes:
         positions: the union over all former subtasks, or None on a first start.
         clock_ms: only goes forward; it is no date (``Clock.monotonic_ms``).
-        life: which life of the pipeline it is; "": nobody knows, nothing is recorded in its name.
-        takes_checkpoints: from time to time, not only when somebody asks or at the end.
-        schema: what ``Source.schema`` returned when the pipeline was built; None: nobody knows. What the source reads
+        life: identifies the pipeline since its last reset; "": not known, and nothing is recorded in its name.
+        takes_checkpoints: periodically, not only on request or at the end.
+        schema: what ``Source.schema`` returned when the pipeline was built; None: not known. What the source reads
             may have other columns by now.
         relocation: what was read when the positions were taken, if the program names other places now (EV17).
     """
@@ -121,6 +124,169 @@ class Source(Protocol):
         """Return a live reader at ``context.positions`` (or at the configured start)."""
 
 
+def owner_of_split(index: int, parallelism: int) -> int:
+    """Return the subtask that owns the split at ``index`` of a fixed, ordered list of splits."""
+    return index % parallelism
+
+
+@runtime_checkable
+class EndlessSource(Protocol):
+    """A source that may have no end, and says so. Optional: one without this method counts as bounded (N40)."""
+
+    def how_to_end(self) -> str | None:
+        """Return what would give it an end, such as ``"give rows="``; None when it ends by itself. Cheap."""
+
+
+@runtime_checkable
+class LocatedConnector(Protocol):
+    """A source or sink that says what it reads or writes, so that an edited program is not given another's.
+
+    Optional: others are identified by their attributes, where they have no names of their own.
+    """
+
+    def locations(self) -> tuple[Location, ...]:
+        """Return every place that it was given. Cheap; nothing has to be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldContext:
+    """The holder: a source of a pipeline in one generation, which replaces earlier ones."""
+
+    pipeline: str
+    node: str
+    life: str
+    generation: Generation
+
+
+@runtime_checkable
+class HoldingSource(Protocol):
+    """A source that can keep its input from being removed while a checkpoint needs it. Optional."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is to do so."""
+
+    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
+        """Keep the input that may be read again, and release everything else.
+
+        Called in the driver, when a generation begins and from time to time. May be repeated.
+
+        Args:
+            context: the holder.
+            needed: split → position, of every checkpoint that may be restored; empty: everything is needed.
+
+        Raises:
+            StorageError: the caller repeats it.
+            FencedError: a later generation holds already.
+        """
+
+
+class FailStopReader(ABC):
+    """A reader that is unusable after its first failure, and says so each time: it never seems to be at its end (N23).
+
+    What the failing call had taken is neither delivered nor put back; another reader begins at the last positions
+    that were asked for.
+    """
+
+    _failure: Exception | None = None
+
+    def poll(self) -> SourceBatch | None:
+        """See ``SourceReader``."""
+        self._refuse_if_broken()
+        try:
+            return self._poll()
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def is_finished(self) -> bool:
+        """See ``SourceReader``."""
+        return self._failure is None and self._has_ended()
+
+    def positions(self) -> dict[str, bytes]:
+        """See ``SourceReader``."""
+        self._refuse_if_broken()
+        return self._positions()
+
+    def _refuse_if_broken(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    @abstractmethod
+    def _poll(self) -> SourceBatch | None:
+        """Do what ``poll`` does."""
+
+    @abstractmethod
+    def _has_ended(self) -> bool:
+        """Return whether all input has ended, if nothing failed."""
+
+    @abstractmethod
+    def _positions(self) -> dict[str, bytes]:
+        """Return a position for each split owned, finished ones too."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMarker:
+    """What ``poll`` returns in place of records: reading ``split`` has come to the marker of a checkpoint.
+
+    The position of the split is after the marker, and the split is not read on before ``read_on`` names it.
+    """
+
+    split: str
+    checkpoint_id: int
+
+
+Polled: TypeAlias = SourceBatch | CheckpointMarker | None
+"""What ``poll`` returns."""
+
+
+@runtime_checkable
+class InducedReader(Protocol):
+    """A reader that sets the barriers of its subtask. Triggers of the coordinator do not (C47).
+
+    Each split that is not finished meets the marker of each checkpoint, in the order of their ids. A marker that comes
+    twice, or of a checkpoint that was given up, does no harm. A checkpoint whose marker is not met expires. Everything
+    else is as ``SourceReader`` says.
+    """
+
+    def splits(self) -> Sequence[str]:
+        """See ``SourceReader``."""
+
+    def poll(self) -> Polled:
+        """Return the next records, or the marker that is next in a split, or None. See ``SourceReader``."""
+
+    def read_on(self, splits: Sequence[str]) -> None:
+        """Read these splits on, which stand still since their markers."""
+
+    def is_finished(self) -> bool:
+        """See ``SourceReader``."""
+
+    def positions(self) -> dict[str, bytes]:
+        """See ``SourceReader``."""
+
+    def wakeup_ms(self) -> int:
+        """See ``SourceReader``."""
+
+    def close(self) -> None:
+        """See ``SourceReader``."""
+
+
+AnyReader: TypeAlias = SourceReader | InducedReader
+
+
+class InducedSource(Protocol):
+    """Configuration of a source with readers that set their own barriers; see ``connectors.base.Source``."""
+
+    def schema(self) -> pa.Schema:
+        """See ``Source``."""
+
+    def identity(self) -> str:
+        """See ``Source``."""
+
+    def open(self, context: SourceContext) -> InducedReader:
+        """See ``Source``."""
+
+
 @dataclass(frozen=True, slots=True)
 class SinkContext:
     """What a sink's writer may know. ``clock_ms`` only goes forward; it is no date (``Clock.monotonic_ms``)."""
@@ -134,34 +300,95 @@ class SinkContext:
     clock_ms: Callable[[], int] = SYSTEM_CLOCK.monotonic_ms
 
 
-class SealedTransaction(Protocol):
-    """A transaction that takes no more records."""
+class SealedTransaction:
+    """Base class of transactions that take no more records."""
+
+    @property
+    def pieces_count(self) -> int:
+        """How many pieces of output go into the checkpoint one by one (SF13); 0: all is in what ``prepare`` returns.
+
+        Asked for in an upload thread. With pieces only one of them has to be in memory at a time.
+        """
+        return 0
+
+    def piece(self, number: int) -> bytes:
+        """Return piece ``number``, the first of which is 0. May be asked for again until ``prepare`` was called.
+
+        Raises:
+            StorageError
+        """
+        raise NotImplementedError
 
     def prepare(self) -> bytes | None:
         """Make it durable but invisible; return the committable's payload, or None when it is empty (K4).
 
-        Runs in an upload thread. May be called again after it raised.
+        Runs in an upload thread, when all pieces are durable. May be called again after it raised.
 
         Raises:
             StorageError, FencedError
         """
+        raise NotImplementedError
 
 
-class SinkWriter(Protocol):
-    """Writes the output of one subtask. Called from the mailbox thread."""
+class EmptyTransaction(SealedTransaction):
+    """A transaction without output."""
+
+    def prepare(self) -> bytes | None:
+        """Return None (K4)."""
+        return None
+
+
+class SinkWriter:
+    """Base class of writers: the output of one subtask. Called from the mailbox thread.
+
+    A writer with ``can_hold_back`` may hold records back over several checkpoints (D13). They are state of the pipeline
+    meanwhile: what is written before a ``seal`` is afterwards either in what it returned or in what ``freeze`` returns.
+    """
+
+    can_hold_back = False
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add records to the current transaction."""
+        raise NotImplementedError
 
     def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
         """Close the current transaction as the output of ``checkpoint`` and begin a new one. No I/O."""
+        raise NotImplementedError
+
+    def freeze(self) -> FrozenState | None:
+        """Return the records held back, or None. Called directly after ``seal``, with no record in between."""
+        return None
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Take over the records of former subtasks that this one continues: each goes to exactly one subtask.
+
+        Called before the first record, not at all when there is nothing. They are held back no longer (D14).
+        """
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """All input has ended: no ``seal`` holds anything back any more (D14). May be called again."""
 
     def close(self) -> None:
         """Release resources; what is not prepared is abandoned."""
 
 
-class Committer(Protocol):
-    """Decides prepared transactions. Lives in the driver, called from one thread."""
+class Committer:
+    """Base class of committers, which decide prepared transactions. Lives in the driver, called from one thread.
+
+    Attributes:
+        knows_outcomes: ``denial`` tells what ``commit`` would do. Of other committers it shows when they commit.
+        can_forget: the target remembers how transactions were decided, and ``forget`` removes such outcomes.
+    """
+
+    knows_outcomes = False
+    can_forget = False
+
+    def read_pieces_with(self, read: Callable[[SnapshotPart], memoryview]) -> None:
+        """Remember how a piece is read (``Committable.pieces``). Called once, before anything else.
+
+        ``read`` raises StorageError, and CorruptionError if the piece is damaged or gone.
+        """
 
     def recover(self, keep: Sequence[Committable]) -> None:
         """Fence older generations, then abort everything prepared or open of this (pipeline, sink) not in ``keep``.
@@ -171,6 +398,14 @@ class Committer(Protocol):
         Raises:
             FencedError: a newer generation already recovered.
         """
+        raise NotImplementedError
+
+    def left_behind(self) -> str:
+        """Return what is not needed any more and ``recover`` could not remove, with the reason; "" for nothing.
+
+        Such a failure does not fail ``recover``: a run is worth more than a clean target (K24).
+        """
+        return ""
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """Make these visible, together if the target can. Idempotent: repeating it changes nothing.
@@ -180,28 +415,191 @@ class Committer(Protocol):
             CorruptionError, UsageError: the target says aborted or unknown (K5): the pipeline stops, unless the error
                 is marked with ``errors.gone`` and its user would rather lose the output (K26).
         """
+        raise NotImplementedError
+
+    def denial(self, committable: Committable) -> str:
+        """Return why ``commit`` would raise for good, as a clause; "" if it would not. Changes nothing (SV20).
+
+        Called before ``recover``, at the same time as committers of older generations.
+
+        Raises:
+            StorageError
+        """
+        raise NotImplementedError
+
+    def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
+        """Forget outcomes that no retained checkpoint can ask for: those of checkpoints below ``before`` (K20).
+
+        ``promised`` returns what retained checkpoints name, for targets with names that contain no checkpoint. Called
+        at every start and now and then while it runs, never during ``commit``; best effort (K25).
+
+        Raises:
+            StorageError, FencedError
+        """
 
     def close(self) -> None:
         """Release resources."""
 
 
-class Sink(Protocol):
-    """Configuration of a sink."""
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a reset would delete at a target.
+
+    Attributes:
+        what: for people, such as ``12 files with 1,234 records``; "" when there is nothing.
+        where: the directory, stream or place it is in.
+        stays: names of what others have put there.
+        problem: why it cannot be deleted, and what to do, as a sentence; "" when it can.
+    """
+
+    what: str
+    where: str
+    stays: tuple[str, ...] = ()
+    problem: str = ""
+
+
+KEPT = (
+    "was made to forget whose it is, so it keeps what it holds; to start over, empty it yourself, or give the sink "
+    "another place"
+)
+"""Why a target with a forgotten owner is not emptied (SO4)."""
+
+
+class Sink:
+    """Base class of sinks. A sink is configuration that travels to the workers.
+
+    A sink has at least ``open`` and ``open_committer``. The other methods have defaults; the attributes say which of
+    them it has.
+
+    Attributes:
+        is_transactional: readers see output of completed checkpoints only. False: it writes at once, and may repeat it.
+        transaction_timeout: after this time the target itself ends a transaction that is open or prepared (CS9). None:
+            it never does.
+        has_owner: the target remembers which pipeline writes to it: ``owner``, ``own`` and ``how_to_forget``
+            (docs/spec/lives.md). A transactional sink without is refused (LV8). All these calls come from the driver,
+            before a generation is claimed, and may be repeated.
+        can_be_reset: the target can be emptied so that the pipeline starts over: ``holding`` and ``start_over``
+            (docs/spec/starting-over.md). A pipeline with a sink that keeps output and cannot be reset cannot either.
+    """
+
+    is_transactional = True
+    transaction_timeout: Duration | None = None
+    has_owner = False
+    can_be_reset = False
 
     def check(self, schema: pa.Schema) -> None:
         """Check, while the pipeline is being built, that records of ``schema`` can be written.
 
+        The default accepts every schema.
+
         Raises:
-            UsageError
+            UsageError: they cannot.
+        """
+
+    def make_target(self, schema: pa.Schema) -> None:
+        """Make the target of records of ``schema``, unless it is there, and check that they fit.
+
+        Called in the driver for every generation, after it was claimed and before committers and writers use the
+        target. May be repeated. The default does nothing.
+
+        Raises:
+            UsageError: the target cannot be made, or became another one since ``check``.
+            StorageError: the caller repeats it.
         """
 
     def open(self, context: SinkContext) -> SinkWriter:
         """Return a live writer."""
+        raise NotImplementedError
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         """Return the committer of this sink for one generation of the pipeline."""
+        raise NotImplementedError
+
+    def locations(self) -> tuple[Location, ...] | None:
+        """Return every place that it was given; None: its attributes tell it from others. Cheap."""
+        return None
+
+    @property
+    def shared_target(self) -> object:
+        """Return which target it is, if ``Owner.others`` lists all sinks of a pipeline there; else None (LV11).
+
+        Sinks of one class with the same target are then asked once.
+        """
+        return None
+
+    def owner(self, pipeline: str, node: str) -> Owner:
+        """Return what the target remembers; ``Owner()`` when it knows nothing of this sink. Changes nothing.
+
+        ``others``: which other sinks of a pipeline of that name have written to the same target, as it remembers them.
+        One of them may be this sink under its former name.
+
+        Raises:
+            StorageError
+        """
+        raise NotImplementedError
+
+    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+        """Remember ``life`` durably, in one step, if ``ownership.may_own`` allows it; return the owner then.
+
+        Raises:
+            StorageError: the caller repeats it.
+        """
+        raise NotImplementedError
+
+    def how_to_forget(self, pipeline: str, node: str) -> str:
+        """Return what a user does so that the target takes the next pipeline as owner, such as a command."""
+        raise NotImplementedError
+
+    def recorded(self, node: str) -> Target:
+        """Return what the sink called ``node`` writes to, as it is recorded at each start."""
+        return Target(node, TargetKind.OWN, type(self).__name__)
+
+    def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
+        """Return what the target holds of this sink. Changes nothing.
+
+        ``mine`` says whether output of an owner would go, where several sinks write to one target.
+
+        Raises:
+            CorruptionError, StorageError
+        """
+        raise NotImplementedError
+
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
+        """Fence all generations before ``generation``, delete what they wrote, then let ``life`` own the target.
+
+        In this order, so that a call that was cut short can be repeated. Does nothing if ``life`` owns it already.
+        ``mine`` as for ``holding``; the owner was asked a moment ago.
+
+        Raises:
+            FencedError: a newer generation owns the target.
+            UsageError: output of others is among it.
+            CorruptionError, StorageError: repeating is safe.
+        """
+        raise NotImplementedError
 
 
-def owner_of_split(index: int, parallelism: int) -> int:
-    """Return the subtask that owns the split at ``index`` of a fixed, ordered list of splits."""
-    return index % parallelism
+def check_is_sink(given: object) -> None:
+    """Refuse what is no sink.
+
+    Raises:
+        UsageError
+    """
+    if not isinstance(given, Sink):
+        raise UsageError(
+            f"a sink such as headgate.StreamSink('scope/stream') is needed, not {given!r}; derive your own from "
+            "headgate.TwoPhaseSink or headgate.LedgerSink"
+        )
+
+
+def transaction_timeout_ms(sink: Sink) -> int | None:
+    """Return how long the target of ``sink`` keeps an undecided transaction; None: for ever.
+
+    Raises:
+        UsageError: the sink's timeout is no duration, or not positive.
+    """
+    if sink.transaction_timeout is None:
+        return None
+    found = duration_ms(sink.transaction_timeout, "transaction_timeout")
+    if found < 1:
+        raise UsageError("transaction_timeout must be positive; None says that the target keeps transactions for ever")
+    return found

@@ -14,10 +14,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 
-from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.environment import SYSTEM_CLOCK, Clock
 from headgate.errors import CorruptionError, UsageError
-from headgate.model.state_identity import Form
+from headgate.model.state_schema import Form
 
 POOL_ROWS = 1 << 20
 """Values repeat after so many rows; enough that 100,000 uniform keys all occur."""

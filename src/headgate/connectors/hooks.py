@@ -51,7 +51,7 @@ class CoordinatorHook(ABC):
     """Base class for an external system that takes its own snapshot with every checkpoint, and goes back to it.
 
     The driver has one object for the whole run. A thread of the hook's own makes all calls, one after another; each
-    must end within the hook's timeout. If the hook is also a ``CheckpointListener``, it is told how checkpoints end.
+    must end within the hook's timeout. If the hook is also a ``CheckpointListener``, it hears how checkpoints end.
 
     Attributes:
         timeout: the timeout of each call, for a hook that a source brings along. For other hooks, the timeout of
@@ -77,7 +77,7 @@ class CoordinatorHook(ABC):
         """
 
     @abstractmethod
-    def restore(self, checkpoint_id: int, data: bytes | None) -> None:  # EI38, EI39
+    def restore(self, checkpoint_id: int, data: bytes | None) -> None:
         """Go back to the moment at which ``trigger(checkpoint_id)`` returned ``data``: a generation begins there.
 
         ``data`` is None if ``trigger`` returned nothing, or if the checkpoint is older than the hook. The call may be

@@ -14,11 +14,13 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
+from headgate.codec.arrow import unzoned_schema
 from headgate.codec.exact_values import MisfitError, exact_array
-from headgate.codec.zones import unzoned_schema
 from headgate.connectors.base import (
     Committer,
+    EmptyTransaction,
     SealedTransaction,
+    Sink,
     SinkContext,
     SinkWriter,
     SourceBatch,
@@ -30,9 +32,9 @@ from headgate.connectors.encode import check_json, json_lines
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
-from headgate.model.state_identity import Form
-from headgate.operators.schemas import SchemaLike, arrow_schema
-from headgate.operators.types import canonical_schema, carried, refuse_twice, schema_text
+from headgate.model.pipeline_identity import Target, TargetKind
+from headgate.model.state_schema import Form
+from headgate.operators.schemas import SchemaLike, arrow_schema, canonical_schema, carried, refuse_twice, schema_text
 from headgate.protocol.checkpoints.commit import CommitPermit
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ class FromRows:
 
     def identity(self) -> str:
         """Positions are row numbers: they mean the same only for the same rows."""
-        batch = self._batch.cast(unzoned_schema(self._batch.schema))  # EV12
+        batch = self._batch.cast(unzoned_schema(self._batch.schema))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
@@ -190,11 +192,8 @@ def _is_pandas(rows: object) -> bool:
     return type(rows).__module__.partition(".")[0] == "pandas" and hasattr(rows, "columns")
 
 
-class _Nothing:
-    """A transaction without a committable, and a committer without anything to do."""
-
-    def prepare(self) -> bytes | None:
-        return None
+class _NothingToCommit(Committer):
+    """The committer of a sink that never prepares anything."""
 
     def recover(self, keep: Sequence[Committable]) -> None:
         """Nothing was ever prepared."""
@@ -202,18 +201,12 @@ class _Nothing:
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """Nothing was ever prepared."""
 
-    def close(self) -> None:
-        """Nothing is open."""
 
-
-class Discard:
+class Discard(Sink):
     """A sink that drops all records; the runtime still counts them."""
 
     is_transactional = False
     """Nothing is ever visible twice, so going back to an older checkpoint does no harm (R52)."""
-
-    def check(self, schema: pa.Schema) -> None:
-        """Every schema can be dropped."""
 
     def open(self, context: SinkContext) -> SinkWriter:
         """Return a writer that forgets."""
@@ -221,18 +214,19 @@ class Discard:
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         """Return a committer with nothing to do."""
-        return _Nothing()
+        return _NothingToCommit()
+
+    def recorded(self, node: str) -> Target:
+        """See ``Sink``: a reset has nothing to empty."""
+        return Target(node, TargetKind.NOTHING)
 
 
-class _DiscardWriter:
+class _DiscardWriter(SinkWriter):
     def write(self, batch: pa.RecordBatch) -> None:
         """Forget the records."""
 
     def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
-        return _Nothing()
-
-    def close(self) -> None:
-        """Nothing is open."""
+        return EmptyTransaction()
 
 
 class Print(Discard):

@@ -1,15 +1,84 @@
-"""What a run is doing, as text and as HTML: one summary, and a row for each operator.
-
-Counterparts: ``cli.progress`` shows the text on a terminal, handles show the HTML in notebooks.
-"""
+"""The progress of a run as text and HTML, and live in notebooks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, TypeAlias
 
 from headgate.display.html import escaped, table
 from headgate.display.text import count_text, counted, duration_text, size_text, time_text
+from headgate.environment import DaemonThread
 from headgate.model.progress import LoopProgress, NodeProgress, PipelineState, Progress, RunResult
+
+PERIOD_S = 0.5
+DISPLAYS_MAX = 4
+"""Of one thing: older ones stay as they are (ND5)."""
+LAST_LOOK_S = 2.0
+
+MimeBundle: TypeAlias = dict[str, str]
+"""What is shown, by kind of content: ``text/html``, ``text/plain``."""
+
+
+def in_notebook() -> bool:
+    """Whether this code runs in a notebook kernel, which shows HTML and takes updates. Imports nothing."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+class LiveDisplay:
+    """Shows one thing in as many cells as ask for it, until it has ended."""
+
+    def __init__(self, look: Callable[[], MimeBundle], ended: Callable[[float], bool]) -> None:
+        """Nothing is shown yet.
+
+        Args:
+            look: returns what is to be seen now; from any thread.
+            ended: waits so many seconds for the end, and returns whether it has come.
+        """
+        self._look, self._ended = look, ended
+        self._lock = threading.Lock()
+        self._displays: deque[Any] = deque(maxlen=DISPLAYS_MAX)
+        self._seen: MimeBundle = {}
+        self._thread: DaemonThread | None = None
+
+    def show(self) -> None:
+        """Show it in the cell that runs. Needs a kernel."""
+        from IPython.display import display
+
+        with self._lock:
+            self._seen = self._look()
+            self._displays.append(display(self._seen, raw=True, display_id=True))
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = DaemonThread(target=self._follow, name="headgate-display", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """It has ended: wait until its end is seen, before the cell that waited for it is over."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(LAST_LOOK_S)
+
+    def _follow(self) -> None:
+        while not self._ended(PERIOD_S):
+            self._update()
+        self._update()
+
+    def _update(self) -> None:
+        try:
+            with self._lock:
+                now = self._look()
+                displays = list(self._displays) if now != self._seen else []
+                self._seen = now
+            for shown in displays:
+                shown.update(now, raw=True)
+        except Exception:
+            logging.getLogger("headgate").debug("a display could not be updated", exc_info=True)
+
 
 BUSY_STEPS = 10
 """Rows are sorted by tenths of their busy share."""
@@ -40,7 +109,7 @@ def node_cells(node: NodeProgress) -> tuple[str, ...]:
 
 
 def by_busy(nodes: Sequence[NodeProgress]) -> list[NodeProgress]:
-    """Return the operators, the busiest first: whoever is busy all the time holds back those in front of it.
+    """Return the operators, the busiest first: one that is always busy holds back its upstreams.
 
     Shares that are nearly the same do not count as different, so that rows keep their places.
     """
@@ -114,3 +183,39 @@ def end_text(end: RunResult | BaseException) -> str:
     if end.last_checkpoint is None or end.has_removed_checkpoints:
         return f"{how}; the next run begins at the beginning"
     return f"{how}; the next run continues from checkpoint {end.last_checkpoint}"
+
+
+class RunDisplay:
+    """Base class of a handle that shows its run: live in a notebook, as one line elsewhere."""
+
+    def __init__(self, name: str, result: Future[RunResult]) -> None:
+        """Display the run of the pipeline ``name``, which ends with ``result``."""
+        self._name, self._result = name, result
+        self._live = LiveDisplay(self._shown, lambda timeout_s: not wait([result], timeout_s).not_done)
+
+    @property
+    def progress(self) -> Progress:
+        """The latest snapshot."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"PipelineHandle({self._name!r}, {self.progress.state.value})"
+
+    def _repr_html_(self) -> str:
+        return self._shown()["text/html"]
+
+    def _ipython_display_(self) -> None:
+        """Show the run for as long as it goes on: notebooks call this for what a cell returns (ND4)."""
+        if not in_notebook():
+            raise NotImplementedError("only what a notebook shows can change")
+        self._live.show()
+
+    def close_display(self) -> None:
+        """The run has ended: what is shown of it shows that."""
+        self._live.close()
+
+    def _shown(self) -> MimeBundle:
+        result = self._result
+        end = (result.exception() or result.result()) if result.done() else None
+        html = progress_html(self._name, self.progress, None if end is None else end_text(end))
+        return {"text/html": html, "text/plain": repr(self)}

@@ -10,11 +10,38 @@ from fractions import Fraction
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from headgate.errors import UsageError
-from headgate.model.ids import CheckpointId
-from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT
+from headgate.model.checkpoint_options import Alignment, Guarantee
+from headgate.model.ids import MAX_PARALLELISM_DEFAULT, CheckpointId
 from headgate.model.lineage import Moves
-from headgate.model.options import Alignment, Guarantee
-from headgate.model.security import SecurityConfig
+
+
+class Access(Enum):
+    """Who may read and write what is created in a local directory."""
+
+    OWNER = "owner"
+    """The user whose process creates it, nobody else."""
+    GROUP = "group"
+    """Also the group of the directory: for drivers and executors that run as different users."""
+    UMASK = "umask"
+    """Whoever the process's umask leaves: for output that others consume."""
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityConfig:
+    """What the user chose (``headgate.Security``).
+
+    Attributes:
+        access: of a checkpoint directory that does not exist yet; one that exists decides by itself.
+        tls: True and False for all connections; None: all but those over loopback.
+        certificate_file, key_file, ca_file: the user's own certificate, PEM, on every machine; "" makes one per job.
+    """
+
+    access: Access = Access.OWNER
+    tls: bool | None = None
+    certificate_file: str = ""
+    key_file: str = ""
+    ca_file: str = ""
+
 
 _DURATION = re.compile(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([a-z]+)\s*")
 _UNITS_MS = {

@@ -1,16 +1,15 @@
-"""A failure as a value: what kind it is, and what people are told about it.
+"""A failure as a value: what kind it is, what the user reads about it, and the exit code that says it.
 
-Made where something fails (a worker, a coordinator, a claim), decided upon by ``protocol.supervision.supervisor``,
-shown to the user at the end. What is decided goes by the kind, never by the words (G14).
+Made where something fails (a worker, a coordinator, a claim), decided upon by ``protocol.supervision.supervisor``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
 
+from headgate.errors import BadRecord, FencedError, HeadgateError, OutputDenied, PipelineFailed, Remedy, UsageError
 from headgate.plain_text import printable
-from headgate.remedies import Remedy
 
 
 class FailureKind(Enum):
@@ -55,7 +54,7 @@ class Failure:
         object.__setattr__(self, "detail", printable(self.detail))
 
     @property
-    def is_hopeless(self) -> bool:
+    def is_permanent(self) -> bool:
         """Whether starting again cannot help, whatever was before."""
         return self.kind in (FailureKind.DETERMINISTIC, FailureKind.DENIED, FailureKind.REPLACED)
 
@@ -65,3 +64,31 @@ class Refusal(Failure):
     """A claim that failed, and what the user can do about it. It stays in the driver: no message carries it."""
 
     remedy: Remedy | None = None
+
+
+class ExitCode(IntEnum):
+    """Exit codes of ``headgate``. A process that a signal killed has none of these."""
+
+    DONE = 0
+    """Finished, drained, or stopped after a last checkpoint."""
+    FAILED = 1
+    """Starting again may help: a process, a machine or storage failed."""
+    USAGE = 2
+    """The command, the program or the configuration is wrong."""
+    FOR_GOOD = 3
+    """Starting again fails in the same way until somebody changes something."""
+    REPLACED = 4
+    """Somebody else runs the pipeline now."""
+
+
+def exit_code_of(error: HeadgateError) -> ExitCode:
+    """Return what whoever might start the command again has to know about ``error`` (KR4)."""
+    match error:
+        case UsageError():
+            return ExitCode.USAGE
+        case FencedError():
+            return ExitCode.REPLACED
+        case OutputDenied() | BadRecord() | PipelineFailed(is_for_good=True):
+            return ExitCode.FOR_GOOD
+        case _:
+            return ExitCode.FAILED

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
 
-from headgate.model.evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.model.ids import NodeName
+from headgate.model.schema_evolution import NO_OPERATOR_RULES, OperatorRules
 
 
 class Role(Enum):

@@ -1,4 +1,4 @@
-"""What a driver tells about itself beside the log, for standbys (docs/spec/standby.md)."""
+"""What a driver is called, and what it writes beside the log for standbys (docs/spec/standby.md)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,24 @@ from dataclasses import dataclass
 from enum import Enum
 
 from headgate.model.ids import CheckpointId, Generation
+
+_DRIVER = ", driver "
+
+
+def driver_id(owner: str, token: str) -> str:
+    """Return the name of one driver of ``owner``; ``token`` differs for each."""
+    return f"{owner}{_DRIVER}{token}"
+
+
+def supervisor_id(process_id: int, host: str) -> str:
+    """Return the owner of a driver that a keeper starts again when it has died."""
+    return f"supervisor {process_id} on {host}"
+
+
+def owner_of(name: str) -> str:
+    """Return whose driver claims under ``name``."""
+    return name.partition(_DRIVER)[0]
+
 
 HEARTBEAT_VERSION = 1
 

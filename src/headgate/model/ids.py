@@ -1,4 +1,7 @@
-"""Identifiers. Each is its own type, so that a checkpoint id is never passed where a generation is meant."""
+"""Identifiers, each of its own type, so that a checkpoint id is never passed where a generation is meant.
+
+Key groups.
+"""
 
 from __future__ import annotations
 
@@ -33,3 +36,15 @@ class SubtaskId:
 
     def __str__(self) -> str:
         return f"{self.vertex}[{self.index}]"
+
+
+MAX_PARALLELISM_DEFAULT = 128
+MAX_PARALLELISM_MAX = 32_768
+
+
+def key_groups_of_subtask(subtask_index: int, max_parallelism: int, parallelism: int) -> range:
+    """Return the contiguous range of key groups that ``subtask_index`` owns."""
+    assert 0 <= subtask_index < parallelism <= max_parallelism, "a subtask owns key groups of its parallelism"
+    start = -(-subtask_index * max_parallelism // parallelism)
+    end = -(-(subtask_index + 1) * max_parallelism // parallelism)
+    return range(start, end)

@@ -1,48 +1,55 @@
-"""What the checkpoint log records: claims of generations and manifests of completed checkpoints.
-
-One strictly ordered sequence of write-once entries, ``log/<sequence>``, decides everything (docs/spec/
-recovery.md): an entry is either a ``Claim`` (a new generation begins) or a ``Manifest`` (a checkpoint is
-completed). Because both compete for the same next number by put-if-absent, a driver whose generation was
-replaced cannot complete anything any more. Numbers that were pruned look free again, so each entry names the one
-that it follows: what nothing follows counts for nothing.
-"""
+"""Where files of checkpoints are, and what a pipeline was restored from by name (docs/spec/savepoints.md)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+from headgate.model.checkpoint_options import Guarantee
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.lineage import Lineage
-from headgate.model.options import Guarantee
-from headgate.model.places import Place, RestoredFrom
 
-MANIFEST_VERSION = 2
-"""1: a subtask has one snapshot, which is read as one part (SF2)."""
-IN_FLIGHT_VERSION = 3
-"""Of manifests with records in flight: who does not know of them would lose them (UA18)."""
-LATER_LIFE_VERSION = 4
-"""Of entries of a later life: who does not know of lives would take it for the first, and produce all output again."""
-PIECES_VERSION = 5
-"""Of manifests that promise output in pieces: who does not know of them would delete their files (SF14)."""
 
-FILES_VERSION = 6
-"""Of manifests with files of a database: who does not know of them would restore without that state (SF16)."""
-ORDER_VERSION = 7
-"""Of claims that order to start over: who does not know of them would leave the output that is to go (SO9)."""
-LEFT_VERSION = 8
-"""Of manifests that say what was left: who does not know of that would take it for committed (SV26)."""
-FORMER_CHUNKS_VERSION = 9
-"""Of manifests with chunks of state in memory: who does not know of them would take them for a database (MC8)."""
-CHUNKS_VERSION = 10
-"""Of manifests whose chunks may have all of a state: who does not know of that would add what is there no more (MC8).
-"""
-TIMED_FILES_VERSION = 11
-"""Of manifests with files of a database that has timers, windows or expiries: who does not know what these are in it
-would take them for damage (SF16)."""
-PACKED_FILES_VERSION = 12
-"""Of manifests with files of a database whose rows several states share: who does not know of that would take them for
-damage (SF16)."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Files below the directory ``prefix`` of the storage at ``url``."""
+
+    url: str
+    prefix: str
+
+    @property
+    def text(self) -> str:
+        """As one word, for messages between processes."""
+        return f"{self.prefix}@{self.url}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Return what ``text`` made of it; a prefix has no '@'."""
+        prefix, _, url = text.partition("@")
+        return cls(url, prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredFrom:
+    """What was restored by name. Every later checkpoint of the pipeline says so, too (SV24).
+
+    Attributes:
+        source: the id of the savepoint, or the life of the pipeline whose checkpoint it was.
+        checkpoint: its id there.
+        url: as it was named.
+        life: of the pipeline whose state it is; "" if that is not known.
+        adopted: the id that it got in the log of the pipeline that restored it (SV21); None until then.
+    """
+
+    source: str
+    checkpoint: CheckpointId
+    url: str
+    life: str = ""
+    adopted: CheckpointId | None = None
+
+
+LOG_VERSION = 1
+"""Format of the entries of the checkpoint log."""
 
 BUNDLE = ""
 """Section of a part that holds several small ones: a container of ``codec.snapshot``."""
@@ -82,8 +89,8 @@ class SnapshotPart:
 
     ``path`` is relative to the pipeline's directory in the checkpoint storage; "" means inline.
     ``checksum`` is xxh3-64 of the part's bytes.
-    ``rows`` says how many rows each state in it had at the barrier, by node and state (U7); None where nobody counted:
-    manifests of version 0.1, and files whose rows only their backend can count.
+    ``rows`` says how many rows each state in it had at the barrier, by node and state (U7); None where
+    nothing was counted: files whose rows only their backend can count.
     ``section`` says whose it is (``state/<node>``), or that it is a ``BUNDLE``; ``key_groups`` what keys are in it, if
     it has keys.
     """
@@ -193,10 +200,9 @@ class Claim:
     generation: Generation
     owner: str
     wall_ms: int
-    version: int = MANIFEST_VERSION
     follows: int | None = None
     """Sequence of the newest manifest (or of what cannot be read and may be one) when this was written, 0 if there was
-    none; what lies between counts for nothing. None: written by version 0.1, and the entry before it is followed."""
+    none; what lies between counts for nothing. None: the entry right before this one."""
     life: int = 0
     """Sequence of the claim that ended the life before the present one, by removing all checkpoints; 0: there was none
     (C72). That claim names itself."""
@@ -235,17 +241,16 @@ class Manifest:
     is_final: bool = False
     trigger_wall_ms: int = 0
     duration_ms: int = 0
-    version: int = MANIFEST_VERSION
     is_draining: bool = False
     """It began after the sources were told to end, so some may have ended before their input did (E9)."""
     follows: int | None = None
-    """Sequence of the manifest that this checkpoint descends from, 0 if none. None: written by version 0.1."""
+    """Sequence of the manifest that this checkpoint descends from, 0 if none. None: the entry right before this one."""
     log_start: int = 0
     """Sequence of the oldest manifest that is retained with this one: what lies before it counts for nothing."""
     mode: Guarantee = Guarantee.EXACTLY_ONCE
-    """Of the run that took it (GM4). Version 0.1 knew no other and did not write it."""
+    """Of the run that took it (GM4)."""
     hooks: tuple[HookState, ...] = ()
-    """Of every hook that the pipeline had then, by name. Version 0.1 had none and did not write any."""
+    """Of every hook that the pipeline had then, by name."""
     origin: RestoredFrom | None = None
     """What this checkpoint, or the newest one before it that was restored by name, was restored from (SV24)."""
     place: Place | None = None
@@ -294,3 +299,39 @@ class Manifest:
 
 
 LogEntry: TypeAlias = Claim | Manifest
+
+
+SAVEPOINT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a subtask wrote to a savepoint: all parts of its snapshot, or why it could not."""
+
+    parts: tuple[SnapshotPart, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """The state of a pipeline at one of its completed checkpoints, owned by the user.
+
+    Attributes:
+        id: random.
+        pipeline: whose state it is.
+        taken_ms: when it was complete, in milliseconds since 1970.
+        files: the directory beside it in which the files of ``manifest`` are.
+        manifest: of that checkpoint, but with the parts in ``files``, and without output: that is committed (SV2).
+        life: of the pipeline whose state it is; "" if nobody knows, as in a savepoint made of nothing.
+        is_same_cut: whether a start from it processes the same records as a start from its checkpoint. Not so at most
+            once while the pipeline went on: its positions are in front of what is held, those of the checkpoint are not
+            (SV9).
+    """
+
+    id: str
+    pipeline: str
+    taken_ms: int
+    files: str
+    manifest: Manifest
+    life: str = ""
+    is_same_cut: bool = False

@@ -1,6 +1,6 @@
 """Measurements: each is a name, labels that say of what, and a value.
 
-Workers report them (``runtime.worker.metrics``), the driver adds them up (``runtime.driver.progress_book``). A counter
+Workers report them (``runtime.worker.metrics``), the driver adds them up (``runtime.driver.progress``). A counter
 is a total since the generation began; a gauge is how it was when the report was made.
 """
 

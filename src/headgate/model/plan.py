@@ -1,19 +1,21 @@
-"""The physical plan: chains of nodes (vertices), the edges between them, and their channels.
+"""The physical plan (chains of nodes, edges between them, channels), and the whole definition of a pipeline.
 
-Chaining (P1 of docs/spec/plan.md): a node joins the vertex of its upstream when it has exactly one input and that
-input is FORWARD; a loop head always begins one. A vertex is therefore a tree of nodes that runs in one thread, a
-function call apart. Every subtask i of every vertex lives in worker i, so a FORWARD edge between vertices is a local
-channel.
+Chaining (P1 of docs/spec/plan.md): a node joins the vertex of its upstream when it has exactly one input and that is
+forwarded, so that its records need no channel. ``PipelineDefinition`` is made by ``headgate.api`` and read by
+``headgate.spark``, ``headgate.testing`` and the simulator.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headgate.errors import UsageError
-from headgate.model.evolution import OperatorRules
-from headgate.model.graph import MAIN_INPUT, Graph, InputName, Node, OutputTag, Partitioner, Role
+from headgate.model.config import PipelineConfig
+from headgate.model.graph import MAIN, MAIN_INPUT, Graph, InputName, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import ChannelIndex, NodeName, SubtaskId, VertexId
+from headgate.model.lineage import Lineage
+from headgate.model.pipeline_identity import Target
+from headgate.model.schema_evolution import OperatorRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,3 +242,51 @@ def _check_loops(graph: Graph, names: set[NodeName]) -> None:  # L31, P9
                 if loop in behind[upstream.name] and loop not in upstream.loops:
                     raise UsageError(f"operator '{node.name}' brings output '{upstream.name}' of loop '{loop}' back")
         behind[node.name] = reached | set(node.loops)
+
+
+@dataclass(frozen=True, slots=True)
+class HookSpec:
+    """A hook of the coordinator, under its name.
+
+    ``hook`` is a ``connectors.hooks.CoordinatorHook``. It stays in the driver: the definition travels to the workers
+    without it (EI3).
+    """
+
+    name: str
+    hook: object
+    timeout_ms: int
+
+    def __reduce__(self) -> tuple[type[HookSpec], tuple[str, None, int]]:
+        """Leave the hook where it is."""
+        return HookSpec, (self.name, None, self.timeout_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineDefinition:
+    """Everything that is needed to run a pipeline.
+
+    Attributes:
+        outputs: ``node → tag → pyarrow.Schema`` of each of its outputs, for every node of the graph (a sink's entry is
+            the schema of the records that it receives, as its main output).
+        diverts: bad records go to the sink node ``bad-records`` (else the first one fails the pipeline).
+        hooks: of the coordinator, in the order in which they were added.
+        forgotten_hooks: names of hooks whose data in an old checkpoint is not needed any more (EI9).
+        derived_names: operators that the user gave no name.
+        lineages: what tells nodes apart when the program is edited (EV13); of nodes for which it matters.
+        targets: of all sinks, as a start writes them down (SO1); None: nothing is written down.
+    """
+
+    config: PipelineConfig
+    graph: Graph
+    plan: Plan
+    outputs: dict[NodeName, dict[OutputTag, object]]
+    diverts: bool = False
+    hooks: tuple[HookSpec, ...] = ()
+    forgotten_hooks: frozenset[str] = frozenset()
+    derived_names: frozenset[str] = frozenset()
+    targets: tuple[Target, ...] | None = None
+    lineages: dict[str, Lineage] = field(default_factory=dict)
+
+    def schema(self, node: NodeName, tag: OutputTag = MAIN) -> object:
+        """Return the ``pyarrow.Schema`` of one output of ``node``."""
+        return self.outputs[node][tag]

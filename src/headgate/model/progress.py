@@ -1,16 +1,32 @@
-"""What a running pipeline tells those who watch it, and what they may ask of it.
-
-Counterparts: ``headgate.spark.session`` produces, ``headgate.cli.progress`` shows, users call ``PipelineHandle``.
-"""
+"""What another process of the machine asks a running pipeline for; ``runtime.driver.asking`` carries it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Protocol, Self, TypeAlias
 
 from headgate.model.ids import CheckpointId, Generation, NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRequest:
+    """What somebody asks for: a checkpoint, or a savepoint at ``savepoint``. ``ends``, ``drains``: and the end.
+
+    ``cancels``: nothing but the end. ``run``: the nonce of the run that is asked, "" if who asks does not say.
+    """
+
+    savepoint: str = ""
+    ends: bool = False
+    drains: bool = False
+    cancels: bool = False
+    run: str = field(default="", repr=False, compare=False)
+
+    def is_for(self, run: str) -> bool:
+        """Whether ``run`` is asked. Who cancels always says whom: that may cost all checkpoints (C76)."""
+        return self.run == run or not (self.run or self.cancels)
+
 
 NO_GENERATION = Generation(0)
 """Before the first generation."""

@@ -1,29 +1,29 @@
-"""What an operator is to the runtime, and what the runtime is to an operator.
+"""The contract between an operator and the runtime.
 
 An ``OperatorSpec`` is plain configuration inside the graph; ``build`` makes one live ``Operator`` per subtask.
-Operators run in the mailbox thread of their worker, one call at a time. They never block, never start threads
-and never read a clock other than those of their ``OperatorContext``.
+Operators run in the mailbox thread of their worker, one call at a time. They never block, never start threads and
+never read a clock other than those of their ``OperatorContext``.
 
-Batches are ``pyarrow.RecordBatch`` in canonical types (``operators.types.canonical``: strings are
-``large_string``, binaries ``large_binary``, timestamps ``timestamp[us]`` without zone, no dictionaries), with exactly
-the schema of their edge. An operator must not change a batch it was given, and may keep references to it.
+Batches are ``pyarrow.RecordBatch`` in canonical types (``operators.schemas``), with exactly the schema of their edge.
+An operator must not change a batch it was given, and may keep references to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
 
-from headgate.clock import SYSTEM_CLOCK
+from headgate.codec.snapshot import decode_sections
+from headgate.environment import SYSTEM_CLOCK
 from headgate.model.graph import InputName, OutputTag
 from headgate.protocol.watermarks import Origin
-from headgate.state.backend import StateFactory
-from headgate.state.files import StoredFiles
-from headgate.state.frozen import FrozenState
-from headgate.state.memory.factory import MemoryStates
+from headgate.state.backend import ContinuingBackend, Ownership, StateBackend, StateFactory
+from headgate.state.descriptors import KeyColumns
+from headgate.state.snapshot import FrozenState, StoredFiles
+from headgate.state.worker_backends import MemoryStates
 
 WATERMARK_MAX_MS = (1 << 63) - 1
 """The last watermark: no record can follow. Emitted at the end of bounded input."""
@@ -41,7 +41,7 @@ class Output(Protocol):
         """Send records to the output ``tag``, in the schema that it was declared with. Empty batches are dropped."""
 
     def emit_watermark(self, watermark_ms: int) -> None:
-        """Announce that no record with an event time ≤ ``watermark_ms`` will follow (used by with_timestamps)."""
+        """Announce that no record with an event time ≤ ``watermark_ms`` will follow."""
 
     def emit_idle(self, is_idle: bool) -> None:
         """Announce that this subtask's event time is idle (ignored downstream), or active again."""
@@ -56,7 +56,7 @@ class Output(Protocol):
 
 @dataclass(slots=True)
 class OperatorMetrics:
-    """Counters and gauges of one operator; plain numbers by name, read by the runtime once per second."""
+    """Counters of one operator by name, such as ``late``; the runtime reports them."""
 
     counters: dict[str, int] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class OperatorContext:
 
     Attributes:
         clock_ms: processing time: milliseconds of a clock that only goes forward (``Clock.monotonic_ms``). No date; it
-            begins anew with each machine and is never part of a state (W18).
+            starts again with each machine and is never part of a state (W18).
         wall_ms: the date (``Clock.wall_ms``), for timers, which look at it once (TM8).
         origin: the split that the batch being processed came from, or the input channel after a shuffle. Event-time
             trackers keep one watermark per origin. Written by the runtime.
@@ -113,7 +113,7 @@ class RestoredState:
 
     @property
     def payload(self) -> memoryview:
-        """Its bytes, verified. They are read anew each time: do not keep them longer than needed (SF10).
+        """Its bytes, verified. They are read each time: do not keep them longer than needed (SF10).
 
         Raises:
             CorruptionError: they are not what was written.
@@ -159,10 +159,10 @@ class Operator:
         self.output.emit_idle(is_idle)
 
     def on_splits(self, origins: Sequence[Origin]) -> None:
-        """The source at the head of this chain owns these splits now. Called before their first batch."""
+        """These origins are read: splits of the source in this chain, or input channels. Called before any batch."""
 
     def on_split_finished(self, origin: Origin) -> None:
-        """The split ``origin`` will never deliver anything again."""
+        """``origin`` will never deliver anything again."""
 
     def next_tick_ms(self) -> int | None:
         """Return the processing time at which ``on_tick`` wants to be called, or None. Cheap; polled often."""
@@ -213,3 +213,55 @@ class OperatorSpec(Protocol):
 
     def build(self) -> Operator:
         """Return a new operator, not yet opened."""
+
+
+class KeyedOperator(Operator):
+    """Asks for its backend in ``open``."""
+
+    _backend: StateBackend
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Take over the state of the keys that this subtask owns (ST4)."""
+        for _ in self._restore_backend(states):
+            pass
+
+    def _restore_backend(
+        self, states: Sequence[RestoredState]
+    ) -> Iterator[tuple[RestoredState, Mapping[str, memoryview]]]:
+        """Restore the backend part by part; yield each with its sections, which are not kept (SF10).
+
+        Files come first: a backend goes on with a database only while it has no rows (RB24).
+        """
+        owner = owner_of(self.context)
+        continued: set[int] = set()
+        for state in sorted(states, key=lambda state: state.files is None):
+            if state.files is not None and id(state.files) not in continued and self._goes_on_with(state.files, owner):
+                continued.add(id(state.files))
+            if id(state.files) in continued:
+                continue
+            path = f"state of '{self.context.node}', subtask {state.subtask_index}"
+            sections = decode_sections(state.payload, path)
+            self._backend.restore(sections, path, owner)
+            yield state, sections
+
+    def _goes_on_with(self, files: StoredFiles, owner: Ownership) -> bool:
+        return isinstance(self._backend, ContinuingBackend) and self._backend.continue_from(files, owner)
+
+    def freeze(self) -> FrozenState | None:
+        """See ``Operator``."""
+        return self._backend.freeze()
+
+
+def owner_of(context: OperatorContext) -> Ownership:
+    """Return which keys the subtask of this operator owns."""
+    return Ownership(context.max_parallelism, context.parallelism, context.subtask_index)
+
+
+def key_columns(schema: pa.Schema, keys: tuple[str, ...]) -> KeyColumns:
+    """Return the columns ``keys`` of ``schema``, with their types; without any one that no record ever has.
+
+    Only a function with a broadcast side may have no key (BC9): nothing of it is in the backend.
+    """
+    if not keys:
+        return KeyColumns(("",), (pa.bool_(),))
+    return KeyColumns(keys, tuple(schema.field(key).type for key in keys))

@@ -9,30 +9,28 @@ from typing import Protocol, cast, runtime_checkable
 import pyarrow as pa
 
 from headgate.errors import UsageError
-from headgate.model.evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
-from headgate.model.state_identity import StateIdentity
+from headgate.model.schema_evolution import NO_OPERATOR_RULES, OperatorRules
+from headgate.model.state_schema import StateIdentity
 from headgate.operators.base import OperatorSpec
-from headgate.operators.checkpointed.exploring import lists_rules, lists_text
-from headgate.operators.checkpointed.functions import CheckpointListener
+from headgate.operators.checkpoint_listeners import CheckpointListener, lists_rules, lists_text
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
-from headgate.operators.key_check import KeyCheckSpec
+from headgate.operators.keys import KeyCheckSpec
 from headgate.operators.map_batches import MapBatchesSpec
-from headgate.operators.process.broadcast_by_batch import batch_broadcast_spec
-from headgate.operators.process.broadcast_by_row import row_broadcast_spec
-from headgate.operators.process.broadcasting import BatchBroadcastProcessFunction, BroadcastProcessFunction
-from headgate.operators.process.by_batch import BatchProcessFunction, BatchProcessSpec, batch_process_spec
-from headgate.operators.process.by_row import ProcessSpec, row_process_spec
-from headgate.operators.process.functions import ProcessFunction
-from headgate.operators.reduce import ReduceSpec
-from headgate.operators.row_functions import RowFunctionSpec, RowVerb
+from headgate.operators.process.batch_process import BatchProcessFunction, BatchProcessSpec, batch_process_spec
+from headgate.operators.process.broadcast_process import (
+    BatchBroadcastProcessFunction,
+    BroadcastProcessFunction,
+    batch_broadcast_spec,
+    row_broadcast_spec,
+)
+from headgate.operators.process.row_process import ProcessFunction, ProcessSpec, row_process_spec
+from headgate.operators.row_functions import ReduceSpec, RowFunctionSpec, RowVerb
 from headgate.operators.timestamps import WithTimestampsSpec
-from headgate.operators.user_function import UserFunctionError, shortened
-from headgate.operators.windows.buffer import WindowBufferSpec
-from headgate.operators.windows.choice import WindowOperators, window_operators
-from headgate.operators.windows.combine import WindowCombineSpec
-from headgate.operators.windows.merge import WindowMergeSpec
-from headgate.operators.windows.plan import TumblingAggregate
+from headgate.operators.tumbling_windows import WindowBufferSpec, WindowMergeSpec, WindowOperators, window_operators
+from headgate.operators.user_functions import UserFunctionError, shortened
+from headgate.operators.window_combine import WindowCombineSpec
+from headgate.operators.window_plan import TumblingAggregate
 
 __all__ = [
     "BatchProcessSpec",
@@ -87,7 +85,7 @@ class NamedSchemasSpec(Protocol):
 
 @runtime_checkable
 class StatefulSpec(Protocol):
-    """A spec whose operator has state."""
+    """The spec of an operator with state."""
 
     def state_text(self) -> str:
         """Return the identity of the state: kind, keys and types, aggregates."""
@@ -95,7 +93,7 @@ class StatefulSpec(Protocol):
 
 @runtime_checkable
 class EvolvingSpec(Protocol):
-    """A spec whose user may have said what becomes of older state."""
+    """A spec with rules for state that an older program wrote."""
 
     def state_rules(self) -> OperatorRules:
         """Return what was said of each state."""

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from headgate.errors import UsageError
 from headgate.operators.base import Operator
-from headgate.operators.types import schema_text
+from headgate.operators.schemas import schema_text
 
 NO_ROUND = -1
 """The highest round of a batch that has none."""
@@ -54,7 +54,7 @@ class LoopHeadSpec:
         return f"loop({keys}columns {schema_text(self.schema)}; {rounds}log 1)"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the callback behind: it is the driver's, and often holds what cannot travel."""
+        """Leave the callback out: it is the driver's, and often holds what cannot travel."""
         return {**self.__dict__, "on_round": None}
 
 
@@ -101,7 +101,7 @@ class LoopHeadOperator(Operator):
         rounds = pc.add(batch.column(self._round_at), 1)
         batch = batch.set_column(self._round_at, self._spec.schema.field(self._round_at), rounds)
         highest = self.highest_round(batch)
-        if self._spec.max_rounds is not None and highest >= self._spec.max_rounds:  # L38
+        if self._spec.max_rounds is not None and highest >= self._spec.max_rounds:
             batch = batch.filter(pc.less(rounds, self._spec.max_rounds))
             highest = self.highest_round(batch)
         return batch, highest

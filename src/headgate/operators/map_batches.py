@@ -13,11 +13,18 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.operators.base import Operator, OperatorContext, Output
-from headgate.operators.checkpointed.exploring import own_copy_of
+from headgate.operators.checkpoint_listeners import own_copy_of
 from headgate.operators.row_functions import divert_misfits
-from headgate.operators.schemas import SchemaLike, as_schema, columns_of_frame, frame_of, schema_of_frame
-from headgate.operators.types import canonical_schema, schema_text
-from headgate.operators.user_function import UserFunctionError, batch_error, user_traceback
+from headgate.operators.schemas import (
+    SchemaLike,
+    as_schema,
+    canonical_schema,
+    columns_of_frame,
+    frame_of,
+    schema_of_frame,
+    schema_text,
+)
+from headgate.operators.user_functions import UserFunctionError, batch_error, user_traceback
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,140 @@
-"""``map``, ``flat_map`` and ``filter`` with a Python function on rows (dicts): rules OP2 to OP4."""
+"""``map``, ``flat_map``, ``filter`` and ``reduce`` with a Python function on rows (dicts): rules OP2 to OP4, OP7.
+
+Reading costs about 1 µs and writing about 0.5 µs per record of four columns.
+"""
 
 from __future__ import annotations
 
+import gc
 import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from headgate.operators.bad_records import bad_records
-from headgate.operators.base import Operator, OperatorContext, Output
-from headgate.operators.checkpointed.exploring import own_copy_of
-from headgate.operators.rows import Refused, Row, RowWriter, paused_gc, rows_of
-from headgate.operators.schemas import SchemaLike, as_schema
-from headgate.operators.types import fitting_rows
-from headgate.operators.unreadable import described_rows, divert_unreadable
-from headgate.operators.user_function import shortened, user_error, user_traceback
+from headgate.codec.exact_values import MisfitError, described, exact_array, exact_value
+from headgate.model.schema_evolution import OperatorRules
+from headgate.model.state_schema import ACCUMULATORS, StateIdentity
+from headgate.operators.bad_records import bad_records, described_rows, divert_unreadable
+from headgate.operators.base import KeyedOperator, Operator, OperatorContext, Output
+from headgate.operators.checkpoint_listeners import own_copy_of
+from headgate.operators.keys import check_keys
+from headgate.operators.schemas import SchemaLike, as_schema, fitting_rows, frame_of, schema_text
+from headgate.operators.user_functions import UserFunctionError, shortened, user_error, user_traceback
+from headgate.state.backend import Record, RecordBackend
+from headgate.state.descriptors import NO_EVOLUTION, Evolution, Section
+
+Row: TypeAlias = dict[str, Any]
+
+
+@contextmanager
+def paused_gc() -> Iterator[None]:
+    """Pause the cyclic garbage collector for one batch of rows.
+
+    The rows are thousands of live objects without cycles: the collector would walk them again and again, for half
+    of the time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Row]:
+    """Return one new dict per record. Moments are ``datetime`` in UTC, local times have no zone."""
+    names = batch.schema.names
+    return [dict(zip(names, values)) for values in frame_of(batch).rows()]  # noqa: B905 (strict costs 10 %)
+
+
+def own_copy(value: Any) -> Any:
+    """Return a struct or list with all that is within, to be changed freely."""
+    if isinstance(value, dict):
+        return {name: own_copy(inner) for name, inner in value.items()}
+    return [own_copy(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that does not fit the schema, and why."""
+
+    problem: str
+    record: str
+
+
+class RowWriter:
+    """Makes batches of ``schema`` from dicts that have exactly its columns."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._names: list[str] = schema.names
+        getter = itemgetter(*self._names)
+        self._values: Callable[[Row], tuple[Any, ...]] = getter if len(self._names) > 1 else lambda row: (getter(row),)
+
+    def values(self, row: Row) -> tuple[Any, ...]:
+        """Return the columns of ``row`` as a tuple.
+
+        Raises:
+            KeyError, TypeError: a column is missing or ``row`` is no mapping; see ``problem``.
+        """
+        if len(row) != len(self._names):
+            raise KeyError
+        return self._values(row)
+
+    def batch(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, list[Refused]]:
+        """Return the rows that fit as a batch, and those that do not."""
+        try:
+            return self.batch_of_values([self.values(row) for row in rows]), []
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
+            return self._slowly(rows)
+
+    def batch_of_values(self, values: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+        """Return a batch of tuples in the order of the schema's columns.
+
+        Raises:
+            MisfitError: a value does not fit its column's type.
+        """
+        columns = zip(*values, strict=True) if values else [()] * len(self._names)
+        arrays = [exact_array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _slowly(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, list[Refused]]:
+        good: list[tuple[Any, ...]] = []
+        refused: list[Refused] = []
+        for row in rows:
+            problem = self.problem(row)
+            if problem:
+                refused.append(Refused(problem, shortened(row)))
+            else:
+                good.append(self.values(row))
+        return self.batch_of_values(good), refused
+
+    def problem(self, row: object) -> str:
+        """Return why ``row`` does not fit the schema, or ""."""
+        if not isinstance(row, dict):
+            return f"the function returned {type(row).__name__} instead of a dict"
+        missing = [name for name in self._names if name not in row]
+        if missing:
+            return f"the function returned no field '{missing[0]}'"
+        unknown = [name for name in row if name not in self._names]
+        if unknown:
+            return f"the function returned the unknown field {unknown[0]!r}; declare it with schema="
+        for column in self._schema:
+            try:
+                exact_value(row[column.name], column.type)
+            except MisfitError as error:
+                misfit = error.within(column.name)
+                return (
+                    f"the function returned {described(misfit.value)} for field '{misfit.path}', which is {misfit.type}"
+                )
+        return ""
+
 
 PROBLEM_CHARS_MAX = 8_000
 """Of a traceback in a bad record, to bound memory."""
@@ -117,7 +234,7 @@ class RowFunctionOperator(Operator):
 
 
 def failure(record: object, error: Exception) -> Refused:
-    """Return the bad record that ``record`` becomes for ``error``; its problem has the traceback behind it."""
+    """Return the bad record that ``record`` becomes for ``error``; its problem ends with the traceback."""
     said = "".join(traceback.format_exception_only(error)).strip()
     text = f"the function raised {said}\n{user_traceback(error)}"
     return Refused(text if len(text) <= PROBLEM_CHARS_MAX else text[:PROBLEM_CHARS_MAX] + "…", shortened(record))
@@ -153,3 +270,120 @@ def divert_refused(operator: Operator, refused: list[Refused]) -> None:
     problems = [r.problem for r in refused]
     records = [r.record for r in refused]
     operator.output.divert(bad_records(operator.context.node, problems, [""] * len(refused), records))
+
+
+@dataclass(frozen=True)
+class ReduceSpec:
+    """Combine the records of each key. ``function(accumulator, record)`` returns the new accumulator.
+
+    ``schema`` is the canonical schema of the input, which the accumulator has too; ``evolution`` says what becomes of
+    accumulators that an older program wrote.
+    """
+
+    keys: tuple[str, ...]
+    function: Callable[[Row, Row], Row]
+    schema: pa.Schema
+    evolution: Evolution = field(default=NO_EVOLUTION, compare=False)
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return ReduceOperator(self)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return ``schema``.
+
+        Raises:
+            UsageError: the key is not in it.
+        """
+        check_keys(node, schema, self.keys)
+        return schema
+
+    def state_text(self) -> str:
+        """See ``catalog.state_text``."""
+        return StateIdentity.of_reduce(self.keys, schema_text(self.schema)).text
+
+    def state_rules(self) -> OperatorRules:
+        """See ``catalog.state_rules``."""
+        return OperatorRules(((ACCUMULATORS, self.evolution.rules()),))
+
+
+class ReduceOperator(KeyedOperator):
+    """Loads the accumulators of a batch's keys, goes through its records, and stores them again."""
+
+    _backend: RecordBackend
+
+    def __init__(self, spec: ReduceSpec) -> None:
+        self._function = spec.function
+        self._schema = spec.schema
+        self._evolution = spec.evolution
+        self._keys = spec.keys
+        self._names: list[str] = spec.schema.names
+        self._nested: list[str] = [field.name for field in spec.schema if pa.types.is_nested(field.type)]
+        self._writer = RowWriter(spec.schema)
+        self._key_of_row: Callable[[Row], Any] = itemgetter(*spec.keys)
+        self._key_of_values: Callable[[Record], Any] = itemgetter(*(self._names.index(k) for k in spec.keys))
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """See ``Operator``."""
+        super().open(context, output)
+        self.user_object = self._function = own_copy_of(context.node, self._function)
+        self._backend = context.states.records(Section(ACCUMULATORS, self._schema, self._keys, self._evolution))
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """See ``Operator``."""
+        batch = divert_unreadable(self, batch)
+        refused: list[Refused] = []
+        with paused_gc():
+            try:
+                accumulators, results = self._reduce(batch, refused, is_checked=False)
+                reduced = self._writer.batch_of_values(results)
+            except (ValueError, TypeError, OverflowError, UserFunctionError):
+                # a value of a wrong type, or what the function made of one later: once more, checking each result
+                refused = []
+                accumulators, results = self._reduce(batch, refused, is_checked=True)
+                reduced = self._writer.batch_of_values(results)
+        self._backend.store(accumulators)
+        if refused:
+            divert_refused(self, refused)
+        self.output.emit(reduced)
+
+    def _reduce(
+        self, batch: pa.RecordBatch, refused: list[Refused], *, is_checked: bool
+    ) -> tuple[dict[Any, Record], list[Record]]:
+        """Return the accumulators of the batch's keys, and the accumulator after each of its records.
+
+        The loop is inlined: it runs once per record. A result that does not fit goes to ``refused`` and leaves its
+        key's accumulator as it was.
+        """
+        rows = rows_of(batch)
+        keys = list(map(self._key_of_row, rows))
+        accumulators = self._backend.load(dict.fromkeys(keys))
+        function, names, nested, count = self._function, self._names, self._nested, len(self._names)
+        values_of, key_of_values = self._writer.values, self._key_of_values
+        results: list[Record] = []
+        for key, row in zip(keys, rows):  # noqa: B905 (strict costs 10 %)
+            before = accumulators.get(key)
+            if before is None:
+                after = values_of(row)
+            else:
+                accumulator = dict(zip(names, before))  # noqa: B905 (strict costs 10 %)
+                for name in nested:  # what was emitted, or is frozen, must not change with it
+                    accumulator[name] = own_copy(accumulator[name])
+                try:
+                    result = function(accumulator, row)
+                except Exception as error:
+                    raise user_error(self.context.node, row, error) from None
+                try:
+                    after = values_of(result) if len(result) == count else ()
+                except (KeyError, TypeError):
+                    after = ()
+                if not after or key_of_values(after) != key or (is_checked and self._writer.problem(result)):
+                    refused.append(self._refusal(result))
+                    continue
+            accumulators[key] = after
+            results.append(after)
+        return accumulators, results
+
+    def _refusal(self, result: Row) -> Refused:
+        problem = self._writer.problem(result) or f"the function changed the key columns {list(self._keys)}"
+        return Refused(problem, shortened(result))

@@ -1,28 +1,27 @@
-"""``with_timestamps``: watermarks from a time column, and refusal of absurd times.
+"""``with_timestamps``: event times of a column, watermarks from them, and refusal of absurd times.
 
 The decisions are those of ``protocol.watermarks.WatermarkTracker`` (one origin per source split). Watermarks go out
-at most every ``PERIOD_MS`` of processing time, which goes by a monotonic clock and is no part of the state (W18). What
-counts as absurd never depends on the clock, so that a replay refuses the same records (W16).
+at most every ``PERIOD_MS`` of processing time, which goes by a monotonic clock and is no part of the state (W18).
+What counts as absurd never depends on the clock, so that a replay refuses the same records (W16).
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import UsageError
 from headgate.model.ids import ChannelIndex
-from headgate.operators.bad_records import bad_records
+from headgate.operators.bad_records import bad_records, described_rows
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, RestoredState
-from headgate.operators.event_time import EventTime, event_time
-from headgate.operators.unreadable import described_rows
-from headgate.operators.user_function import shortened
+from headgate.operators.schemas import require_columns
+from headgate.operators.user_functions import shortened
 from headgate.protocol.watermarks import (
     ChannelOrigin,
     EmitIdle,
@@ -35,7 +34,54 @@ from headgate.protocol.watermarks import (
     TrackerEvent,
     WatermarkTracker,
 )
-from headgate.state.frozen import FrozenState
+from headgate.state.key_hash import column_words
+from headgate.state.snapshot import FrozenState
+
+_DAY_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class EventTime:
+    """How a time column counts: ``ms = value * ms_per_unit // units_per_ms`` (one of them is 1)."""
+
+    column: str
+    units_per_ms: int
+    ms_per_unit: int
+
+    def values(self, batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """Return the column in its own unit (nulls: any number)."""
+        return column_words(batch.column(self.column))
+
+    def to_ms(self, value: int) -> int:
+        """Return ``value`` in milliseconds since 1970, rounded down."""
+        return value * self.ms_per_unit // self.units_per_ms
+
+    def windows(self, values: npt.NDArray[np.int64], size_ms: int) -> npt.NDArray[np.int64]:
+        """Return the number of the tumbling window of ``size_ms`` that each value lies in (WN1)."""
+        if self.ms_per_unit != 1:
+            return values * self.ms_per_unit // size_ms
+        return values // (size_ms * self.units_per_ms)
+
+
+def event_time(node: str, schema: pa.Schema, column: str) -> EventTime:
+    """Return how ``column`` counts time.
+
+    Raises:
+        UsageError: there is no such column, or it is no timestamp, date or integer.
+    """
+    require_columns(node, schema, [column])
+    dtype = schema.field(column).type
+    if pa.types.is_timestamp(dtype):
+        return EventTime(column, {"s": 1, "ms": 1, "us": 1_000, "ns": 1_000_000}[dtype.unit], 1)
+    if pa.types.is_date32(dtype):
+        return EventTime(column, 1, _DAY_MS)
+    if pa.types.is_integer(dtype):
+        return EventTime(column, 1, 1)
+    raise UsageError(
+        f"operator '{node}': the time column '{column}' must be a timestamp, a date or integer milliseconds "
+        f"since 1970, but is {dtype}"
+    )
+
 
 PERIOD_MS = 10
 """Least time between two watermarks: a watermark costs a frame on every channel."""
@@ -46,7 +92,6 @@ TIME_MAX_MS = 7_258_118_400_000
 """2200-01-01: later times are taken for a wrong unit, and one of them would end every window."""
 
 _SPLITS, _CHANNELS = "latest", "channels"
-_CHANNEL_0_1 = re.compile(r"channel-([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -86,7 +131,7 @@ class WithTimestampsSpec:
 
 
 class _Frozen(FrozenState):
-    """Two sections, of splits by name and of channels by number; version 0.1 wrote both into the first."""
+    """The latest times at a barrier in two sections: of splits by name, and of channels by number."""
 
     def __init__(self, latest_ms: Mapping[Origin, int]) -> None:
         super().__init__()
@@ -108,21 +153,13 @@ def _decoded(payload: memoryview, where: str) -> dict[Origin, int]:
     """Return the latest time of each origin."""
     sections = decode_sections(payload, where)
     splits: dict[str, int] = json.loads(bytes(sections[_SPLITS]))
-    if _CHANNELS in sections:
-        channels: dict[str, int] = json.loads(bytes(sections[_CHANNELS]))
-        found: dict[Origin, int] = {ChannelOrigin(ChannelIndex(int(index))): ms for index, ms in channels.items()}
-        return found | splits
-    return {_origin_of(name): max_ms for name, max_ms in splits.items()}
-
-
-def _origin_of(name: str) -> Origin:
-    """Return what version 0.1 wrote as ``name``; there a split of such a name counts as a channel."""
-    found = _CHANNEL_0_1.fullmatch(name)
-    return name if found is None else ChannelOrigin(ChannelIndex(int(found[1])))
+    channels: dict[str, int] = json.loads(bytes(sections[_CHANNELS]))
+    found: dict[Origin, int] = {ChannelOrigin(ChannelIndex(int(index))): ms for index, ms in channels.items()}
+    return found | splits
 
 
 class WithTimestampsOperator(Operator):
-    """Passes records on and emits watermarks behind them."""
+    """Passes records on and emits watermarks after them."""
 
     def __init__(self, spec: WithTimestampsSpec) -> None:
         self._spec = spec

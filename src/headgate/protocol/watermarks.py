@@ -252,7 +252,7 @@ class WatermarkMerger(Machine):
 
     def __init__(self, channels_count: int) -> None:
         super().__init__()
-        assert channels_count > 0
+        assert channels_count > 0, "watermarks come on channels"
         self._channels = [_Channel() for _ in range(channels_count)]
         self._watermark_ms = WATERMARK_MIN_MS
         self._is_idle = False

@@ -28,9 +28,9 @@ from pyspark.sql.types import (
 from headgate.errors import StorageError, UsageError
 from headgate.spark.columns import spark_schema, with_leaves
 from headgate.spark.dataframes import exact_reader, spark_errors, spark_path
-from headgate.storage.access import access_in, restrict
-from headgate.storage.durable import sync_directory, sync_file
+from headgate.storage.fsync import sync_directory, sync_file
 from headgate.storage.local import LocalStorage, make_directories
+from headgate.storage.permissions import access_in, restrict
 
 MARK = "_captured"
 """Written when all files are in place and durable. Spark ignores files with such names."""
@@ -60,7 +60,7 @@ def capture(dataframe: Any, directory: str, schema: pa.Schema) -> None:
         schema: of the rows, in canonical types; the mark keeps it.
 
     Raises:
-        UsageError: Spark cannot name the directory, or is told to write other values.
+        UsageError: Spark cannot name the directory, or is set to write other values.
         StorageError: Spark could not compute or write them.
     """
     _check_settings(dataframe)
@@ -172,7 +172,7 @@ def _flagged(value: Any, kind: DataType) -> list[Any]:
 def _parts(value: Any, kind: DataType) -> list[Any]:
     """Return columns that ``xxhash64`` tells apart where values are, which are not null.
 
-    It skips nulls in arrays, too, and does not see where one ends; it takes no maps, whose entries have no order;
+    It skips nulls in arrays, too, and does not notice where one ends; it takes no maps, whose entries have no order;
     it takes texts for equal that their collation does, and 0.0 and -0.0.
     """
     if isinstance(kind, UserDefinedType):

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema, to_arro
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType, TimeType
 
 from headgate.errors import UsageError
-from headgate.operators.types import canonical_schema, carried
+from headgate.operators.schemas import canonical_schema, carried
 
 BATCH_ROWS_MAX = 65_536
 """Of a batch that goes to the JVM."""
@@ -82,7 +82,7 @@ def schema_of_spark(schema: Any) -> pa.Schema:
 
 
 def _refuse(name: str, kind: Any) -> None:
-    """Refuse a type that Arrow does not have, or has as a struct that cannot be told from others: a VARIANT (SP12)."""
+    """Refuse a type that Arrow does not have, or has as a struct that looks like others: a VARIANT (SP12)."""
     if isinstance(kind, StructType | ArrayType | MapType):
         for inner in _inner_types(kind):
             _refuse(name, inner)
@@ -174,10 +174,10 @@ def keys_in(text: str, columns: Sequence[pa.Field], owner: str) -> list[Any]:
     Args:
         text: the option.
         columns: those of the key.
-        owner: whose keys they are, for the errors.
+        owner: of the keys, for the errors.
 
     Raises:
-        UsageError: these are no keys of these columns, or ``columns`` have types whose values JSON does not tell.
+        UsageError: these are no keys of these columns, or ``columns`` have types with values that JSON does not have.
     """
     types = [_type_in_json(column.type) for column in columns]
     described = ", ".join(f"{column.name}: {column.type}" for column in columns)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.errors import StorageError, UsageError
-from headgate.operators.types import carried
+from headgate.operators.schemas import carried
 
 _EXACT = {
     "ignoreMissingFiles": "false",
@@ -57,7 +57,7 @@ def collected(dataframe: Any) -> pa.Table:
 
 
 def spark_path(session: Any, path: str) -> str:
-    """Return what Spark is to be told for an absolute ``path``: it takes every letter as it is (N91).
+    """Return an absolute ``path`` in the form that Spark takes literally (N91).
 
     Spark decodes nothing, so this is no URL. ``exact_reader`` takes nothing for a pattern. Spark takes ``..`` for the
     parent of the name before it, which may be a link to somewhere else, so it is resolved.
@@ -91,7 +91,7 @@ def _check_nameable(session: Any, path: str) -> None:
 
 
 def exact_reader(session: Any) -> Any:
-    """Return a reader of the files that it is given, and of all that is in them, whatever the session is told."""
+    """Return a reader of exactly the files that it is given, and of all rows in them, in any session."""
     reader = session.read.option("__globPaths__", "false")
     for name, value in _EXACT.items():
         reader = reader.option(name, value)
@@ -130,7 +130,7 @@ def check_for_spark(session: Any, schema: pa.Schema) -> None:
 def read_parquet(session: Any, files: Sequence[str], schema: pa.Schema) -> Any:
     """Return the records of ``files`` as a DataFrame; without files an empty one of ``schema``.
 
-    Spark is told the types: Parquet does not say that a number is a duration.
+    Spark is given the types: Parquet does not say that a number is a duration.
 
     Raises:
         UsageError: Spark cannot name the files.

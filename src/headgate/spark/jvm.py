@@ -1,7 +1,9 @@
-"""Starts Spark's JVM, and says in one sentence why a session could not be started.
+"""Start Spark's JVM, connect to it, and say in one sentence why a session could not be started.
 
-What the JVM writes until it is up is kept, for that sentence; afterwards it goes on to standard error line by line,
-with what Spark's workers write. Counterparts: ``spark.session``, and ``spark.jvm_process``, which begins it.
+PySpark's ``launch_gateway`` starts and waits in one step. These are two steps here: ``headgate run`` starts a JVM
+before it imports anything else (``start_early``), and a session takes it if it is just as one that is started now.
+What the JVM writes until it is up is kept for that sentence; afterwards it goes on to standard error line by line.
+Imports PySpark only when it is called.
 """
 
 from __future__ import annotations
@@ -10,29 +12,197 @@ import atexit
 import importlib
 import logging
 import os
+import resource
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
 import sys
+import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headgate.errors import HeadgateError, PipelineFailed
+from headgate.environment import SYSTEM_CLOCK
+from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.plain_text import printable
-from headgate.spark.jvm_process import JvmProcess, begun, end_ahead, launch_of
 from headgate.spark.jvm_settings import LOG, START_LOG
-from headgate.spark.prerequisites import SUBMITTED
+from headgate.spark.prerequisites import SUBMITTED, spark_home
+
+LOOK_S = 0.01
+"""How often to look whether the JVM has said where it can be talked to."""
+
+PLACE = "headgate-gateway-"
+"""How the directories begin, among those for temporary files, in which a JVM says where it can be talked to."""
+
+OLD_S = 3_600.0
+"""What a command that was killed at its start left there is removed after so long: its JVM needs it until it ends."""
+
+_LIMITS = tuple(getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_"))
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Everything that a JVM takes from the process that begins it.
+
+    Attributes:
+        command: with the settings of Spark.
+        environment: which the Python workers get from the JVM.
+        surroundings: working directory, umask, priority, processors and limits.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    surroundings: tuple[object, ...]
+
+
+def launch_of(settings: Mapping[str, str], environment: Mapping[str, str]) -> Launch:
+    """Return what a JVM with these settings of Spark takes, if it is begun now in ``environment``.
+
+    Raises:
+        UsageError: there is no Spark.
+    """
+    home = spark_home(environment)
+    if home is None:
+        raise UsageError("PySpark is not installed; 'headgate doctor' checks the rest")
+    given = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    rest = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))  # as PySpark has it
+    command = (os.path.join(home, "bin", "spark-submit"), *given, *rest)
+    return Launch(command, {**environment, "SPARK_HOME": home}, _surroundings())
+
+
+def _surroundings() -> tuple[object, ...]:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    limits = tuple(resource.getrlimit(limit) for limit in _LIMITS)
+    processors = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return os.getcwd(), mask, os.getpriority(os.PRIO_PROCESS, 0), processors, limits
+
+
+class JvmProcess:
+    """A JVM that starts. It ends with the process that began it, because its input closes then.
+
+    Attributes:
+        launch: what it was begun with.
+        process: the JVM; a script of Spark's, which becomes it, in the first moments.
+        words: the descriptor from which its standard error is read.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self._owner = os.getpid()
+        _remove_old()
+        # Not in the directory that the next start sweeps: a JVM that cannot write there lives on without its driver.
+        self._place = Path(tempfile.mkdtemp(prefix=PLACE))
+        self._told = self._place / "address"
+        environment = {
+            **launch.environment,
+            "SPARK_CONNECT_MODE": "0",
+            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._told),
+        }
+        self.words, sink = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                launch.command, stdin=subprocess.PIPE, stderr=sink, env=environment, preexec_fn=_leave_ctrl_c
+            )
+        except BaseException:
+            os.close(self.words)
+            shutil.rmtree(self._place, ignore_errors=True)
+            raise
+        finally:
+            os.close(sink)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process began it, and is no fork of the one that did."""
+        return os.getpid() == self._owner
+
+    def address(self) -> tuple[int, str] | None:
+        """Wait until it can be talked to; return the port and the secret, None if it ended before."""
+        try:
+            while not self._told.exists():  # it gets its name when it is whole
+                if self.process.poll() is not None:
+                    return None
+                time.sleep(LOOK_S)
+            told = self._told.read_bytes()
+        finally:
+            shutil.rmtree(self._place, ignore_errors=True)
+        port, length = struct.unpack_from(">ii", told)
+        return port, told[8 : 8 + length].decode()
+
+    def end(self) -> None:
+        """End it: it was not needed."""
+        if not self.is_mine:
+            return
+        self.process.kill()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+        os.close(self.words)
+        shutil.rmtree(self._place, ignore_errors=True)
+
+
+def _remove_old() -> None:
+    """Remove what others of this user left long ago."""
+    for path in Path(tempfile.gettempdir()).glob(f"{PLACE}*"):
+        with suppress(OSError):  # other processes do it, too
+            found = path.lstat()
+            if found.st_uid == os.getuid() and SYSTEM_CLOCK.wall_ms() / 1000 - found.st_mtime > OLD_S:
+                shutil.rmtree(path)
+
+
+def _leave_ctrl_c() -> None:
+    """As PySpark has it: the last checkpoint needs the JVM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+_ahead: list[JvmProcess] = []
+
+
+def start_early(launch: Launch) -> None:
+    """Begin a JVM that this process will probably need (OM10). Call before there are threads."""
+    _ahead.append(JvmProcess(launch))
+    atexit.register(discard_early)
+
+
+def adopt_environment(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Have what the command's own imports set in the environment not count: Polars tells its allocator something."""
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    for process in _ahead:
+        process.launch = replace(process.launch, environment={**process.launch.environment, **changed})
+
+
+def discard_early() -> None:
+    """End the JVM that was begun ahead and not taken (OM11). Idempotent."""
+    while _ahead:
+        _ahead.pop().end()
+
+
+def take_or_start(launch: Launch) -> JvmProcess:
+    """Return the JVM that was begun ahead, if it is as one that is begun now and lives, else a new one (OM10)."""
+    while _ahead:
+        found = _ahead.pop()
+        if found.is_mine and found.launch == launch and found.process.poll() is None:
+            return found
+        found.end()
+    return JvmProcess(launch)
+
 
 _SECRET = "PYSPARK_GATEWAY_SECRET"
 
-MEANWHILE = ("pyspark.sql.pandas.functions", "pyspark.sql.classic.dataframe", "pandas")
+PRELOADED_MODULES = ("pyspark.sql.pandas.functions", "pyspark.sql.classic.dataframe", "pandas")
 """What a session and its first job import: done while the JVM starts, which takes longer."""
 
 LINES_MAX = 200
 """Kept of what a starting JVM writes: the beginning says why, the rest are frames."""
 
 HEARD_S = 5.0
-"""How long to wait for the last words of a JVM that has ended: who inherited its standard error may hold it open."""
+"""For the last lines of a JVM that has ended: a process that inherited its standard error may hold it open."""
 
 CHARS_SHOWN = 300
 
@@ -43,10 +213,10 @@ NOISE = (
     "Using Spark's default log4j profile",
     "Picked up ",
 )
-"""What every start prints, and nobody needs."""
+"""What every start prints."""
 
 
-def says_more_than_an_end(record: logging.LogRecord) -> bool:
+def is_no_py4j_traceback(record: logging.LogRecord) -> bool:
     """Whether a record of the root logger is not py4j's traceback about a JVM that ended while it was asked.
 
     Depending on the moment, py4j raises and says nothing, or raises and prints pages. The raised error becomes a
@@ -55,7 +225,7 @@ def says_more_than_an_end(record: logging.LogRecord) -> bool:
     return not (record.module == "java_gateway" and record.msg == "Exception while sending command.")
 
 
-class Listener:
+class StderrReader:
     """Reads what the JVM writes to standard error, until it ends."""
 
     def __init__(self, source: int) -> None:
@@ -109,7 +279,7 @@ def is_noise(line: str) -> bool:
     return line.startswith(NOISE)
 
 
-def telling_line(lines: Sequence[str]) -> str:
+def reason_line(lines: Sequence[str]) -> str:
     """Return which of the lines of a JVM that ended says why, without the class of the exception; "" if none does."""
     telling = [line.strip() for line in lines if line.strip() and not is_noise(line)]
     told = [line for line in telling if not line.startswith(("at ", "..."))]
@@ -138,18 +308,18 @@ def ensure_jvm(settings: Mapping[str, str]) -> None:
 
     forget_dead_jvm()
     if SparkContext._gateway is not None or SUBMITTED in os.environ:
-        end_ahead()  # OM11: somebody else has one
+        discard_early()  # OM11: there is one already
         return
-    jvm = begun(launch_of(settings, os.environ))
-    listener = Listener(jvm.words)
-    for name in MEANWHILE:
-        with suppress(ImportError):  # whoever needs it says so
+    jvm = take_or_start(launch_of(settings, os.environ))
+    listener = StderrReader(jvm.words)
+    for name in PRELOADED_MODULES:
+        with suppress(ImportError):  # its first use says so
             importlib.import_module(name)
     address = jvm.address()
     if address is None:
-        raise _not_started(telling_line(listener.heard()))
+        raise _not_started(reason_line(listener.heard()))
     SparkContext._ensure_initialized(gateway=_gateway_of(jvm, *address))
-    logging.getLogger().addFilter(says_more_than_an_end)
+    logging.getLogger().addFilter(is_no_py4j_traceback)
     listener.pass_on()
 
 
@@ -170,7 +340,7 @@ def _gateway_of(jvm: JvmProcess, port: int, secret: str) -> Any:
 def log_to(file: Path | None) -> None:
     """Have the JVM write its warnings to ``file`` from now on; those of its start go there, too (OM13).
 
-    Nothing happens if it was told by others where to write, or there can be no such file.
+    Nothing happens if its user chose another file, or there can be no such file.
     """
     from pyspark import SparkContext
 
@@ -202,7 +372,7 @@ def forget_dead_jvm() -> None:
 
 
 @contextmanager
-def starting_up() -> Iterator[None]:
+def startup_errors() -> Iterator[None]:
     """What Spark raises within this block becomes one sentence.
 
     Raises:
@@ -215,7 +385,7 @@ def starting_up() -> Iterator[None]:
     except Exception as error:
         if _jvm_ended():
             forget_dead_jvm()
-            raise _not_started("") from None  # of py4j's pages nobody learns more
+            raise _not_started("") from None  # py4j's pages say no more
         why = cause_of(str(error)) or type(error).__name__
         raise PipelineFailed(f"Spark could not start the session: {why}") from None
 

@@ -1,11 +1,12 @@
-"""Starts the workers of a pipeline as one barrier stage of a Spark job.
+"""Start the workers of a pipeline as one barrier stage of a Spark job, and explain why a job failed.
 
-Interprets ``runtime.driver.supervision.Launcher``. The job's only purpose is to hold ``parallelism`` tasks at a time;
-its failures are reported as one line each, because the workers have told the driver the story already.
+Implements ``Launcher`` of ``runtime.driver``. The job's only purpose is to hold ``parallelism`` tasks at a time; its
+failures are reported as one line each, because the workers have reported the details to the driver.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,11 +15,132 @@ from pathlib import Path
 from typing import Any
 
 from headgate import __version__
+from headgate.distribution import DISTRIBUTION
 from headgate.errors import PipelineFailed
-from headgate.model.definition import PipelineDefinition
-from headgate.model.failure import Failure
-from headgate.spark.job_errors import job_failure
-from headgate.spark.workers import RESULT_SCHEMA, WorkerMain
+from headgate.model.failure import Failure, FailureKind
+from headgate.model.plan import PipelineDefinition
+from headgate.spark.jvm import cause_of
+from headgate.spark.worker_main import OTHER_RELEASE, RESULT_SCHEMA, WorkerMain
+
+CHARS_SHOWN = 300
+
+NEEDED = frozenset(
+    (
+        *(
+            "cryptography",
+            "headgate",
+            "msgspec",
+            "numpy",
+            "pandas",
+            "polars",
+            "prometheus_client",
+            "psutil",
+            "pyarrow",
+            "pyspark",
+        ),
+        *("rich", "sqlalchemy", "typer", "xxhash"),
+    )
+)
+"""What Headgate imports, at the top: a test compares it with what the package requires."""
+
+_WORKER = "RuntimeError: headgate worker"
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
+_OTHER_VERSION = re.compile(r"different version:?\s*\(?([\d.]+)\)?.{0,40}?driver:?\s*\(?([\d.]+)", re.DOTALL)
+_NO_PROGRAM = re.compile(r'Cannot run program "([^"]+)"')
+_EXECUTOR_LOST = re.compile(r"ExecutorLostFailure \(executor (\S+)[^)]*\)(?: Reason: ([^\n]+))?")
+_OF_A_TASK = re.compile(r"barrier task .* finished unsuccessfully\.\s*\n\s*(\S[^\n]*)")
+_LOSSES = (
+    "Python worker exited unexpectedly",
+    "EOFException",
+    "SocketException",
+    "SocketTimeoutException",
+    "ConnectException",
+    "ClosedChannelException",
+    "RpcTimeoutException",
+    "ExecutorDeadException",
+    "Executor heartbeat timed out",
+    "Answer from Java side is empty",
+    "Error while sending or receiving",
+    "Cannot call methods on a stopped SparkContext",
+    " cancelled ",
+)
+"""What Spark, its JVM or py4j says when a process or a connection was lost, or a job was cancelled."""
+
+_NO_LOSS = "Error from python worker"
+"""How Spark begins what a Python wrote that could not even start: its end is what comes of that."""
+
+
+def job_failure(text: str) -> Failure:
+    """Return why a job failed, with what may be done about it.
+
+    Args:
+        text: what Spark says, with the frames of its JVM and of the workers' Python.
+    """
+    wrong = _setup_error(text)
+    if wrong:
+        return Failure(FailureKind.DETERMINISTIC, wrong)
+    is_loss = any(one in text for one in _LOSSES) and _NO_LOSS not in text
+    is_lost = is_loss or _EXECUTOR_LOST.search(text) is not None or _worker_message(text) != ""
+    return Failure(FailureKind.LOST if is_lost else FailureKind.UNEXPLAINED, job_error(text) or "Spark gave no reason")
+
+
+def job_error(text: str) -> str:
+    """Return the sentence for an error of Spark's; "" if it says nothing.
+
+    Args:
+        text: as for ``job_failure``.
+    """
+    if told := _setup_error(text) or _worker_message(text):
+        return told
+    if found := _EXECUTOR_LOST.search(text):
+        why = f": {found.group(2).strip()}" if found.group(2) else ""
+        return f"executor {found.group(1)} was lost{why}"[:CHARS_SHOWN]
+    telling = [line for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
+    if found := _OF_A_TASK.search("\n".join(telling)):
+        return cause_of(found.group(1))
+    return cause_of("\n".join(telling))
+
+
+def _setup_error(text: str) -> str:
+    """Return an error of the executors or the program that a restart does not mend; "" if there is none."""
+    if told := _worker_message(text):
+        return told if told.endswith(OTHER_RELEASE) else ""
+    if found := _NO_MODULE.search(text):
+        return _missing(found.group(1))
+    if found := _OTHER_VERSION.search(text):
+        return (
+            f"the executors' Python is {found.group(1)}, and this one is {found.group(2)}: set PYSPARK_PYTHON to a "
+            f"Python {found.group(2)} that is on every executor, with {DISTRIBUTION} installed"
+        )
+    if found := _NO_PROGRAM.search(text):
+        return (
+            f"the executors have no Python at {found.group(1)}: set PYSPARK_PYTHON to one that is on every executor, "
+            f"with {DISTRIBUTION} installed"
+        )
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith(("ImportError:", "AttributeError:")):
+            return f"a worker's Python reports {line}"[:CHARS_SHOWN]
+    return ""
+
+
+def _worker_message(text: str) -> str:
+    """Return the message of a worker that was stopped or ended itself; "" if there is none."""
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line.removeprefix("RuntimeError: ")[:CHARS_SHOWN] for line in lines if line.startswith(_WORKER)), "")
+
+
+def _missing(module: str) -> str:
+    top = module.partition(".")[0]
+    if top in NEEDED:
+        return (
+            f"the executors' Python has no '{top}': install {DISTRIBUTION} there, or set PYSPARK_PYTHON to a Python on "
+            "every executor that has it"
+        )
+    return (
+        f"the executors cannot import '{module}': install it for their Python, or give its file with headgate run "
+        "--py-files; modules and packages right beside the program go there by themselves"
+    )
+
 
 POLARS_THREADS = "POLARS_MAX_THREADS"
 
@@ -99,10 +221,10 @@ def warm_up(spark: Any, parallelism: int) -> None:
     """Run a job that does nothing, so that Spark has forked Python workers once and the next job need not wait."""
     context = spark.sparkContext
     with _worker_environment(context, context.master.startswith("local")):
-        spark.range(0, parallelism, 1, parallelism).mapInArrow(nothing, RESULT_SCHEMA).collect()
+        spark.range(0, parallelism, 1, parallelism).mapInArrow(discard_rows, RESULT_SCHEMA).collect()
 
 
-def nothing(batches: Iterator[Any]) -> Iterator[Any]:
+def discard_rows(batches: Iterator[Any]) -> Iterator[Any]:
     """Read everything and return nothing."""
     for _ in batches:
         pass

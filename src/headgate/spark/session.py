@@ -1,4 +1,4 @@
-"""Runs a pipeline on Spark: finds or makes the session, checks the cluster, starts the driver, hands out the handle.
+"""Run a pipeline on Spark: find or make the session, check the cluster, start the driver, return the handle.
 
 Counterparts: ``api.pipeline`` above, ``runtime.driver.driver`` below. The only place that creates a SparkSession.
 """
@@ -8,30 +8,30 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from headgate import __version__
+from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import UsageError
-from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import LogPlace, Observer, SilentObserver
-from headgate.operators.sendable import sent
-from headgate.runtime.driver.claims import has_finished
-from headgate.runtime.driver.driver import Driver, lock_for
-from headgate.runtime.driver.handle import DriverHandle
-from headgate.runtime.process import modules_being_imported
-from headgate.spark.jvm import ensure_jvm, forget_dead_jvm, log_to, starting_up
-from headgate.spark.jvm_process import end_ahead
-from headgate.spark.jvm_settings import jvm_settings, session_options
-from headgate.spark.launcher import SparkLauncher, warm_up
-from headgate.spark.masters import read_master, same_master
-from headgate.spark.own_jvm import leave_sigterm_to_the_driver
-from headgate.spark.prerequisites import SUBMITTED, check_prerequisites
-from headgate.spark.shipping import Submission, ship
+from headgate.operators.user_functions import pickled
+from headgate.runtime.driver.driver import Driver, DriverHandle, lock_for
+from headgate.runtime.driver.restart import has_finished
+from headgate.runtime.surroundings import modules_being_imported
+from headgate.spark.jvm import discard_early, ensure_jvm, forget_dead_jvm, log_to, startup_errors
+from headgate.spark.jvm_settings import ignore_sigterm_in_jvm, jvm_settings, session_options
+from headgate.spark.launcher import SparkLauncher, job_error, warm_up
+from headgate.spark.prerequisites import SUBMITTED, check_prerequisites, read_master, same_master
+from headgate.spark.py_files import Submission, send_modules
 from headgate.spark.worker_logs import log_directory, spark_log
 
 SLOTS_WAIT_S = 30.0
@@ -42,18 +42,18 @@ SESSION_LOCK = threading.RLock()
 """Held while a session is found, made or stopped: a process has one, and its threads may start and end pipelines."""
 
 
-class OwnSession:
+class PipelineSession:
     """A session that a pipeline made; those that start while it is there use it, too. The last one stops it (OM18)."""
 
-    current: ClassVar[OwnSession | None] = None
+    current: ClassVar[PipelineSession | None] = None
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
         self._users: set[object] = set()
-        OwnSession.current = self
+        PipelineSession.current = self
 
     @classmethod
-    def of(cls, spark: Any) -> OwnSession | None:
+    def of(cls, spark: Any) -> PipelineSession | None:
         """Return the one of the same context as ``spark``; None: that is its user's."""
         own = cls.current
         return own if own is not None and own._spark.sparkContext is spark.sparkContext else None
@@ -72,7 +72,7 @@ class OwnSession:
             if user in self._users:
                 self._users.remove(user)
                 if not self._users:
-                    OwnSession.current = None
+                    PipelineSession.current = None
                     _stop(self._spark)
 
 
@@ -80,7 +80,7 @@ class SparkHandle(DriverHandle):
     """A pipeline that runs on Spark."""
 
     def __init__(self, driver: Driver, give_back: Callable[[], None] | None = None) -> None:
-        """``give_back``: of its ``OwnSession``; None: the session is its user's."""
+        """``give_back``: of its ``PipelineSession``; None: the session is its user's."""
         super().__init__(driver)
         self._give_back = give_back
 
@@ -90,7 +90,7 @@ class SparkHandle(DriverHandle):
             self._give_back()
 
 
-class NoWorkers:
+class NullLauncher:
     """Launcher of a pipeline that has finished: a driver says so, and no Spark is needed for that."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def start_pipeline(
     """Start ``definition`` and return its handle.
 
     Uses ``spark``, else the active SparkSession, else makes one for ``master`` (default: local, as many slots as
-    the parallelism) and stops it at the end. ``submission`` is what Spark is told beside the pipeline.
+    the parallelism) and stops it at the end. ``submission`` has settings and files for Spark.
 
     Raises:
         UsageError: the cluster has fewer slots than the parallelism, another driver runs this pipeline, there is no
@@ -134,22 +134,22 @@ def start_pipeline(
     watcher = observer or SilentObserver()
     try:
         if has_finished(definition):
-            end_ahead()
-            finished = Driver(definition, NoWorkers(), watcher, plan_fingerprint(definition), lock=lock, beats=True)
+            discard_early()
+            finished = Driver(definition, NullLauncher(), watcher, plan_fingerprint(definition), lock=lock, beats=True)
             finished.start()
             return SparkHandle(finished)
-        with starting_up():
+        with startup_errors():
             with SESSION_LOCK:
-                session = found_session(spark, master)
+                session = find_session(spark, master)
                 is_new = _is_new(session)
                 if session is not None:
-                    end_ahead()  # OM11
+                    discard_early()  # OM11
                 else:
                     session = make_session(config.name, parallelism, master, submission.conf)
-                own = OwnSession(session) if is_new else OwnSession.of(session)
+                own = PipelineSession(session) if is_new else PipelineSession.of(session)
                 give_back = None if own is None else own.use()
             _check_slots(session, parallelism)
-            ship(session, submission)
+            send_modules(session, submission)
             is_local = session.sparkContext.master.startswith("local")
             host = "127.0.0.1" if is_local else session.conf.get("spark.driver.host")
         fingerprint = plan_fingerprint(definition)
@@ -158,7 +158,7 @@ def start_pipeline(
 
         for module in modules_being_imported():
             cloudpickle.register_pickle_by_value(module)
-        sent(definition, cloudpickle.dumps)  # else a thread of its own would fail, and say less
+        pickled(definition, cloudpickle.dumps)  # else a thread of its own would fail, and say less
         launcher = SparkLauncher(session, definition, fingerprint, is_local, logs)
         if logs is not None:
             watcher.on_note(LogPlace(str(logs / config.name)))
@@ -172,7 +172,7 @@ def start_pipeline(
     return SparkHandle(driver, give_back)
 
 
-def found_session(spark: Any, master: str | None) -> Any:
+def find_session(spark: Any, master: str | None) -> Any:
     """Return the session that a pipeline will use and leave running; None if it has to make one.
 
     Raises:
@@ -201,7 +201,7 @@ def _is_new(found: Any) -> bool:
 
 
 def make_session(name: str, parallelism: int, master: str | None, conf: Iterable[tuple[str, str]] = ()) -> Any:
-    """Return a new SparkSession that keeps quiet: failures of workers are told by the driver, not by JVM frames.
+    """Return a new SparkSession that logs little: the driver reports failures of workers, without JVM frames.
 
     ``conf``: settings of the user's, which count more than those that Headgate makes.
 
@@ -217,7 +217,7 @@ def make_session(name: str, parallelism: int, master: str | None, conf: Iterable
     options = session_options(name, url) | dict(conf)
     place = None if url is None else read_master(url)
     is_local = place is not None and place.is_local
-    with starting_up():
+    with startup_errors():
         if is_local:
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if place is not None:
@@ -228,12 +228,12 @@ def make_session(name: str, parallelism: int, master: str | None, conf: Iterable
         for option, value in options.items():
             builder = builder.config(option, value)
         session = builder.getOrCreate()
-    leave_sigterm_to_the_driver(session)
+    ignore_sigterm_in_jvm(session)
     return session
 
 
 def _stop(session: Any) -> None:
-    """Stop a session whose JVM may have died before."""
+    """Stop a session; its JVM may have died before."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     with suppress(Py4JError, OSError):
@@ -248,7 +248,7 @@ class WarmSession:
 
     def __init__(self, name: str, parallelism: int, master: str | None, conf: Iterable[tuple[str, str]] = ()) -> None:
         self.spark: Any = None
-        if _stays_here(master):
+        if _is_local(master):
             self.spark = make_session(name, parallelism, master, conf)
             warm_up(self.spark, parallelism)
 
@@ -263,7 +263,7 @@ class WarmSession:
             _stop(self.spark)
 
 
-def _stays_here(master: str | None) -> bool:
+def _is_local(master: str | None) -> bool:
     """Whether a session for ``master`` is in this machine alone."""
     return (master or os.environ.get("HEADGATE_MASTER") or "local").startswith("local")
 
@@ -300,8 +300,8 @@ def check_cluster(
     Raises:
         UsageError, PipelineFailed: see ``start_pipeline``.
     """
-    with starting_up(), SESSION_LOCK:
-        found = found_session(spark, master)
+    with startup_errors(), SESSION_LOCK:
+        found = find_session(spark, master)
         is_new = _is_new(found)
         session = make_session(name, parallelism, master, conf) if found is None else found
         try:
@@ -316,3 +316,46 @@ def plan_fingerprint(definition: PipelineDefinition) -> str:
     plan = definition.plan
     shape = repr((plan.edges, [(v.id, [n.name for n in v.nodes]) for v in plan.vertices], plan.parallelism))
     return hashlib.sha256((shape + repr(sorted(plan.state_texts().items()))).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Executor:
+    """A slot of a cluster: its host, the versions of Python and Headgate there, and how far its clock is ahead."""
+
+    host: str
+    python: str
+    headgate: str
+    ahead_ms: int
+
+
+def executors_of(master: str) -> list[Executor]:
+    """Return what each slot of ``master`` says.
+
+    Raises:
+        UsageError: the master is malformed, or its executors cannot run Headgate.
+        PipelineFailed: it does not answer, or Spark could not start.
+    """
+    read_master(master)
+    session = make_session("doctor", 1, master)
+    try:
+        count = max(1, slots(session))
+        rdd = session.sparkContext.parallelize(range(count), count)
+        begun_ms = SYSTEM_CLOCK.wall_ms()
+        told = rdd.mapPartitions(describe_executor).collect()
+        return [Executor(host, python, release, _ahead_ms(at, begun_ms)) for host, python, release, at in told]
+    except Exception as error:
+        raise UsageError(job_error(str(error)) or str(error)) from None
+    finally:
+        session.stop()
+
+
+def describe_executor(_: Iterator[Any]) -> Iterator[tuple[str, str, str, int]]:
+    """Say where this process is, what it runs, and what time it is there."""
+    yield platform.node(), platform.python_version(), __version__, SYSTEM_CLOCK.wall_ms()
+
+
+def _ahead_ms(there_ms: int, begun_ms: int) -> int:
+    """Return how far a clock is off: it was asked between the beginning and now."""
+    if there_ms < begun_ms:
+        return there_ms - begun_ms
+    return max(0, there_ms - SYSTEM_CLOCK.wall_ms())

@@ -3,7 +3,7 @@
 A PySpark Python data source that yields Arrow batches, one partition for each subtask's snapshot; without an operator
 it lists what there is. All tasks, and all
 actions on one DataFrame, read the checkpoint that was the newest when ``load`` was called (RS13). Counterpart:
-``runtime.stored_state``; ``api.stored_state`` does the same without Spark.
+``runtime.state_reader``; ``api.stored_state`` does the same without Spark.
 """
 
 from __future__ import annotations
@@ -18,10 +18,16 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from headgate.errors import UsageError
-from headgate.runtime.stored_state.catalog import StoredState, catalog_row, state_named, states_of
-from headgate.runtime.stored_state.pieces import Piece
-from headgate.runtime.stored_state.places import StoredCheckpoint, find
-from headgate.runtime.stored_state.reading import Selection, batches_of, selection
+from headgate.runtime.state_reader.lookup import Piece, StoredCheckpoint, find_checkpoint
+from headgate.runtime.state_reader.reader import (
+    Selection,
+    StoredState,
+    batches_of,
+    catalog_row,
+    selection,
+    state_named,
+    states_of,
+)
 from headgate.spark.columns import batches_for_spark, keys_in, schema_for_spark
 
 _OPTIONS = ("path", "operator", "state", "id", "columns", "keys")
@@ -82,7 +88,7 @@ class StateDataSource(DataSource):  # type: ignore[misc]
             if wrong := self._wrong():
                 raise UsageError(f"format headgate-state: {wrong}; the options are {', '.join(_OPTIONS)}")
             id_ = self.options.get("id")
-            checkpoint = find(str(self.options["path"]), None if id_ is None else int(id_))
+            checkpoint = find_checkpoint(str(self.options["path"]), None if id_ is None else int(id_))
             self._loaded = self._found(checkpoint) if self.options.get("operator") else _catalog(checkpoint)
         return self._loaded
 

@@ -20,8 +20,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from headgate.errors import UsageError
 from headgate.spark.columns import schema_of_spark
 from headgate.spark.stream_options import EARLIEST, READING, STREAMING, WRITING, Options
-from headgate.spark.stream_reading import MicroBatchReader, Selected, Span, StreamReader
-from headgate.spark.stream_writing import MicroBatchWriter, StreamWriter, Written
+from headgate.spark.stream_reader import CutRange, MicroBatchReader, StreamReader, StreamSelection
+from headgate.spark.stream_writer import MicroBatchWriter, StreamTarget, StreamWriter
 
 AT_ONCE = 8
 """So many tasks are thought to run at one time where a session does not tell: Spark Connect."""
@@ -49,7 +49,7 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
     at_once = AT_ONCE
     """How many tasks run at one time: that of the session, where it is known (``register_streams``)."""
 
-    _span: Span | None = None
+    _span: CutRange | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -59,7 +59,7 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
     def schema(self) -> Any:
         """Return the columns as Spark has them."""
         if self.options.keys() & (set(STREAMING) - set(READING)):
-            return from_arrow_schema(Selected.of(self._options(STREAMING)).schema)
+            return from_arrow_schema(StreamSelection.of(self._options(STREAMING)).schema)
         return from_arrow_schema(self._loaded().selected.schema)
 
     def reader(self, schema: Any) -> DataSourceReader:
@@ -70,7 +70,7 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
         """Return what ``spark.readStream`` reads with."""
         options = self._options(STREAMING)
         return MicroBatchReader(
-            Selected.of(options),
+            StreamSelection.of(options),
             schema,
             options.text("start") or EARLIEST,
             options.number("rows_per_batch"),
@@ -85,22 +85,22 @@ class StreamDataSource(DataSource):  # type: ignore[misc]
         """Return what ``df.writeStream`` writes with."""
         return MicroBatchWriter(self._written(schema, overwrite=overwrite))
 
-    def _written(self, schema: Any, *, overwrite: bool) -> Written:
+    def _written(self, schema: Any, *, overwrite: bool) -> StreamTarget:
         options = self._options(WRITING)
         if overwrite:
             raise UsageError(
                 f"stream '{options.stream}' is appended to: use mode('append') or outputMode('append'); to begin it "
                 "anew, delete or truncate it first (headgate streams)"
             )
-        return Written.of(options, schema_of_spark(schema))
+        return StreamTarget.of(options, schema_of_spark(schema))
 
     def _options(self, known: tuple[str, ...]) -> Options:
         return Options(self.options, known)
 
-    def _loaded(self) -> Span:
+    def _loaded(self) -> CutRange:
         """Find stream and cuts, once: the source is pickled with them."""
         if self._span is None:
-            self._span = Span.of(self._options(READING))
+            self._span = CutRange.of(self._options(READING))
         return self._span
 
 

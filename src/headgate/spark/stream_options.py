@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from headgate.errors import UsageError
-from headgate.store.cuts import StreamCut
 from headgate.store.store import Store, store_root
-from headgate.store.streams import StreamInfo, no_such_stream
+from headgate.store.streams import StreamCut, StreamInfo, no_such_stream
 
 EARLIEST, LATEST = "earliest", "latest"
 
 OWNERS = "spark/"
-"""The keys of all who write by Spark begin so: queries, and single writes."""
+"""Prefix of the owners of all writes by Spark: queries, and single writes."""
 
 PLACE_COLUMNS = ("_segment", "_position")
 """Where an event is: with ``place=true`` they follow the columns of the stream."""
@@ -31,7 +30,7 @@ OF_SPARK = ("checkpointlocation", "queryname")
 """What Spark hands on beside them."""
 
 
-def is_of_spark(key: str) -> bool:
+def is_spark_owner(key: str) -> bool:
     """Return whether an owner of transactions is a query, or a write, of Spark: then each has the rows of one task."""
     return key.startswith(OWNERS)
 
@@ -83,7 +82,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamLocation:
     """A stream that is there: which store, which stream."""
 
     root: str

@@ -1,9 +1,9 @@
-"""What a worker writes, in a file of its own: ``<directory>/<pipeline>/worker-<number>.log``, rotated.
+"""The log file of a worker: ``<directory>/<pipeline>/worker-<number>.log``, rotated.
 
 ``print()`` in a user's function, the ``logging`` of its libraries and their warnings go there, each line with its time,
 its level and the operator that ran: on a terminal they would be torn into the table of ``headgate run``. Counterparts:
-``spark.workers``, which begins it, and ``runtime.worker.stopwatch``, which knows who runs. What cannot be written is
-lost: no pipeline fails for its log.
+``spark.worker_main``, which begins it, and ``runtime.worker.busy_time``, which knows the running operator. What cannot
+be written is lost: no pipeline fails for its log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TextIO
 
 from headgate.storage.local import make_directories
-from headgate.storage.user_state import user_state_directory
+from headgate.storage.local_directories import user_state_directory
 
 FILE_BYTES_MAX = 10 << 20
 FILES_KEPT = 4
@@ -110,7 +110,7 @@ class _Lines(io.TextIOBase):
     """A text stream whose lines are records of a log."""
 
     def __init__(self, former: TextIO, name: str, level: int, handler: logging.Handler) -> None:
-        """``handler`` takes the lines, and nobody else: one of a user's that writes here would be given its own."""
+        """``handler`` alone takes the lines: a user's handler that writes here would be given its own."""
         self.behind: TextIO = getattr(former, "behind", former)
         self._keep: Callable[[str], object] = getattr(self.behind, "keep", lambda text: None)
         self._log = logging.getLogger(name)
@@ -130,7 +130,7 @@ class _Lines(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        """Take ``text``; a line is logged when it ends. Whoever tells what a lost worker wrote last hears it, too."""
+        """Take ``text``; a line is logged when it ends. It is also kept as the last output of the worker."""
         self._keep(text)
         *lines, rest = (getattr(self._of_thread, "rest", "") + text).split("\n")
         if len(rest) > LINE_CHARS_MAX:

@@ -2,7 +2,7 @@
 
 There are four views on state, and a backend serves one of them. Process functions see keys one at a time (by row) or
 thousands at once (by column); ``reduce`` has a record per key, and windows have rows per window and key. Users see none
-of them: their handles (``operators.process.functions``, ``operators.process.by_batch``) call these methods, so that
+of them: their handles (``operators.process.row_state``, ``operators.process.batch_state``) call these methods, so that
 another backend changes no user code. Not thread-safe; only what ``freeze`` returned is used beside processing.
 """
 
@@ -14,19 +14,15 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
-from headgate.state.aggregate_table import Accumulator
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
-from headgate.state.evolving import evolving, section_data
-from headgate.state.files import StoredFiles
-from headgate.state.frozen import FrozenState
-from headgate.state.ipc import decode_stream
-from headgate.state.key_hash import Words
+from headgate.state.key_hash import Words, owned_rows
 from headgate.state.key_index import Slots
-from headgate.state.ownership import owned_rows
-from headgate.state.slot_array import Mask
+from headgate.state.schema_evolution import row_conversion, section_data
+from headgate.state.snapshot import FrozenState, StoredFiles, decode_stream
 from headgate.state.timers import ColumnTimers, RowTimers, TimeKind, TimersByKind, TimersMeta, timer_section
 from headgate.state.ttl import StateTime, as_declared, has_expiry, other_form
-from headgate.state.window_rows import MergedRows
+from headgate.state.vectors import Mask
+from headgate.state.window_aggregates import Accumulator, MergedRows
 
 Taken = TypeVar("Taken", covariant=True)
 Held = TypeVar("Held")
@@ -55,7 +51,7 @@ class StateBackend(Protocol):
 class ContinuingBackend(StateBackend, Protocol):
     """A backend that can go on with the files of a former database."""
 
-    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
         """Have what ``stored`` holds, if it is of the same states and of the keys that ``owner`` owns (RB21).
 
         Returns:
@@ -85,7 +81,7 @@ class TimedBackend(StateBackend, Protocol):
 class RowCells(Protocol):
     """One state by row: an object per key. The object is immutable, or a list or dict that the backend owns.
 
-    Of a state with a TTL a value, and each element and entry, is a pair with its expiry (``expiring_rows``), and what
+    Of a state with a TTL a value, and each element and entry, is a pair with its expiry (``ttl.Timed``), and what
     has expired may still be there.
     """
 
@@ -143,17 +139,17 @@ class ValueColumns(Protocol):
         """Forget the values of ``slots``."""
 
     def replace(self, slots: Slots, values: pa.Array) -> Mask:
-        """Set values as ``put`` does; return the last row of each slot whose value changed."""
+        """Set values as ``put`` does; return the last row of each slot with a changed value."""
 
     def extreme(self, slots: Slots, values: pa.Array, *, is_min: bool) -> Mask:
         """Keep the smaller (or larger) of each slot's value and the rows'; NaN never counts.
 
         Returns:
-            One row, with the new value, of each slot whose value changed.
+            One row, with the new value, of each slot with a changed value.
         """
 
     def add(self, slots: Slots, values: pa.Array) -> Mask:
-        """Add to the slots' values, an absent one being 0; return the last row of each slot whose value changed."""
+        """Add to the slots' values, an absent one being 0; return the last row of each slot with a changed value."""
 
 
 class ListColumns(Protocol):
@@ -215,7 +211,7 @@ class ColumnBackend(TimedBackend, Protocol):
         """Return the slots of all keys that have any state."""
 
     def prepare(self) -> None:
-        """Called between batches, when nobody holds slots: they may be numbered anew."""
+        """Called between batches, when no slots are in use: they may be renumbered."""
 
     def values(self, descriptor: StateDescriptor) -> ValueColumns:
         """Return a declared value state."""
@@ -228,7 +224,7 @@ class ColumnBackend(TimedBackend, Protocol):
 
 
 Record: TypeAlias = tuple[Any, ...]
-"""The values of one record in the order of its section's columns. Nobody changes it."""
+"""The values of one record in the order of its section's columns. Never changed."""
 
 
 class RecordBackend(StateBackend, Protocol):
@@ -286,7 +282,7 @@ class PartedWindows(WindowBackend[Taken], Protocol[Taken]):
         """As ``take``, in parts, of which each has all that its keys have. All of them are taken, or the state is none.
 
         Raises:
-            LocalDamage: rows are missing; that may be told with the last part.
+            LocalDamage: rows are missing; it may be raised with the last part.
         """
 
 
@@ -318,7 +314,7 @@ class StateFactory(Protocol):
     def merged_by_window(
         self, keys: KeyColumns, rows: WindowRows, accumulators: Sequence[Accumulator]
     ) -> WindowBackend[MergedRows]:
-        """Return state of a window operator whose rows are partial results (``window_rows.partial_batch``).
+        """Return state of a window operator with rows of partial results (``window_aggregates.partial_batch``).
 
         Those of one key and window are merged with ``accumulators``.
         """
@@ -364,7 +360,7 @@ def _restored(
     where = f"{path}, state '{section.name}'"
     found, batches = decode_stream(data, where)
     form = other_form(found) if of_any_form and has_expiry(found) != has_expiry(section.schema) else found
-    evolve = evolving(form, section, where)
+    evolve = row_conversion(form, section, where)
     for batch in batches:
         owned = owned_rows(batch, section.key_names, owner.max_parallelism, owner.parallelism, owner.subtask_index)
         if owned.num_rows:

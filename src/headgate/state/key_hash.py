@@ -1,7 +1,7 @@
 """The frozen hash of keys: it decides which subtask owns a key and is part of every checkpoint.
 
-Rules KG1 to KG9 of docs/spec/key-groups.md; test vectors in tests/state/test_key_hash.py. Changing any constant
-here makes existing checkpoints unreadable at another parallelism. Never uses Python's or Polars' hash.
+Rules KG1 to KG9 of docs/spec/key-groups.md; test vectors in tests/state/test_key_hash.py. Changing any constant here
+makes existing checkpoints unreadable at another parallelism. Never uses Python's or Polars' hash.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
+
+from headgate.model.ids import key_groups_of_subtask
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
 Words: TypeAlias = npt.NDArray[np.int64]
@@ -149,3 +151,13 @@ def key_groups(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.int64]:
     if max_parallelism & (max_parallelism - 1) == 0:
         return (hashes & np.uint64(max_parallelism - 1)).view(np.int64)
     return (hashes % np.uint64(max_parallelism)).view(np.int64)
+
+
+def owned_rows(
+    batch: pa.RecordBatch, keys: Sequence[str], max_parallelism: int, parallelism: int, subtask_index: int
+) -> pa.RecordBatch:
+    """Return the rows of ``batch`` with key groups of this subtask."""
+    owned = key_groups_of_subtask(subtask_index, max_parallelism, parallelism)
+    groups = key_groups(hash_columns(batch, keys), max_parallelism)
+    mask = (groups >= owned.start) & (groups < owned.stop)
+    return batch if mask.all() else batch.filter(pa.array(mask))

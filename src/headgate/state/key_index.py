@@ -300,7 +300,7 @@ class PairIndex:
 
 
 def words_to_array(words: Words, dtype: pa.DataType) -> pa.Array:
-    """Return the column of ``dtype`` whose words (``key_hash.column_words``) these are."""
+    """Return the column of ``dtype`` that has these words (``key_hash.column_words``)."""
     if pa.types.is_boolean(dtype):
         return pa.array(words != 0)
     if pa.types.is_floating(dtype):

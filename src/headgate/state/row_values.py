@@ -1,7 +1,7 @@
 """Between Python values and what is stored of them: checked, immutable, and the same before and after a restore (ST6).
 
 Structs are stored as tuples of their fields and lists as tuples; ``load`` makes new dicts and lists of them, so that
-nobody can change state by changing an object.
+changing an object does not change state.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def conversion(dtype: pa.DataType) -> Conversion:
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """Return a column as Python values, as row functions get them (``operators.rows``)."""
+    """Return a column as Python values, as row functions get them (``operators.row_functions``)."""
     series = pl.from_arrow(column)
     assert isinstance(series, pl.Series)
     return series.to_list()

@@ -14,11 +14,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from headgate.codec.snapshot import MetaSection
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Hashes, Words
 from headgate.state.key_index import Slots
-from headgate.state.meta import MetaSection
-from headgate.state.slot_array import Mask
+from headgate.state.vectors import Mask
 
 RESERVED_PREFIX = "headgate."
 """No state of a user's has such a name."""
@@ -138,18 +138,18 @@ def timers_of_each_kind(make: Callable[[TimeKind], View]) -> dict[TimeKind, View
     return {kind: make(kind) for kind in TimeKind}
 
 
-def shown_timers(held: Mapping[TimeKind, View]) -> TimersByKind[View] | None:
+def timers_by_kind(held: Mapping[TimeKind, View]) -> TimersByKind[View] | None:
     """Return the timers that a new backend holds, as it shows them; None: its operator has none."""
     if not held:
         return None
     return TimersByKind(held[TimeKind.EVENT_TIME], held[TimeKind.PROCESSING_TIME], TimersMeta(0, False))
 
 
-def stay_first(times_ms: Words, hashes: Hashes, count: int) -> Mask:
+def first_timers(times_ms: Words, hashes: Hashes, count: int) -> Mask:
     """Return which timers come first in the order of TM5, about ``count`` of them.
 
-    Those of one time whose keys have one hash are not parted, and the first ones are always among them: nothing tells
-    in which order these are.
+    Timers of one time with keys of one hash stay together, and the first ones are always among them: their order is
+    not defined.
     """
     found = np.ones(len(times_ms), np.bool_)
     if len(times_ms) <= count:

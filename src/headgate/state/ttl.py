@@ -1,20 +1,22 @@
 """Time-to-live: what a state may be declared with, and what it means in a snapshot (docs/spec/ttl.md).
 
-Counterparts: backends, which keep beside each value, element and entry when it expires, and never show what has;
-``operators.process.timed``, which says what time it is. Never reads a clock. Modelled on Flink's ``StateTtlConfig``.
+Backends keep an expiry beside each value, element and entry, and never show what has expired. Never reads a clock:
+the operator sets the time. Modelled on Flink's ``StateTtlConfig``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from operator import itemgetter
+from typing import Any, Literal, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from headgate.codec.snapshot import MetaSection
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
-from headgate.state.meta import MetaSection
 
 EXPIRES_COLUMN = "expires_ms"
 """The last column of the section of a state with a TTL: from this processing time on there is no such row (TL6)."""
@@ -38,7 +40,7 @@ class TTL:
 
     Attributes:
         duration: ``"30s"``, ``"7d"`` or a ``timedelta``.
-        update: what begins the duration anew. ``"write"``: each write; ``"read_and_write"``: each read as well.
+        update: what restarts the duration. ``"write"``: each write; ``"read_and_write"``: each read as well.
     """
 
     duration: Duration
@@ -58,7 +60,7 @@ class TTL:
 
     @property
     def is_renewed_by_reads(self) -> bool:
-        """Whether a read begins the duration anew."""
+        """Whether a read restarts the duration."""
         return self.update == "read_and_write"
 
 
@@ -102,7 +104,7 @@ def has_expiry(schema: pa.Schema) -> bool:
 
 
 def with_expiry(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a section whose rows expire, from those of the state without a TTL."""
+    """Return the columns of a section with rows that expire, from those of the state without a TTL."""
     return schema.append(_EXPIRES)
 
 
@@ -116,3 +118,115 @@ def as_declared(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     if len(batch.schema) < len(schema):
         return batch.append_column(_EXPIRES, pa.repeat(pa.scalar(NEVER_MS), batch.num_rows))
     return batch.select(schema.names)
+
+
+Timed: TypeAlias = tuple[Any, int]
+"""What was stored, and from which processing time on it is gone.
+
+State by row with a TTL holds such a pair for a value, a list of pairs for a list, a dict of pairs for a map. Pairs are
+in the order of their expiry (TL3), so what has expired is always at the beginning.
+"""
+
+_expiry = itemgetter(1)
+
+
+class ExpiringCells(Protocol):
+    """What the functions below need of ``backend.RowCells``."""
+
+    def get(self, key: Any) -> Any:
+        """See ``RowCells``."""
+
+    def writable(self, key: Any) -> Any:
+        """See ``RowCells``."""
+
+    def remove(self, key: Any) -> None:
+        """See ``RowCells``."""
+
+
+def live_value(cells: ExpiringCells, key: Any, now_ms: int) -> Timed | None:
+    """Return the value of ``key``, or None; remove one that has expired."""
+    found: Timed | None = cells.get(key)
+    if found is None or found[1] > now_ms:
+        return found
+    cells.remove(key)
+    return None
+
+
+def live_elements(cells: ExpiringCells, key: Any, now_ms: int) -> list[Timed] | None:
+    """Return the list of ``key``, or None; remove elements that have expired."""
+    found: list[Timed] | None = cells.get(key)
+    if found is None or found[0][1] > now_ms:
+        return found
+    expired = bisect_right(found, now_ms, key=_expiry)
+    if expired == len(found):
+        cells.remove(key)
+        return None
+    kept: list[Timed] = cells.writable(key)
+    del kept[:expired]
+    return kept
+
+
+def live_entries(cells: ExpiringCells, key: Any, now_ms: int) -> dict[Any, Timed] | None:
+    """Return the map of ``key``, or None; remove entries that have expired."""
+    found: dict[Any, Timed] | None = cells.get(key)
+    if found is None or next(iter(found.values()))[1] > now_ms:
+        return found
+    expired = []
+    for map_key, pair in found.items():
+        if pair[1] > now_ms:
+            break
+        expired.append(map_key)
+    if len(expired) == len(found):
+        cells.remove(key)
+        return None
+    kept: dict[Any, Timed] = cells.writable(key)
+    for map_key in expired:
+        del kept[map_key]
+    return kept
+
+
+def drop_expired(cells: ExpiringCells, key: Any, now_ms: int) -> bool:
+    """Remove what has expired of a key's object; return whether anything lives."""
+    match cells.get(key):
+        case list():
+            return live_elements(cells, key, now_ms) is not None
+        case dict():
+            return live_entries(cells, key, now_ms) is not None
+    return live_value(cells, key, now_ms) is not None
+
+
+def last_expiry(found: Any) -> int:
+    """Return from when on nothing of a key's object lives."""
+    match found:
+        case list():
+            expires: int = found[-1][1]
+        case dict():
+            expires = next(reversed(found.values()))[1]
+        case _:
+            expires = found[1]
+    return expires
+
+
+def live_objects(objects: Iterable[tuple[Any, Any]], now_ms: int) -> Iterator[tuple[Any, Any]]:
+    """Yield keys with what lives of their objects; changes nothing, so that a snapshot can be encoded again (TL6)."""
+    for key, found in objects:
+        if last_expiry(found) <= now_ms:
+            continue
+        match found:
+            case list():
+                yield key, found[bisect_right(found, now_ms, key=_expiry) :]
+            case dict():
+                yield key, {map_key: pair for map_key, pair in found.items() if pair[1] > now_ms}
+            case _:
+                yield key, found
+
+
+def no_longer_than(found: Any, limit_ms: int) -> Any:
+    """Return a key's object, of which nothing lives longer than until ``limit_ms``, in the order of expiry (TL7)."""
+    match found:
+        case list():
+            return [(stored, min(expires, limit_ms)) for stored, expires in found]
+        case dict():
+            clipped = [(map_key, (stored, min(expires, limit_ms))) for map_key, (stored, expires) in found.items()]
+            return dict(sorted(clipped, key=lambda entry: entry[1][1]))
+    return found[0], min(found[1], limit_ms)

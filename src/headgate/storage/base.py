@@ -1,17 +1,17 @@
 """Object storage as Headgate needs it: whole objects by path, with create-if-absent.
 
-One interface over a local directory, any object store that obstore knows, and memory (tests, simulator).
-Used by checkpoints, by the chunks of the stream store and by the file sink.
+One interface over a local directory, any object store that obstore knows, and memory (tests, simulator). Used by
+checkpoints, by the chunks of the stream store and by the file sink.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias, TypeVar
 
-from headgate.errors import StorageError, UsageError
+from headgate.errors import CorruptionError, StorageError, UsageError
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -36,7 +36,7 @@ class Storage(Protocol):
     """Paths are relative, "/"-separated, without "..". Calls block; safe from several threads.
 
     Every method raises StorageError when the operation failed (transient: no space, I/O error, time-out). What ``get``
-    and ``list`` show is durable, whoever wrote it (O14).
+    and ``list`` show is durable, whatever process wrote it (O14).
     """
 
     @property
@@ -49,7 +49,7 @@ class Storage(Protocol):
 
     @property
     def is_afar(self) -> bool:
-        """Whether each request travels, so that several at once take less time than one behind the other (O27)."""
+        """Whether each request travels, so that several at once take less time than one after the other (O27)."""
 
     def draw_name(self, size_bytes: int) -> str:
         """Return what nothing else is called, in hexadecimal digits: so many bytes at random."""
@@ -95,13 +95,13 @@ class Storage(Protocol):
     def sweep_unfinished(self, prefix: str = "") -> int:
         """Remove what crashed writers left below ``prefix`` and no listing shows; return how many (I6).
 
-        What is being written stays (O28). Storage whose puts leave nothing behind has nothing to remove.
+        What is being written stays (O28). Storage where puts leave no leftovers has nothing to remove.
         """
 
 
 _PROBE = re.compile(r"probe-[0-9a-f]{16}")
 PROBES_MAX = 3
-"""Somebody may take a probe for a leftover and remove it between the two puts: then another one is tried."""
+"""Another process may take a probe for a leftover and remove it between the two puts: then another one is tried."""
 
 
 def refuse_unless_exclusive(storage: Storage, directory: str) -> None:
@@ -134,5 +134,19 @@ def _is_exclusive(storage: Storage, path: str) -> bool:
 
 
 def is_probe(path: str) -> bool:
-    """Whether an object is what ``refuse_unless_exclusive`` left because its process died; anybody may remove it."""
+    """Whether an object is what ``refuse_unless_exclusive`` left when its process died; any process may remove it."""
     return _PROBE.fullmatch(path.rsplit("/", 1)[-1]) is not None
+
+
+READS_MAX = 3
+"""So often are bytes read that do not fit, before that is believed."""
+
+_T = TypeVar("_T")
+
+
+def read_with_retries(read: Callable[[], _T]) -> _T:
+    """Return what ``read`` returns; repeat it a few times while it says that the bytes are damaged or missing."""
+    for _ in range(READS_MAX - 1):
+        with contextlib.suppress(CorruptionError, NotFound):
+            return read()
+    return read()

@@ -24,7 +24,7 @@ class FaultKind(Enum):
     IO_ERROR = errno.EIO
     TIMEOUT = errno.ETIMEDOUT
     TIMEOUT_AFTER_EFFECT = "after"
-    """The operation takes effect, but its caller is told that it timed out."""
+    """The operation takes effect, but its caller sees a time-out."""
     TORN = "torn"
     """Half of the object is written under its name, then an I/O error (a storage that breaks O15)."""
     SLOW = "slow"

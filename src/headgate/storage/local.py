@@ -1,6 +1,6 @@
 """Objects as files below a local (or mounted) directory.
 
-Counterparts: ``storage.Storage``, ``durable``. Source: rules O15, O16, O17, O18, O28 of docs/spec/storage.md.
+Counterparts: ``storage.Storage``, ``fsync``. Source: rules O15, O16, O17, O18, O28 of docs/spec/storage.md.
 Never shows a file that is not complete and durable: data goes to a hidden temporary file, is synced, and gets
 its name by rename or link; then the directory is synced.
 """
@@ -17,12 +17,12 @@ from typing import NoReturn
 
 from headgate import fault_points
 from headgate.errors import StorageError, UsageError
-from headgate.model.security import Access
-from headgate.storage import durable
-from headgate.storage.access import access_in, make_directory, open_created
+from headgate.model.config import Access
+from headgate.storage import fsync
 from headgate.storage.base import AlreadyExists, Bytes, NotFound
-from headgate.storage.durable import PERMANENT, sync_directory, sync_names, sync_path, sync_what_is_seen
-from headgate.storage.paths import TEMP_PREFIX, checked_path, checked_prefix
+from headgate.storage.fsync import PERMANENT, sync_before_reading, sync_directory, sync_names, sync_path
+from headgate.storage.object_names import TEMP_PREFIX, checked_path, checked_prefix
+from headgate.storage.permissions import access_in, make_directory, open_created
 
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
@@ -45,7 +45,7 @@ def _unless_gone(sync: Callable[[Path], None], directory: Path) -> None:
 def make_directories(path: Path, access: Access = Access.OWNER) -> None:
     """Create ``path`` and its missing parents for ``access``, durably.
 
-    One that is there stays as it is, durable or not: whoever writes into it syncs its path (O24).
+    One that is there stays as it is, durable or not: each writer syncs its path (O24).
     """
     if path.is_dir():
         return
@@ -111,7 +111,7 @@ class LocalStorage:
     def put(self, path: str, parts: Iterable[Bytes]) -> None:
         """Write an object durably, replacing what was there. After an error either content may be there.
 
-        ``parts`` may be given as they come, once; what they raise leaves nothing behind.
+        ``parts`` may be given as they come, once; if they raise, nothing is left.
         """
         target = self.local_path(path)
         with self._errors("put", path), self._written(target, parts) as temp:
@@ -138,7 +138,7 @@ class LocalStorage:
             _unless_gone(sync_directory, target.parent)
 
     def _refuse_taken(self, path: str, target: Path) -> NoReturn:
-        """Make sure of the name first: whoever made it may have failed to sync it, or not have come that far (O11)."""
+        """Make sure of the name first: its writer may have failed to sync it, or have died before (O11)."""
         with self._errors("put", path):
             _unless_gone(sync_directory, target.parent)
         raise AlreadyExists(path)
@@ -151,17 +151,17 @@ class LocalStorage:
         """
         with self._errors("get", path):
             data = self.local_path(path).read_bytes()
-            sync_what_is_seen(self.local_path(path).parent)
+            sync_before_reading(self.local_path(path).parent)
             return data
 
     def make_durable(self, path: str) -> None:
-        """What somebody has seen of an object is durable, whoever wrote it (O14).
+        """What was read of an object is durable, whatever process wrote it (O14).
 
         Raises:
             NotFound
         """
         with self._errors("get", path):
-            sync_what_is_seen(self.local_path(path).parent)
+            sync_before_reading(self.local_path(path).parent)
 
     def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
         """Return part of an object (shorter at its end).
@@ -187,7 +187,7 @@ class LocalStorage:
         with self._errors("list", prefix):
             for directory, _, names in os.walk(top, onerror=_raise_unless_absent):
                 try:
-                    sync_what_is_seen(Path(directory))
+                    sync_before_reading(Path(directory))
                 except _ABSENT:  # removed meanwhile, and so is what was in it (O20)
                     continue
                 base = Path(directory).relative_to(self._root)
@@ -210,7 +210,7 @@ class LocalStorage:
                 os.rmdir(parent)
             except OSError:
                 return
-            durable.KNOWN.forget(parent)
+            fsync.SYNCED.forget(parent)
 
     def rename_if_absent(self, source: str, target: str) -> None:
         """Move an object. Repeating it after a crash half-way finishes it.
@@ -313,11 +313,11 @@ def _swept(temp: str) -> bool:
     """Remove a temporary file unless it is being written; return whether it was removed."""
     descriptor = -1
     try:
-        with contextlib.suppress(PermissionError):  # then nobody can tell, and whoever may remove it does
+        with contextlib.suppress(PermissionError):  # then it is unknown, and a process with the right removes it
             descriptor = os.open(temp, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         if descriptor >= 0 and _is_locked(descriptor):
             return False
-        os.unlink(temp)  # under the lock: who has just created it makes another one
+        os.unlink(temp)  # under the lock: its creator makes another one
     except FileNotFoundError:
         return False
     finally:
@@ -327,7 +327,7 @@ def _swept(temp: str) -> bool:
 
 
 def _is_locked(descriptor: int) -> bool:
-    """Whether somebody else writes a file; if not, keep others from beginning to until it is closed."""
+    """Whether another process writes a file; if not, keep others from it until it is closed."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # over NFS, an exclusive one needs the right to write
     except BlockingIOError:

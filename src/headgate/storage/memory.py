@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from headgate.storage.base import AlreadyExists, Bytes, NotFound
-from headgate.storage.paths import checked_path, checked_prefix
+from headgate.storage.object_names import checked_path, checked_prefix
 
 _named: dict[str, MemoryStorage] = {}
 _named_lock = threading.Lock()
@@ -29,7 +29,7 @@ def forget_memory_storage(name: str) -> None:
 
 
 class MemoryStorage:
-    """A dictionary of objects behind a lock."""
+    """A dictionary of objects with a lock."""
 
     def __init__(self, name: str = "") -> None:
         self._name = name

@@ -19,7 +19,7 @@ from obstore.store import LocalStore, from_url
 
 from headgate.errors import StorageError, UsageError
 from headgate.storage.base import AlreadyExists, Bytes, NotFound
-from headgate.storage.paths import checked_path, checked_prefix
+from headgate.storage.object_names import checked_path, checked_prefix
 
 _PERMANENT = (
     problems.PermissionDeniedError,
@@ -98,7 +98,7 @@ class ObjectStorage:
             return bytes(obstore.get(self._store, checked_path(path)).bytes())
 
     def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
-        """Return part of an object (shorter at its end), by one request unless it begins behind the end (O26).
+        """Return part of an object (shorter at its end), by one request unless it begins after the end (O26).
 
         Raises:
             NotFound

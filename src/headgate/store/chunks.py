@@ -1,7 +1,7 @@
-"""From batches to chunk files and back.
+"""Batches of events as chunk files: limits of events, encoding, and reading back.
 
-Counterpart: ``writer`` and ``transactions`` write chunks, ``reader`` reads parts. Source: rules LY1 to LY4 and S36 of
-docs/spec/stream-store.md. Never makes events visible by itself: a chunk without catalogue rows is an orphan.
+Counterpart: ``writer`` and ``transactions`` write chunks, ``reader`` reads parts. Source: rules LY1 to LY4, S36 and
+S37 of docs/spec/stream-store.md. Never makes events visible by itself: a chunk without catalogue rows is an orphan.
 """
 
 from __future__ import annotations
@@ -9,20 +9,119 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
 
 from headgate.codec.arrow import read_batch
 from headgate.codec.chunk import PART_BYTES_MAX, EncodedChunk, Part, encode_chunk, verify_part
-from headgate.errors import CorruptionError, StorageError
+from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.storage.base import NotFound, Storage
-from headgate.store.catalogue.values import ChunkRecord, StoredPart
-from headgate.store.evolving import in_schema
-from headgate.store.routing import Segments, ranges_of, segments_of
+from headgate.store.catalogue.records import ChunkRecord, StoredPart
+from headgate.store.routing import Segments, hash_text, ranges_of, segments_of
+from headgate.store.schema_conversion import convert_batch
 from headgate.store.streams import StreamInfo
+
+EVENT_BYTES_MAX = 8 << 20
+"""Largest event (S2 of Pravega's defaults): it must fit several times into a reader's memory."""
+
+_Sizes: TypeAlias = npt.NDArray[np.int64]
+
+
+def check_events(stream: str, batch: pa.RecordBatch) -> None:
+    """Check every event of ``batch`` against the limit, and that readers will find the batch sound (SE20).
+
+    Raises:
+        UsageError: an event is larger, and the message says which; or a column contradicts itself.
+    """
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException as error:
+        raise UsageError(f"a batch for stream '{stream}' cannot be stored: {error}") from error
+    if batch.nbytes <= EVENT_BYTES_MAX:
+        return
+    sizes = np.zeros(batch.num_rows, dtype=np.int64)
+    for column in batch.columns:
+        sizes += value_sizes(column)
+    largest = int(sizes.argmax())
+    if sizes[largest] > EVENT_BYTES_MAX:
+        raise UsageError(
+            f"event {largest} of a batch for stream '{stream}' has {sizes[largest]} bytes, the limit is "
+            f"{EVENT_BYTES_MAX}; store large objects elsewhere and their path in the event"
+        )
+
+
+def value_sizes(column: pa.Array) -> _Sizes:
+    """Return the bytes of each value, offsets and validity not counted; of a type that has no size, its mean."""
+    column = _stored(column)
+    dtype = column.type
+    if _has_bytes(dtype):
+        return _filled(pc.binary_length(column))
+    if pa.types.is_struct(dtype):
+        sizes = np.zeros(len(column), dtype=np.int64)
+        for child in column.flatten():
+            sizes += value_sizes(child)
+        return sizes
+    if pa.types.is_map(dtype):
+        offsets = column.offsets.to_numpy()
+        children = _running(value_sizes(column.keys) + value_sizes(column.items))
+        return np.asarray(children[offsets[1:]] - children[offsets[:-1]], dtype=np.int64)
+    if _is_list(dtype):
+        lengths = _filled(pc.list_value_length(column))
+        children, ends = _running(value_sizes(column.flatten())), np.cumsum(lengths)
+        return np.asarray(children[ends] - children[ends - lengths], dtype=np.int64)
+    return np.full(len(column), _width(column), dtype=np.int64)
+
+
+def _stored(column: pa.Array) -> pa.Array:
+    """Return the same values in a type whose sizes Arrow can tell."""
+    dtype = column.type
+    if isinstance(dtype, pa.BaseExtensionType):
+        return _stored(column.storage)
+    if pa.types.is_run_end_encoded(dtype):
+        return _stored(pc.run_end_decode(column))
+    if pa.types.is_string_view(dtype):
+        return column.cast(pa.large_string())
+    return column.cast(pa.large_binary()) if pa.types.is_binary_view(dtype) else column
+
+
+def _running(sizes: _Sizes) -> _Sizes:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
+
+
+def _width(column: pa.Array) -> int:
+    try:
+        return max(1, int(column.type.bit_width) // 8)
+    except ValueError:  # a union, or nothing but nulls
+        return int(-(-column.nbytes // max(1, len(column))))
+
+
+def _filled(lengths: pa.Array) -> _Sizes:
+    return np.asarray(pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _has_bytes(dtype: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(dtype)
+        or pa.types.is_large_string(dtype)
+        or pa.types.is_binary(dtype)
+        or pa.types.is_large_binary(dtype)
+    )
+
+
+def _is_list(dtype: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(dtype)
+        or pa.types.is_large_list(dtype)
+        or pa.types.is_fixed_size_list(dtype)
+        or pa.types.is_list_view(dtype)
+        or pa.types.is_large_list_view(dtype)
+    )
+
 
 PART_ROWS_MAX = 65_536
 """A reader loads and verifies a part as a whole (LY2); this bounds what one read costs."""
@@ -64,6 +163,20 @@ def random_name() -> str:
     return secrets.token_hex(16)
 
 
+TRANSACTIONS = "txn"
+"""Directory below a stream's, of what owners of transactions write."""
+
+
+def owner_directory(stream_id: int, owner: str) -> str:
+    """Return where an owner's chunks are, prepared or not."""
+    return f"{stream_id}/{TRANSACTIONS}/{xxhash.xxh3_64_hexdigest(owner.encode())}"
+
+
+def transaction_directory(stream_id: int, owner: str, name: str) -> str:
+    """Return where the chunks of a transaction are, hidden or visible."""
+    return f"{owner_directory(stream_id, owner)}/shared/{hash_text(name):016x}"
+
+
 def chunk_path(stream_id: int, kind: str, name: str) -> str:
     """Return the path of the chunk called ``name``; ``kind`` is a directory below the stream's."""
     return f"{stream_id}/{kind}/{name}.chunk"
@@ -74,7 +187,7 @@ def encode_batches(stream: StreamInfo, batches: Sequence[pa.RecordBatch], fallba
 
     Order within a segment is the order of the batches. Those of a former schema get that of ``stream``.
     """
-    batches = [in_schema(batch, stream.schema) for batch in batches]
+    batches = [convert_batch(batch, stream.schema) for batch in batches]
     version = stream.schema_version
     whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     lengths = [batch.num_rows for batch in batches]
@@ -106,7 +219,7 @@ def _routes(stream: StreamInfo, keys: pa.Array) -> Segments:
     return ranges_of(keys, [segment.key_low for segment in stream.segments])
 
 
-class Ranges(Protocol):
+class RangeReader(Protocol):
     """What parts are read from: a storage, or one of which some was fetched before."""
 
     @property
@@ -117,7 +230,7 @@ class Ranges(Protocol):
         """See ``Storage``."""
 
 
-def read_part(storage: Ranges, part: StoredPart, schema: pa.Schema) -> pa.RecordBatch:
+def read_part(storage: RangeReader, part: StoredPart, schema: pa.Schema) -> pa.RecordBatch:
     """Return the events of a part, verified.
 
     Raises:

@@ -6,22 +6,49 @@ damaged is a problem of its own, in a sentence, and never the end of the check. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import ParamSpec, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 from msgspec import structs
 
 from headgate.codec.chunk import PartEntry, decode_footer
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, HeadgateError
 from headgate.storage.base import NotFound, Storage
 from headgate.store.catalogue.base import Audit, Catalogue
-from headgate.store.catalogue.values import ChunkRecord, StoredPart
+from headgate.store.catalogue.records import ChunkRecord, StoredPart
 from headgate.store.chunks import read_part
-from headgate.store.findings import Found, checked
 from headgate.store.streams import StreamInfo
+
+Findings: TypeAlias = list[tuple[str, str]]
+"""Where something is wrong, and what."""
+
+NONSENSE_ERRORS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, AssertionError, MemoryError)
+"""What code raises that trips over a value which is never there."""
+
+_P = ParamSpec("_P")
+
+
+def check_at(where: str, check: Callable[_P, Iterable[str]], *of: _P.args, **named: _P.kwargs) -> Findings:
+    """Return what ``check`` finds; what it trips over is found, too: nothing else is left unchecked for it."""
+
+    def found() -> Findings:
+        return [(where, problem) for problem in check(*of, **named)]
+
+    return check_or_report(where, found)
+
+
+def check_or_report(where: str, check: Callable[_P, Findings], *of: _P.args, **named: _P.kwargs) -> Findings:
+    """Do what ``checked`` does, where ``check`` says itself where each problem is."""
+    try:
+        return check(*of, **named)
+    except HeadgateError as error:
+        return [(where, str(error))]
+    except NONSENSE_ERRORS as error:
+        return [(where, f"cannot be checked, what is recorded makes no sense ({type(error).__name__}: {error})")]
+
 
 _LEFT = "belongs to nothing (left by a crash, or being written now)"
 _UNKNOWN = "belongs to nothing that is known (left by a crash, being written now, or of what is damaged)"
@@ -41,7 +68,7 @@ Suspect: TypeAlias = tuple[str, Problem]
 
 
 @runtime_checkable
-class CheckedThere(Protocol):
+class RemotelyChecked(Protocol):
     """A catalogue of a store that another process has, which checks it beside its files (SS16)."""
 
     def check(self, *, verify_events: bool) -> list[Problem]:
@@ -56,10 +83,10 @@ def check_store(
     on_bytes: Callable[[int], None] = lambda size_bytes: None,
 ) -> list[Problem]:
     """Return the problems found. ``on_bytes`` hears how many more were read: each chunk's, twice in all."""
-    if isinstance(catalogue, CheckedThere):
+    if isinstance(catalogue, RemotelyChecked):
         return catalogue.check(verify_events=verify_events)
     with catalogue.audit() as audit:
-        problems = _told(audit.problems())
+        problems = _problems(audit.problems())
         orphans = _LEFT if not problems else _UNKNOWN
         suspects: list[Suspect] = []
         if verify_events:
@@ -73,7 +100,7 @@ def check_store(
     return problems + [Problem(f"{storage.url}/{path}", orphans, is_harmless=True) for path in sorted(there)]
 
 
-def _told(found: Found) -> list[Problem]:
+def _problems(found: Findings) -> list[Problem]:
     return [Problem(where, what) for where, what in found]
 
 
@@ -94,8 +121,8 @@ def _check_events(audit: Audit, storage: Storage, stream: StreamInfo, on_bytes: 
         if part.schema_version not in schemas:
             continue  # a problem of the catalogue, which says so
         where = f"{stream.name}/{part.entry.segment} position {part.start}"
-        found = checked(where, _read, storage, part, schemas[part.schema_version])
-        suspects += [(part.path, problem) for problem in _told(found)]
+        found = check_at(where, _read, storage, part, schemas[part.schema_version])
+        suspects += [(part.path, problem) for problem in _problems(found)]
         on_bytes(part.entry.size_bytes)
     return suspects
 
@@ -117,9 +144,9 @@ def _check_file(
         return [(chunk.path, Problem(where, "holds no event that can still be read or committed"))]
     if not verify:
         return []
-    found = checked(where, _check_chunk, audit, storage, chunk)
+    found = check_at(where, _check_chunk, audit, storage, chunk)
     on_bytes(chunk.size_bytes)
-    return [(chunk.path, problem) for problem in _told(found)]
+    return [(chunk.path, problem) for problem in _problems(found)]
 
 
 def _read(storage: Storage, part: StoredPart, schema: pa.Schema) -> list[str]:

@@ -1,30 +1,137 @@
-"""A reader of a reader group: it reads the segments that the group gives it, and says how far it has come.
+"""A reader of a reader group, and its heartbeat: it reads the segments that the group gives it.
 
-Counterpart: ``reader_groups.ReaderGroup`` makes it; ``protocol.store.reader_group`` decides, ``group_heart`` says that
-it lives. Source: RG2, RG9, RG18 to RG22 and RG27 of docs/spec/reader-groups.md. Never reads on before it has looked
-whether it is still in the group.
+Counterpart: ``reader_groups.ReaderGroup`` makes it; ``protocol.store.reader_group`` decides, and
+``protocol.store.group_watch`` counts heartbeats. Source: RG2, RG9, RG13, RG18 to RG22 and RG27 of docs/spec/reader-
+groups.md. Never reads on before it has looked whether it is still in the group.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
+from weakref import WeakMethod
 
 import pyarrow as pa
 
-from headgate.clock import Clock
-from headgate.errors import FencedError, UsageError
+from headgate.environment import Clock, Thread, Threads
+from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.model.config import Duration, duration_ms
-from headgate.protocol.store.group_shares import GroupSegment
-from headgate.protocol.store.group_watch import Watch
-from headgate.protocol.store.reader_group import Committed, Event, Group, Left, Lived, Passed
-from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.values import GroupFound
-from headgate.store.group_heart import GroupHeart
+from headgate.protocol.store.reader_group import (
+    LOOKS_PER_LEASE,
+    Committed,
+    Event,
+    Group,
+    GroupSegment,
+    Left,
+    Lived,
+    Passed,
+    Watch,
+)
+from headgate.store.catalogue.records import GroupFound
+from headgate.store.core import StoreCore
 from headgate.store.reader import READ_ROWS, SegmentReader
 from headgate.store.streams import OtherSchemaError
-from headgate.threads import Threads
+
+
+class GroupHeartbeat:
+    """Says when a beat is due. If its caller may be busy, a thread beats meanwhile, and ends when that lasts too long.
+
+    ``record_call`` and ``close`` are the reader's; beats may be counted in both threads.
+    """
+
+    def __init__(
+        self, beat: Callable[[int], object], lease_ms: int, busy_ms: int | None, threads: Threads, clock: Clock
+    ) -> None:
+        """``beat`` says for the so-and-so-many-th time that the reader lives. ``busy_ms`` None: there is no thread.
+
+        It is a method of the reader, which the heartbeat does not keep alive.
+        """
+        self.pause_ms = max(1, lease_ms // LOOKS_PER_LEASE)
+        self._beat_of_reader = WeakMethod(beat)
+        self._busy_ms = busy_ms
+        self._threads = threads
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._beaten_ms = self._here_ms = clock.monotonic_ms()
+        self._changed = threads.condition()
+        self._thread: Thread | None = None
+        self._is_closed = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether so much of the lease has passed since the last beat that another one is wanted."""
+        return self.due_in_ms == 0
+
+    @property
+    def due_in_ms(self) -> int:
+        """How long it is until a beat is due."""
+        return max(0, self._beaten_ms + self.pause_ms - self._clock.monotonic_ms())
+
+    def next_number(self) -> int:
+        """Return the number of the next beat: no two are equal."""
+        return next(self._numbers)
+
+    def record_beat(self) -> None:
+        """Others can hear the last beat."""
+        self._beaten_ms = self._clock.monotonic_ms()
+
+    def record_call(self) -> None:
+        """The reader was called; from now on its caller may be busy for a while."""
+        if self._busy_ms is None:
+            return
+        with self._changed:
+            self._here_ms = self._clock.monotonic_ms()
+            if self._thread is None and not self._is_closed:
+                thread = self._threads.thread(self._run, "headgate-group-heart")
+                thread.start()
+                self._thread = thread
+
+    def close(self) -> None:
+        """End the thread, for good. Repeating is fine."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _run(self) -> None:
+        while self._wait_until_due():
+            try:
+                self._beat(self.next_number())
+            except StorageError:
+                continue  # a quarter of the lease later there is another one
+            except HeadgateError:  # the reader is out of the group, or there is no group: its next call says so
+                with self._changed:
+                    self._is_closed = True
+
+    def _beat(self, number: int) -> None:
+        """Have the reader beat; without a reader this was the last one."""
+        beat = self._beat_of_reader()
+        if beat is not None:
+            beat(number)
+            return
+        with self._changed:
+            self._is_closed = True
+
+    def _wait_until_due(self) -> bool:
+        """Wait until a beat is due; False when this thread is not needed, or not allowed, any more."""
+        with self._changed:
+            while not self._is_closed:
+                now_ms = self._clock.monotonic_ms()
+                busy_left_ms = self._here_ms + (self._busy_ms or 0) - now_ms
+                if busy_left_ms <= 0:
+                    break  # RG22: a reader that hangs is not alive; its next call begins this again
+                due_in_ms = self._beaten_ms + self.pause_ms - now_ms
+                if due_in_ms <= 0:
+                    self._beaten_ms = now_ms
+                    return True
+                self._changed.wait_for(lambda: self._is_closed, min(due_in_ms, busy_left_ms) / 1_000)
+            self._thread = None
+            return False
+
 
 LOOK_PAUSE_MS = 10
 """A reader that waits looks so often whether the store has changed, which costs it microseconds."""
@@ -51,12 +158,12 @@ class CheckpointMarker:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class Membership:
     """One life of a reader.
 
     Attributes:
         commit_every_ms: None: only ``commit``, ``leave`` and markers make positions durable.
-        busy_ms: so long between two calls a thread says that it lives; None: nobody does.
+        busy_ms: for so long between two calls a thread sends heartbeats; None: there is no thread.
     """
 
     reader: str
@@ -76,30 +183,27 @@ class GroupReader:  # RG20
 
     def __init__(
         self,
-        catalogue: Catalogue,
-        open_segment: Callable[[Group, GroupSegment, int], SegmentReader],
+        core: StoreCore,
         found: GroupFound,
-        life: Life,
-        threads: Threads,
-        clock: Clock,
+        life: Membership,
     ) -> None:
         """Use ``ReaderGroup.join``."""
-        self._catalogue = catalogue
-        self._open_segment = open_segment
+        self._core = core
+        self._catalogue = core.catalogue
         self._name = found.name
         self._group = found.group
         self._life = life
-        self._clock = clock
+        self._clock = core.clock
         self._watch = Watch()
         self._segments: dict[GroupSegment, SegmentReader] = {}
         self._latest: GroupSegment | None = None
         self._returned: GroupEvents | CheckpointMarker | None = None
         self._told: str | None = None
         self._changes: int | None = None
-        self._pause = threads.event()
-        self._heart = GroupHeart(self._beat, life.lease_ms, life.busy_ms, threads, clock)
-        self._watched_ms = self._committed_ms = clock.monotonic_ms()
-        self._heart.caller_is_here()
+        self._pause = core.threads.event()
+        self._heart = GroupHeartbeat(self._beat, life.lease_ms, life.busy_ms, core.threads, core.clock)
+        self._watched_ms = self._committed_ms = core.clock.monotonic_ms()
+        self._heart.record_call()
 
     @property
     def reader_id(self) -> str:
@@ -152,7 +256,7 @@ class GroupReader:  # RG20
             return
         segment = GroupSegment(found.stream, found.segment)
         if segment in self._segments:
-            self._segments[segment] = self._open_segment(self._group, segment, found.position)
+            self._segments[segment] = _open_segment(self._core, self._group, segment, found.position)
 
     @property
     def due_in_ms(self) -> int:
@@ -178,7 +282,7 @@ class GroupReader:  # RG20
         Raises:
             FencedError: this reader is no longer in the group. Other readers read what it had not committed.
         """
-        self._heart.caller_is_here()
+        self._heart.record_call()
         if not self._pass_marker():
             self._change(Committed(self._life.reader, self._life.token, self._positions(), self._ended()))
         self._committed_ms = self._clock.monotonic_ms()
@@ -191,10 +295,10 @@ class GroupReader:  # RG20
         Raises:
             FencedError: this reader is no longer in the group.
         """
-        self._heart.caller_is_here()
+        self._heart.record_call()
         if self._heart.is_due:
             self._change(self._lived(self._heart.next_number()))
-            self._heart.has_beaten()
+            self._heart.record_beat()
         self._look()
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._watched_ms >= self._heart.pause_ms:
@@ -262,7 +366,7 @@ class GroupReader:  # RG20
         later = [x for x in own if self._latest is not None and x > self._latest]  # in turn
         for segment in [*later, *(x for x in own if x not in later)]:
             if segment not in self._segments:
-                self._segments[segment] = self._open_segment(self._group, segment, self._group.position(segment))
+                self._segments[segment] = _open_segment(self._core, self._group, segment, self._group.position(segment))
             position = self._segments[segment].position
             batch = self._read_segment(segment, rows_max)
             if batch is not None:
@@ -278,15 +382,15 @@ class GroupReader:  # RG20
             try:
                 batch = reader.read(rows_max)
             except OtherSchemaError:
-                newer = self._open_segment(self._group, segment, position)
+                newer = _open_segment(self._core, self._group, segment, position)
                 if newer.stream.schema_version == reader.stream.schema_version:
                     raise
                 self._segments[segment] = newer
                 continue
             if batch is None or reader.newest_schema <= reader.stream.schema_version:
                 return batch
-            reader.back_to(position)  # also if it cannot be opened anew now
-            self._segments[segment] = self._open_segment(self._group, segment, position)
+            reader.back_to(position)  # also if it cannot be opened again now
+            self._segments[segment] = _open_segment(self._core, self._group, segment, position)
 
     def _positions(self) -> Mapping[GroupSegment, int]:
         return {segment: x.position for segment, x in self._segments.items()}
@@ -322,3 +426,10 @@ class GroupReader:  # RG20
 
 _GONE = ""
 """Instead of a marker: it has left."""
+
+
+def _open_segment(core: StoreCore, group: Group, segment: GroupSegment, position: int) -> SegmentReader:
+    stream = core.catalogue.find_stream(segment.stream)
+    if stream.stream_id != group.streams[segment.stream]:
+        raise UsageError(f"stream '{segment.stream}' was deleted and created again; reset the reader group to read it")
+    return SegmentReader(core, stream, segment.segment, position)

@@ -1,24 +1,166 @@
-"""A reader of one segment from a position on.
+"""A reader of one segment from a position on, and the read-ahead of its chunks.
 
-Counterpart: ``writer`` and committed ``transactions``. Source: S14, S35, S44 and S82 of docs/spec/stream-store.md.
-Never returns an event that was not verified, and never skips one.
+Counterpart: ``writer`` and committed ``transactions``. Source: S14, S35, S44 and S82 to S84 of docs/spec/stream-
+store.md. Never returns an event that was not verified, and never skips one.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 
+from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
 from headgate.errors import CorruptionError, StorageError, TruncatedError
 from headgate.storage.base import Storage
-from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.values import StoredPart
-from headgate.store.chunks import Ranges, read_part
-from headgate.store.evolving import Schemas, in_schema
-from headgate.store.fetching import Fetching
-from headgate.store.read_ahead import ReadAhead
+from headgate.store.catalogue.records import StoredPart
+from headgate.store.chunks import RangeReader, read_part
+from headgate.store.core import Fetch, Prefetcher, StoreCore
+from headgate.store.schema_conversion import SchemaHistory, convert_batch
 from headgate.store.streams import OtherSchemaError, StreamInfo
+
+RUN_BYTES = 8 << 20
+"""Small parts that lie behind each other in a file are asked for at once, up to so many bytes."""
+
+AHEAD_BYTES = 32 << 20
+"""One reader has at most so much fetched and not read yet."""
+
+RUNS_MAX = 8
+"""One reader asks at most so often at one time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRun:
+    """Parts of one segment that lie behind each other in one file. ``end``: the position after their last event."""
+
+    path: str
+    offset: int
+    size_bytes: int
+    end: int
+
+
+@dataclass(slots=True)
+class _PendingRun:
+    """A run that was asked for; ``at``: where in its file the next unread part begins."""
+
+    run: ByteRun
+    fetch: Fetch
+    at: int
+
+
+def runs_of(parts: Iterable[StoredPart]) -> Iterator[ByteRun]:
+    """Join ``parts``, in their order, to runs of at most ``RUN_BYTES``; end where one cannot be (S37)."""
+    run: ByteRun | None = None
+    for part in parts:
+        entry = part.entry
+        if not 0 < entry.size_bytes <= PART_BYTES_MAX or entry.offset < 0:
+            break
+        if run is not None and part.path == run.path:
+            gap = entry.offset - run.offset - run.size_bytes
+            size_bytes = run.size_bytes + gap + entry.size_bytes
+            if 0 <= gap < ALIGNMENT and size_bytes <= RUN_BYTES:
+                run = ByteRun(run.path, run.offset, size_bytes, part.end)
+                continue
+        if run is not None:
+            yield run
+        run = ByteRun(part.path, entry.offset, entry.size_bytes, part.end)
+    if run is not None:
+        yield run
+
+
+class ReadAhead:
+    """What ``chunks.read_part`` reads from, for one reader. One thread at a time."""
+
+    def __init__(self, storage: Storage, fetching: Prefetcher) -> None:
+        self._storage = storage
+        self._fetching = fetching
+        self._asked: deque[_PendingRun] = deque()
+        self._asked_to = 0
+        self._is_sequential = False
+        self._process = fetching.process_id
+        weakref.finalize(self, _release_all, self._asked).atexit = False
+
+    @property
+    def url(self) -> str:
+        """The storage's."""
+        return self._storage.url
+
+    def ask(self, parts: Iterable[StoredPart], end: int | None) -> None:
+        """Have ``parts``, which are read next in this order, fetched as far as there is room (S82).
+
+        ``end``: nothing at this position or behind it will be read.
+        """
+        if not self._is_sequential or len(self._asked) >= RUNS_MAX:
+            return
+        self._notice_fork()
+        held_bytes = sum(asked.run.size_bytes for asked in self._asked)
+        for run in runs_of(self._new(parts, end)):
+            held_bytes += run.size_bytes
+            if held_bytes > AHEAD_BYTES or len(self._asked) >= RUNS_MAX:
+                return
+            fetch = self._fetching.begin(self._storage, run.path, run.offset, run.size_bytes)
+            if fetch is None:
+                return
+            self._asked.append(_PendingRun(run, fetch, run.offset))
+            self._asked_to = run.end
+
+    def get_range(self, path: str, offset: int, size_bytes: int) -> bytes | memoryview:
+        """Return bytes that were fetched ahead, or ask for them now. See ``Storage``."""
+        self._notice_fork()
+        fetched = self._fetched(path, offset, size_bytes)
+        self._is_sequential = True  # a reader of one part reads the next one, too
+        return self._storage.get_range(path, offset, size_bytes) if fetched is None else fetched
+
+    def forget(self) -> None:
+        """Give up what was asked for, and fetch nothing ahead until the next part has been read."""
+        _release_all(self._asked)
+        self._asked_to, self._is_sequential = 0, False
+
+    def _fetched(self, path: str, offset: int, size_bytes: int) -> memoryview | None:
+        if not self._asked:
+            return None
+        asked, end = self._asked[0], offset + size_bytes
+        run = asked.run
+        if path != run.path or offset < asked.at or end > run.offset + run.size_bytes:
+            self.forget()  # it reads something else
+            return None
+        is_stale = asked.fetch.is_over
+        try:
+            payload = asked.fetch.wait()
+        except Exception:
+            self.forget()
+            if is_stale:  # it failed before its turn, maybe long ago (S84)
+                return None
+            raise
+        if payload is None:
+            self.forget()
+            return None
+        asked.at = end
+        if end == run.offset + run.size_bytes:
+            self._asked.popleft().fetch.let_go()
+        return memoryview(payload)[offset - run.offset : end - run.offset]
+
+    def _new(self, parts: Iterable[StoredPart], end: int | None) -> Iterator[StoredPart]:
+        for part in parts:
+            if end is not None and part.start >= end:
+                return
+            if part.start >= self._asked_to:
+                yield part
+
+    def _notice_fork(self) -> None:
+        if self._process != self._fetching.process_id:
+            self._process = self._fetching.process_id
+            self._asked.clear()  # the parent's, and so is their room
+            self.forget()
+
+
+def _release_all(asked: deque[_PendingRun]) -> None:
+    while asked:
+        asked.popleft().fetch.let_go()
+
 
 READ_ROWS = 65_536
 """Default size of a read when catching up: batch size decides throughput."""
@@ -31,21 +173,13 @@ PARTS_AT_A_TIME = 512
 class SegmentReader:
     """Reads one segment in order. One thread at a time."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        storage: Storage,
-        stream: StreamInfo,
-        segment: int,
-        position: int,
-        fetching: Fetching,
-    ) -> None:
+    def __init__(self, core: StoreCore, stream: StreamInfo, segment: int, position: int) -> None:
         """Use ``Store.reader``."""
-        self._catalogue = catalogue
-        self._ahead = ReadAhead(storage, fetching) if storage.is_afar else None
-        self._ranges: Ranges = storage if self._ahead is None else self._ahead
+        self._catalogue = core.catalogue
+        self._ahead = ReadAhead(core.storage, core.prefetcher) if core.storage.is_afar else None
+        self._ranges: RangeReader = core.storage if self._ahead is None else self._ahead
         self.stream = stream
-        self._schemas = Schemas(catalogue, stream)
+        self._schemas = SchemaHistory(core.catalogue, stream)
         self.segment = segment
         self.position = position
         """Position of the event that the next read begins with."""
@@ -85,7 +219,7 @@ class SegmentReader:
         return self._is_closed and not self._parts and self._unread() == 0
 
     def close(self) -> None:
-        """Give up what is fetched ahead. Repeating is fine, and so is reading on, which begins to fetch anew (S83)."""
+        """Give up what is fetched ahead. Repeating is fine, and so is reading on, which begins to fetch again (S83)."""
         if self._ahead is not None:
             self._ahead.forget()
 
@@ -154,7 +288,7 @@ class SegmentReader:
             OtherSchemaError: they are newer, and do not fit it.
         """
         try:
-            return in_schema(batch, self.stream.schema)
+            return convert_batch(batch, self.stream.schema)
         except OtherSchemaError as error:
             raise OtherSchemaError(
                 f"stream '{self.stream.name}' has other columns since it was opened: {error}, in segment "

@@ -6,21 +6,23 @@ Never keeps the state of the group: each call asks the catalogue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headgate.clock import Clock
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
-from headgate.protocol.store.group_shares import GroupSegment
-from headgate.protocol.store.group_watch import LOOKS_PER_LEASE, Watch
-from headgate.protocol.store.reader_group import CheckpointAsked, CheckpointForgotten, Group, Joined, Member
-from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.values import GroupStart
-from headgate.store.cuts import StreamCut
-from headgate.store.group_reader import GroupReader, Life
-from headgate.store.reader import SegmentReader
-from headgate.threads import Threads
+from headgate.protocol.store.reader_group import (
+    LOOKS_PER_LEASE,
+    CheckpointAsked,
+    CheckpointForgotten,
+    Joined,
+    Member,
+    Watch,
+)
+from headgate.store.catalogue.records import GroupStart
+from headgate.store.core import StoreCore
+from headgate.store.group_reader import GroupReader, Membership
+from headgate.store.streams import StreamCut
 
 LEASE = "10s"
 COMMIT_EVERY = "1s"
@@ -36,7 +38,7 @@ class GroupInfo:
         epoch: from 1; one more with every reset.
         checkpoints_kept: so many completed checkpoints it can go back to.
         readers: who is in it, and what each reads, as (stream, segment).
-        free: what could be read, and nobody has.
+        free: readable segments that no reader has.
         checkpoints: those that are open or kept, the oldest first, and who has not passed each yet.
     """
 
@@ -52,24 +54,14 @@ class GroupInfo:
 class ReaderGroup:
     """A group of readers, in any number of processes, that share streams: each event goes to one of the readers."""
 
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        open_segment: Callable[[Group, GroupSegment, int], SegmentReader],
-        name: str,
-        new_token: Callable[[], str],
-        threads: Threads,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, core: StoreCore, name: str) -> None:
         """Use ``Store.reader_group``."""
         self.name = name
-        self._catalogue = catalogue
-        self._open_segment = open_segment
-        self._new_token = new_token
-        self._threads = threads
-        self._clock = clock
+        self._core = core
+        self._catalogue = core.catalogue
+        self._clock = core.clock
         self._watch = Watch()
-        self._watching = threads.lock()  # several threads may share the group
+        self._watching = core.threads.lock()  # several threads may share the group
 
     def join(
         self,
@@ -104,15 +96,15 @@ class ReaderGroup:
         if not reader_id or lease_ms < 1:
             raise UsageError("a reader of a group needs a name, and a lease that is longer than nothing")
         busy_ms = None if busy_at_most is None else duration_ms(busy_at_most, "busy_at_most")
-        life = Life(reader_id, self._new_token(), lease_ms, commit_every_ms, busy_ms)
+        life = Membership(reader_id, self._core.new_name(), lease_ms, commit_every_ms, busy_ms)
         if not takes_over:
             self._wait_for_name(reader_id, until_ms)
         found = self._catalogue.change_group(self.name, Joined(reader_id, life.token, lease_ms, takes_over))
-        return GroupReader(self._catalogue, self._open_segment, found, life, self._threads, self._clock)
+        return GroupReader(self._core, found, life)
 
     def _wait_for_name(self, reader_id: str, until_ms: int) -> None:
-        """Have whoever has the name taken for dead if it is silent for its lease, so long as there is time (RG23)."""
-        pause = self._threads.event()
+        """Wait until the name is free: a reader that is silent for its lease is taken for dead (RG23)."""
+        pause = self._core.threads.event()
         while (pause_ms := self.look_for(reader_id)) and (left_ms := until_ms - self._clock.monotonic_ms()) > 0:
             pause.wait(min(pause_ms, left_ms) / 1_000)
 
@@ -123,7 +115,7 @@ class ReaderGroup:
         return max(1, readers[reader_id].lease_ms // LOOKS_PER_LEASE) if reader_id in readers else 0
 
     def _look_at(self, readers: Mapping[str, Member]) -> None:
-        """Take for dead whoever was silent for its lease while somebody looked here (RG13)."""
+        """Take readers for dead that were silent for their lease while this group was watched (RG13)."""
         with self._watching:
             silent_ones = self._watch.look(readers, self._clock.monotonic_ms())
         for silent in silent_ones:
@@ -170,7 +162,7 @@ class ReaderGroup:
         unknown = sorted(found.cuts.keys() - self.streams())
         if unknown:
             raise UsageError(f"reader group '{self.name}' does not read stream '{unknown[0]}'")
-        self._catalogue.reset_group(self.name, self._new_token(), found, checkpoint)
+        self._catalogue.reset_group(self.name, self._core.new_name(), found, checkpoint)
 
     def cut(self, checkpoint: str | None = None) -> dict[str, StreamCut]:  # RG10
         """Return, by stream, the cut of a completed checkpoint, or of the durable positions.

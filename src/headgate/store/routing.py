@@ -1,7 +1,7 @@
 """Routing: key column → 64-bit hash → fraction of [0, 1) → segment.
 
 Counterpart: ``store.chunks`` splits batches by it. Source: S2; frozen by the vectors in docs/spec/stream-store.md and
-tests/store/test_routing.py, because data already written lies where an earlier release put it.
+tests/store/test_routing.py, because written events lie where this hash put them.
 Never uses Python's ``hash`` and never loops over events (distinct strings are looped over).
 """
 

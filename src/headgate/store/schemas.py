@@ -111,32 +111,28 @@ def check_added_may_be_null(stream: str, present: pa.Schema, wanted: pa.Schema) 
 
 
 def encode_schema(schema: pa.Schema) -> bytes:
-    """Return the bytes the catalogue keeps: those of Arrow, and behind them their checksum.
-
-    Releases that know of no checksum read the same: Arrow looks at nothing behind its own.
-    """
+    """Return the bytes the catalogue keeps: those of Arrow, and behind them their checksum."""
     data = bytes(schema.serialize())
     return data + _TRAILER.pack(_MAGIC, xxhash.xxh3_64_intdigest(data))
 
 
 def decode_schema(path: str, data: bytes) -> pa.Schema:
-    """Return the schema of ``encode_schema``; one of an older release has no checksum.
+    """Return the schema of ``encode_schema``.
 
     Raises:
         CorruptionError
     """
     try:
         return _decoded(data)
-    except (pa.ArrowException, OSError, TypeError, ValueError, LookupError, OverflowError) as error:
+    except (pa.ArrowException, struct.error, OSError, TypeError, ValueError, LookupError, OverflowError) as error:
         raise CorruptionError(path, 0, "an Arrow schema", str(error)) from error
 
 
 @functools.lru_cache(maxsize=256)
 def _decoded(data: bytes) -> pa.Schema:
-    if len(data) > _TRAILER.size and data[-_TRAILER.size :].startswith(_MAGIC):
-        data, (_, checksum) = data[: -_TRAILER.size], _TRAILER.unpack(data[-_TRAILER.size :])
-        if xxhash.xxh3_64_intdigest(data) != checksum:
-            raise ValueError("bytes of another checksum")
+    data, (magic, checksum) = data[: -_TRAILER.size], _TRAILER.unpack(data[-_TRAILER.size :])
+    if magic != _MAGIC or xxhash.xxh3_64_intdigest(data) != checksum:
+        raise ValueError("bytes of another checksum")
     schema = pa.ipc.read_schema(pa.py_buffer(data))
     schema.to_string()  # which reads all names: Arrow itself takes any bytes for one
     return schema

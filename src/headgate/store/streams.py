@@ -1,7 +1,7 @@
-"""Streams as values: what one is, what it may be, and how it is started over.
+"""Streams and stream cuts as values: what they are, what they may be, and their text forms.
 
-Counterpart: ``catalogue`` keeps them. Source: docs/spec/stream-store.md §2.
-Never touches the catalogue.
+Counterpart: ``catalogue`` keeps streams; ``store.Store`` gives and takes cuts. Source: docs/spec/stream-store.md §2
+and S66; Pravega's StreamCut. Never touches the catalogue.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from headgate.errors import HeadgateError, UsageError
-from headgate.model.life import Life, Mine
+from headgate.model.pipeline_identity import Life
 from headgate.protocol.store.autoscaling import ScalingPolicy
 from headgate.protocol.store.layouts import SEGMENTS_MAX, Segment
-from headgate.store.retention import RetentionPolicy
+from headgate.store.policies import RetentionPolicy
 from headgate.store.routing import check_key_type
 from headgate.store.schemas import plain_schema
 
@@ -109,12 +109,11 @@ class StreamReset:
     """What a pipeline that starts over asks of all streams that one of its sinks has written to (SO5).
 
     Attributes:
-        streams: by name, how whoever needs it makes it again: its segments, routing key and retention. A stream that
+        streams: by name, how the sink would make it again: its segments, routing key and retention. A stream that
             is so is deleted. Any other, and one with None, is there afterwards as it was, without events.
         owner: in whose name the sink writes there; its epochs before ``epoch`` are fenced.
         life: the one that is ``owner`` afterwards.
         of: what the names of all owners of the pipeline begin with.
-        mine: whether what such an owner wrote may be deleted.
     """
 
     streams: Mapping[str, tuple[int, str | None, RetentionPolicy | None] | None]
@@ -122,7 +121,6 @@ class StreamReset:
     epoch: int
     life: Life
     of: str
-    mine: Mine
 
 
 def is_usable_name(name: str) -> bool:
@@ -140,11 +138,11 @@ def no_such_stream(name: str, where: str, there: Sequence[str]) -> UsageError:
 
 
 class OtherLayoutError(UsageError):
-    """Events were routed by a layout that the stream has no more; they are to be routed anew (S73)."""
+    """Events were routed by a layout that the stream has no more; they are to be routed again (S73)."""
 
 
 class RemovedFileError(HeadgateError):
-    """A chunk was removed as one that belongs to nothing before it was recorded; its events are to be written anew.
+    """A chunk was removed as one that belongs to nothing before it was recorded; its events are to be written again.
 
     Not a wrong use: a pipeline that starts again from its last checkpoint writes them.
     """
@@ -165,7 +163,7 @@ def check_open(stream: StreamInfo) -> None:
 
 
 def check_takes(stream: StreamInfo, routing_key: str | None) -> None:
-    """Check that whoever wants this routing key, or any, may write to a stream.
+    """Check that events with this routing key, or any, may be written to a stream.
 
     Raises:
         UsageError: it has another one, or is sealed.
@@ -176,3 +174,57 @@ def check_takes(stream: StreamInfo, routing_key: str | None) -> None:
             "leave routing_key out or write to another stream"
         )
     check_open(stream)
+
+
+_TEXT = re.compile(
+    r"(?P<stream>[^#@]+)#(?P<id>[0-9]{1,18})@(?P<positions>[0-9]{1,9}:[0-9]{1,18}(,[0-9]{1,9}:[0-9]{1,18})*)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCut:
+    """A position in every segment of a stream, which divides its events into those before the cut and those behind it.
+
+    ``str`` returns text such as ``app/logs#3@0:120,1:96``, which ``parse`` reads in any process.
+
+    Attributes:
+        stream: the name of the stream.
+        stream_id: the number of the stream. A stream that is created later under the same name has another number.
+        positions: maps each segment to the position of the first event behind the cut.
+    """
+
+    stream: str
+    stream_id: int
+    positions: Mapping[int, int]
+
+    def __str__(self) -> str:
+        pairs = ",".join(f"{segment}:{position}" for segment, position in sorted(self.positions.items()))
+        return f"{self.stream}#{self.stream_id}@{pairs}"
+
+    @classmethod
+    def parse(cls, text: str) -> StreamCut:
+        """Return the cut that ``text`` represents.
+
+        Raises:
+            UsageError: ``text`` is not a cut.
+        """
+        match = _TEXT.fullmatch(text)
+        pairs = [pair.partition(":") for pair in match["positions"].split(",")] if match else []
+        positions = {int(segment): int(position) for segment, _, position in pairs}
+        if match is None or len(positions) != len(pairs):
+            raise UsageError(f"{text!r} is no stream cut; one looks like app/logs#3@0:120,1:96")
+        return cls(match["stream"], int(match["id"]), positions)
+
+    def check(self, stream: StreamInfo) -> None:
+        """Check that this is a cut of ``stream``.
+
+        Raises:
+            UsageError: it is a cut of another stream.
+        """
+        if self.stream != stream.name:
+            raise UsageError(f"the cut {self} is of another stream than '{stream.name}'")
+        if self.stream_id != stream.stream_id:
+            raise UsageError(
+                f"the cut {self} is of a former stream '{stream.name}', or of another store: the one that is there now "
+                f"has number {stream.stream_id}"
+            )

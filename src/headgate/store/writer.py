@@ -1,34 +1,189 @@
 """A writer outside transactions: buffers batches, flushes them as one chunk, acknowledges what is durable.
 
-Counterpart: ``reader``; ``linger`` says when to flush. Source: S7 to S10, S36, S38, S41 and S42 of
-docs/spec/stream-store.md.
-Never acknowledges before chunk and catalogue are synced, and never appends twice what it retries.
+Counterpart: ``reader``. Source: S7 to S10, S36, S38, S41 and S42 of docs/spec/stream-store.md. Never acknowledges
+before chunk and catalogue are synced, and never appends twice what it retries.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import pyarrow as pa
 
-from headgate.clock import Clock
+from headgate.environment import Clock, Thread, Threads
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
-from headgate.storage.base import NotFound, Storage
-from headgate.store.appends import TRUNCATED, Appended, FlushAttempt, PendingAppend, Starts
-from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.values import Numbers
-from headgate.store.chunks import FLUSH_BYTES, chunk_path, delete_quietly, encode_batches
-from headgate.store.evolving import Schemas
-from headgate.store.limits import check_events
-from headgate.store.linger import Linger
+from headgate.storage.base import NotFound
+from headgate.store.catalogue.records import Numbers
+from headgate.store.chunks import FLUSH_BYTES, BatchChunk, check_events, chunk_path, delete_quietly, encode_batches
+from headgate.store.core import StoreCore
 from headgate.store.routing import hash_text
+from headgate.store.schema_conversion import SchemaHistory
 from headgate.store.schemas import check_same_schema, schema_difference
 from headgate.store.streams import OtherLayoutError, RemovedFileError, StreamInfo
-from headgate.threads import Threads
+
+
+@dataclass(frozen=True, slots=True)
+class AppendedRange:
+    """Where events of one append are: ``events_count`` of ``segment`` from ``start`` on."""
+
+    segment: int
+    start: int
+    events_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A durable append.
+
+    Attributes:
+        ranges: where its events are; empty where they were truncated before anybody could tell (S68).
+        is_duplicate: its sequence number was there already, nothing was added (S7).
+    """
+
+    ranges: tuple[AppendedRange, ...] = ()
+    is_duplicate: bool = False
+
+
+Starts: TypeAlias = Mapping[int, int]
+"""Segment → position of the first event of a flush."""
+
+TRUNCATED: Starts = {}
+"""A flush took effect, and what it had added is gone by now."""
+
+
+@dataclass(slots=True)
+class PendingAppend:
+    """An append that waits to be durable."""
+
+    batch: pa.RecordBatch
+    future: Future[Appended]
+    sequence: int
+
+
+@dataclass(slots=True)
+class FlushAttempt:
+    """One flush; kept until its outcome is known and told, so that a retry cannot append twice.
+
+    Attributes:
+        encoded: None until it was encoded.
+        is_uncertain: it was tried before, so it may have taken effect.
+        starts: once it is durable: segment → position of its first event.
+    """
+
+    path: str
+    items: list[PendingAppend]
+    turn: int
+    encoded: BatchChunk | None = None
+    is_uncertain: bool = False
+    starts: Starts | None = None
+
+    def begin_again(self, path: str) -> None:
+        """It certainly did not take effect: let it be another one, of the same events in the same order."""
+        self.path, self.encoded, self.is_uncertain = path, None, False
+
+    def acknowledge(self) -> None:
+        """Complete the futures of what is durable; repeating completes those that are left."""
+        assert self.encoded is not None
+        assert self.starts is not None
+        starts = dict(self.starts)
+        for item, counts in zip(self.items, self.encoded.counts.tolist(), strict=True):
+            ranges = []
+            for segment, count in zip(self.encoded.segments, counts, strict=True):
+                if count and starts:
+                    ranges.append(AppendedRange(segment, starts[segment], count))
+                    starts[segment] += count
+            if not item.future.done():
+                item.future.set_result(Appended(tuple(ranges)))
+
+
+LINGER = "5ms"
+"""Default: far below the time that a sync of a disk takes, long enough for the threads of one writer to share it."""
+
+RETRY_FIRST_MS, RETRY_LATEST_MS = 20, 1_000
+"""Pauses between tries while the storage is failing; each is twice the one before."""
+
+IDLE_S = 1.0
+
+
+class FlushTimer:
+    """Calls ``flush`` in a thread of its own, ``linger_ms`` after ``arm``; again and again while it returns False."""
+
+    def __init__(self, linger_ms: int, flush: Callable[[], bool], threads: Threads, clock: Clock) -> None:
+        self._linger_ms = linger_ms
+        self._flush = flush
+        self._threads = threads
+        self._clock = clock
+        self._changed = threads.condition()
+        self._due_ms: int | None = None
+        self._thread: Thread | None = None
+        self._is_waiting_for_work = False
+        self._is_closed = False
+
+    def arm(self) -> None:
+        """Something waits to be flushed, from now on unless something did before."""
+        with self._changed:
+            if self._is_closed or self._due_ms is not None:
+                return
+            self._due_ms = self._clock.monotonic_ms() + self._linger_ms
+            if self._thread is None:
+                self._thread = self._threads.thread(self._run, "headgate-linger")
+                self._thread.start()
+            elif self._is_waiting_for_work:
+                self._changed.notify_all()
+
+    def disarm(self) -> None:
+        """Nothing waits any more."""
+        with self._changed:
+            self._due_ms = None
+
+    def close(self, *, wait: bool = True) -> None:
+        """End the thread; with ``wait`` it is gone afterwards. Not under a lock that ``flush`` takes."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            thread = self._thread
+        if wait and thread is not None and not thread.is_current:
+            thread.join()
+
+    def _run(self) -> None:
+        pause_ms = RETRY_FIRST_MS
+        while self._is_due():
+            if self._flush():
+                pause_ms = RETRY_FIRST_MS
+                continue
+            with self._changed:
+                self._due_ms = self._clock.monotonic_ms() + pause_ms
+            pause_ms = min(2 * pause_ms, RETRY_LATEST_MS)
+
+    def _is_due(self) -> bool:
+        """Wait until it is time; False when this thread is not needed any more."""
+        with self._changed:
+            while not self._is_closed:
+                due_ms = self._due_ms
+                if due_ms is None:
+                    self._is_waiting_for_work = True
+                    is_wanted = self._waits_for_change(None, IDLE_S)
+                    self._is_waiting_for_work = False
+                    if not is_wanted:
+                        break
+                    continue
+                left_ms = due_ms - self._clock.monotonic_ms()
+                if left_ms <= 0:
+                    self._due_ms = None
+                    return True
+                self._waits_for_change(due_ms, left_ms / 1_000)
+            self._thread = None
+            return False
+
+    def _waits_for_change(self, due_ms: int | None, timeout_s: float) -> bool:
+        """Wait until it is due at another time than ``due_ms``, or over; False: neither came in time."""
+        return self._changed.wait_for(lambda: self._is_closed or self._due_ms != due_ms, timeout_s)
+
 
 _log = logging.getLogger("headgate")
 
@@ -38,34 +193,30 @@ class StreamWriter:
 
     def __init__(
         self,
-        catalogue: Catalogue,
-        storage: Storage,
+        core: StoreCore,
         stream: StreamInfo,
         writer_id: str,
         epoch: int,
         linger_ms: int | None,
-        new_name: Callable[[], str],
-        threads: Threads,
-        clock: Clock,
         look_after: Callable[[str], None],
     ) -> None:
         """Use ``Store.writer``."""
         self._look_after = look_after
-        self._threads = threads
-        self._clock = clock
-        self._catalogue = catalogue
-        self._storage = storage
+        self._threads = core.threads
+        self._clock = core.clock
+        self._catalogue = core.catalogue
+        self._storage = core.storage
         self.stream = stream
-        self._schemas = Schemas(catalogue, stream)
+        self._schemas = SchemaHistory(core.catalogue, stream)
         self._writer_id = writer_id
         self._epoch = epoch
         self._linger_ms = linger_ms
-        self._new_name = new_name
-        self._turn = hash_text(writer_id or new_name())
+        self._new_name = core.new_name
+        self._turn = hash_text(writer_id or core.new_name())
         self._failure: Exception | None = None
         self._is_closed = False
         self._is_late = False
-        self._durable_sequence = catalogue.register_writer(stream, writer_id, epoch) if writer_id else 0
+        self._durable_sequence = core.catalogue.register_writer(stream, writer_id, epoch) if writer_id else 0
         self._begin_in_this_process()
 
     def _begin_in_this_process(self) -> None:
@@ -81,8 +232,8 @@ class StreamWriter:
         self.next_sequence = self._durable_sequence + 1
         """Number of the next append; after a restart, the first that the store does not have."""
 
-    def _make_linger(self, linger_ms: int) -> Linger:
-        return Linger(linger_ms, self._flush_in_time, self._threads, self._clock)
+    def _make_linger(self, linger_ms: int) -> FlushTimer:
+        return FlushTimer(linger_ms, self._flush_in_time, self._threads, self._clock)
 
     def append(self, batch: pa.RecordBatch, sequence: int | None = None) -> Future[Appended]:
         """Append events. They are durable when the returned future completes: with ``flush``, or soon after the call.
@@ -286,7 +437,7 @@ class StreamWriter:
         while True:
             try:
                 return self._append(attempt)
-            except OtherLayoutError:  # the stream was scaled: the same events, in the same order, are routed anew (S73)
+            except OtherLayoutError:  # it was scaled: the same events, in the same order, are routed again (S73)
                 attempt.begin_again(self._new_path())
                 self.stream = self._scaled()
             except RemovedFileError:  # taken for an orphan: the same events go into another file (S89)

@@ -5,64 +5,43 @@ Names are imported when they are first used, because pytest imports this package
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from headgate.testing.collect import Collect
-    from headgate.testing.in_process import run, running
-    from headgate.testing.late_splits import Growing, check_late_splits
-    from headgate.testing.script import EOF, PAUSE, FailOnce, ScriptedSource
-    from headgate.testing.sink_kit import check_sink
-    from headgate.testing.sinks.target import Target
-    from headgate.testing.source_kit import check_source
+from headgate.public_names import PublicNames
 
-_HOMES = {
-    "Collect": "headgate.testing.collect",
-    "EOF": "headgate.testing.script",
-    "FailOnce": "headgate.testing.script",
-    "Growing": "headgate.testing.late_splits",
-    "PAUSE": "headgate.testing.script",
-    "ScriptedSource": "headgate.testing.script",
-    "Target": "headgate.testing.sinks.target",
-    "check_late_splits": "headgate.testing.late_splits",
-    "check_sink": "headgate.testing.sink_kit",
-    "check_source": "headgate.testing.source_kit",
-    "run": "headgate.testing.in_process",
-    "running": "headgate.testing.in_process",
+PUBLIC_NAMES = {
+    "headgate.testing.connectors": "Collect EOF FailOnce PAUSE ScriptedSource",
+    "headgate.testing.in_process": "run running",
+    "headgate.testing.late_splits": "Growing check_late_splits",
+    "headgate.testing.sink_kit": "check_sink",
+    "headgate.testing.sinks.fake_pipeline": "Target",
+    "headgate.testing.source_kit": "check_source",
 }
+"""The public names by module. A new one also needs an import below, for type checkers."""
 
-__all__ = [
-    "EOF",
-    "PAUSE",
-    "Collect",
-    "FailOnce",
-    "Growing",
-    "ScriptedSource",
-    "Target",
-    "check_late_splits",
-    "check_sink",
-    "check_source",
-    "run",
-    "running",
-]
+_names = PublicNames(__name__, PUBLIC_NAMES)
+
+if TYPE_CHECKING:
+    from headgate.testing.connectors import EOF as EOF
+    from headgate.testing.connectors import PAUSE as PAUSE
+    from headgate.testing.connectors import Collect as Collect
+    from headgate.testing.connectors import FailOnce as FailOnce
+    from headgate.testing.connectors import ScriptedSource as ScriptedSource
+    from headgate.testing.in_process import run as run
+    from headgate.testing.in_process import running as running
+    from headgate.testing.late_splits import Growing as Growing
+    from headgate.testing.late_splits import check_late_splits as check_late_splits
+    from headgate.testing.sink_kit import check_sink as check_sink
+    from headgate.testing.sinks.fake_pipeline import Target as Target
+    from headgate.testing.source_kit import check_source as check_source
+else:
+    __all__ = _names.all
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
-    module = _HOMES.get(name)
-    if module is None:
-        raise AttributeError(f"headgate.testing has no name '{name}'")
-    from headgate.call_errors import checked_call, checked_calls
-
-    value = getattr(importlib.import_module(module), name)
-    if isinstance(value, type):
-        checked_calls(value)
-    elif callable(value):
-        value = checked_call(value)
-    globals()[name] = value
-    return value
+    return _names.load(name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return _names.all

@@ -1,7 +1,7 @@
 """Runs a pipeline in this process, without Spark: for users' tests.
 
-Driver, workers, checkpoints and connections are the product's own; workers are threads (``testing.worker_threads``).
-Rules: docs/spec/in-process.md. Counterpart: ``spark.session``.
+Driver, workers, checkpoints and connections are the product's own. Each worker is a thread with an environment of its
+own, as a process of Spark's would be (docs/spec/in-process.md). Counterparts: ``spark.session``, ``spark.launcher``.
 """
 
 from __future__ import annotations
@@ -9,25 +9,211 @@ from __future__ import annotations
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypedDict, Unpack
+from typing import Any, NoReturn, Protocol, TypeAlias, TypedDict, Unpack
 
 import pyarrow as pa
+from pyspark import cloudpickle
 
 from headgate.display.text import counted
+from headgate.environment import CancellablePool, DaemonThread, Pool, ThreadEnded, cancellable
 from headgate.errors import UsageError
 from headgate.model.config import ExponentialDelay, FixedDelay, RestartStrategy
-from headgate.model.definition import PipelineDefinition
-from headgate.model.ids import CheckpointId
+from headgate.model.failure import Failure, FailureKind
+from headgate.model.ids import CheckpointId, WorkerIndex
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import Observer, PipelineHandle, Progress, RunResult
-from headgate.runtime.driver.driver import Driver
-from headgate.runtime.driver.handle import DriverHandle
-from headgate.testing.worker_threads import FINGERPRINT, ThreadLauncher
-from headgate.threads import DaemonThread
+from headgate.operators.user_functions import pickled
+from headgate.runtime.driver.driver import Driver, DriverHandle
+from headgate.runtime.surroundings import Process, modules_being_imported
+from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
+
+FINGERPRINT = "in one process"
+HOST = "127.0.0.1"
+
+
+class _WorkerExit(ThreadEnded):
+    """Ends the thread that ended its worker. Never handle it."""
+
+
+def _until_exit(target: Callable[..., None], *arguments: Any) -> None:
+    with suppress(_WorkerExit):
+        target(*arguments)
+
+
+class ThreadEnvironment(Process):
+    """The environment of one worker thread: it knows the worker's threads, and ends only this worker."""
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        super().__init__()
+        self._leave = leave
+        self.off = threading.Event()
+        """Set when the worker is to leave: a process would be killed, and wait for no server (G16)."""
+        self._threads: list[DaemonThread] = []
+        self._pools: list[Pool] = []
+
+    def thread(self, target: Callable[..., None], name: str, *arguments: Any) -> DaemonThread:
+        """See ``Threads``."""
+        made = super().thread(_until_exit, name, cancellable(self.off, target), *arguments)
+        self._threads.append(made)
+        return made
+
+    def pool(self, size: int, name: str, *, is_daemon: bool = False) -> Pool:
+        """See ``Threads``."""
+        made = CancellablePool(super().pool(size, name, is_daemon=is_daemon), self.off)
+        self._pools.append(made)
+        return made
+
+    def exit(self, code: int) -> NoReturn:
+        """End the worker, and the thread that asks, but not the process (TR4)."""
+        self._leave()
+        raise _WorkerExit(code)
+
+    def join(self) -> None:
+        """Wait for every thread of the worker, which has returned (TR5)."""
+        for pool in self._pools:
+            pool.shutdown(wait=True)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+
+
+@dataclass
+class _Stage:
+    """The workers of one submission that are not gone, by index."""
+
+    ended: Callable[[Failure | None], None]
+    alive: dict[int, WorkerThread] = field(default_factory=dict)
+    error: str | None = None
+
+
+class ThreadLauncher:
+    """Starts a thread for each worker. A stage ends when all are gone; if one fails before deployment, all leave."""
+
+    def __init__(self, definition: PipelineDefinition, directory: Path) -> None:
+        """Make it. ``directory`` is for what the workers keep on disk.
+
+        Raises:
+            UsageError: the pipeline cannot be sent to workers, so not to those of Spark either.
+        """
+        self._directory = directory
+        self._parallelism = definition.plan.parallelism
+        self._lock = threading.Lock()
+        self._stages: dict[int, _Stage] = {}
+        self._threads: list[DaemonThread] = []
+        for module in modules_being_imported():
+            cloudpickle.register_pickle_by_value(module)
+        self._pickled = pickled(definition, cloudpickle.dumps)  # as for Spark's workers: refuses what cannot be sent
+
+    def submit(
+        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[Failure | None], None]
+    ) -> None:
+        """Start all workers."""
+        stage = self._stages[submission] = _Stage(ended)
+        host, port = address
+        for index in range(self._parallelism):
+            attempt = len(self._threads) + 1
+            definition: PipelineDefinition = cloudpickle.loads(self._pickled)
+            spill = self._directory / str(attempt)
+            spill.mkdir()
+            task = WorkerTask(
+                definition, WorkerIndex(index), submission, attempt, host, port, secret, HOST, FINGERPRINT, str(spill)
+            )
+            worker = WorkerThread(task, lambda error, index=index: self._gone(submission, index, error))  # type: ignore[misc]
+            stage.alive[index] = worker
+            self._threads.append(worker.thread)
+        for worker in list(stage.alive.values()):
+            worker.thread.start()
+
+    def cancel(self, submission: int) -> None:
+        """Have the workers of ``submission`` leave."""
+        for worker in self._alive(submission):
+            worker.leave()
+
+    def kill(self) -> None:
+        """Have worker 0 leave as if its process had been killed (TR7)."""
+        for worker in self._alive(max(self._stages, default=0))[:1]:
+            worker.leave()
+
+    def give_up(self) -> list[str]:
+        """Count workers as gone that do not leave; return where they are (TR6)."""
+        stuck = []
+        for submission in list(self._stages):
+            for worker in self._alive(submission):
+                stuck.append(worker.whereabouts())
+                self._gone(submission, worker.index, "it did not leave")
+        return stuck
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the threads of workers that are gone."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _alive(self, submission: int) -> list[WorkerThread]:
+        with self._lock:
+            stage = self._stages.get(submission)
+            return [] if stage is None else list(stage.alive.values())
+
+    def _gone(self, submission: int, index: int, error: str | None) -> None:
+        stage = self._stages[submission]
+        with self._lock:
+            if stage.alive.pop(index, None) is None:
+                return  # it was given up
+            stage.error = stage.error or error
+            is_last = not stage.alive
+        if error is not None:  # TR13: those that wait for a deployment, which needs all workers, would wait for ever
+            for worker in self._alive(submission):
+                worker.leave_undeployed()
+        if is_last:
+            stage.ended(None if stage.error is None else Failure(FailureKind.LOST, stage.error))
+
+
+class WorkerThread:
+    """One worker and the thread that is its mailbox."""
+
+    def __init__(self, task: WorkerTask, ended: Callable[[str | None], None]) -> None:
+        self.index = int(task.worker)
+        self._ended = ended
+        self._around = ThreadEnvironment(self.leave)
+        self._worker = Worker(task, self._around)
+        self.thread = DaemonThread(
+            target=cancellable(self._around.off, self._run), name=f"headgate-worker-{task.worker}", daemon=True
+        )
+
+    def leave(self) -> None:
+        """Have the worker end as soon as no function of the user's runs."""
+        self._around.off.set()
+        self._worker.leave()
+
+    def leave_undeployed(self) -> None:
+        """Have the worker end if it serves no generation yet. One that does hears from its driver or its peers."""
+        if not self._worker.is_deployed:
+            self._worker.leave()
+
+    def whereabouts(self) -> str:
+        """Return what the mailbox is doing: the innermost line that runs."""
+        frame = sys._current_frames().get(self.thread.ident or 0)
+        if frame is None:
+            return f"worker {self.index}"
+        line = traceback.extract_stack(frame)[-1]
+        return f"worker {self.index} in {line.name} ({line.filename}:{line.lineno})"
+
+    def _run(self) -> None:
+        error: str | None = None
+        try:
+            self._worker.run()
+        except WorkerStopped as stopped:
+            error = f"worker {self.index} stopped: {stopped}"
+        except BaseException as crash:
+            error = f"worker {self.index} failed: {crash!r}"
+        self._around.join()
+        self._ended(error)
+
 
 SILENCE_MS_MAX = 60_000
 """A thread dies with its process, so silence says only that the machine is busy."""
@@ -39,10 +225,10 @@ RESTART_DELAY_MS_MAX = 10
 """A delay gives what failed time to recover; in one process there is nothing to wait for (TR9)."""
 
 Kills: TypeAlias = int | Sequence[int] | None
-"""Behind which completed checkpoints of a run, counted from 1, a worker is lost (TR10)."""
+"""After which completed checkpoints of a run, counted from 1, a worker is killed (TR10)."""
 
 
-class Begins(TypedDict, total=False):
+class StartOptions(TypedDict, total=False):
     """How a run begins: the options of ``Pipeline.start`` for that."""
 
     restore: Any
@@ -80,7 +266,7 @@ def run(
     checkpoint_dir: str | Path | None = None,
     observer: Observer | None = None,
     kill_worker_after_checkpoint: Kills = None,
-    **begins: Unpack[Begins],
+    **begins: Unpack[StartOptions],
 ) -> RunResult:
     """Run a pipeline in this process until its bounded input ends. You need neither Java nor Spark.
 
@@ -111,7 +297,7 @@ def run(
         result = handle.wait(timeout_s)
         if result is None:
             raise TimeoutError(handle.time_is_up(timeout_s))
-        handle.refuse_unharmed()
+        handle.check_kills()
     return result
 
 
@@ -123,8 +309,8 @@ def running(
     checkpoint_dir: str | Path | None = None,
     observer: Observer | None = None,
     kill_worker_after_checkpoint: Kills = None,
-    **begins: Unpack[Begins],
-) -> Iterator[PipelineHandle]:  # TR8
+    **begins: Unpack[StartOptions],
+) -> Iterator[PipelineHandle]:
     """Run a pipeline in this process while a ``with`` block runs, which receives the handle.
 
     Use it for input that does not end, and for checkpoints and savepoints on demand. A pipeline that still runs at the
@@ -159,7 +345,7 @@ class InProcessHandle(DriverHandle):
 
     def time_is_up(self, timeout_s: float) -> str:
         """End; return a sentence that says how far it had come."""
-        state, count = self.progress.state.value, len(self.driver.book.checkpoints)
+        state, count = self.progress.state.value, len(self.driver.run_progress.checkpoints)
         restarts = self._watcher.restarts
         restarted = f" and {counted(len(restarts), 'restart')}, the last because {restarts[-1]}" if restarts else ""
         stuck = self.end()
@@ -170,7 +356,7 @@ class InProcessHandle(DriverHandle):
             f"{restarted}{hang}; give it bounded input or a longer timeout_s="
         )
 
-    def refuse_unharmed(self) -> None:
+    def check_kills(self) -> None:
         """Refuse a run that should have lost a worker and did not: a test of that would prove nothing (TR7).
 
         Raises:
@@ -208,7 +394,7 @@ class _Watcher:
 
     @property
     def missed(self) -> int | None:
-        """The last checkpoint behind which a worker was to be lost, if the run has not come so far."""
+        """The last checkpoint after which a worker was to be killed, if the run did not reach it."""
         last = max(self._kills, default=0)
         return last if self.checkpoints_count < last else None
 
@@ -269,7 +455,7 @@ def _made(
     definition = replace(definition, config=replace(config, runtime=runtime, restart=_soon(config.restart)))
     launcher = ThreadLauncher(definition, scratch)
     watching = _Watcher(watcher, launcher.kill, kill_after)
-    driver = Driver(definition, launcher, watching, FINGERPRINT)  # TR1
+    driver = Driver(definition, launcher, watching, FINGERPRINT)
     return InProcessHandle(driver, launcher, watching, definition.config.name)
 
 
@@ -285,7 +471,7 @@ def _soon(restart: RestartStrategy) -> RestartStrategy:
 
 
 class _ProcessSettings:
-    """What workers set for their process, which is somebody else's here, and runs in several threads at once (TR5)."""
+    """Saves and restores process-wide settings that workers change; several runs may share the process (TR5)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

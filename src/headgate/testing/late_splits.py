@@ -1,4 +1,4 @@
-"""Conformance kit for sources that grow: splits that appear late are read once, whoever reads them and whenever (N24).
+"""Conformance kit for sources that grow: splits that appear late are read exactly once (N24).
 
 Counterpart: ``connectors.base.Source``; ``source_kit`` reads what is there from the beginning. A fake runtime polls all
 readers in turn, restarts them at other parallelism, and goes back to earlier positions as after a crash.
@@ -27,7 +27,7 @@ LATE = 3
 
 @dataclass(frozen=True, slots=True)
 class Growing:
-    """A fresh source whose number of splits can grow.
+    """A fresh source with a growing number of splits.
 
     Attributes:
         source: the source. It may have any number of splits at the beginning, or none. If its input ends, the next
@@ -59,10 +59,10 @@ def check_late_splits(fresh: Callable[[], Growing], parallelisms: Sequence[int] 
     for before, after in itertools.product(parallelisms, repeat=2):
         for check in CHECKS:
             doc = (check.__doc__ or "").partition("\n")[0].rstrip(".")
-            check(Pipeline(fresh(), before, f"{doc}, parallelism {before} to {after}"), after)
+            check(GrowingPipeline(fresh(), before, f"{doc}, parallelism {before} to {after}"), after)
 
 
-class Pipeline:
+class GrowingPipeline:
     """Readers of all subtasks, what they have delivered, and a checkpoint to go back to."""
 
     def __init__(self, growing: Growing, parallelism: int, story: str) -> None:
@@ -163,9 +163,7 @@ class Pipeline:
         return f"{len(self._expected) - len(self._rows())} records did not come"
 
     def _check(self) -> None:
-        found, expected = (
-            Counter(repr(sorted(row.items())) for row in rows) for rows in (self._rows(), self._expected)
-        )
+        found, expected = _counted(self._rows()), _counted(self._expected)
         lost, extra = expected - found, found - expected
         assert not lost, f"{self.story}: lost: {list(lost)[:3]}"
         assert not extra, f"{self.story}: delivered again: {list(extra)[:3]}"
@@ -175,7 +173,7 @@ def _counted(rows: Sequence[Mapping[str, Any]]) -> Counter[str]:
     return Counter(repr(sorted(row.items())) for row in rows)
 
 
-def check_while_others_are_read(pipeline: Pipeline, after: int) -> None:
+def check_while_others_are_read(pipeline: GrowingPipeline, after: int) -> None:
     """Splits appeared while others were read."""
     for _ in range(LATE):
         pipeline.poll()
@@ -185,7 +183,7 @@ def check_while_others_are_read(pipeline: Pipeline, after: int) -> None:
     pipeline.read_all()
 
 
-def check_after_others_ended(pipeline: Pipeline, after: int) -> None:
+def check_after_others_ended(pipeline: GrowingPipeline, after: int) -> None:
     """Splits appeared after all others had been read to their ends."""
     for _ in range(LATE):
         pipeline.read_all()
@@ -196,7 +194,7 @@ def check_after_others_ended(pipeline: Pipeline, after: int) -> None:
     pipeline.read_all()
 
 
-def check_between_two_starts(pipeline: Pipeline, after: int) -> None:
+def check_between_two_starts(pipeline: GrowingPipeline, after: int) -> None:
     """Splits appeared between two starts."""
     pipeline.poll()
     for _ in range(LATE):
@@ -211,7 +209,7 @@ def check_between_two_starts(pipeline: Pipeline, after: int) -> None:
     pipeline.read_all()
 
 
-def check_restarts_within_late_splits(pipeline: Pipeline, after: int) -> None:
+def check_restarts_within_late_splits(pipeline: GrowingPipeline, after: int) -> None:
     """Restarted after every poll, with splits that appear meanwhile."""
     parallelisms = itertools.cycle((after, len(pipeline), 1, after))
     for number in range(4 * LATE):
@@ -222,8 +220,8 @@ def check_restarts_within_late_splits(pipeline: Pipeline, after: int) -> None:
     pipeline.read_all()
 
 
-def check_crashes_behind_discovery(pipeline: Pipeline, after: int) -> None:
-    """Went back behind the moment when a late split was found."""
+def check_crashes_behind_discovery(pipeline: GrowingPipeline, after: int) -> None:
+    """Went back to before a late split was found."""
     for _ in range(LATE):
         pipeline.checkpoint()
         pipeline.add()

@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from headgate.model.progress import PipelineHandle, RunResult
     from headgate.store.store import Store
-    from headgate.testing.collect import Collect
+    from headgate.testing.connectors import Collect
 
 TIMEOUT_OPTION = "headgate_timeout_s"
 STORE_VARIABLE = "HEADGATE_STORE"
@@ -65,8 +65,8 @@ def headgate_start(headgate_directory: Path) -> Iterator[Callable[..., PipelineH
 
 @pytest.fixture
 def headgate_collect(headgate_directory: Path) -> Callable[[], Collect]:
-    """Makes sinks whose committed records the test reads: ``sink = headgate_collect()``, then ``sink.rows()``."""
-    from headgate.testing.collect import Collect
+    """Makes sinks with readable committed records: ``sink = headgate_collect()``, then ``sink.rows()``."""
+    from headgate.testing.connectors import Collect
 
     made: list[Collect] = []
 

@@ -11,26 +11,33 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from headgate.errors import HeadgateError
-from headgate.testing.sinks.closing import check_closed
-from headgate.testing.sinks.denials import check_lost_prepared, check_lost_prepared_in_recovery, check_taken_away
-from headgate.testing.sinks.histories import (
+from headgate.testing.sinks.call_failures import check_interruptions
+from headgate.testing.sinks.fake_pipeline import Target, missing_option
+from headgate.testing.sinks.lost_output import (
+    check_lost_prepared,
+    check_lost_prepared_in_recovery,
+    check_outages,
+    check_taken_away,
+)
+from headgate.testing.sinks.ownership import check_owner, check_remove_output, check_start_over
+from headgate.testing.sinks.scenarios import (
+    KillPoint,
+    check_closed,
+    check_commit_in_flight,
     check_end_of_input,
+    check_first_epoch,
     check_forgetting,
+    check_kill,
     check_late_commits,
     check_lost_answers,
     check_many_pending,
+    check_neighbours,
     check_older_checkpoint,
     check_rescaling,
     check_restarts_in_a_row,
     check_rewound,
+    check_stale_generation,
 )
-from headgate.testing.sinks.interruptions import check_interruptions
-from headgate.testing.sinks.kills import KillPoint, check_first_epoch, check_kill
-from headgate.testing.sinks.outages import check_outages
-from headgate.testing.sinks.owners import check_owner, check_start_over
-from headgate.testing.sinks.removal import check_remove_output
-from headgate.testing.sinks.rivals import check_commit_in_flight, check_neighbours, check_stale_generation
-from headgate.testing.sinks.target import Target, not_said
 
 Check = Callable[[Target], str | None]
 """Returns why it, or the rest of it, was left out."""
@@ -63,7 +70,7 @@ def check_sink(
     rescales: Sequence[tuple[int, int]] = ((1, 1), (2, 2), (1, 2), (5, 2), (2, 5)),
     overlaps: Sequence[int] = (1, 3),
     rows: Sequence[int] = (0, 1, 40),
-) -> list[str]:  # KT3
+) -> list[str]:
     """Check a sink in every scenario: kills, lost answers, other parallelism. Each scenario gets its own target.
 
     Returns:
@@ -81,20 +88,20 @@ def check_sink(
     """
     for point, (before, after), overlap, count in itertools.product(KillPoint, rescales, overlaps, rows):
         story = f"killed {point.value}, parallelism {before} to {after}, {overlap} pending, {count} rows"
-        with _told(story):
+        with _scenario(story):
             check_kill(fresh(), point, before, after, overlap, count, story)
     for point in KillPoint:
-        with _told(f"killed in its first epoch, {point.value}"):
+        with _scenario(f"killed in its first epoch, {point.value}"):
             check_first_epoch(fresh(), point)
     left_out = list(_not_seen(fresh()))
     for check in ONCE:
-        with _told(_title(check)):
+        with _scenario(_title(check)):
             left_out += _left_out(check, check(fresh()))
     for is_late in (False, True):
-        with _told(_title(check_commit_in_flight)):
+        with _scenario(_title(check_commit_in_flight)):
             check_commit_in_flight(fresh(), is_late=is_late)
     for check_all in (check_remove_output, check_interruptions, check_outages):
-        with _told(_title(check_all)):
+        with _scenario(_title(check_all)):
             left_out += _left_out(check_all, check_all(fresh))
     for one in left_out:
         print(f"left out: {one}")
@@ -102,11 +109,11 @@ def check_sink(
 
 
 def _not_seen(target: Target) -> Iterator[str]:
-    """What no scenario compares."""
+    """Yield what no scenario compares."""
     if not target.is_ordered:
-        yield f"the order of the output: {not_said('is_ordered')}"
+        yield f"the order of the output: {missing_option('is_ordered')}"
     if target.leftovers is tuple:
-        yield f"what is left behind: {not_said('leftovers')}"
+        yield f"what is left behind: {missing_option('leftovers')}"
 
 
 def _left_out(check: Callable[..., object], why: str | None) -> list[str]:
@@ -114,8 +121,8 @@ def _left_out(check: Callable[..., object], why: str | None) -> list[str]:
 
 
 @contextlib.contextmanager
-def _told(story: str) -> Iterator[None]:
-    """Say in which scenario the sink gave up."""
+def _scenario(story: str) -> Iterator[None]:
+    """Name the scenario if the sink raises."""
     try:
         yield
     except HeadgateError as error:

@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from headgate.connectors.base import SourceContext
+from headgate.connectors.base import AnyReader, CheckpointMarker, InducedReader, Polled, SourceContext
 from headgate.connectors.hooks import AskAgain, CoordinatorHook, HookContext, HookedSource
-from headgate.connectors.induced import AnyReader, CheckpointMarker, InducedReader, Polled
 from headgate.errors import UsageError
 from headgate.model.ids import Generation
-from headgate.model.life import NO_GENERATION
-from headgate.testing.source_crashes import check_crashes
-from headgate.testing.source_lives import (
+from headgate.model.pipeline_identity import NO_GENERATION
+from headgate.testing.source_runner import (
     AnySource,
     SourceCheckpoint,
-    SourceLife,
+    SourceGeneration,
+    check_crashes,
     check_same,
     is_time_for_checkpoint,
 )
@@ -43,9 +42,9 @@ def check_source(
     """Check that a bounded source delivers the same records with and without restarts; return the records.
 
     The records must be the same multiset for every parallelism and every restart. If the source brings a hook along
-    that puts markers into it, each restart begins behind the marker of a checkpoint, the newest or an older one, and
+    that puts markers into it, each restart begins after the marker of a checkpoint, the newest or an older one, and
     the hook stays reset. If it brings none, this check is left out, and the function prints so. Sources and readers
-    that are listeners are told how checkpoints end.
+    that are listeners are notified of how checkpoints end.
 
     Args:
         source: a source whose input ends. If reading changes something outside, such as a broker that forgets
@@ -68,7 +67,7 @@ def check_source(
     assert first.schema().equals(schema), "schema() changed between two calls"
     hook = first.coordinator_hook() if isinstance(first, HookedSource) else None
     if hook is None:
-        print("left out: markers: the source brings no hook")  # KT4
+        print("left out: markers: the source brings no hook")
     else:
         for parallelism in parallelisms:
             check_markers(first, hook, parallelism, polls, expected)
@@ -85,7 +84,7 @@ def check_source(
 
 
 def _maker(source: AnySource | Callable[[], AnySource]) -> Callable[[], AnySource]:
-    """A class is a function that makes a source, too, though it has ``open``."""
+    """Return a function that makes the source; a class is one, too."""
     if callable(source) and not hasattr(type(source), "open"):
         return source
     return lambda: source  # type: ignore[return-value]
@@ -96,7 +95,7 @@ def _polls_max(polls: int, parallelism: int) -> int:
 
 
 def _is_listening(source: AnySource) -> bool:
-    life = SourceLife(source, NO_GENERATION, 1, SourceCheckpoint())
+    life = SourceGeneration(source, NO_GENERATION, 1, SourceCheckpoint())
     life.close()
     return life.is_listening
 
@@ -111,11 +110,11 @@ def _run(
 ) -> tuple[list[dict[str, Any]], int]:
     """Read with ``parallelism`` readers in turn; replace all of them where ``restarts_after`` says so.
 
-    ``if_changed``: unless they would begin where these began. A source may need several polls to tell that its splits
-    have ended, and would come to no end if it had to begin anew behind each of them (KT5).
+    ``if_changed``: unless they would begin where these began. A source may need several polls to notice that its splits
+    have ended, and would never end if it was restarted after each of them (KT5).
     """
     begin = SourceCheckpoint()
-    life = SourceLife(source, NO_GENERATION, parallelism, begin)
+    life = SourceGeneration(source, NO_GENERATION, parallelism, begin)
     for poll in range(polls_max):
         if life.is_finished:
             return life.rows, poll
@@ -129,19 +128,19 @@ def _run(
                 continue
             life.close()
             begin = done
-            life = SourceLife(source, NO_GENERATION, parallelism, begin)
+            life = SourceGeneration(source, NO_GENERATION, parallelism, begin)
     raise AssertionError(f"the source had not ended after {polls_max} polls")
 
 
 def check_markers(
     source: AnySource, hook: CoordinatorHook, parallelism: int, polls: int, expected: list[dict[str, Any]]
 ) -> None:
-    """Take checkpoint after checkpoint, each behind other numbers of polls; behind every one a generation begins.
+    """Take one checkpoint after another, each after a different number of polls; a generation begins after each.
 
     Now and then it begins at the one before the newest, so that markers of the newest may come again (EI23, KT4).
 
     Raises:
-        AssertionError: records are lost or come again, or the reader does not stand still behind its markers.
+        AssertionError: records are lost or come again, or the reader does not stop at its markers.
     """
     cut: _Cut | None = None
     completed: list[SourceCheckpoint] = []
@@ -204,7 +203,7 @@ class _Cut:
                 self._take(reader, None)
 
     def to_marker(self, checkpoint: int, polls_max: int) -> list[dict[str, Any]]:
-        """Read until every split stands behind the marker, or has ended; return all rows."""
+        """Read until every split has reached the marker, or has ended; return all rows."""
         for reader in self._readers:
             polls = 0
             while not set(reader.splits()) <= self._still:
@@ -216,7 +215,7 @@ class _Cut:
         return self._rows
 
     def check_standing_still(self, checkpoint: int) -> None:
-        """Behind the marker nothing comes until it is asked for, and the marker itself does not come again."""
+        """After the marker nothing comes until ``read_on``, and the marker itself does not come again."""
         before = self.positions()
         for reader in self._readers:
             found: Polled = None if reader.is_finished() else reader.poll()

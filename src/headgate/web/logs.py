@@ -1,4 +1,4 @@
-"""The logs of a run's workers for browsers: what there is, the end of one, and what comes behind it.
+"""The logs of a run's workers for browsers: their names, the end of one, and new lines.
 
 Reads files that ``spark.worker_logs`` writes and rotates, and nothing else: a browser names a log, never a path (PG12).
 Each reader remembers its place for itself; what it is given at once is bounded (PG14).
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FIRST_BYTES = 64 << 10
-"""Of what was written before somebody looked."""
+"""Of what was written before a browser opened the log."""
 STEP_BYTES_MAX = 256 << 10
 """Of one file at once. Of a log that grows faster, the end is shown and ``LEFT_OUT`` stands before it."""
 LEFT_OUT = "(lines left out: they come faster than they can be shown)\n"
@@ -20,7 +20,7 @@ LEFT_OUT = "(lines left out: they come faster than they can be shown)\n"
 _NAME = re.compile(r"worker-[0-9]{1,6}|spark")
 
 
-class LogShelf:
+class LogDirectory:
     """The logs of one pipeline. Empty until its run has said where they are."""
 
     def __init__(self) -> None:
@@ -28,10 +28,10 @@ class LogShelf:
 
     @property
     def place(self) -> str:
-        """The directory, "" while nobody knows it, or if there is none."""
+        """The directory; "" while it is unknown, or if there is none."""
         return "" if self._directory is None else str(self._directory)
 
-    def are_in(self, directory: str) -> None:
+    def set_directory(self, directory: str) -> None:
         """The run writes its logs to ``directory``."""
         self._directory = Path(directory)
 
@@ -91,7 +91,7 @@ class LogReader:
         return (size_bytes - FIRST_BYTES, True) if size_bytes - begin > most else (begin, False)
 
     def _rest_of_the_former(self, before: _Place) -> str:
-        """Return what was written to the log before it was rotated and nobody has read."""
+        """Return the unread rest of the log before its rotation."""
         try:
             with self._path.with_name(f"{self._path.name}.1").open("rb") as file:
                 inode, _ = _inode_and_size(file.fileno())

@@ -11,17 +11,16 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors.base import SealedTransaction, SinkContext
-from headgate.connectors.files.commit import committed_files, read_committed
-from headgate.connectors.files.layout import decode_files
-from headgate.connectors.files.sink import FileSink
-from headgate.connectors.files.writer import FileWriter
-from headgate.errors import CorruptionError, UsageError
+from headgate.connectors.files.file_committer import committed_files, read_committed
+from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.files.file_writer import FileWriter
+from headgate.connectors.files.publish_log import decode_files
+from headgate.errors import CorruptionError, LeaveBehind, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, Manifest, SnapshotPart, SubtaskEntry
 from headgate.operators.base import RestoredState
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.checkpoints.recovery import incompatibility
-from headgate.remedies import LeaveBehind
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

@@ -15,22 +15,22 @@ from pyspark import cloudpickle
 
 from headgate.connectors.base import SinkContext
 from headgate.connectors.encode import encode
-from headgate.connectors.files import commit as file_commit
-from headgate.connectors.files import ledger as file_ledger
-from headgate.connectors.files import sink as file_sink
-from headgate.connectors.files.commit import committed_files, read_committed
-from headgate.connectors.files.layout import SinkIdentity, StagedFile, decode_files, digest, encode_files
-from headgate.connectors.files.sink import FileSink
+from headgate.connectors.files import file_committer as file_commit
+from headgate.connectors.files import file_sink
+from headgate.connectors.files import publish_log as file_ledger
+from headgate.connectors.files.file_committer import committed_files, read_committed
+from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.files.publish_log import SinkIdentity, StagedFile, decode_files, digest, encode_files
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
+from headgate.model.pipeline_identity import Life, Owner
 from headgate.protocol.checkpoints.commit import CommitPermit
-from headgate.storage.backends import open_storage
 from headgate.storage.base import Storage
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
+from headgate.storage.urls import open_storage
 from headgate.testing import Target, check_sink
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.large_string())])

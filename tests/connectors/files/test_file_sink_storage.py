@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from headgate.connectors.files.commit import FileCommitter
-from headgate.connectors.files.layout import SinkIdentity
+from headgate.connectors.files.file_committer import FileCommitter
+from headgate.connectors.files.publish_log import SinkIdentity
 from headgate.errors import UsageError
 from headgate.model.ids import Generation
 from headgate.storage.memory import MemoryStorage

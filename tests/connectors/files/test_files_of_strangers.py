@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.connectors.files.test_file_commit import begun
+from tests.connectors.files.test_file_committer import begun
 from tests.connectors.files.test_file_sink import context, numbers_in, permit, prepared
 
-from headgate.codec.life import encode_life
-from headgate.connectors.files import ledger as file_ledger
-from headgate.connectors.files.sink import FileSink
+from headgate.codec.json_files import encode_life
+from headgate.connectors.files import publish_log as file_ledger
+from headgate.connectors.files.file_sink import FileSink
 from headgate.model.ids import Generation
-from headgate.model.life import Life
-from headgate.storage.backends import open_storage
+from headgate.model.pipeline_identity import Life
 from headgate.storage.base import Storage
+from headgate.storage.urls import open_storage
 
 COPIES = ["old/0000000099", "copy-0000000099", "0000000099.bak", "00000000099", "000000009²", "٠٠٠٠٠٠٠٠٩٩", "README"]
 """Names of copies and notes; ``old`` is what a backup is called."""

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import pyarrow as pa
@@ -155,15 +154,6 @@ def test_a_file_removed_before_it_was_read_is_an_error_that_names_it(tmp_path: P
     (tmp_path / "0.parquet").unlink()
     with pytest.raises(StorageError, match=r"0\.parquet"):
         rest(tmp_path, positions)
-
-
-def test_positions_of_version_0_1_are_read(tmp_path: Path) -> None:  # N16
-    write(tmp_path, files=2)
-    old = {
-        str(tmp_path / "0.parquet"): struct.pack("<B?IQ", 1, False, 1, 2),
-        str(tmp_path / "1.parquet"): struct.pack("<B?IQ", 1, True, 2, 2),
-    }
-    assert rest(tmp_path, old) == [6, 7, 8, 9]
 
 
 def test_a_url_names_one_file_or_a_directory_or_is_refused(tmp_path: Path) -> None:

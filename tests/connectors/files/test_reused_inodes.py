@@ -6,13 +6,13 @@ import os
 import shutil
 from pathlib import Path
 
-from tests.connectors.files.test_changing_world import Meddling
+from tests.connectors.files.test_file_tracker import Meddling
 from tests.connectors.files.test_rotation import Following, append
 from tests.connectors.source_reading import context
 
-from headgate.connectors.files.listing import owner_of_file
-from headgate.connectors.files.source import FileReader
-from headgate.connectors.files.system import LocalFiles
+from headgate.connectors.files.filesystem import LocalFiles
+from headgate.connectors.files.line_source import FileReader
+from headgate.connectors.files.selection import owner_of_file
 
 
 class Reusing(LocalFiles):

@@ -14,10 +14,10 @@ import pytest
 from tests.connectors.source_reading import context, read_all
 
 from headgate.connectors.base import SourceReader
-from headgate.connectors.files.listing import numbered, owner_of_file, series_of
-from headgate.connectors.files.position import FilePosition
-from headgate.connectors.files.source import FileReader, TextFiles
-from headgate.connectors.files.system import LOCAL, FileSystem
+from headgate.connectors.files.filesystem import LOCAL, FileSystem
+from headgate.connectors.files.line_file import FilePosition
+from headgate.connectors.files.line_source import FileReader, TextFiles
+from headgate.connectors.files.selection import numbered_files, owner_of_file, series_of
 from headgate.errors import UsageError
 
 
@@ -356,12 +356,12 @@ def read_rest(paths: Any, parallelism: int, positions: dict[str, bytes]) -> list
 
 
 def test_a_file_keeps_its_number_when_the_list_grows() -> None:  # N1
-    first = numbered(["b", "d"], {})
+    first = numbered_files(["b", "d"], {})
     assert first == {"b": 0, "d": 1}
-    second = numbered(["a", "b", "c", "d"], dict(first))
+    second = numbered_files(["a", "b", "c", "d"], dict(first))
     assert second == {"b": 0, "d": 1, "a": 2, "c": 3}
-    assert numbered(["d", "e"], dict(second)) == {**second, "e": 4}
-    assert numbered(["a", "b"], {"b": None, "c": None}) == {"b": 0, "c": 1, "a": 2}, "their numbers are not known"
+    assert numbered_files(["d", "e"], dict(second)) == {**second, "e": 4}
+    assert numbered_files(["a", "b"], {"b": None, "c": None}) == {"b": 0, "c": 1, "a": 2}, "their numbers are not known"
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
@@ -471,17 +471,6 @@ def test_the_same_files_by_a_link_to_their_directory_are_not_read_again(tmp_path
     positions = read_partly(TextFiles(tmp_path / "in"), 1, 10)
     (tmp_path / "link").symlink_to(tmp_path / "in")
     assert read_rest(tmp_path / "link", 2, positions) == []
-
-
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_a_position_of_an_earlier_version_is_refused_in_one_sentence(tmp_path: Path, version: int) -> None:  # N3
-    log = tmp_path / "app.log"
-    append(log, "one", "two")
-    following = Following(log)
-    with pytest.raises(
-        UsageError, match=r"position in .*app\.log was written by an earlier version .* under a new name"
-    ):
-        following.start(2, {str(log): bytes([version]) + bytes(57)})
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])

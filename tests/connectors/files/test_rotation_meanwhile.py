@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 from tests.connectors.files.test_rotation import Following, append
 
-from headgate.connectors.files.listing import owner_of_file
-from headgate.connectors.files.system import LocalFiles, Status
+from headgate.connectors.files.filesystem import LocalFiles, Status
+from headgate.connectors.files.selection import owner_of_file
 from headgate.errors import StorageError
 
 

@@ -7,7 +7,7 @@ product's own: the command line, the keeper, the standby, the driver, the worker
 import importlib.util
 import sys
 
-SESSION, JVM = "headgate.spark.session", "headgate.spark.jvm_process"
+SESSION, JVM = "headgate.spark.session", "headgate.spark.jvm"
 
 
 class Finder:
@@ -38,7 +38,7 @@ def without_session(module):
 
 
 def without_jvm(module):
-    module.begin_ahead = lambda launch: None
+    module.start_early = lambda launch: None
 
 
 class Nothing:

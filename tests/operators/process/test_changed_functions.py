@@ -13,7 +13,7 @@ from tests.operators.harness import Harness
 
 import headgate as hg
 from headgate.errors import UsageError
-from headgate.model.evolution import StateRules
+from headgate.model.schema_evolution import StateRules
 from headgate.operators import catalog
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])

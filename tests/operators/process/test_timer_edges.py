@@ -16,7 +16,7 @@ import headgate as hg
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS
 from headgate.operators.catalog import process_spec
-from headgate.operators.user_function import UserFunctionError
+from headgate.operators.user_functions import UserFunctionError
 
 NEVER = pl.Series([datetime(2262, 4, 11, 23, 47, 16, 854_775)]).cast(pl.Datetime("ns"))
 """The last moment in nanoseconds, but for some: what people write for never."""

@@ -17,8 +17,8 @@ from tests.state.backends import IN_FILES, NAMES, Chosen, choose
 import headgate as hg
 from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.catalog import process_spec
-from headgate.operators.partition import partition
-from headgate.operators.process import by_batch
+from headgate.operators.keys import partition
+from headgate.operators.process import batch_process
 from headgate.state.rocksdb import timers as rocks_timers
 
 SCHEMA = pa.schema([("key", pa.int64()), ("at", pa.int64()), ("is_event", pa.bool_()), ("deletes", pa.bool_())])
@@ -171,7 +171,7 @@ def check(function: Any, history: list[tuple[str, Any]]) -> None:
     models: dict[tuple[int, bool], Model] = defaultdict(Model)
     watermark = 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(by_batch, "TIMERS_PER_CALL", 3)
+        patch.setattr(batch_process, "TIMERS_PER_CALL", 3)
         for what, given_ in [*history, ("watermark", WATERMARK_MAX_MS)]:
             wanted: dict[tuple[int, bool], list[int]] = {}
             if what == "records":

@@ -18,11 +18,12 @@ from headgate.errors import CorruptionError, UsageError
 from headgate.model.manifest import KeyGroups
 from headgate.operators.base import WATERMARK_MAX_MS, OperatorSpec, RestoredState
 from headgate.operators.catalog import process_spec
-from headgate.operators.process import by_batch, by_row, timed
-from headgate.operators.user_function import UserFunctionError
-from headgate.state import keyed
-from headgate.state.frozen import OwnedKeys
+from headgate.operators.process import batch_process, row_process
+from headgate.operators.process import timers as timers_module
+from headgate.operators.user_functions import UserFunctionError
+from headgate.state import snapshot
 from headgate.state.key_hash import hash_column
+from headgate.state.snapshot import OwnedKeys
 
 SCHEMA = pa.schema([("key", pa.int64()), ("do", pa.large_string()), ("at", pa.int64())])
 FIRED = {"key": pa.int64(), "kind": pa.large_string(), "at": pa.int64()}
@@ -211,8 +212,8 @@ def test_timers_of_processing_time_fire_at_ticks_of_a_clock_that_goes_on_from_th
 
 @each
 def test_a_tick_fires_a_bounded_number_and_the_next_one_is_at_once(form: str, monkeypatch: Any) -> None:  # TM7
-    monkeypatch.setattr(by_row, "TIMERS_PER_TURN", 3)
-    monkeypatch.setattr(by_batch, "TIMERS_PER_CALL", 3)
+    monkeypatch.setattr(row_process, "TIMERS_PER_TURN", 3)
+    monkeypatch.setattr(batch_process, "TIMERS_PER_CALL", 3)
     run = harness(form)
     register(run, *((key, BORN_MS) for key in range(8)), kind="processing")
     counts = []
@@ -310,7 +311,7 @@ class Cut:
 def test_a_snapshot_that_is_cut_by_key_group_has_each_timer_in_one_part(
     form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # TM6
-    monkeypatch.setattr(keyed, "RANGE_BYTES_MIN", 64)
+    monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 64)
     run = harness(form, begun_ms=7_000)
     timers = [(key, 10 + key % 3) for key in range(200)]
     register(run, *timers)
@@ -334,7 +335,7 @@ class Endless(hg.ProcessFunction):
 
 
 def test_timers_that_register_each_other_for_ever_are_told_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:  # TM9
-    monkeypatch.setattr(timed, "FIRES_AT_END_MAX", 100)
+    monkeypatch.setattr(timers_module, "FIRES_AT_END_MAX", 100)
     run = Harness(process_spec("node", ("key",), Endless(), SCHEMA))
     register(run, (1, 10))
     run.operator.on_watermark(50)

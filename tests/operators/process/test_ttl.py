@@ -20,9 +20,9 @@ from headgate.codec.snapshot import decode_sections, encode_sections
 from headgate.errors import CorruptionError, UsageError
 from headgate.operators.base import OperatorSpec, RestoredState
 from headgate.operators.catalog import process_spec, state_text
-from headgate.state.memory.by_column import MemoryColumnBackend
-from headgate.state.memory.expiring_cells import ExpiringCells
-from headgate.state.rocksdb.expiring import ExpiringTables
+from headgate.state.memory.column_backend import MemoryColumnBackend
+from headgate.state.memory.ttl import ExpiringCells
+from headgate.state.rocksdb.ttl import ExpiringTables
 from headgate.state.ttl import EXPIRES_COLUMN, TTL_SECTION
 
 each = pytest.mark.parametrize("form", sorted(FORMS))

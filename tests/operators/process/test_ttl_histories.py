@@ -18,7 +18,7 @@ from tests.state.backends import IN_FILES, NAMES, Chosen, choose
 
 import headgate as hg
 from headgate.operators.catalog import process_spec
-from headgate.operators.partition import partition
+from headgate.operators.keys import partition
 
 TTLS = ((5, "write"), (9, "write"), (5, "read_and_write"), (12, "read_and_write"), (None, "write"))
 ttls = st.sampled_from(TTLS)

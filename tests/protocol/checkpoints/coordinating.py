@@ -7,10 +7,11 @@ from tests.protocol.making import cp, file_part, gen, inline_part, sub
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import SubtaskId
 from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.coordinator import Coordinator
+from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
     ArmTimer,
-    Coordinator,
     Declined,
     Effect,
     Event,
@@ -25,7 +26,6 @@ from headgate.protocol.checkpoints.coordinator import (
     TriggerSources,
     WriteManifest,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
 
 A, B = sub("a"), sub("b")
 GENERATION = gen(3)

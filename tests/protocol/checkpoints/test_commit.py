@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.protocol.making import committable, cp, gen, inline_part, sub
 
 from headgate.model.manifest import Committable, Manifest, SubtaskEntry
-from headgate.protocol.checkpoints.commit import Commit, CommitPermit, CommitQueue, Precommit, promised_from
+from headgate.protocol.checkpoints.commit import Commit, CommitPermit, CommitQueue, Precommit, oldest_promised
 
 
 def commit(checkpoint: int, *committables: Committable) -> Commit:
@@ -138,8 +138,8 @@ def test_targets_forget_below_what_any_retained_manifest_promises() -> None:  # 
         entry = SubtaskEntry(sub("sink"), inline_part(), tuple(committable(c) for c in own))
         return Manifest(cp(checkpoint), gen(7), 1, 128, (entry,), tuple(committable(c) for c in carried))
 
-    assert promised_from([]) is None
-    assert promised_from([manifest(9, (9,)), manifest(7, (7,)), manifest(8, (8,))]) == 7
-    assert promised_from([manifest(9, (6, 9))]) == 6  # the output of an aborted checkpoint travels with a later one
-    assert promised_from([manifest(9, (9,), (4, 5))]) == 4  # its commit was not confirmed
-    assert promised_from([manifest(9, ())]) == 9
+    assert oldest_promised([]) is None
+    assert oldest_promised([manifest(9, (9,)), manifest(7, (7,)), manifest(8, (8,))]) == 7
+    assert oldest_promised([manifest(9, (6, 9))]) == 6  # the output of an aborted checkpoint travels with a later one
+    assert oldest_promised([manifest(9, (9,), (4, 5))]) == 4  # its commit was not confirmed
+    assert oldest_promised([manifest(9, ())]) == 9

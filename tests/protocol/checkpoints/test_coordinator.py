@@ -27,14 +27,15 @@ from tests.protocol.checkpoints.coordinating import (
 from tests.protocol.making import committable, cp, gen, sub
 
 from headgate.errors import ProtocolViolation
+from headgate.model.checkpoint_options import Alignment, CheckpointOptions, Guarantee
 from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
-from headgate.model.options import Alignment, CheckpointOptions, Guarantee
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.coordinator import Coordinator, Phase
+from headgate.protocol.checkpoints.coordinator_events import (
     ArmTimer,
     CancelTimer,
     CheckpointRequested,
-    Coordinator,
     DeleteParts,
     DropCheckpoint,
     Event,
@@ -48,14 +49,12 @@ from headgate.protocol.checkpoints.coordinator import (
     NotifyAbort,
     NotifyComplete,
     PauseTimer,
-    Phase,
     ReserveFailed,
     ReserveId,
     Started,
     StopRequested,
     TriggerSources,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
 
 NOT_NOW = Ignored("no checkpoint can begin now")

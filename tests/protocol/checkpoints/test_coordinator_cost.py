@@ -10,10 +10,10 @@ from tests.protocol.making import committable, cp
 
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import SubtaskId, VertexId
-from headgate.model.manifest import SubtaskEntry
-from headgate.model.savepoint import Copied
+from headgate.model.manifest import Copied, SubtaskEntry
 from headgate.protocol.checkpoints.commit import CommitQueue
-from headgate.protocol.checkpoints.coordinator import Acknowledged, Coordinator, FinishReported
+from headgate.protocol.checkpoints.coordinator import Coordinator
+from headgate.protocol.checkpoints.coordinator_events import Acknowledged, FinishReported
 from headgate.protocol.checkpoints.pending import Pending, PendingCheckpoints
 
 

@@ -19,7 +19,8 @@ from tests.protocol.checkpoints.coordinating import (
 from tests.protocol.checkpoints.test_coordinator_end import FINISHED, NO_MORE_PERIODIC
 from tests.protocol.making import cp
 
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.coordinator import Phase
+from headgate.protocol.checkpoints.coordinator_events import (
     ArmTimer,
     CancelTimer,
     CheckpointRequested,
@@ -29,7 +30,6 @@ from headgate.protocol.checkpoints.coordinator import (
     ExpiryTimer,
     IntervalTimer,
     NotifyComplete,
-    Phase,
     ReserveId,
     StopRequested,
 )

@@ -26,8 +26,10 @@ from tests.protocol.making import committable, cp, gen
 
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import Commit, CommitPermit
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.coordinator import Coordinator, Phase
+from headgate.protocol.checkpoints.coordinator_events import (
     ArmTimer,
     CancelTimer,
     CommitFailed,
@@ -35,7 +37,6 @@ from headgate.protocol.checkpoints.coordinator import (
     CommitSucceeded,
     CompletionTold,
     ConcludeGeneration,
-    Coordinator,
     Event,
     ExpiryTimer,
     FailGeneration,
@@ -45,13 +46,11 @@ from headgate.protocol.checkpoints.coordinator import (
     NotifyAbort,
     NotifyComplete,
     PauseTimer,
-    Phase,
     ReserveFailed,
     ReserveId,
     StopRequested,
     TimerFired,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
 
 RETRY = TimerFired(CommitRetryTimer())

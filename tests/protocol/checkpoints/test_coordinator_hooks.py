@@ -19,24 +19,24 @@ from tests.protocol.checkpoints.coordinating import (
 )
 from tests.protocol.making import cp
 
+from headgate.model.checkpoint_options import CheckpointOptions, Guarantee
 from headgate.model.config import CheckpointConfig
 from headgate.model.manifest import HookState
-from headgate.model.options import CheckpointOptions, Guarantee
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.coordinator import Coordinator
+from headgate.protocol.checkpoints.coordinator_events import (
     AnnounceCheckpoint,
     AnswerRequest,
     ArmTimer,
     CallHook,
     CancelTimer,
     CheckpointRequested,
-    Coordinator,
     Event,
     ExpiryTimer,
     FailGeneration,
     HookAnswered,
     HookFailed,
     HookTimer,
-    Ignored,
     NotifyAbort,
     ReserveId,
     StopRequested,
@@ -44,7 +44,7 @@ from headgate.protocol.checkpoints.coordinator import (
     TriggerSources,
     WriteManifest,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.machine import Ignored
 
 X, Y = "x", "y"
 

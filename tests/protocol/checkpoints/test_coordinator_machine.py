@@ -27,7 +27,7 @@ from tests.protocol.making import committable, cp
 from headgate.model.ids import SubtaskId
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import Commit
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.coordinator_events import (
     AnnounceCheckpoint,
     AnswerRequest,
     ArmTimer,

@@ -12,17 +12,17 @@ from tests.protocol.making import cp, gen, sub
 
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import SubtaskId
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.coordinator import Coordinator
+from headgate.protocol.checkpoints.coordinator_events import (
     AnswerRequest,
     ArmTimer,
     CheckpointRequested,
-    Coordinator,
     Effect,
     Event,
     ExpiryTimer,
     FailGeneration,
     HookAnswered,
-    Ignored,
     NotifyAbort,
     PauseTimer,
     ReserveId,
@@ -33,8 +33,8 @@ from headgate.protocol.checkpoints.coordinator import (
     TimerFired,
     WriteManifest,
 )
-from headgate.protocol.checkpoints.markers import TIMEOUTS_MAX
-from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.checkpoints.pending import TIMEOUTS_MAX
+from headgate.protocol.machine import Ignored
 
 TAPE, OTHER_TAPE, ORDINARY, JOINED = sub("tape"), sub("other-tape"), sub("ordinary"), sub("joined")
 BEHIND = {source.vertex: frozenset({JOINED.vertex}) for source in (TAPE, OTHER_TAPE, ORDINARY)}

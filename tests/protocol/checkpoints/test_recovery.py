@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol.making import cp, gen, inline_part, sub
 
+from headgate.errors import LeaveBehind, NameOperator, RestoreFiles
 from headgate.model.config import DamagedCheckpoint
 from headgate.model.ids import CheckpointId
-from headgate.model.manifest import Claim, HookState, LogEntry, Manifest, SubtaskEntry
+from headgate.model.manifest import Claim, Committable, HookState, LogEntry, Manifest, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.recovery import (
     Damage,
@@ -32,7 +35,6 @@ from headgate.protocol.checkpoints.recovery import (
     next_claim,
     retained,
 )
-from headgate.remedies import LeaveBehind, NameOperator, RestoreFiles
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
 
 COUNT = StateDescriptor("timers)", StateKind.VALUE, pa.int64())
@@ -322,3 +324,56 @@ def test_state_without_an_operator_is_refused_unless_it_is_named() -> None:  # S
     assert incompatibility(manifest(5, sum="int by user"), {}, 128, unclaimed={"sum"}) is None
     changed = incompatibility(manifest(5, sum="int by user"), {"sum": "float by user"}, 128, unclaimed={"sum"})
     assert changed is not None, "what is there must fit"
+
+
+# -- claims that led nowhere -------------------------------------------------------------------------------------------
+
+
+def test_claims_that_led_nowhere_are_superseded() -> None:  # R43
+    entries: dict[int, LogEntry | Damage] = {
+        1: claim(1),
+        2: claim(2),
+        3: replace(claim(3), follows=1),
+        4: manifest(4, 3),
+        5: manifest(5, 3),
+        6: claim(4),
+    }
+    observed = log(entries)
+    found = recovery.superseded(observed, NextClaim(8, gen(6), 5))
+    assert [entry.sequence for entry in found] == [2, 6], "not what the checkpoints were written by"
+    assert recovery.superseded(observed, NextClaim(6, gen(4), 5)) == found[:1], "the claim itself stays"
+
+
+# -- what the user is told of a restore that fits ---------------------------------------------------------------------
+
+
+def parts(**rows: int) -> tuple[SnapshotPart, ...]:
+    """Return the parts of a snapshot with so many rows of each node."""
+    return tuple(replace(part, rows={name: {"": count} for name, count in rows.items()}) for part in inline_part())
+
+
+def program(names: dict[str, str], *allowed: str) -> Any:
+    """Return a pipeline with state of these names, which may leave state behind."""
+    plan = SimpleNamespace(state_texts=lambda: names, state_rules=dict)
+    start = SimpleNamespace(allow_unclaimed_state=allowed, moved={})
+    return SimpleNamespace(plan=plan, config=SimpleNamespace(start=start), lineages={})
+
+
+def test_users_are_told_what_is_new_and_what_is_left_behind() -> None:  # SV30, SV31
+    held = SubtaskEntry(sub("a"), parts(file=2), (Committable("out", cp(4), 0, gen(1), b""),))
+    restored = replace(manifest(5, sum="int by user", none=""), entries=(held,))
+    texts = {"counts": "int by user", "plain": ""}
+    assert recovery.changes(restored, program(texts, "file", "none", "out", "sum")) == [
+        "operator 'counts' is new: it starts empty",
+        "the state of operator 'file' in checkpoint 5 is left behind",
+        "what checkpoint 5 promised for sink 'out', and was not committed yet, is given up",
+        "the state of operator 'sum' in checkpoint 5 is left behind",
+    ]
+    assert recovery.changes(restored, program({"sum": "int by user"}, "sum")) == [], "it is there"
+
+
+def test_what_sinks_hold_back_is_kept_for_them() -> None:  # EV16
+    entries = (SubtaskEntry(sub("a"), parts(file=2, sum=1)), SubtaskEntry(sub("b"), parts(file=3)))
+    restored = replace(manifest(5, sum="int by user"), entries=entries)
+    kept = {"sum": "its state", "file": "5 records that are not written yet"}
+    assert recovery.matching_of(restored, program({})).kept == kept

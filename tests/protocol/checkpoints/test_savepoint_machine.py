@@ -11,8 +11,8 @@ from hypothesis.stateful import invariant, precondition, rule
 from tests.protocol.checkpoints.test_coordinator_machine import CoordinatorMachine
 from tests.protocol.making import cp
 
-from headgate.model.savepoint import Copied
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.model.manifest import Copied
+from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
     AnnounceCheckpoint,
     AnswerRequest,

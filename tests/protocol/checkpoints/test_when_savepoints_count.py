@@ -24,18 +24,18 @@ from tests.protocol.checkpoints.coordinating import (
 )
 from tests.protocol.making import committable, cp, file_part, sub
 
+from headgate.model.checkpoint_options import Alignment, CheckpointKind, CheckpointOptions, Guarantee
 from headgate.model.ids import SubtaskId
-from headgate.model.manifest import Committable, SubtaskEntry
-from headgate.model.options import Alignment, CheckpointKind, CheckpointOptions, Guarantee
-from headgate.model.savepoint import Copied
+from headgate.model.manifest import Committable, Copied, SubtaskEntry
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import Commit
-from headgate.protocol.checkpoints.coordinator import (
+from headgate.protocol.checkpoints.coordinator import Coordinator
+from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
     AnswerRequest,
     ArmTimer,
     CommitSucceeded,
     ConcludeGeneration,
-    Coordinator,
     DrainRequested,
     DropSavepoint,
     Effect,
@@ -52,7 +52,6 @@ from headgate.protocol.checkpoints.coordinator import (
     TriggerSources,
     WriteSavepoint,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
 
 HERE, THERE = "files-1@/here", "files-2@/there"

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from headgate.protocol.store import group_progress, layouts, reader_group
-from headgate.protocol.store.group_progress import View
-from headgate.protocol.store.group_shares import GroupSegment
+from headgate.protocol.store import layouts, reader_group, reading_order
 from headgate.protocol.store.layouts import Layout, Plan, first_layout
-from headgate.protocol.store.reader_group import Answer, Done, Event, Group, handle, settled, views_for
-from headgate.protocol.store.reading_order import FirstStart
+from headgate.protocol.store.reader_group import Answer, Done, Event, Group, GroupSegment, handle, settled, views_for
+from headgate.protocol.store.reading_order import FirstStart, View
 from headgate.protocol.store.truncation import Extent
 
 STREAM = "s"
@@ -57,7 +55,7 @@ class Log:
 
 
 def new_group(log: Log, start: FirstStart | None = None) -> Group:
-    progress = group_progress.first(log.view(), log.start() if start is None else start)
+    progress = reading_order.first(log.view(), log.start() if start is None else start)
     return Group({STREAM: 1}, {STREAM: progress})
 
 

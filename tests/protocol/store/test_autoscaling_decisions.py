@@ -78,6 +78,7 @@ def test_the_coldest_neighbours_are_merged_and_never_below_the_least() -> None: 
 def test_after_a_step_there_is_none_until_it_has_cooled_down() -> None:  # S80
     for rates in ((1_000, 1_000), (0, 0)):
         assert isinstance(decide(POLICY, seen(steady(*rates), 10 * MINUTE - 1)), Stay)
+    assert isinstance(decide(POLICY, seen(steady(1_000, 1_000), 10 * MINUTE)), Plan)
 
 
 def test_nothing_is_concluded_from_a_time_that_was_not_seen() -> None:  # S80

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -30,6 +31,8 @@ from headgate.protocol.store.layouts import (
 )
 
 HALF = KEY_SPACE // 2
+NARROW = Layout(0, (Segment(0, 0, 2, 0), Segment(1, 2, KEY_SPACE, 0)))
+"""A segment of two keys beside one of all others."""
 
 
 def scaled(layout: Layout, plan: Plan | Refused) -> Layout:
@@ -100,26 +103,36 @@ def test_a_resized_stream_keeps_the_segments_that_fit() -> None:  # S72
 @pytest.mark.parametrize(
     ("plan", "problem"),
     [
-        (split(first_layout(2), 7, 2), "segment 7 takes no events; those that do are 0, 1"),
-        (split(first_layout(2), 0, 1), "segment 0 cannot be split into 1"),
-        (merge(first_layout(3), [0, 2]), "segments 0, 2 are no neighbours: others take keys in between"),
-        (merge(first_layout(3), [1, 1]), "it takes two segments to merge them"),
-        (merge(first_layout(3), [1, 3]), "segment 3 takes no events"),
-        (resize(first_layout(1), 0), "has 1 to 4096 segments, not 0"),
-        (resize(first_layout(1), SEGMENTS_MAX + 1), "has 1 to 4096 segments, not 4097"),
-        (scale(first_layout(2), Plan(0, (), ())), "no segment is named"),
-        (scale(first_layout(2), Plan(0, (0,), ((0, HALF - 1),))), "exactly the keys"),
-        (scale(first_layout(2), Plan(0, (0,), ((0, HALF), (5, HALF)))), "empty or overlap"),
-        (scale(first_layout(2), Plan(0, (0,), ((0, HALF), (HALF, HALF)))), "empty or overlap"),
+        (lambda: split(first_layout(2), 7, 2), "segment 7 takes no events; those that do are 0, 1"),
+        (lambda: split(first_layout(2), 0, 1), "segment 0 cannot be split into 1"),
+        (lambda: split(NARROW, 0, 3), "segment 0 cannot be split into 3"),
+        (lambda: merge(first_layout(30), range(30, 99)), "segment 30 takes no events; those that do are 0, 1, 2"),
+        (lambda: merge(first_layout(30), [99]), " more"),
+        (lambda: merge(first_layout(3), [0, 2]), "segments 0, 2 are no neighbours: others take keys in between"),
+        (lambda: merge(first_layout(3), [1, 1]), "it takes two segments to merge them"),
+        (lambda: merge(first_layout(3), [1, 3]), "segment 3 takes no events"),
+        (lambda: resize(first_layout(1), 0), "has 1 to 4096 segments, not 0"),
+        (lambda: resize(first_layout(1), SEGMENTS_MAX + 1), "has 1 to 4096 segments, not 4097"),
+        (lambda: scale(first_layout(2), Plan(0, (), ())), "no segment is named"),
+        (lambda: scale(first_layout(2), Plan(0, (0,), ((0, HALF - 1),))), "exactly the keys"),
+        (lambda: scale(first_layout(2), Plan(0, (0,), ((0, HALF), (5, HALF)))), "empty or overlap"),
+        (lambda: scale(first_layout(2), Plan(0, (0,), ((0, HALF), (HALF, HALF)))), "empty or overlap"),
         (
-            scale(first_layout(1), Plan(0, (0,), tuple(equal_ranges((0, KEY_SPACE), SEGMENTS_MAX + 1)))),
+            lambda: scale(first_layout(1), Plan(0, (0,), tuple(equal_ranges((0, KEY_SPACE), SEGMENTS_MAX + 1)))),
             "more than 4096 segments",
         ),
     ],
 )
-def test_what_cannot_be_says_why(plan: object, problem: str) -> None:  # S72
-    assert isinstance(plan, Refused)
-    assert problem in plan.problem
+def test_what_cannot_be_says_why(plan: Callable[[], object], problem: str) -> None:  # S72
+    refused = plan()
+    assert isinstance(refused, Refused)
+    assert problem in refused.problem
+
+
+def test_what_just_fits_is_possible() -> None:  # S72
+    assert split(NARROW, 0, 2) == Plan(0, (0,), ((0, 1), (1, 2)))
+    assert resize(first_layout(2), 1) == Plan(0, (0, 1), ((0, KEY_SPACE),))
+    assert isinstance(resize(first_layout(1), SEGMENTS_MAX), Plan)
 
 
 def test_a_step_that_was_made_is_not_made_again() -> None:  # S72

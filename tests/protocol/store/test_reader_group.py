@@ -6,8 +6,6 @@ import pytest
 from tests.protocol.store.grouping import STREAM, Log, after, answered, at, new_group
 
 from headgate.protocol.store import layouts
-from headgate.protocol.store.group_progress import whole_cut
-from headgate.protocol.store.group_watch import Watch
 from headgate.protocol.store.reader_group import (
     OPEN_CHECKPOINTS_MAX,
     CheckpointAsked,
@@ -23,7 +21,9 @@ from headgate.protocol.store.reader_group import (
     ResetAsked,
     Silent,
     Stale,
+    Watch,
 )
+from headgate.protocol.store.reading_order import whole_cut
 
 A, B = Joined("a", "a1", 1_000), Joined("b", "b1", 1_000)
 
@@ -245,7 +245,7 @@ def test_a_reset_to_a_checkpoint_of_before_a_scaling_reads_what_followed(log: Lo
     assert {x: group.position(x) for x in group.readable} == {at(0): 1, at(1): 2}
 
 
-def test_where_a_group_begins(log: Log) -> None:  # RG15
+def test_where_a_group_begins(log: Log) -> None:  # RG10, RG15
     log.scale(layouts.split(log.layout, 0, 2))
     log.write(0)
     latest = new_group(log, log.start(from_latest=True))

@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.protocol.store.grouping import STREAM, Log, answered, new_group
 
 from headgate.protocol.store import group_holds, layouts
-from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.layouts import Plan
 from headgate.protocol.store.reader_group import (
     CheckpointAsked,
@@ -22,6 +21,7 @@ from headgate.protocol.store.reader_group import (
     Done,
     Event,
     Group,
+    GroupSegment,
     Joined,
     Left,
     Passed,

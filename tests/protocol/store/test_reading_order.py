@@ -325,3 +325,23 @@ def test_a_long_history_costs_as_much_as_it_has_segments(monkeypatch: pytest.Mon
         left += order.ready()
     assert sorted(read) == sorted(extents)
     assert len(looked) <= 10 * len(extents)
+
+
+def test_what_ended_is_told_once_with_the_checkpoint_that_follows() -> None:  # SC40
+    log = Log(first_layout(2))
+    log.write(1 << 31)
+    order = ReadingOrder(1, 2, FirstStart({0: 0, 1: 0}))
+    order.see(log.layout, log.extents)
+    assert order.ready() == {1: Place(0)}
+    log.scale(merge(log.layout, [0, 1]))
+    order.see(log.layout, log.extents)
+    order.cut(1)
+    order.end(1)
+    assert order.untold() == {1}, "segment 2 is read by the one that read segment 0"
+    order.cut(2)
+    order.cut(3)
+    assert order.completed(1) == set(), "it ended behind that"
+    assert order.completed(3) == {1}
+    assert order.completed(2) == set(), "of an older one nothing is left"
+    order.told([1])
+    assert order.untold() == set()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.protocol.making import cp
 
-from headgate.protocol.subtasks.read_ahead import ReadAhead
+from headgate.protocol.subtasks.weaker_guarantees import ReadAhead
 
 
 # GM30

@@ -5,24 +5,28 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocol.making import ch, committable, cp, file_part, inline_part
+from tests.protocol.making import ch, committable, cp, entry_of, file_part, inline_part
 
 from headgate.errors import ProtocolViolation
+from headgate.model.checkpoint_options import Alignment, CheckpointOptions
 from headgate.model.manifest import Committable
-from headgate.model.options import Alignment, CheckpointOptions
-from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.machine import Ignored
-from headgate.protocol.subtasks.subtask import (
+from headgate.protocol.subtasks.alignment import (
     AbortReceived,
-    Acknowledge,
     BarrierReceived,
     BlockChannel,
     CancelReceived,
-    CancelWrite,
-    CompleteReceived,
     Decline,
     EmitBarrier,
     EmitCancel,
+    TakeSnapshot,
+    UnblockChannels,
+)
+from headgate.protocol.subtasks.subtask import (
+    Acknowledge,
+    CancelWrite,
+    CompleteReceived,
     EmitEnd,
     EndReceived,
     Event,
@@ -34,9 +38,7 @@ from headgate.protocol.subtasks.subtask import (
     SnapshotWritten,
     SourceEnded,
     Subtask,
-    TakeSnapshot,
     TriggerReceived,
-    UnblockChannels,
 )
 
 HANDLE = file_part("chk/a")
@@ -51,11 +53,11 @@ def barrier(channel: int, checkpoint: int) -> BarrierReceived:
 
 
 def written(checkpoint: int, *committables: Committable) -> SnapshotWritten:
-    return SnapshotWritten(cp(checkpoint), HANDLE, committables)
+    return SnapshotWritten(cp(checkpoint), entry_of(HANDLE, committables))
 
 
 def acknowledge(checkpoint: int, *committables: Committable) -> Acknowledge:
-    return Acknowledge(cp(checkpoint), HANDLE, committables)
+    return Acknowledge(cp(checkpoint), entry_of(HANDLE, committables))
 
 
 def after(subtask: Subtask, *events: Event) -> Subtask:
@@ -133,7 +135,7 @@ def test_output_prepared_for_an_aborted_checkpoint_travels_with_the_next() -> No
 
 def test_an_inline_snapshot_that_came_too_late_leaves_nothing_to_delete() -> None:  # T5
     source = after(Subtask(0), trigger(1), AbortReceived(cp(1)))
-    late = SnapshotWritten(cp(1), inline_part(), (committable(1),))
+    late = SnapshotWritten(cp(1), entry_of(inline_part(), (committable(1),)))
     assert source.handle(late) == [Ignored("written after the checkpoint was aborted")]
     assert source.pending_committables == (committable(1),)
 
@@ -260,8 +262,8 @@ def test_no_prepared_output_is_ever_lost(data: st.DataObject) -> None:  # T3, T5
             prepared.update(unprepared)
             for effect in source.handle(written(checkpoint, *unprepared)):
                 if isinstance(effect, Acknowledge) and checkpoint not in ended:
-                    acknowledged[checkpoint] = effect.committables
-                    assert prepared - owned_by_manifests <= set(effect.committables)
+                    acknowledged[checkpoint] = effect.entry.committables
+                    assert prepared - owned_by_manifests <= set(effect.entry.committables)
             unprepared = []
         assert prepared <= owned_by_manifests | set(source.pending_committables)
 

@@ -3,49 +3,54 @@
 from __future__ import annotations
 
 import pytest
-from tests.protocol.making import ch, cp, file_part
+from tests.protocol.making import ch, cp, entry_of, file_part
 
 from headgate.errors import ProtocolViolation
-from headgate.model.options import Alignment, CheckpointOptions
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.loops.rounds import Probe
+from headgate.model.checkpoint_options import Alignment, CheckpointOptions
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.loop_prober import PassProbe, Probe
 from headgate.protocol.machine import Ignored
-from headgate.protocol.subtasks.subtask import (
+from headgate.protocol.subtasks.alignment import (
     AbortReceived,
-    Acknowledge,
     BarrierReceived,
     BlockChannel,
     CancelReceived,
-    CancelWrite,
-    CompleteReceived,
     Decline,
-    DropLog,
     EmitBarrier,
     EmitCancel,
+    TakeSnapshot,
+    UnblockChannels,
+)
+from headgate.protocol.subtasks.loop_head import (
+    DropLog,
+    FeedbackReceived,
+    ForwardFeedback,
+    LogFeedback,
+    OpenLog,
+    SealLog,
+)
+from headgate.protocol.subtasks.loop_participant import (
+    FeedbackForwarded,
+    LoopPlace,
+    ProbeOrdered,
+    ReportEntranceEnded,
+    RoundProgress,
+)
+from headgate.protocol.subtasks.subtask import (
+    Acknowledge,
+    CancelWrite,
+    CompleteReceived,
     EmitEnd,
     EndReceived,
     Event,
-    FeedbackForwarded,
-    FeedbackReceived,
     FinishOperators,
-    ForwardFeedback,
     InputResumed,
-    LogFeedback,
     LoopEnded,
-    LoopPlace,
-    OpenLog,
-    PassProbe,
-    ProbeOrdered,
-    ReportEntranceEnded,
     ReportFinished,
     ResumeOperators,
-    RoundProgress,
-    SealLog,
     SnapshotFailed,
     SnapshotWritten,
     Subtask,
-    TakeSnapshot,
-    UnblockChannels,
 )
 
 HANDLE = file_part("chk/a")
@@ -84,7 +89,7 @@ def aborted(checkpoint: int) -> AbortReceived:
 
 
 def written(checkpoint: int) -> SnapshotWritten:
-    return SnapshotWritten(cp(checkpoint), HANDLE)
+    return SnapshotWritten(cp(checkpoint), entry_of(HANDLE))
 
 
 FEEDBACK = FeedbackReceived(ch(BACK))
@@ -110,7 +115,7 @@ def test_feedback_is_never_aligned() -> None:  # L1
 def test_a_head_acknowledges_when_its_log_is_written() -> None:  # L4
     waiting = head(*aligned(1), FEEDBACK)
     assert waiting.handle(barrier(BACK, 1)) == [SealLog(cp(1))]
-    assert waiting.handle(written(1)) == [Acknowledge(cp(1), HANDLE, ())]
+    assert waiting.handle(written(1)) == [Acknowledge(cp(1), entry_of(HANDLE))]
 
 
 def test_a_snapshot_written_before_its_log_is_complete_is_refused() -> None:  # L4

@@ -9,7 +9,8 @@ from tests.protocol.making import gen
 from headgate.model.config import FixedDelay
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
-from headgate.protocol.supervision.events import (
+from headgate.protocol.supervision.supervisor import Phase, Supervisor
+from headgate.protocol.supervision.supervisor_events import (
     ArmTimer,
     AttemptId,
     Begin,
@@ -34,7 +35,6 @@ from headgate.protocol.supervision.events import (
     WorkerReady,
     WorkerRegistered,
 )
-from headgate.protocol.supervision.supervisor import Phase, Supervisor
 
 WORKERS = (WorkerIndex(0), WorkerIndex(1))
 

@@ -19,45 +19,42 @@ from tests.operators.process.broadcast_functions import READING, Unkeyed, limits
 
 from headgate.codec.snapshot import Buffer, decode_sections
 from headgate.connectors.base import SinkContext
-from headgate.connectors.files.sink import FileSink
-from headgate.connectors.files.writer import FileWriter
+from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.files.file_writer import FileWriter
 from headgate.model.config import RocksState
 from headgate.model.graph import MAIN, Partitioner
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId
 from headgate.model.plan import Plan, PlanEdge
 from headgate.operators.base import Operator, OperatorSpec, RestoredState
 from headgate.operators.catalog import broadcast_spec
-from headgate.operators.checkpointed.lists import OperatorLists
-from headgate.operators.process.batch_reducing import BatchStateHandle
-from headgate.operators.process.batch_timers import FiredTimers
-from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction, batch_process_spec
-from headgate.operators.process.by_row import row_process_spec
-from headgate.operators.process.functions import ProcessContext, ProcessFunction, StateHandle
+from headgate.operators.operator_state import OperatorLists
+from headgate.operators.process.batch_aggregation import BatchStateHandle
+from headgate.operators.process.batch_process import BatchContext, BatchProcessFunction, FiredTimers, batch_process_spec
+from headgate.operators.process.row_process import ProcessContext, ProcessFunction, StateHandle, row_process_spec
 from headgate.operators.process.timers import Timer
-from headgate.operators.reduce import ReduceSpec
-from headgate.operators.rows import paused_gc
+from headgate.operators.row_functions import ReduceSpec, paused_gc
 from headgate.operators.timestamps import WithTimestampsSpec
-from headgate.operators.windows.choice import window_operators
-from headgate.operators.windows.plan import TumblingAggregate
-from headgate.runtime.checkpoints.in_flight import FrozenInFlight, RestoredPart, restored_records, ways_of
+from headgate.operators.tumbling_windows import window_operators
+from headgate.operators.window_plan import TumblingAggregate
+from headgate.runtime.checkpoints.channel_state import ChannelState, RestoredPart, named_channels, restored_records
 from headgate.runtime.wire.spill import SpillBudget
-from headgate.runtime.worker import loop_log
+from headgate.runtime.worker import loop_head
 from headgate.runtime.worker.deployment import SinkHead
-from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
-from headgate.state import columns
-from headgate.state.choice import WorkerStates, worker_states
+from headgate.runtime.worker.loop_head import LoopLog, log_owner, replay_logs
+from headgate.state import vectors
 from headgate.state.descriptors import StateKind
-from headgate.state.frozen import FrozenState
-from headgate.state.memory import by_column as memory_columns
-from headgate.state.memory import column_timers as memory_timers
-from headgate.state.memory import expiring_cells, expiry
-from headgate.state.memory import lists as memory_lists
-from headgate.state.memory import maps as memory_maps
-from headgate.state.memory import records as memory_records
-from headgate.state.memory import rows as memory_rows
-from headgate.state.memory.cells import MemoryCells
-from headgate.state.rocksdb import expiring as rocks_expiring
+from headgate.state.memory import column_backend as memory_columns
+from headgate.state.memory import column_states as memory_lists
+from headgate.state.memory import column_states as memory_maps
+from headgate.state.memory import row_backend as memory_records
+from headgate.state.memory import row_backend as memory_rows
+from headgate.state.memory import timers as memory_timers
+from headgate.state.memory import ttl as ttl_module
+from headgate.state.memory.copy_on_write import MemoryCells
+from headgate.state.rocksdb import ttl as rocks_expiring
+from headgate.state.snapshot import FrozenState
 from headgate.state.ttl import TTL
+from headgate.state.worker_backends import WorkerStates, worker_states
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("ts", pa.int64())])
 KEYS = 12
@@ -304,7 +301,7 @@ class Log:
 
     def contents(self, payload: bytes) -> list[Any]:
         state = RestoredState(0, 1, memoryview(payload))
-        found = [row for part in replay_of([state], SCHEMA, self.owner, "loop") for row in part.to_pylist()]
+        found = [row for part in replay_logs([state], SCHEMA, self.owner, "loop") for row in part.to_pylist()]
         return sorted(found, key=lambda row: row["key"]) if self.owner.keys else found
 
     def is_holding(self) -> bool:
@@ -415,7 +412,7 @@ class Recorded:
     def __init__(self) -> None:
         edge = PlanEdge(0, VertexId("u"), NodeName("u"), MAIN, VertexId("v"), Partitioner.REBALANCE, ())
         self._plan = Plan((), (edge,), 2, 16)
-        self._ways = ways_of(self._plan, SubtaskId(VertexId("v"), 1), [SCHEMA])
+        self._ways = named_channels(self._plan, SubtaskId(VertexId("v"), 1), [SCHEMA])
         self._recorded: dict[ChannelIndex, list[pa.RecordBatch]] = {}
         self._step = 0
         self.change()
@@ -425,7 +422,7 @@ class Recorded:
         self._recorded.setdefault(ChannelIndex(self._step % 2), []).append(batch(self._step))
 
     def freeze(self) -> FrozenState:
-        return FrozenInFlight(self._ways, self._recorded)
+        return ChannelState(self._ways, self._recorded)
 
     def contents(self, payload: bytes) -> list[Any]:
         part = RestoredPart(1, 2, self._ways[0].name.encode(), lambda: memoryview(payload))
@@ -512,11 +509,11 @@ def small() -> Iterator[None]:
         patch.setattr(memory_timers, "_DUE_ROWS", 8)
         patch.setattr(memory_lists, "_POOL_FREE", 4)
         patch.setattr(memory_maps, "_DEAD_FREE", 4)
-        patch.setattr(columns, "_HEAP_FREE", 4)
-        patch.setattr(expiring_cells, "SWEEP_KEYS", 2)
-        patch.setattr(expiry, "SWEEP_ROWS", 2)
+        patch.setattr(vectors, "_HEAP_FREE", 4)
+        patch.setattr(ttl_module, "SWEEP_KEYS", 2)
+        patch.setattr(ttl_module, "SWEEP_ROWS", 2)
         patch.setattr(rocks_expiring, "SWEEP_ROWS", 2)
-        patch.setattr(loop_log, "CHUNK_ROWS", 16)
+        patch.setattr(loop_head, "CHUNK_ROWS", 16)
         yield
 
 

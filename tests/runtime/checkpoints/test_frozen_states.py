@@ -12,20 +12,24 @@ from tests.runtime.checkpoints.frozen_cases import CASES, At, ByBatch, ByRow, Ho
 
 import headgate
 from headgate.codec.snapshot import decode_sections, section_views
-from headgate.codec.state_rows import stored_rows
+from headgate.codec.snapshot_rows import stored_rows
 from headgate.errors import StorageError
 from headgate.operators.base import Operator
 from headgate.operators.catalog import StatefulSpec
 from headgate.operators.loop_head import LoopHeadSpec
-from headgate.operators.process.broadcast_by_batch import BatchBroadcastOperator, BatchBroadcastProcessSpec
-from headgate.operators.process.broadcast_by_row import BroadcastOperator, BroadcastProcessSpec
-from headgate.operators.process.by_batch import BatchProcessOperator
-from headgate.operators.process.by_key import KeyFunctionOperator, KeyFunctionSpec
-from headgate.operators.process.by_row import ProcessOperator
-from headgate.runtime.written_state.rows import WrittenRows
-from headgate.state import columns
+from headgate.operators.process.batch_process import BatchProcessOperator
+from headgate.operators.process.broadcast_process import (
+    BatchBroadcastOperator,
+    BatchBroadcastProcessSpec,
+    BroadcastOperator,
+    BroadcastProcessSpec,
+)
+from headgate.operators.process.key_process import KeyFunctionOperator, KeyFunctionSpec
+from headgate.operators.process.row_process import ProcessOperator
+from headgate.runtime.savepoint_writer.rows import WrittenRows
+from headgate.state import vectors as vectors_module
 from headgate.state.descriptors import StateKind
-from headgate.state.frozen import FrozenState
+from headgate.state.snapshot import FrozenState
 
 each = pytest.mark.parametrize("name", CASES)
 
@@ -181,9 +185,11 @@ def test_every_state_that_can_be_frozen_is_in_the_conformance_test() -> None:
     }
     functions = [getattr(live.spec, "function", None) for live in holders]
     assert {f.kind for f in functions if isinstance(f, ByRow)} == set(StateKind)
-    vectors = {c for c in vars(columns).values() if isinstance(c, type) and hasattr(c, "has_garbage")}
-    made_of = {type(columns.make_vector(d.type)) for live in holders for d in getattr(live.spec, "descriptors", ())}
-    assert made_of == vectors - {columns.Vector}
+    vectors = {c for c in vars(vectors_module).values() if isinstance(c, type) and hasattr(c, "has_garbage")}
+    made_of = {
+        type(vectors_module.make_vector(d.type)) for live in holders for d in getattr(live.spec, "descriptors", ())
+    }
+    assert made_of == vectors - {vectors_module.Vector}
     by_batch = {(f.kind, str(f.dtype)) for f in functions if isinstance(f, ByBatch)}
     assert len(by_batch) == len(StateKind) * len(made_of)
     assert any(isinstance(live, Log) for live in lives)

@@ -5,14 +5,11 @@ The sleeper is a driver that was stopped at some point while its heir took over,
 
 from __future__ import annotations
 
-import msgspec
 import pytest
-import xxhash
 
-from headgate.codec.log_entry import encode_log_entry
 from headgate.errors import FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Claim, LogEntry, Manifest
+from headgate.model.manifest import Claim, Manifest
 from headgate.protocol.checkpoints import recovery
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
@@ -258,67 +255,6 @@ def test_a_claim_that_could_not_be_pruned_goes_with_a_later_one(storage: FaultyS
     assert [m.checkpoint for m in recovery.candidates(log)] == [2, 1]
     storage.put("p/log/0000000005", [b"damaged"])
     assert CheckpointLog(storage, "p").observe().lost() == (), "a manifest that cannot be read follows its claim"
-
-
-# -- what version 0.1 wrote --------------------------------------------------------------------------------------------
-
-
-def as_version_0_1(entry: LogEntry) -> bytes:
-    """Return the bytes of an entry that does not say what it follows."""
-    body = msgspec.json.decode(encode_log_entry(entry).partition(b"\n")[2])
-    for name in ("follows", "log_start"):
-        body.pop(name, None)
-    data = msgspec.json.format(msgspec.json.encode(body), indent=1)
-    kind = b"claim" if isinstance(entry, Claim) else b"manifest"
-    return b"headgate-log 1 %s %s\n%s" % (kind, xxhash.xxh3_64_hexdigest(data).encode(), data)
-
-
-@pytest.mark.parametrize("first", [1, 40])
-def test_a_log_of_version_0_1_goes_on(storage: FaultyStorage, first: int) -> None:  # R41
-    """From its beginning, or pruned; its claims stay until their checkpoints are dropped."""
-    old = Manifest(CheckpointId(6), Generation(2), 1, 128, ())
-    entries: list[LogEntry] = [
-        Manifest(CheckpointId(5), Generation(1), 1, 128, ()) if first > 1 else Claim(Generation(1), "old", 0),
-        Claim(Generation(2), "old", 0),
-        old,
-        Claim(Generation(3), "old", 0),
-    ]
-    for at, entry in enumerate(entries, start=first):
-        storage.put(f"p/log/{at:010d}", [as_version_0_1(entry)])
-    storage.put("p/log-hint", [str(first + 3).encode()])
-    observed = CheckpointLog(storage, "p").observe()
-    assert observed.lost() == ()
-    assert recovery.candidates(observed)[0] == old
-    life = Life(storage, "new")
-    assert (life.generation, life.next) == (4, 7)
-    life.complete(3)
-    observed = CheckpointLog(storage, "p").observe()
-    assert observed.lost() == ()
-    assert [m.checkpoint for m in recovery.candidates(observed)] == [9, 8]
-    assert len(numbers(storage)) == 2
-
-
-def test_what_is_missing_in_a_log_of_version_0_1_is_missed(storage: FaultyStorage) -> None:  # R9
-    for at in (1, 3):
-        storage.put(f"p/log/{at:010d}", [as_version_0_1(Claim(Generation(at), "old", 0))])
-    assert CheckpointLog(storage, "p").observe().lost() == (2,)
-    Life(storage, "new")
-    assert CheckpointLog(storage, "p").observe().lost() == (2,)
-
-
-def test_claims_that_older_entries_follow_stay(storage: FaultyStorage) -> None:  # R41, R43
-    """Entries of version 0.1 follow the one before them, whatever that is: what is between them is needed."""
-    entries: list[LogEntry] = [
-        Claim(Generation(1), "old", 0),
-        Claim(Generation(2), "old", 0),
-        Manifest(CheckpointId(6), Generation(2), 1, 128, ()),
-    ]
-    for at, entry in enumerate(entries, start=1):
-        storage.put(f"p/log/{at:010d}", [as_version_0_1(entry)])
-    life = Life(storage, "new")
-    life = Life(storage, "new", life.generation)
-    assert numbers(storage) == [1, 2, 3, 5]
-    assert life.log.observe().lost() == ()
 
 
 @pytest.mark.parametrize("bad_reads", [1, 2, 99])

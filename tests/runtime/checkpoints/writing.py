@@ -8,7 +8,7 @@ from headgate.codec.snapshot import Buffer
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import BUNDLE, Rows, SnapshotPart, SubtaskEntry
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
 from headgate.storage.base import Storage
 from headgate.storage.memory import MemoryStorage
 
@@ -24,7 +24,7 @@ def write_snapshot(
     rows: Rows | None = None,
 ) -> SnapshotPart:
     """Make the snapshot of one subtask durable and return its only part."""
-    target = SubtaskTarget(Destination(storage, pipeline, generation, inline_bytes_max), subtask, checkpoint)
+    target = SubtaskTarget(SnapshotDestination(storage, pipeline, generation, inline_bytes_max), subtask, checkpoint)
     target.put(BUNDLE, parts, rows)
     (part,) = target.finish()
     return part

@@ -22,7 +22,7 @@ from headgate.model.manifest import SnapshotPart, SubtaskEntry
 from headgate.model.progress import Observer, Progress, SilentObserver
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, FinishReported
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import replacement_watch
+from headgate.runtime.driver import takeover
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.control import ControlClient, Loss
 
@@ -63,7 +63,7 @@ class Played:
         """Wait until the driver has handled everything that ``worker`` has sent so far."""
         worker.control.send(messages.MetricsReport(worker.generation))
         deadline = time.monotonic() + WAIT_S
-        while worker.index not in self.driver.book.reports():
+        while worker.index not in self.driver.run_progress.reports():
             assert time.monotonic() < deadline
             handled = threading.Event()
             self.driver.post(handled.set)
@@ -194,7 +194,7 @@ def test_only_a_worker_that_is_silent_has_its_job_cancelled_whatever_is_said_of_
 
 
 def test_a_worker_of_another_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("test_driver.FINGERPRINT", "another")
+    monkeypatch.setitem(globals(), "FINGERPRINT", "another")
     made = Played(tmp_path)
     made.driver.workers._fingerprint = "this"
     submission, address, secret, _ended = made.submitted.get(timeout=WAIT_S)
@@ -269,8 +269,8 @@ def test_a_driver_that_was_replaced_waits_for_no_storage_that_hangs(  # C38
         return None
 
     monkeypatch.setattr(CheckpointLog, "newer_generation", newer)
-    monkeypatch.setattr(replacement_watch, "PERIOD_MS", 50)
-    monkeypatch.setattr(replacement_watch, "HANGS_MS", 50)
+    monkeypatch.setattr(takeover, "PERIOD_MS", 50)
+    monkeypatch.setattr(takeover, "HANGS_MS", 50)
     played = Played(tmp_path)
     try:
         (worker, _), ended = played.deployed()

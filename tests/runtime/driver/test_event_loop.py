@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headgate.runtime.driver.event_loop import STALE_MAX, EventLoop
-from headgate.runtime.process import Process
+from headgate.runtime.surroundings import Process
 
 
 class Here:

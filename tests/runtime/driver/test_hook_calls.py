@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import headgate as hg
+from headgate.environment import is_cancelled
 from headgate.errors import FencedError, StorageError, UsageError
-from headgate.model.definition import HookSpec
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import HookState, Manifest
+from headgate.model.plan import HookSpec
 from headgate.runtime.driver.hook_calls import HOOK_BYTES_MAX, HookCalls, newer_generation
-from headgate.threads import is_called_off
 
 WAIT_S = 60
 
@@ -239,7 +239,7 @@ def test_hooks_hear_that_their_run_is_called_off(hook: Noting) -> None:  # G16
     calls = HookCalls((HookSpec("x", hook, 60_000),), off=off)
     for _ in range(2):
         done = threading.Event()
-        calls.tell(lambda _: heard.append(is_called_off()), lambda *_: None)
+        calls.tell(lambda _: heard.append(is_cancelled()), lambda *_: None)
         calls.when_done(done.set)
         assert done.wait(WAIT_S)
         off.set()

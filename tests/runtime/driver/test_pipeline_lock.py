@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.codec.lock_holder import Ending
+from headgate.codec.json_files import Ending
 from headgate.errors import UsageError
 from headgate.runtime.driver import pipeline_lock
 from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock, read_holder, taking_signals

@@ -1,31 +1,43 @@
-"""The committers of all sinks: order, one step for each permit, and what cannot be cured."""
+"""The committers of all sinks: order, one step for each permit, permanent errors, leftovers and forgotten outcomes."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.protocol.checkpoints.test_recovery import TORN, claim, log
+from tests.runtime.checkpoints.writing import write_snapshot
+from tests.testing.staged import ForgettingSink
+from tests.testing.staged import Place as Target
 
 import headgate as hg
-from headgate.connectors.base import SinkContext
-from headgate.connectors.files.commit import read_committed
-from headgate.connectors.files.layout import SinkIdentity, decode_files
+from headgate.connectors.base import Committer, SinkContext
+from headgate.connectors.files import file_sink
+from headgate.connectors.files.file_committer import read_committed
+from headgate.connectors.files.publish_log import SinkIdentity, decode_files
 from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputDenied, StorageError, UsageError, gone
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Committable
-from headgate.protocol.checkpoints.commit import CommitPermit
-from headgate.runtime.checkpoints.losses import Losses
+from headgate.model.manifest import Committable, LogEntry, Manifest, SubtaskEntry
+from headgate.protocol.checkpoints.commit import CommitPermit, forgettable_before
+from headgate.protocol.checkpoints.recovery import Damage
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.checkpoints.sink_registry import LostOutput
+from headgate.runtime.driver import restart
+from headgate.runtime.driver.restart import NewGeneration, begin_generation
 from headgate.runtime.driver.sink_commits import SinkCommits
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
+from headgate.storage.urls import open_storage
 from headgate.store.store import Store
 
 PERMIT = CommitPermit(CheckpointId(6), Generation(1))
 
 
-class RecordedSink(hg.Discard):
+class RecordedSink(hg.Discard, Committer):
     """Tells what its committer is asked for."""
 
     def __init__(self, error: HeadgateError | None = None) -> None:
@@ -261,7 +273,7 @@ def test_a_stream_that_is_gone_is_lost_and_whoever_was_replaced_is_told_so(tmp_p
     promised = prepared(sink, 5)
     store.delete("app/out", force=True)
     assert lost_by(tmp_path, sink, promised) == [5]
-    store.fence("p/out0", 2)
+    store.transactions.fence("p/out0", 2)
     with pytest.raises(FencedError):
         lost_by(tmp_path, sink, promised)
     with pytest.raises(FencedError):
@@ -273,7 +285,7 @@ def test_a_transaction_that_was_aborted_is_lost(tmp_path: Path) -> None:  # K26
     store.create_stream("app/out", pa.schema([("id", pa.int64())]), segments=1)
     sink = hg.StreamSink("app/out", store=str(tmp_path / "store"))
     promised = prepared(sink, 5)
-    store.abort_prepared("p/out0")
+    store.transactions.abort_all("p/out0")
     assert lost_by(tmp_path, sink, promised) == [5]
 
 
@@ -287,12 +299,12 @@ def test_a_loss_that_cannot_be_recorded_is_not_passed_over(tmp_path: Path) -> No
 
 def test_a_loss_is_recorded_once_and_told_each_time() -> None:  # K26
     storage, notes = MemoryStorage(), []
-    losses = Losses(storage, "p")
+    losses = LostOutput(storage, "p")
     for _ in range(2):
         losses.losing(lambda: 17, notes.append)(output(4), "it expired")
     losses.losing(lambda: 18, notes.append)(output(5, subtask=2), "it expired")
     assert losses.count == 2
-    heir = Losses(storage, "p")
+    heir = LostOutput(storage, "p")
     heir.look()
     assert heir.count == 2
     first = storage.list("p/lost/")[0]
@@ -308,11 +320,11 @@ def test_a_loss_is_recorded_once_and_told_each_time() -> None:  # K26
 
 def test_only_records_of_losses_are_counted() -> None:  # K26
     storage = MemoryStorage()
-    Losses(storage, "p").losing(lambda: 17, lambda _: None)(output(4), "it expired")
+    LostOutput(storage, "p").losing(lambda: 17, lambda _: None)(output(4), "it expired")
     first = storage.list("p/lost/")[0]
     for other in ("notes.txt", ".DS_Store", f"{first.rpartition('/')[2]}~", "copy/of.json"):
         storage.put(f"p/lost/{other}", [b""])
-    heir = Losses(storage, "p")
+    heir = LostOutput(storage, "p")
     heir.look()
     assert heir.count == 1
 
@@ -323,3 +335,301 @@ def test_output_for_a_sink_that_is_gone_is_refused(tmp_path: Path) -> None:
         UsageError, match=r"prepared for sink 'out7' cannot be committed.*allow_unclaimed_state=\['out7'\]"
     ):
         commits.commit(PERMIT, [output(6, 7)])
+
+
+# -- what only tidies up at a sink does not end a start, and says what it left; everything else still doe -----
+
+
+FOR_EVER = 10_000
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(restart, "RETRY_PAUSES_S", (0.0, 0.0))
+
+
+class Place:
+    """One pipeline with one sink, and drivers that begin generations of it."""
+
+    def __init__(self, root: Path, sink: Any) -> None:
+        pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(interval=None, dir=root / "checkpoints"))
+        pipeline.source(hg.FromRows([{"id": 1}])).sink(sink, name="out")
+        self.definition = pipeline.definition()
+        self.log = MemoryStorage()
+        self.notes: list[str] = []
+
+    def begin(self) -> None:
+        self.notes.clear()
+        begun = begin_generation(self.definition, CheckpointLog(self.log, "p"), "test", self.notes.append)
+        assert isinstance(begun, NewGeneration)
+        begun.commits.close()
+
+
+def files(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Place, FaultyStorage]:
+    """A file sink whose former generation left a claim, a probe, an unfinished write and a prepared file."""
+    sink = hg.FileSink(root / "out")
+    faulty = FaultyStorage(open_storage(sink.url))
+    monkeypatch.setattr(file_sink, "open_storage", lambda url, access: faulty)
+    place = Place(root, sink)
+    place.begin()
+    faulty.put("_claims/p.out/probe-0011223344556677", [b"first"])
+    faulty.put("_staging/p.out/part-p.out-0000000001-00000-0000000001-00000.jsonl.tmp", [b"prepared"])
+    return place, faulty
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(FaultKind.IO_ERROR, "delete", "_claims/p.out/0", times=FOR_EVER),
+        Fault(FaultKind.IO_ERROR, "delete", "_claims/p.out/probe", times=FOR_EVER),
+        Fault(FaultKind.IO_ERROR, "sweep_unfinished", times=FOR_EVER),
+        Fault(FaultKind.IO_ERROR, "sweep_unfinished", "_owners", times=FOR_EVER),
+    ],
+    ids=lambda fault: f"{fault.operation}-{fault.path_part}",
+)
+def test_a_file_sink_that_cannot_tidy_up_is_recovered_and_says_so(  # K24
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    place, faulty = files(tmp_path, monkeypatch)
+    faulty.inject(fault)
+    place.begin()
+    (note,) = [note for note in place.notes if "could not remove what is left at sink 'out'" in note]
+    assert "the next start tries again" in note
+    assert faulty.list("_staging") == [], "what was prepared and not promised is aborted, all the same"
+    faulty.heal()
+    place.begin()
+    assert not [note for note in place.notes if "could not remove" in note]
+    assert faulty.list("_claims") == ["_claims/p.out/0000000003"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(FaultKind.IO_ERROR, "put_if_absent", "_claims", times=FOR_EVER),
+        Fault(FaultKind.IO_ERROR, "list", "_claims", times=FOR_EVER),
+        Fault(FaultKind.IO_ERROR, "list", "_publishing", times=FOR_EVER),
+        Fault(FaultKind.IO_ERROR, "list", "_staging", times=FOR_EVER),
+        Fault(FaultKind.IO_ERROR, "delete", "_staging/p.out/part", times=FOR_EVER),
+    ],
+    ids=lambda fault: f"{fault.operation}-{fault.path_part}",
+)
+def test_a_file_sink_that_cannot_fence_or_abort_is_not_recovered(  # K6, K24
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    place, faulty = files(tmp_path, monkeypatch)
+    faulty.inject(fault)
+    with pytest.raises(StorageError):
+        place.begin()
+
+
+def stream(root: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Place, FaultyStorage, Callable[[], int]]:
+    """A stream sink whose former generation left a chunk that no transaction refers to."""
+    faulty = FaultyStorage(MemoryStorage())
+    store = Store.open(root / "store", storage=faulty)
+    monkeypatch.setattr(Store, "shared", staticmethod(lambda root=None: store))
+    place = Place(root, hg.StreamSink("s", store=root / "store"))
+    place.begin()
+    transaction = store.transactions.begin("s", owner="p/out", epoch=1, name="left")
+    transaction.write(pa.record_batch({"id": [1]}))
+    transaction._write_chunk(transaction._buffer)
+    return place, faulty, lambda: len(faulty.list(""))
+
+
+@pytest.mark.parametrize("operation", ["list", "sweep_unfinished"])
+def test_a_stream_sink_that_cannot_sweep_is_recovered_and_says_so(  # K24
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    place, faulty, count = stream(tmp_path, monkeypatch)
+    assert count() == 1
+    faulty.inject(Fault(FaultKind.IO_ERROR, operation, times=FOR_EVER))
+    place.begin()
+    assert [note for note in place.notes if "could not remove what is left at sink 'out'" in note]
+    faulty.heal()
+    assert count() == 1
+    place.begin()
+    assert not [note for note in place.notes if "could not remove" in note]
+    assert count() == 0
+
+
+# -- outcomes of transactions do not pile up at a target, however short the runs are (k25) -----
+
+
+SCHEMA = pa.schema([("id", pa.int64())])
+RUNS = 12
+
+
+class PlaceForgetting:
+    """One pipeline; ``run`` is a life of its driver that completes one checkpoint and ends."""
+
+    def __init__(self, root: Path, sink: Any) -> None:
+        pipeline = hg.Pipeline("p", parallelism=1, checkpointing=hg.Checkpointing(interval=None, dir=root))
+        pipeline.source(hg.FromRows([{"id": 1}])).sink(sink, name="out")
+        self.definition = pipeline.definition()
+        self.sink = sink
+        self.storage = MemoryStorage()
+        self.notes: list[str] = []
+
+    def begin(self) -> tuple[CheckpointLog, NewGeneration]:
+        log = CheckpointLog(self.storage, "p")
+        found = begin_generation(self.definition, log, "test", self.notes.append)
+        assert isinstance(found, NewGeneration)
+        return log, found
+
+    def run(self, *, retained: int = 1) -> None:
+        log, begun = self.begin()
+        here = begun.first_checkpoint
+        log.reserve(here)
+        output = self.prepared(here, begun.generation)
+        manifest = self.manifest(here, begun.generation, output)
+        oldest = [*begun.retained, here][-retained:][0]
+        log.append(manifest, oldest)
+        begun.commits.commit(CommitPermit(here, begun.generation), output)
+        log.drop(CheckpointId(oldest - 1), oldest)
+        begun.commits.close()
+
+    def prepared(self, checkpoint: CheckpointId, generation: Generation) -> Sequence[Committable]:
+        writer = self.sink.open(SinkContext("p", "out", 0, 1, generation, SCHEMA))
+        writer.write(pa.record_batch([[checkpoint]], schema=SCHEMA))
+        payload = writer.seal(checkpoint).prepare()
+        return [Committable("out", checkpoint, 0, generation, payload)] if payload else []
+
+    def manifest(self, checkpoint: CheckpointId, generation: Generation, output: Sequence[Committable]) -> Manifest:
+        subtasks, plan = self.definition.plan.subtasks(), self.definition.plan
+        parts = [write_snapshot(self.storage, "p", s, checkpoint, generation, [b"state"], 0) for s in subtasks]
+        entries = tuple(SubtaskEntry(s, (part,), tuple(output)) for s, part in zip(subtasks, parts, strict=True))
+        return Manifest(checkpoint, generation, 1, plan.max_parallelism, entries, state_texts=plan.state_texts())
+
+
+@pytest.mark.parametrize("retained", [1, 3])
+def test_runs_of_one_checkpoint_each_leave_few_outcomes(tmp_path: Path, retained: int) -> None:  # K25
+    place = PlaceForgetting(tmp_path / "checkpoints", hg.StreamSink("s", store=tmp_path / "store"))
+    for _ in range(RUNS):
+        place.run(retained=retained)
+    with Store.open(tmp_path / "store") as store:
+        assert store.describe("s").events_count == RUNS
+        assert len(store.list_transactions(owner="p/out")) <= retained + 1
+    place.begin()  # and what the retained checkpoints promise is known: nothing is denied
+    assert place.notes == []
+
+
+def test_nothing_is_forgotten_that_a_damaged_checkpoint_may_ask_for(tmp_path: Path) -> None:  # K20, K25
+    """Somebody may restore it from a copy."""
+    place = PlaceForgetting(tmp_path / "checkpoints", hg.StreamSink("s", store=tmp_path / "store"))
+    for _ in range(3):
+        place.run(retained=3)
+    oldest = next(path for path in place.storage.list("p/log") if b"checkpoint" in place.storage.get(path))
+    place.storage.put(oldest, [b"torn"])
+    place.begin()
+    with Store.open(tmp_path / "store") as store:
+        assert len(store.list_transactions(owner="p/out")) == 3
+
+
+@pytest.mark.parametrize(
+    ("entries", "hint", "expected"),
+    [
+        ({}, 0, None),
+        ({1: claim(1)}, 0, None),
+        ({1: claim(1), 2: "manifest"}, 0, 7),
+        ({1: claim(1), 2: "manifest", 3: TORN}, 0, None),
+        ({1: claim(1), 2: "manifest"}, 3, None),
+        ({1: claim(1), 3: "manifest"}, 0, None),
+    ],
+)
+def test_what_cannot_be_read_or_is_lost_may_ask_for_anything(  # K20
+    entries: dict[int, LogEntry | Damage | str], hint: int, expected: int | None
+) -> None:
+    manifest = Manifest(CheckpointId(7), Generation(1), 1, 128, ())
+    found = {at: manifest if isinstance(entry, str) else entry for at, entry in entries.items()}
+    assert forgettable_before(log(found, hint=hint)) == expected
+
+
+class Outcomes(ForgettingSink):
+    """A sink with two phases, which a user wrote."""
+
+    transaction_timeout = None
+    error: Exception | None = None
+
+    def forget(self, names: Sequence[str]) -> None:
+        if self.error is not None:
+            raise self.error
+        super().forget(names)
+
+
+@pytest.mark.parametrize("retained", [1, 3])
+def test_runs_of_one_checkpoint_each_leave_few_outcomes_of_a_users_sink(tmp_path: Path, retained: int) -> None:
+    # K25, CS24
+    target = Target(limit_ms=None)
+    place = PlaceForgetting(tmp_path / "checkpoints", Outcomes(target))
+    for _ in range(RUNS):
+        place.run(retained=retained)
+    assert len(target.shown) == RUNS
+    assert len(target.ledger) <= retained + 1
+    place.begin()
+    assert place.notes == []
+
+
+def test_a_users_sink_that_cannot_forget_is_told_again_and_fails_nothing(tmp_path: Path) -> None:  # K25, CS24
+    target = Target(limit_ms=None)
+    sink = Outcomes(target)
+    place = PlaceForgetting(tmp_path / "checkpoints", sink)
+    sink.error = TypeError("what is that?")
+    for _ in range(3):
+        place.run()
+    assert [note.partition(":")[0] for note in place.notes] == [
+        f"could not let the sinks forget what was decided before checkpoint {n}" for n in (2,)
+    ]
+    assert len(target.ledger) == 3
+    sink.error = None
+    place.run()
+    assert len(target.ledger) == 2, "that of the retained checkpoint, and what it was run for"
+
+
+def test_nothing_of_a_users_sink_is_forgotten_while_a_checkpoint_is_damaged(tmp_path: Path) -> None:  # K20, CS24
+    target = Target(limit_ms=None)
+    place = PlaceForgetting(tmp_path / "checkpoints", Outcomes(target))
+    for _ in range(3):
+        place.run(retained=3)
+    oldest = next(path for path in place.storage.list("p/log") if b"checkpoint" in place.storage.get(path))
+    place.storage.put(oldest, [b"torn"])
+    place.begin()
+    assert len(target.ledger) == 3
+
+
+class Forgetful(hg.Discard, Committer):
+    """A sink of a user, whose target fails to forget."""
+
+    can_forget = True
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Any:
+        return self
+
+    def recover(self, keep: Any) -> None:
+        pass
+
+    def commit(self, permit: Any, committables: Any) -> None:
+        pass
+
+    def forget(self, before: CheckpointId, promised: Any) -> None:
+        raise self.error
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("error", [StorageError("forget", "db", "busy"), TypeError("what is that?")])
+def test_a_target_that_cannot_forget_does_not_end_a_start(tmp_path: Path, error: Exception) -> None:  # K25
+    place = PlaceForgetting(tmp_path, Forgetful(error))
+    for _ in range(2):
+        place.run()
+    (note,) = place.notes
+    assert note == f"could not let the sinks forget what was decided before checkpoint 1: {error}"
+
+
+def test_a_target_that_knows_a_newer_generation_ends_it(tmp_path: Path) -> None:  # K25
+    place = PlaceForgetting(tmp_path, Forgetful(FencedError("sink", 2, 3)))
+    place.run()
+    with pytest.raises(FencedError):
+        place.run()

@@ -16,17 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.codec.heartbeat import beat_path, decode_beat, encode_beat, end_path, generation_of
+from headgate.codec.json_files import beat_path, decode_beat, encode_beat, end_path, generation_of
 from headgate.errors import FencedError, PipelineFailed, StorageError
 from headgate.model.heartbeat import Course
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
 from headgate.model.progress import RunResult
 from headgate.protocol.checkpoints.recovery import candidates
-from headgate.protocol.supervision.events import Begin
-from headgate.protocol.supervision.pulse import Pulse
 from headgate.protocol.supervision.standby import (
     Effect,
+    HeartbeatTimer,
     LookAtAll,
     LookAtBeat,
     Looked,
@@ -38,9 +37,9 @@ from headgate.protocol.supervision.standby import (
     TakeOver,
     TakeoverLost,
 )
+from headgate.protocol.supervision.supervisor_events import Begin
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
-from headgate.runtime.driver.heart import last_word
-from headgate.runtime.driver.lookout import Lookout, newest_run
+from headgate.runtime.driver.liveness import HeartbeatReader, end_beat, newest_run
 from headgate.storage.base import Bytes, NotFound
 from headgate.storage.memory import MemoryStorage
 
@@ -112,7 +111,7 @@ class Active(Node):
 
     def begin(self, log: CheckpointLog) -> Active:
         self.log = log
-        self.pulse = Pulse(self.name)
+        self.pulse = HeartbeatTimer(self.name)
         return self
 
 
@@ -125,7 +124,7 @@ class Waiting(Node):
 
     def begin(self) -> Waiting:
         self.machine = Standby()
-        self.lookout = Lookout(self.storage, "p", "")
+        self.lookout = HeartbeatReader(self.storage, "p", "")
         self.effects: list[Effect] = self.machine.handle(Begin())
         return self
 
@@ -243,7 +242,7 @@ class World:
             future.set_result(RunResult(False))
         else:
             future.set_exception(error)
-        word = last_word(node.log.generation, node.name, future)
+        word = end_beat(node.log.generation, node.name, future)
         assert word is not None
         try:
             node.storage.put(end_path("p", word.generation), [encode_beat(word)])

@@ -13,9 +13,8 @@ import pytest
 
 from headgate.codec.handshake import Purpose
 from headgate.errors import CorruptionError, ProtocolViolation
-from headgate.runtime.wire import listener as listeners
-from headgate.runtime.wire.connection import Connection, ConnectionLost, connect
-from headgate.runtime.wire.listener import Listener
+from headgate.runtime.wire import connection as listeners
+from headgate.runtime.wire.connection import Connection, ConnectionLost, Listener, connect
 
 SECRET = b"s" * 32
 WAIT = 120

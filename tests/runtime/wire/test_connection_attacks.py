@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from headgate.codec.frame_mac import TAG_BYTES
-from headgate.codec.handshake import NONCE_BYTES, PREAUTH_BYTES_MAX, ClientHandshake, Purpose
+from headgate.codec.handshake import NONCE_BYTES, PREAUTH_BYTES_MAX, TAG_BYTES, ClientHandshake, Purpose
 from headgate.errors import ProtocolViolation
-from headgate.model.security import SecurityConfig
-from headgate.runtime.wire import listener as listeners
-from headgate.runtime.wire.connection import Connection, ConnectionLost, connect
-from headgate.runtime.wire.listener import Listener
+from headgate.model.config import SecurityConfig
+from headgate.runtime.wire import connection as listeners
+from headgate.runtime.wire.connection import Connection, ConnectionLost, Listener, connect
 from headgate.tls import Tls
 
 SECRET = b"s" * 32

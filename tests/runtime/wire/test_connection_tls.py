@@ -16,9 +16,8 @@ import pytest
 
 from headgate.codec.handshake import NONCE_BYTES, ClientHandshake, Purpose
 from headgate.errors import UsageError
-from headgate.model.security import SecurityConfig
-from headgate.runtime.wire.connection import Connection, ConnectionLost, connect
-from headgate.runtime.wire.listener import Listener
+from headgate.model.config import SecurityConfig
+from headgate.runtime.wire.connection import Connection, ConnectionLost, Listener, connect
 from headgate.tls import Tls, is_loopback
 
 SECRET = b"s" * 32
@@ -220,7 +219,7 @@ ELSEWHERE = """
 import queue
 from headgate.codec.handshake import Purpose
 from headgate.runtime.wire.connection import connect
-from headgate.runtime.wire.listener import Listener
+from headgate.runtime.wire.connection import Listener
 
 accepted = queue.Queue()
 listener = Listener(b"s" * 32, Purpose.DATA, lambda connection, _: accepted.put(connection), name="x", host="10.9.8.7")

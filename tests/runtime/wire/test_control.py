@@ -11,10 +11,9 @@ import pytest
 
 from headgate.codec.handshake import Purpose
 from headgate.codec.messages import Abort, Complete, FromWorker, Ready, Stop, ToWorker, encode_message
-from headgate.runtime.wire import control, outbox
-from headgate.runtime.wire.connection import Connection, ConnectionLost, connect
+from headgate.runtime.wire import control
+from headgate.runtime.wire.connection import Connection, ConnectionLost, Listener, connect
 from headgate.runtime.wire.control import ControlClient, ControlServer, Loss, WorkerConnection
-from headgate.runtime.wire.listener import Listener
 
 SECRET = b"s" * 32
 WAIT = 120
@@ -219,7 +218,7 @@ def test_a_failing_callback_is_reported_as_a_lost_worker() -> None:
 def test_a_worker_that_stopped_reading_never_blocks_the_coordinator(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "MESSAGES_MAX", 10)
+    monkeypatch.setattr(control, "MESSAGES_MAX", 10)
     stopped = connect(*driver.server.address, SECRET, Purpose.CONTROL, timeout_seconds=WAIT)
     stopped.send_message(encode_message(Ready(1)))
     connection, _ = driver.messages.get(timeout=WAIT)

@@ -30,11 +30,10 @@ from headgate.errors import FencedError, HeadgateError
 from headgate.model.graph import Edge, Graph, Node, Partitioner, Role
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.plan import Plan, make_plan
-from headgate.runtime.wire import peer as peer_module
+from headgate.runtime.wire import exchange as peer_module
 from headgate.runtime.wire.channels import ChannelKey, InputChannel, OutputChannel
 from headgate.runtime.wire.connection import Connection, ConnectionLost, connect
-from headgate.runtime.wire.exchange import Exchange
-from headgate.runtime.wire.peer import ExchangeCallbacks
+from headgate.runtime.wire.exchange import Exchange, ExchangeCallbacks
 
 SECRET = b"s" * 32
 SCHEMA = pa.schema([("value", pa.int64())])
@@ -375,9 +374,9 @@ def test_frames_of_another_generation_are_dropped_and_counted() -> None:
         ([frame(FrameKind.OPEN, 0, OPENING, edge=9)], "edge 9 is not shuffled"),
         ([frame(FrameKind.CREDIT, 1, 10)], "was not due"),
         ([frame(FrameKind.CREDIT, 0, -10)], "was not due"),
-        ([[b"\0" * HEADER_BYTES]], "not b'HG' version 2"),
-        ([[b"HG\x02".ljust(HEADER_BYTES, b"\0")]], "damaged"),
-        ([[b"HG\x02".ljust(HEADER_BYTES + 1, b"\0")]], "changed, repeated, moved or inserted"),
+        ([[b"\0" * HEADER_BYTES]], "not b'HG' version 1"),
+        ([[b"HG\x01".ljust(HEADER_BYTES, b"\0")]], "damaged"),
+        ([[b"HG\x01".ljust(HEADER_BYTES + 1, b"\0")]], "changed, repeated, moved or inserted"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -20,10 +20,10 @@ from headgate.codec.snapshot import Buffer
 from headgate.errors import CorruptionError, ProtocolViolation, StorageError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.operators.base import RestoredState
-from headgate.operators.partition import partition
+from headgate.operators.keys import partition
 from headgate.runtime.wire.spill import SpillBudget
-from headgate.runtime.worker import loop_log
-from headgate.runtime.worker.loop_log import LoopLog, SealedLog, log_owner, replay_of
+from headgate.runtime.worker import loop_head
+from headgate.runtime.worker.loop_head import LoopLog, SealedLog, log_owner, replay_logs
 
 SCHEMA = pa.schema([("key", pa.int64()), ("number", pa.int64())])
 PLENTY = 1 << 30
@@ -49,7 +49,7 @@ def joined(parts: Sequence[Buffer]) -> memoryview:
 def replayed(sealed: SealedLog) -> list[Row]:
     """Return what a head that owns everything replays of ``sealed``."""
     state = RestoredState(0, 1, joined(sealed.encode()))
-    return [row for found in replay_of([state], SCHEMA, ALL, "ranks") for row in rows_of(found)]
+    return [row for found in replay_logs([state], SCHEMA, ALL, "ranks") for row in rows_of(found)]
 
 
 def by_key(rows: Sequence[Row]) -> dict[int, list[int]]:
@@ -167,7 +167,7 @@ def test_no_space_to_encode_is_a_storage_error(monkeypatch: pytest.MonkeyPatch) 
     log.open(ONE)
     log.append(batch([(1, 1)]), (ONE,))
     sealed = log.seal(ONE)
-    monkeypatch.setattr("headgate.runtime.worker.loop_log.tempfile.TemporaryFile", full)
+    monkeypatch.setattr("headgate.runtime.worker.loop_head.tempfile.TemporaryFile", full)
     with pytest.raises(StorageError, match=r"cannot encode the log of loop 'ranks', head 0: .*No space"):
         sealed.encode()
     log.close()
@@ -234,7 +234,7 @@ def test_one_head_replays_the_logs_of_all_former_heads_of_a_loop_with_keys() -> 
         sent += rows_of(part)
         states.append(RestoredState(index, 2, joined(log.seal(ONE).encode())))
         log.close()
-    assert sorted(row for one in replay_of(states, SCHEMA, ALL, "x") for row in rows_of(one)) == sorted(sent)
+    assert sorted(row for one in replay_logs(states, SCHEMA, ALL, "x") for row in rows_of(one)) == sorted(sent)
 
 
 # L19, L21
@@ -267,7 +267,7 @@ def test_every_logged_row_is_replayed_once_and_in_the_order_of_its_key(
     found: list[Row] = []
     for index in range(now):
         owner = log_owner(keys, GROUPS, now, index)
-        mine = [row for one in replay_of(states[::-1], SCHEMA, owner, "x") for row in rows_of(one)]
+        mine = [row for one in replay_logs(states[::-1], SCHEMA, owner, "x") for row in rows_of(one)]
         if keys and mine:
             assert partition(batch(mine), keys, GROUPS, now)[index].num_rows == len(mine)
         found += mine
@@ -287,7 +287,7 @@ def test_a_log_without_a_key_is_replayed_in_the_order_of_arrival() -> None:
     for at in range(0, 40, 8):
         log.append(batch(sent[at : at + 8]), (ONE,))
     states = [RestoredState(0, 1, joined(log.seal(ONE).encode()))]
-    assert [row for one in replay_of(states, SCHEMA, owner, "x") for row in rows_of(one)] == sent
+    assert [row for one in replay_logs(states, SCHEMA, owner, "x") for row in rows_of(one)] == sent
     log.close()
 
 
@@ -299,7 +299,7 @@ def test_former_heads_are_replayed_in_their_order_whatever_the_order_of_their_st
         log.append(batch([(0, index)]), (ONE,))
         states.append(RestoredState(index, 3, joined(log.seal(ONE).encode())))
     mixed = [states[1], states[2], states[0]]
-    found = [row for one in replay_of(mixed, SCHEMA, log_owner((), GROUPS, 1, 0), "x") for row in rows_of(one)]
+    found = [row for one in replay_logs(mixed, SCHEMA, log_owner((), GROUPS, 1, 0), "x") for row in rows_of(one)]
     assert found == [(0, 0), (0, 1), (0, 2)]
 
 
@@ -311,7 +311,7 @@ def test_at_another_parallelism_every_head_replays_the_keys_that_it_owns() -> No
     states = [RestoredState(0, 1, joined(log.seal(ONE).encode()))]
     for index in range(2):
         owner = log_owner(("key",), GROUPS, 2, index)
-        mine = [row for one in replay_of(states, SCHEMA, owner, "x") for row in rows_of(one)]
+        mine = [row for one in replay_logs(states, SCHEMA, owner, "x") for row in rows_of(one)]
         part = partition(batch(mine), ("key",), GROUPS, 2)[index]
         assert part is not None
         assert part.num_rows == len(mine)
@@ -326,11 +326,11 @@ def test_the_log_of_the_restored_checkpoint_is_replayed_at_every_restore() -> No
         log.append(batch([(1, number)]), (checkpoint,))
         states.append(RestoredState(0, 1, joined(log.seal(checkpoint).encode())))
     for _ in range(2):
-        assert [row for one in replay_of(states[:1], SCHEMA, ALL, "x") for row in rows_of(one)] == [(1, 0)]
+        assert [row for one in replay_logs(states[:1], SCHEMA, ALL, "x") for row in rows_of(one)] == [(1, 0)]
 
 
 def test_long_logs_are_cut_into_chunks_and_replayed_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_log, "CHUNK_ROWS", 10_000)
+    monkeypatch.setattr(loop_head, "CHUNK_ROWS", 10_000)
     log, _ = log_with(memory_bytes=200_000)
     log.open(ONE)
     sent = [(n % 100, n) for n in range(25_000)]
@@ -338,8 +338,8 @@ def test_long_logs_are_cut_into_chunks_and_replayed_in_small_batches(monkeypatch
         log.append(batch(sent[at : at + 2_500]), (ONE,))
     state = RestoredState(0, 1, joined(log.seal(ONE).encode()))
     assert [chunk.rows for chunk in decode_log(state.payload, SCHEMA, "x").chunks] == [10_000, 10_000, 5_000]
-    found = list(replay_of([state], SCHEMA, ALL, "x"))
-    assert max(one.num_rows for one in found) == loop_log.REPLAY_ROWS_MAX
+    found = list(replay_logs([state], SCHEMA, ALL, "x"))
+    assert max(one.num_rows for one in found) == loop_head.REPLAY_ROWS_MAX
     assert by_key([row for one in found for row in rows_of(one)]) == by_key(sent)
     log.close()
 
@@ -351,7 +351,7 @@ def test_an_empty_log_is_small_and_replays_nothing() -> None:
     data = joined(log.seal(ONE).encode())
     assert len(data) < 1_000
     assert decode_log(data, SCHEMA, "x").group_rows.tolist() == [0] * GROUPS
-    assert list(replay_of([RestoredState(0, 1, data)], SCHEMA, ALL, "x")) == []
+    assert list(replay_logs([RestoredState(0, 1, data)], SCHEMA, ALL, "x")) == []
 
 
 def test_a_record_of_a_key_that_the_head_does_not_own_is_a_violation() -> None:
@@ -369,9 +369,9 @@ def test_damage_is_found_before_anything_is_replayed() -> None:
     data = bytearray(joined(log.seal(ONE).encode()))
     data[-20] ^= 4
     with pytest.raises(CorruptionError, match="log of ranks, head 0 is damaged"):
-        replay_of([RestoredState(0, 1, memoryview(data))], SCHEMA, ALL, "ranks")
+        replay_logs([RestoredState(0, 1, memoryview(data))], SCHEMA, ALL, "ranks")
     with pytest.raises(CorruptionError):
-        replay_of([RestoredState(0, 1, memoryview(data)[:-8])], SCHEMA, ALL, "ranks")
+        replay_logs([RestoredState(0, 1, memoryview(data)[:-8])], SCHEMA, ALL, "ranks")
 
 
 def test_the_log_of_another_head_or_of_other_keys_is_refused() -> None:
@@ -379,10 +379,10 @@ def test_the_log_of_another_head_or_of_other_keys_is_refused() -> None:
     log.open(ONE)
     data = joined(log.seal(ONE).encode())
     with pytest.raises(CorruptionError, match="head 1 is damaged"):
-        replay_of([RestoredState(1, 2, data)], SCHEMA, ALL, "ranks")
+        replay_logs([RestoredState(1, 2, data)], SCHEMA, ALL, "ranks")
     for owner in (log_owner(("number",), GROUPS, 1, 0), log_owner((), GROUPS, 1, 0), log_owner(("key",), 8, 1, 0)):
         with pytest.raises(UsageError, match=r"has the keys \['key'\] in 16 key groups"):
-            replay_of([RestoredState(0, 1, data)], SCHEMA, owner, "ranks")
+            replay_logs([RestoredState(0, 1, data)], SCHEMA, owner, "ranks")
 
 
 def test_a_log_is_encoded_beside_appends_and_reclaims() -> None:
@@ -411,6 +411,7 @@ def test_a_log_is_encoded_beside_appends_and_reclaims() -> None:
     for thread in threads:
         thread.join()
     threads.clear()
+    gc.collect()  # a sealed log may be part of a cycle of references
     assert outcomes == [True] * 19
     log.drop(CheckpointId(20))
     assert (log.memory_bytes, log.spilled_bytes) == (0, 0)

@@ -11,25 +11,23 @@ import msgspec
 import pyarrow as pa
 import pytest
 from tests.runtime.checkpoints.writing import inlined_sections
-from tests.runtime.worker.test_outlets import CREDIT, Sent
+from tests.runtime.worker.test_chain import CREDIT, Sent
 
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Watermark, batch_element
 from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX
-from headgate.connectors.base import SourceBatch
+from headgate.connectors.base import SealedTransaction, SinkWriter, SourceBatch
 from headgate.errors import UsageError
+from headgate.model.checkpoint_options import CheckpointKind, CheckpointOptions
 from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
-from headgate.model.manifest import SubtaskEntry
-from headgate.model.options import CheckpointKind, CheckpointOptions
+from headgate.model.manifest import Copied, SubtaskEntry
 from headgate.model.plan import Vertex
-from headgate.model.savepoint import Copied
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext
-from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
-from headgate.protocol.loops.rounds import Probe
+from headgate.protocol.loop_prober import Probe
 from headgate.protocol.subtasks import subtask as machine
+from headgate.protocol.subtasks.loop_participant import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.watermarks import ChannelOrigin, Origin
-from headgate.runtime.checkpoints.targets import Destination
-from headgate.runtime.checkpoints.uploads import SnapshotWriter
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SnapshotWriter
 from headgate.runtime.wire.channels import ChannelKey, InputChannel
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.deployment import SinkHead
@@ -81,7 +79,7 @@ class Holding(Operator):
         self.before_barrier()
 
 
-class Sealed:
+class Sealed(SealedTransaction):
     """What a ``Sink`` was given for one checkpoint."""
 
     def __init__(self, ids: list[int]) -> None:
@@ -91,7 +89,7 @@ class Sealed:
         return bytes(self._ids)
 
 
-class Sink:
+class Sink(SinkWriter):
     """A sink whose prepared output names the records."""
 
     def __init__(self) -> None:
@@ -204,7 +202,7 @@ class Made:
         self.storage = MemoryStorage()
         self._pool = ThreadPoolExecutor(1)
         self._written: list[Any] = []
-        to = Destination(self.storage, "p", Generation(1), 1 << 20)
+        to = SnapshotDestination(self.storage, "p", Generation(1), 1 << 20)
         self.runner = SubtaskRunner(
             SubtaskParts(
                 SUBTASK,

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import pytest
 from tests.sim.machine.test_machine_disk import Room
 
-from headgate.connectors.custom.fence import Fence
+from headgate.connectors.fenced_sink import Fence
 from headgate.errors import FencedError, UsageError
 from headgate.sim.machine import database as machine
 from headgate.sim.machine.database import Database, Gone, Unreachable
+from headgate.sim.machine.external_log import Feed
 from headgate.sim.machine.faults import Fault
-from headgate.sim.machine.feed import Feed
 
 FENCE = Fence("p:out", 1)
 

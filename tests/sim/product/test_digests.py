@@ -6,39 +6,39 @@ import os
 import subprocess
 import sys
 
-from headgate.sim.__main__ import KINDS
+from headgate.sim.scenario_table import SCENARIOS
 
 SEEDS: dict[str, tuple[int, ...]] = {
-    "plain": (3, 6),
+    "": (3, 6),
     "streams": (7,),
     "savepoints": (3, 43),  # a fault meets the probe of a place; a drain ends with one
-    "followed": (6,),  # several series of rotated files are looked at
-    "changing": (0, 1, 3),  # one for each kind of change
-    "cancelling": (7,),  # where a pipeline was begun is told
+    "log-files": (6,),  # several series of rotated files are looked at
+    "upgrades": (0, 1, 3),  # one for each kind of change
+    "cancellation": (7,),  # where a pipeline was begun is reported
 }
-"""Of a kind that is not here: seed 1."""
+"""Of a scenario that is not here: seed 1."""
 
 PROGRAM = """
 import socket, sys
 socket.gethostname = lambda: "machine" + sys.argv[1]
-from headgate.sim.__main__ import KINDS
-from headgate.sim.product.run import run_seed
+from headgate.sim.scenario_table import SCENARIOS
+run_seeds = {scenario.name: scenario.run_seed for scenario in SCENARIOS}
 for word in sys.argv[2:]:
-    kind, seed = word.split(":")
-    result = KINDS.get(kind, run_seed)(int(seed))
+    name, seed = word.split(":")
+    result = run_seeds[name](int(seed))
     print(word, result.digest, result.events_count, result.virtual_ms)
 """
 
 
 def _begin(hash_seed: str) -> subprocess.Popen[str]:
-    words = [f"{kind}:{seed}" for kind in ("plain", *KINDS) for seed in SEEDS.get(kind, (1,))]
+    words = [f"{scenario.name}:{seed}" for scenario in SCENARIOS for seed in SEEDS.get(scenario.name, (1,))]
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, hash_seed, *words], env=environment, stdout=subprocess.PIPE, text=True
     )
 
 
-def test_a_seed_of_every_kind_has_one_digest_wherever_it_runs() -> None:  # SM1
+def test_a_seed_of_every_scenario_has_one_digest_wherever_it_runs() -> None:  # SM1
     running = [_begin(hash_seed) for hash_seed in ("0", "4711")]
     first, second = (process.communicate(timeout=600)[0].splitlines() for process in running)
     assert all(process.returncode == 0 for process in running)

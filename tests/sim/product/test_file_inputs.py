@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headgate.connectors.files import lines
-from headgate.connectors.files.position import FilePosition
+from headgate.connectors.files import line_file
+from headgate.connectors.files.line_file import FilePosition
 from headgate.sim.product.files import FileInputs
 from headgate.sim.product.run import Run, run_seed
 
@@ -11,9 +11,9 @@ SMOKE = (8, 23, 30, 37, 38, 41)
 
 
 def test_seeds_that_read_files_pass() -> None:  # SM14
-    usual = lines.BLOCK_BYTES
+    usual = line_file.BLOCK_BYTES
     assert [(seed, str(found)) for seed in SMOKE if (found := run_seed(seed).violation)] == []
-    assert usual == lines.BLOCK_BYTES
+    assert usual == line_file.BLOCK_BYTES
 
 
 def test_some_of_these_seeds_grow_and_some_are_killed_and_renamed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.codec.log_entry import encode_log_entry
-from headgate.connectors.files.layout import StagedFile, encode_files
+from headgate.connectors.files.publish_log import StagedFile, encode_files
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Claim, Committable, Manifest, SnapshotPart, SubtaskEntry
 from headgate.sim.product.history import History

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headgate.codec.log_entry import encode_log_entry
-from headgate.connectors.files.layout import StagedFile, encode_files
+from headgate.connectors.files.publish_log import StagedFile, encode_files
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, Manifest
 from headgate.runtime.wire.spill import SpillBudget

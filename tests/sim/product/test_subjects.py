@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.sim.product.patching import patched
+from tests.mutants.harness import patched
 
-from headgate.sim.product.focus import FOCUS_RATE, SUBJECTS, draw_focus
 from headgate.sim.product.run import Run
-from headgate.sim.product.typed import TYPED
-from headgate.sim.streams.neighbour import Neighbour
+from headgate.sim.product.themes import FOCUS_RATE, SUBJECTS, draw_focus
+from headgate.sim.product.typed_state import TYPED
+from headgate.sim.streams.background_traffic import Neighbour
 from headgate.sim.streams.streams import run_seed as run_streams
 from headgate.store import writer
 

@@ -13,27 +13,28 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.state.backends import GROUPS, rows_in, sections_of
-from tests.state.memory import test_memory_windows as windows
+from tests.state.memory import test_window_backend as windows
 from tests.state.rocksdb.increments import SUBTASK, manifest_of, restored_states
-from tests.state.test_backends import ALL, Columns, Model, Rows, change, counts, in_snapshot
+from tests.state.test_backend import ALL, Columns, Model, Rows, change, counts, in_snapshot
 
 from headgate.codec.snapshot import FILES_PREFIX, decode_sections
 from headgate.errors import StorageError
 from headgate.model.config import MemoryState
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart
-from headgate.protocol.checkpoints.sharing import SharedFiles
+from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
-from headgate.state import keyed
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
+from headgate.state import snapshot
 from headgate.state.backend import ContinuingBackend, Ownership
-from headgate.state.choice import worker_states
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
-from headgate.state.frozen import FrozenState, OwnedKeys
-from headgate.state.memory import by_column, changes, chunk_log, chunked, column_timers, lists, maps
-from headgate.state.memory.rows import MemoryRowBackend
+from headgate.state.memory import change_tracking, column_backend, column_states, incremental_snapshot
+from headgate.state.memory import timers as timers_module
+from headgate.state.memory.row_backend import MemoryRowBackend
+from headgate.state.snapshot import FrozenState, OwnedKeys, is_description
 from headgate.state.timers import TIMERS, TimeKind
 from headgate.state.ttl import TTL
+from headgate.state.worker_backends import worker_states
 from headgate.storage.memory import MemoryStorage
 
 Contents = dict[str, list[dict[str, Any]]]
@@ -53,15 +54,15 @@ OWNED = OwnedKeys(KeyGroups(0, GROUPS), GROUPS)
 def small() -> Iterator[None]:
     """Have everything happen that happens to large state."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunked, "SIZE_BYTES_MIN", 1)
-        patch.setattr(chunk_log, "CHUNKS_MAX", 3)
-        patch.setattr(changes, "KEYS_FREE", 10)
-        patch.setattr(keyed, "RANGE_BYTES_MIN", 64)
-        patch.setattr(by_column, "_RENUMBER_MIN", 4)
-        patch.setattr(maps, "_DEAD_FREE", 4)
-        patch.setattr(lists, "_POOL_FREE", 4)
-        patch.setattr(column_timers, "_TAIL_ROWS", 8)
-        patch.setattr(column_timers, "_RUNS_MERGED", 2)
+        patch.setattr(incremental_snapshot, "SIZE_BYTES_MIN", 1)
+        patch.setattr(incremental_snapshot, "CHUNKS_MAX", 3)
+        patch.setattr(change_tracking, "KEYS_FREE", 10)
+        patch.setattr(snapshot, "RANGE_BYTES_MIN", 64)
+        patch.setattr(column_backend, "_RENUMBER_MIN", 4)
+        patch.setattr(column_states, "_DEAD_FREE", 4)
+        patch.setattr(column_states, "_POOL_FREE", 4)
+        patch.setattr(timers_module, "_TAIL_ROWS", 8)
+        patch.setattr(timers_module, "_RUNS_MERGED", 2)
         yield
 
 
@@ -436,7 +437,7 @@ class Story:
             self.storage.fails_in = writes
 
     def _parts(self, number: int, frozen: FrozenState, *, is_portable: bool = False) -> tuple[SnapshotPart, ...]:
-        to = Destination(self.storage, "p", self.generation, 0, OWNED)
+        to = SnapshotDestination(self.storage, "p", self.generation, 0, OWNED)
         shareable = None if is_portable else self.shared.shareable()
         target = SubtaskTarget(to, SUBTASK, CheckpointId(number), shareable)
         target.put_state("sum", frozen)
@@ -492,7 +493,7 @@ class Story:
         is_continued = False
         for state in restored_states(self.storage, manifest, worker, parallelism):
             if state.files is not None and not is_continued:
-                is_continued = isinstance(backend, ContinuingBackend) and backend.go_on_with(state.files, owner)
+                is_continued = isinstance(backend, ContinuingBackend) and backend.continue_from(state.files, owner)
             if not is_continued:
                 backend.restore(decode_sections(state.payload, "state"), "state", owner)
         if hasattr(backend, "end_restore"):
@@ -533,7 +534,7 @@ def _files(parts: Sequence[SnapshotPart]) -> list[SnapshotPart]:
 
 def chunks_of(manifest: Manifest) -> list[SnapshotPart]:
     """Return the files of a checkpoint that are chunks."""
-    return [part for part in _files(manifest.entries[0].parts) if part.name]
+    return [part for part in _files(manifest.entries[0].parts) if not is_description(part)]
 
 
 def new_bytes(manifest: Manifest) -> int:

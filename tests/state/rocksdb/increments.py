@@ -11,18 +11,17 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import FILES_PREFIX, decode_sections
 from headgate.model.config import MemoryState, RocksState, StateConfig
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
-from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex, key_groups_of_subtask
 from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
 from headgate.operators.base import RestoredState
-from headgate.protocol.checkpoints.sharing import SharedFiles
+from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.checkpoints.restoring import read_restored, restored_by
-from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
+from headgate.runtime.checkpoints.restore import parts_for_worker, read_restored
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
 from headgate.state.backend import ContinuingBackend, Ownership
-from headgate.state.choice import WorkerStates, _InMemory, worker_states
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
-from headgate.state.frozen import OwnedKeys
+from headgate.state.snapshot import OwnedKeys, is_description
+from headgate.state.worker_backends import WorkerStates, _InMemory, worker_states
 from headgate.storage.base import Storage
 from headgate.storage.memory import MemoryStorage
 
@@ -69,7 +68,7 @@ class Subtask:
     def write(self, checkpoint: int, *, is_portable: bool = False) -> tuple[SnapshotPart, ...]:
         """Write a snapshot, as ``SnapshotWriter`` does."""
         keys = OwnedKeys(KeyGroups(0, GROUPS), GROUPS)
-        to = Destination(self.storage, "p", self.generation, 100_000, keys)
+        to = SnapshotDestination(self.storage, "p", self.generation, 100_000, keys)
         shareable = None if is_portable else self.shared.shareable()
         target = SubtaskTarget(to, SUBTASK, CheckpointId(checkpoint), shareable)
         frozen = self.backend.freeze()
@@ -95,7 +94,7 @@ class Subtask:
 
     def kill(self) -> None:
         """Leave the local directory as a worker leaves it that is killed."""
-        room = self.worker._room  # type: ignore[attr-defined]
+        room = self.worker._databases  # type: ignore[attr-defined]
         for place in room._open:
             place.database.close()
         os.close(room._own._lock)
@@ -109,7 +108,7 @@ def manifest_of(checkpoint: int, parts: tuple[SnapshotPart, ...], generation: in
 
 
 def files_of(parts: tuple[SnapshotPart, ...]) -> list[SnapshotPart]:
-    return [part for part in parts if part.section.startswith(FILES_PREFIX) and part.name]
+    return [part for part in parts if part.section.startswith(FILES_PREFIX) and not is_description(part)]
 
 
 def written_by(parts: tuple[SnapshotPart, ...], checkpoint: int) -> list[SnapshotPart]:
@@ -121,11 +120,11 @@ def restored_states(
     storage: Storage, manifest: Manifest, worker: int = 0, parallelism: int = 1, directory: Path | None = None
 ) -> list[RestoredState]:
     """Return what the operator of ``worker`` is given."""
-    from tests.runtime.checkpoints.test_restoring import plan_of
+    from tests.runtime.checkpoints.test_restore import plan_of
 
     plan = plan_of(parallelism)
     vertex = next(v for v in plan.vertices if not v.is_source)
-    sent = restored_by(manifest, plan, WorkerIndex(worker))
+    sent = parts_for_worker(manifest, plan, WorkerIndex(worker))
     local = None if directory is None else str(directory)
     return read_restored(storage, "p", WorkerIndex(worker), plan, sent, lambda node: local).states("sum", vertex)
 
@@ -151,7 +150,7 @@ class Restored:
         for state in found:
             if state.files is not None:
                 if not self.continued and isinstance(self.backend, ContinuingBackend):
-                    self.continued = self.backend.go_on_with(state.files, self.owner)
+                    self.continued = self.backend.continue_from(state.files, self.owner)
                 if self.continued:
                     continue
             self.backend.restore(decode_sections(state.payload, "state"), "state", self.owner)

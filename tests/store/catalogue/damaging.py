@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from headgate.store.catalogue import tables
-from headgate.store.catalogue.private import PrivateDatabase
 from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.catalogue.versions import make_tables
+from headgate.store.catalogue.sqlite import MemoryDatabase
+from headgate.store.catalogue.tables import make_tables
 
 Column: TypeAlias = "sa.Column[Any]"
 
@@ -41,9 +41,9 @@ class Damaged:
 
     def __init__(self, fill: Callable[[SqlCatalogue], object]) -> None:
         self._now = _memory()
-        self.catalogue = SqlCatalogue(PrivateDatabase("store", self._now), "store")
+        self.catalogue = SqlCatalogue(MemoryDatabase("store", self._now, "store"))
         with self.catalogue._database.write() as connection:
-            make_tables(connection, "store")
+            make_tables(connection)
         fill(self.catalogue)
         self._whole = _memory()
         _copy_loosely(self._now, self._whole)

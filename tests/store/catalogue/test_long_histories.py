@@ -12,26 +12,26 @@ import sqlalchemy as sa
 from tests.store.storing import KEYED
 
 from headgate.codec.chunk import PartEntry
-from headgate.model.life import Life
+from headgate.model.pipeline_identity import Life
 from headgate.protocol.store.autoscaling import ScalingPolicy, Unit
-from headgate.protocol.store.group_shares import GroupSegment
 from headgate.protocol.store.layouts import Plan, equal_ranges
 from headgate.protocol.store.reader_group import (
     CheckpointAsked,
     CheckpointForgotten,
     Committed,
     Event,
+    GroupSegment,
     Joined,
     Lived,
     Passed,
 )
-from headgate.protocol.store.shared_transactions import Commit
+from headgate.protocol.store.transactions import Commit
 from headgate.protocol.store.truncation import Hold
-from headgate.store.catalogue.private import PrivateDatabase
+from headgate.store.catalogue.records import ChunkRecord, GroupStart, Numbers, Reading, Shared
 from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.catalogue.values import ChunkRecord, GroupStart, Numbers, Reading, Shared
-from headgate.store.catalogue.versions import make_tables
-from headgate.store.retention import RetentionPolicy
+from headgate.store.catalogue.sqlite import MemoryDatabase
+from headgate.store.catalogue.tables import make_tables
+from headgate.store.policies import RetentionPolicy
 from headgate.store.streams import StreamDefinition, StreamInfo
 
 SHORT, LONG = 3, 15
@@ -57,9 +57,9 @@ class History:
 
     def __post_init__(self) -> None:
         self._now = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self.catalogue = SqlCatalogue(PrivateDatabase("store", self._now), "store")
+        self.catalogue = SqlCatalogue(MemoryDatabase("store", self._now, "store"))
         with self.catalogue._database.write() as connection:
-            make_tables(connection, "store")
+            make_tables(connection)
         self._fill()
         self.stream = self.catalogue.find_stream("s")
         self.read = read_so_far(self.catalogue.describe_stream("s"))

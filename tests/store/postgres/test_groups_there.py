@@ -1,6 +1,6 @@
 """Reader groups, with the catalogue on a server."""
 
-from tests.store.test_group_holds import (  # noqa: F401
+from tests.store.catalogue.test_group_holds import (  # noqa: F401
     test_nothing_is_held_of_closed_segments_whose_events_are_gone,
     test_what_somebody_let_go_of_is_held_again_when_the_group_moves,
 )

@@ -13,7 +13,7 @@ from tests.logs.judging import anomalies
 from tests.servers.objects import BUCKET, ObjectServer, object_server
 from tests.servers.postgres import PostgresServer
 
-from headgate.store import shared
+from headgate.store import location
 from headgate.store.store import Store
 
 
@@ -42,7 +42,7 @@ def test_no_client_sees_an_anomaly_while_both_servers_come_and_go(
     strikes += [kills, kills, freezes, replaces, scales, scales, sets_the_date]
     chance.shuffle(strikes)
     url = postgres.url("histories")
-    catalogue, storage, clock = shared.open_shared(url, f"s3://{BUCKET}/histories")
+    catalogue, storage, clock = location.open_shared(url, f"s3://{BUCKET}/histories")
     with Store(url, catalogue, storage, clock=clock) as store:
         found = lived_through(store, tmp_path / "logs", chance, strikes, environment=objects.environment)
         assert [str(anomaly) for anomaly in anomalies(found, is_real_time=False)] == []

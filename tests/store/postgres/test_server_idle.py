@@ -11,7 +11,7 @@ from tests.store.postgres.test_server_losses import append_in_a_child, soon, sto
 from tests.store.storing import STREAM, keyed
 
 from headgate.connectors.base import SourceContext
-from headgate.connectors.streams.source import StreamSource
+from headgate.connectors.streams.stream_source import StreamSource
 from headgate.store.store import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

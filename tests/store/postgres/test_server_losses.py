@@ -14,9 +14,9 @@ from tests.servers.proxy import Wire
 from tests.store.storing import KEYED, STREAM, database_of, drained, in_a_child, keyed
 
 from headgate.errors import StorageError
-from headgate.store import shared
-from headgate.store.catalogue.postgres import database as databases
-from headgate.store.catalogue.postgres.database import PostgresDatabase
+from headgate.store import location
+from headgate.store.catalogue import postgresql_database as databases
+from headgate.store.catalogue.postgresql_database import PostgresDatabase
 from headgate.store.store import Store
 
 SOON_S = 60.0
@@ -48,7 +48,7 @@ def wire(postgres: PostgresServer) -> Iterator[Wire]:
 def through(store: Store, wire: Wire, postgres: PostgresServer) -> Iterator[Store]:
     """The same store, over a wire that can be cut."""
     url = store.root.replace(f":{postgres.port}/", f":{wire.port}/")
-    catalogue, storage, _ = shared.open_shared(url, None)
+    catalogue, storage, _ = location.open_shared(url, None)
     with Store(url, catalogue, storage) as opened:
         yield opened
 
@@ -110,7 +110,7 @@ def test_who_asks_for_what_is_still_being_committed_waits_for_it(through: Store,
 
 
 def test_transactions_whose_commit_was_not_answered_are_there_once(through: Store, wire: Wire) -> None:  # DB8, S13
-    transaction = through.begin(STREAM, owner="p", epoch=1, name="t")
+    transaction = through.transactions.begin(STREAM, owner="p", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     wire.lose_answer(COMMIT)
     with pytest.raises(StorageError):
@@ -178,7 +178,7 @@ def test_who_stops_in_the_middle_does_not_stop_the_others(store: Store, monkeypa
 def test_who_waits_too_long_for_others_may_try_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # DB4
     monkeypatch.setattr(databases, "BUSY_TIMEOUT_S", 0.2)
     with Store.open(store.root) as other, database_of(store).write():
-        other._catalogue.find_stream(STREAM)  # who reads waits for nobody
+        other._core.catalogue.find_stream(STREAM)  # who reads waits for nobody
         with pytest.raises(StorageError, match="lock timeout") as caught:
             other.seal(STREAM)
         assert caught.value.is_transient

@@ -12,7 +12,7 @@ from tests.store.storing import KEYED, STREAM, drain, drained, keyed
 from tests.store.test_store_crash import SINK, WRITER, kill, lines_of, start
 
 from headgate.errors import UsageError
-from headgate.store import shared
+from headgate.store import location
 from headgate.store.store import Store
 
 
@@ -25,7 +25,7 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
 @pytest.fixture
 def store(postgres: PostgresServer, objects: ObjectServer, request: pytest.FixtureRequest) -> Iterator[Store]:
     name = f"objects_{abs(hash(request.node.nodeid)) % 10**12}"
-    catalogue, storage, _ = shared.open_shared(postgres.url(name), f"s3://{BUCKET}/{name}")
+    catalogue, storage, _ = location.open_shared(postgres.url(name), f"s3://{BUCKET}/{name}")
     with Store(postgres.url(name), catalogue, storage) as opened:
         opened.create_stream(STREAM, KEYED, segments=3, routing_key="key")
         yield opened
@@ -35,14 +35,14 @@ def test_what_is_written_is_read_truncated_and_checked(store: Store) -> None:
     with store.writer(STREAM) as writer:
         for number in range(10):
             writer.append(keyed(("a", number), ("b", number))).result(60)
-    transaction = store.begin(STREAM, owner="p", epoch=1, name="t")
+    transaction = store.transactions.begin(STREAM, owner="p", epoch=1, name="t")
     transaction.write(keyed(("c", 1)))
     transaction.prepare()
     store.commit_transactions([(STREAM, "t")], owner="p", epoch=1)
     assert drained(store) == sorted([("a", n) for n in range(10)] + [("b", n) for n in range(10)] + [("c", 1)])
     assert store.fsck() == []
     store.truncate(store.tail(STREAM))
-    assert store._storage.list("") == []
+    assert store._core.storage.list("") == []
     assert store.fsck() == []
 
 
@@ -53,7 +53,7 @@ def test_clients_of_both_servers_that_are_killed_lose_and_repeat_nothing(store: 
     acknowledged += [int(line) for line in kill(victim)]
     committed = {line.split()[1] for line in lines_of(sink, 7) + kill(sink) if line.startswith("committed")}
     assert patient.communicate()[0].split() == [str(n) for n in range(15)]
-    store.recover(STREAM, owner="p/sink", epoch=2)
+    store.transactions.recover(STREAM, owner="p/sink", epoch=2)
     found = drain(store)
     assert [v for s in found for k, v in s if k == "w"] == list(range(15))
     there = [v for s in found for k, v in s if k == "victim"]
@@ -78,9 +78,9 @@ def test_a_place_that_does_not_let_us_in_is_named(
     postgres: PostgresServer, objects: ObjectServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # DB10
     with pytest.raises(UsageError, match=r"chunks of the store at .* cannot be reached: .*no-such-bucket"):
-        shared.open_shared(postgres.url("no_bucket"), "s3://no-such-bucket/x")
+        location.open_shared(postgres.url("no_bucket"), "s3://no-such-bucket/x")
     if objects.keeps:  # moto lets everybody in
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-wrong")
         with pytest.raises(UsageError, match="cannot be reached") as caught:
-            shared.open_shared(postgres.url("wrong_key"), f"s3://{BUCKET}/wrong")
+            location.open_shared(postgres.url("wrong_key"), f"s3://{BUCKET}/wrong")
         assert "very-wrong" not in str(caught.value)

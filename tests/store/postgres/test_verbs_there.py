@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.store.catalogue import test_catalogue_verbs as verbs
-from tests.store.catalogue.test_catalogue_verbs import *  # noqa: F403
+from tests.store.catalogue import test_sql as verbs
+from tests.store.catalogue.test_sql import *  # noqa: F403
 
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.store import Store
@@ -14,5 +14,5 @@ from headgate.store.store import Store
 @pytest.fixture
 def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
     with Store.open(tmp_path) as store:
-        verbs.fill(store._catalogue)
-        yield store._catalogue
+        verbs.fill(store._core.catalogue)
+        yield store._core.catalogue

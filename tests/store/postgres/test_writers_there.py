@@ -1,5 +1,5 @@
 """Writers and their acknowledgements, with the catalogue on a server."""
 
-from tests.store.test_store_acknowledgements import *  # noqa: F403
-from tests.store.test_store_linger import *  # noqa: F403
-from tests.store.test_store_writer import *  # noqa: F403
+from tests.store.test_writer import *  # noqa: F403
+from tests.store.test_writer_acknowledgements import *  # noqa: F403
+from tests.store.test_writer_linger import *  # noqa: F403

@@ -14,8 +14,8 @@ from typing import Any
 
 from tests.servers.proxy import Wire
 
-from headgate.store.served.opening import open_served
-from headgate.store.serving.server import ServerOptions, StoreServer
+from headgate.store.client.remote_store import open_remote_store
+from headgate.store.server.server import ServerOptions, StoreServer
 from headgate.store.store import Store
 
 TOKEN = "a token of more than sixteen characters"
@@ -35,7 +35,7 @@ def serving(root: Path, port: int = 0, **options: Any) -> Iterator[StoreServer]:
 def over(wire: Wire) -> Iterator[Store]:
     """Open a store over a wire that can be cut."""
     url = f"headgate://127.0.0.1:{wire.port}"
-    served = open_served(url)
+    served = open_remote_store(url)
     with Store(url, served.catalogue, served.storage, clock=served.clock) as opened:
         yield opened
 
@@ -55,7 +55,7 @@ class ServerProcess:
 
     def start(self) -> dict[str, Any]:
         """Start it; return what it says then."""
-        command = [sys.executable, "-m", "headgate.cli.main", "store", "serve", "--json", "--store", str(self._root)]
+        command = [sys.executable, "-m", "headgate.cli.app", "store", "serve", "--json", "--store", str(self._root)]
         self._process = subprocess.Popen(
             [*command, "--port", str(self._port)], stdout=subprocess.PIPE, text=True, env=os.environ
         )

@@ -17,18 +17,17 @@ from tests.store.served.serving import TOKEN, WAIT_S, serving
 from tests.store.storing import KEYED, STREAM, drained, keyed
 
 from headgate.errors import StorageError, UsageError
-from headgate.model.security import SecurityConfig
-from headgate.store.served import address as addresses
-from headgate.store.served import client as clients
-from headgate.store.served import connection as asking
-from headgate.store.served.address import Address
-from headgate.store.served.client import Client
-from headgate.store.served.connection import Question
-from headgate.store.served.greeting import tokens_of
-from headgate.store.serving import connections
-from headgate.store.serving import desk as desks
-from headgate.store.serving import server as servers
-from headgate.store.serving.server import ServerOptions, StoreServer
+from headgate.model.config import SecurityConfig
+from headgate.store import addresses
+from headgate.store.addresses import ServerAddress
+from headgate.store.client import connection as asking
+from headgate.store.client import requests as clients
+from headgate.store.client.connection import Request, read_tokens
+from headgate.store.client.requests import Client
+from headgate.store.server import connections
+from headgate.store.server import server as desks
+from headgate.store.server import server as servers
+from headgate.store.server.server import ServerOptions, StoreServer
 from headgate.store.store import Store
 
 
@@ -66,18 +65,18 @@ def test_a_token_that_is_too_short_is_refused(tmp_path: Path, monkeypatch: pytes
     for text, problem in (("short\n", "too short"), ("\n\n", "no token"), ("", "no token")):
         file.write_text(text)
         with pytest.raises(UsageError, match=problem) as caught:
-            tokens_of(str(file))
+            read_tokens(str(file))
         assert "short\n" not in str(caught.value)
     with pytest.raises(UsageError, match="cannot be read"):
-        tokens_of(str(tmp_path / "missing"))
+        read_tokens(str(tmp_path / "missing"))
     file.write_text(f"{TOKEN}\n  another one that is long enough\n")
-    assert tokens_of(str(file)) == [TOKEN.encode(), b"another one that is long enough"]
+    assert read_tokens(str(file)) == [TOKEN.encode(), b"another one that is long enough"]
     monkeypatch.setenv(addresses.TOKEN_FILE_VARIABLE, str(file))
-    assert len(tokens_of()) == 2
+    assert len(read_tokens()) == 2
     monkeypatch.delenv(addresses.TOKEN_FILE_VARIABLE)
-    assert tokens_of() == []
+    assert read_tokens() == []
     monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
-    assert tokens_of() == [TOKEN.encode()]
+    assert read_tokens() == [TOKEN.encode()]
 
 
 def test_a_wrong_token_is_refused_in_one_sentence(
@@ -105,7 +104,7 @@ def test_a_token_that_was_taken_out_is_right_no_more(tmp_path: Path, monkeypatch
     monkeypatch.setenv(addresses.TOKEN_FILE_VARIABLE, str(mine))
     newer = "a newer token of more than sixteen"
     with (
-        serving(tmp_path / "s", tokens=lambda: tokens_of(str(file))) as server,
+        serving(tmp_path / "s", tokens=lambda: read_tokens(str(file))) as server,
         Store.open(server.address.url) as store,
     ):
         file.write_text(f"{newer}\n{TOKEN}")
@@ -113,7 +112,7 @@ def test_a_token_that_was_taken_out_is_right_no_more(tmp_path: Path, monkeypatch
         file.write_text("x")  # not right: the former ones stay
         store.list_streams()
         file.write_text(newer)
-        store._catalogue._client.patience_s = 0.0  # type: ignore[attr-defined]
+        store._core.catalogue._client.patience_s = 0.0  # type: ignore[attr-defined]
         with pytest.raises(StorageError, match="token"):
             store.list_streams()
         with pytest.raises(StorageError, match="it does not know the token") as caught:
@@ -217,10 +216,10 @@ def test_another_version_is_refused_in_one_sentence(
 ) -> None:  # SS5
     with Store.open(server.address.url) as store:
         monkeypatch.setattr(asking, "PROTOCOL_VERSION", 99)
-        with pytest.raises(StorageError, match=r"speaks version 3 .* speaks version 99; use") as caught:
+        with pytest.raises(StorageError, match=r"speaks version 1 .* speaks version 99; use") as caught:
             store.find(STREAM)  # also in the middle
         assert not caught.value.is_transient
-        with pytest.raises(UsageError, match=r"speaks version 3 .* speaks version 99"):
+        with pytest.raises(UsageError, match=r"speaks version 1 .* speaks version 99"):
             Store.open(server.address.url)
 
 
@@ -238,16 +237,16 @@ def raw(server: StoreServer, sent: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (b"POST /verb/catalogue/list_streams HTTP/1.1\r\nHeadgate-Protocol: 3\r\nContent-Length: 0\r\n\r\n", b"401"),
-        (b"GET /chunk/a HTTP/1.1\r\nHeadgate-Protocol: 3\r\n\r\n", b"401"),
-        (b"PUT /chunk/a HTTP/1.1\r\nHeadgate-Protocol: 3\r\nContent-Length: 1\r\n\r\nx", b"401"),
-        (b"POST /prove HTTP/1.1\r\nHeadgate-Protocol: 3\r\nContent-Length: 0\r\n\r\n", b"412"),
-        (b"POST /hello HTTP/1.1\r\nHeadgate-Protocol: 3\r\nContent-Length: 5000\r\n\r\n" + b"x" * 5_000, b"413"),
+        (b"POST /verb/catalogue/list_streams HTTP/1.1\r\nHeadgate-Protocol: 1\r\nContent-Length: 0\r\n\r\n", b"401"),
+        (b"GET /chunk/a HTTP/1.1\r\nHeadgate-Protocol: 1\r\n\r\n", b"401"),
+        (b"PUT /chunk/a HTTP/1.1\r\nHeadgate-Protocol: 1\r\nContent-Length: 1\r\n\r\nx", b"401"),
+        (b"POST /prove HTTP/1.1\r\nHeadgate-Protocol: 1\r\nContent-Length: 0\r\n\r\n", b"412"),
+        (b"POST /hello HTTP/1.1\r\nHeadgate-Protocol: 1\r\nContent-Length: 5000\r\n\r\n" + b"x" * 5_000, b"413"),
         (b"POST /hello HTTP/1.1\r\nContent-Length: 0\r\n\r\n", b"409"),
         (b"GET / HTTP/1.1\r\n\r\n", b"409"),
         (b"\x16\x03\x01 TLS where there is none\r\n\r\n", b"Bad request"),
         (b"GET /" + b"x" * 5_000 + b" HTTP/1.1\r\n\r\n", b"431"),
-        (b"POST /hello HTTP/1.1\r\nHeadgate-Protocol: 3\r\n" + (b"a: " + b"b" * 1_000 + b"\r\n") * 5, b"431"),
+        (b"POST /hello HTTP/1.1\r\nHeadgate-Protocol: 1\r\n" + (b"a: " + b"b" * 1_000 + b"\r\n") * 5, b"431"),
         (b"POST /hello HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", b"431"),
         (b"", b""),
     ],
@@ -260,7 +259,7 @@ def test_who_is_not_known_is_told_nothing(guarded: StoreServer, sent: bytes, sta
 
 
 def test_a_stranger_that_takes_too_long_is_closed(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS4
-    monkeypatch.setattr(desks, "GREETING_S", 0.3)
+    monkeypatch.setattr(desks, "HANDSHAKE_TIMEOUT_S", 0.3)
     with closing(socket.create_connection(("127.0.0.1", server.address.port), WAIT_S)) as stream:
         deadline_s = time.monotonic() + WAIT_S
         stream.setblocking(False)
@@ -274,14 +273,14 @@ def test_a_stranger_that_takes_too_long_is_closed(server: StoreServer, monkeypat
             except OSError:
                 is_open = False
         assert not is_open
-    monkeypatch.setattr(desks, "GREETING_S", WAIT_S)  # who greets may be as slow as the machine
+    monkeypatch.setattr(desks, "HANDSHAKE_TIMEOUT_S", WAIT_S)  # who greets may be as slow as the machine
     with Store.open(server.address.url) as store:
         assert store.find(STREAM)
 
 
 def test_a_flood_of_strangers_keeps_no_client_out(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS4
     monkeypatch.setattr(desks, "STRANGERS_MAX", 3)
-    monkeypatch.setattr(desks, "GREETING_S", 2 * WAIT_S)  # who is closed has made room
+    monkeypatch.setattr(desks, "HANDSHAKE_TIMEOUT_S", 2 * WAIT_S)  # who is closed has made room
     monkeypatch.setattr(connections.Connection, "timeout", 2 * WAIT_S)
     came = threading.Semaphore(0)
     monkeypatch.setattr(server, "came", lambda connection: (StoreServer.came(server, connection), came.release()))
@@ -306,7 +305,7 @@ def test_a_flood_of_strangers_keeps_no_client_out(server: StoreServer, monkeypat
     ("host", "is_page"), [("evil.example.com", True), ("localhost:80", False), ("[::1]", False), ("127.0.0.1:1", False)]
 )
 def test_a_page_of_another_site_is_refused(server: StoreServer, host: str, is_page: bool) -> None:  # SS4
-    head = f"POST /hello HTTP/1.1\r\nHost: {host}\r\nHeadgate-Protocol: 3\r\n"
+    head = f"POST /hello HTTP/1.1\r\nHost: {host}\r\nHeadgate-Protocol: 1\r\n"
     sent = f"{head}Headgate-Checksum: {asking.checksum_of(b'x' * 71)}\r\nContent-Length: 71\r\n\r\n"
     found = raw(server, sent.encode() + b"x" * 71)
     assert b"403" in found.partition(b"\r\n")[0], "and the first message is none"
@@ -315,10 +314,10 @@ def test_a_page_of_another_site_is_refused(server: StoreServer, host: str, is_pa
 
 def test_who_is_known_is_not_asked_again(guarded: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:  # SS3
     monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
-    client = Client(Address(guarded.address.url, "127.0.0.1", guarded.address.port, is_tls=False))
+    client = Client(ServerAddress(guarded.address.url, "127.0.0.1", guarded.address.port, is_tls=False))
     connection = client.connect()
     for _ in range(3):
-        assert connection.ask(Question("POST", "/date")).status == 200
+        assert connection.ask(Request("POST", "/date")).status == 200
     connection.close()
 
 
@@ -326,10 +325,10 @@ def test_a_question_with_a_long_head_is_refused_though_its_client_is_known(
     guarded: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SS7
     monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
-    client = Client(Address(guarded.address.url, "127.0.0.1", guarded.address.port, is_tls=False))
+    client = Client(ServerAddress(guarded.address.url, "127.0.0.1", guarded.address.port, is_tls=False))
     with closing(client.connect()) as connection:
-        assert connection.ask(Question("POST", "/date", headers={"A": "x" * 5_000})).status == 200
-        assert connection.ask(Question("POST", "/date", headers={"A": "x" * 17_000})).status == 431
+        assert connection.ask(Request("POST", "/date", headers={"A": "x" * 5_000})).status == 200
+        assert connection.ask(Request("POST", "/date", headers={"A": "x" * 17_000})).status == 431
 
 
 def test_a_client_on_the_servers_machine_may_do_without_encryption(
@@ -363,4 +362,4 @@ def test_a_port_that_is_taken_is_named(server: StoreServer, tmp_path: Path) -> N
         serving(tmp_path / "other", server.address.port),
     ):
         raise AssertionError("somebody has it")
-    assert connections.GREETING_S == 10.0
+    assert connections.HANDSHAKE_TIMEOUT_S == 10.0

@@ -17,20 +17,19 @@ from tests.store.served.serving import WAIT_S
 from headgate.errors import StorageError, UsageError
 from headgate.storage.base import AlreadyExists, NotFound
 from headgate.storage.local import LocalStorage
-from headgate.store.served import client as clients
-from headgate.store.served import served_storage
-from headgate.store.served.client import Client
-from headgate.store.served.connection import ConnectionLostError, Question
-from headgate.store.served.opening import open_served
-from headgate.store.served.served_storage import ServedStorage
-from headgate.store.serving import chunks, connections
-from headgate.store.serving.server import StoreServer
+from headgate.store.client import remote_store
+from headgate.store.client import requests as clients
+from headgate.store.client.connection import ConnectionLostError, Request
+from headgate.store.client.remote_store import RemoteStorage, open_remote_store
+from headgate.store.client.requests import Client
+from headgate.store.server import connections
+from headgate.store.server.server import StoreServer
 
 
 @pytest.fixture
-def storage(server: StoreServer) -> ServedStorage:
-    found = open_served(server.address.url).storage
-    assert isinstance(found, ServedStorage)
+def storage(server: StoreServer) -> RemoteStorage:
+    found = open_remote_store(server.address.url).storage
+    assert isinstance(found, RemoteStorage)
     return found
 
 
@@ -38,8 +37,8 @@ def files(root: Path) -> list[str]:
     return sorted(path.name for path in (root / "served" / "chunks").rglob("*") if path.is_file())
 
 
-def test_chunks_come_back(storage: ServedStorage, monkeypatch: pytest.MonkeyPatch) -> None:  # SS8
-    monkeypatch.setattr(chunks, "PIECE_BYTES", 10)
+def test_chunks_come_back(storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:  # SS8
+    monkeypatch.setattr(connections, "PIECE_BYTES", 10)
     for size_bytes in (0, 1, 9, 10, 11, 20, 105):
         data = bytes(range(size_bytes))
         storage.put("1/a b%2F/c.chunk", [data[:3], memoryview(data[3:])])
@@ -57,7 +56,7 @@ def test_chunks_come_back(storage: ServedStorage, monkeypatch: pytest.MonkeyPatc
         storage.get_range("1/a b%2F/c.chunk", 0, 1)
 
 
-def test_what_is_there_is_not_replaced(storage: ServedStorage) -> None:  # SS9, SS18
+def test_what_is_there_is_not_replaced(storage: RemoteStorage) -> None:  # SS9, SS18
     storage.put_if_absent("a", [b"first"])
     with pytest.raises(AlreadyExists):
         storage.put_if_absent("a", [b"second" * 1_000_000])
@@ -70,7 +69,7 @@ def test_what_is_there_is_not_replaced(storage: ServedStorage) -> None:  # SS9, 
         storage.put("../a", [b""])
 
 
-def test_a_chunk_passes_in_pieces(storage: ServedStorage, monkeypatch: pytest.MonkeyPatch) -> None:  # SS7
+def test_a_chunk_passes_in_pieces(storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch) -> None:  # SS7
     sizes: list[int] = []
     real = LocalStorage.get_range
 
@@ -97,16 +96,16 @@ def test_a_chunk_passes_in_pieces(storage: ServedStorage, monkeypatch: pytest.Mo
 
 
 def test_a_chunk_that_came_half_or_damaged_is_not_there(
-    server: StoreServer, storage: ServedStorage, tmp_path: Path
+    server: StoreServer, storage: RemoteStorage, tmp_path: Path
 ) -> None:  # SS8
     storage.put("a", [b"before"])
     connection = Client(server.address).connect()
-    damaged = connection.ask(Question("PUT", "/chunk/a", [b"x" * 100_000], {"Headgate-Checksum": "0" * 16}))
+    damaged = connection.ask(Request("PUT", "/chunk/a", [b"x" * 100_000], {"Headgate-Checksum": "0" * 16}))
     assert damaged.status == 412
-    connection.ask(Question("POST", "/date"))  # the connection goes on
+    connection.ask(Request("POST", "/date"))  # the connection goes on
     stream = connection._http.sock
     assert isinstance(stream, socket.socket)
-    head = "PUT /chunk/b HTTP/1.1\r\nHost: localhost\r\nHeadgate-Protocol: 3\r\nContent-Length: 100000\r\n\r\n"
+    head = "PUT /chunk/b HTTP/1.1\r\nHost: localhost\r\nHeadgate-Protocol: 1\r\nContent-Length: 100000\r\n\r\n"
     stream.sendall(head.encode() + b"x" * 50_000)
     deadline_s = time.monotonic() + WAIT_S
     while len(files(tmp_path)) < 2 and time.monotonic() < deadline_s:
@@ -121,8 +120,8 @@ def test_a_chunk_that_came_half_or_damaged_is_not_there(
 
 PUTTING = """
 import sys
-from headgate.store.served.opening import open_served
-storage = open_served(sys.argv[1]).storage
+from headgate.store.client.remote_store import open_remote_store
+storage = open_remote_store(sys.argv[1]).storage
 print("ready", flush=True)
 while True:
     storage.put("killed", [bytes(64 << 20)])
@@ -131,7 +130,7 @@ while True:
 
 @pytest.mark.crash
 def test_a_client_that_is_killed_while_it_puts_leaves_nothing(
-    server: StoreServer, storage: ServedStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: StoreServer, storage: RemoteStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SS8
     real = LocalStorage.put
 
@@ -159,20 +158,20 @@ def test_a_client_that_is_killed_while_it_puts_leaves_nothing(
 
 
 def test_a_question_that_is_too_large_is_refused_before_it_is_read(
-    server: StoreServer, storage: ServedStorage, monkeypatch: pytest.MonkeyPatch
+    server: StoreServer, storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SS7
     monkeypatch.setattr(connections, "BODY_BYTES_MAX", 1_000)
     monkeypatch.setattr(connections, "CHUNK_BYTES_MAX", 1_000)
     connection = Client(server.address).connect()
     for method, path in (("POST", "/verb/catalogue/look"), ("PUT", "/chunk/a")):
         stream = connection._http.sock
-        stream.sendall(f"{method} {path} HTTP/1.1\r\nHeadgate-Protocol: 3\r\nContent-Length: 1001\r\n\r\n".encode())
+        stream.sendall(f"{method} {path} HTTP/1.1\r\nHeadgate-Protocol: 1\r\nContent-Length: 1001\r\n\r\n".encode())
         assert stream.recv(1_000).startswith(b"HTTP/1.1 413 ")
         connection.close()
         connection = Client(server.address).connect()
     connection.close()
     storage.put("a", [b"x" * 1_000])
-    monkeypatch.setattr(served_storage, "CHUNK_BYTES_MAX", 1_000)
+    monkeypatch.setattr(remote_store, "CHUNK_BYTES_MAX", 1_000)
     with pytest.raises(StorageError, match="append smaller batches") as caught:
         storage.put("a", [b"x" * 1_001])
     assert not caught.value.is_transient
@@ -182,12 +181,12 @@ def test_a_connection_that_the_server_has_ended_is_not_used_again(
     server: StoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SS3
     client = Client(server.address)
-    client.ask(Question("POST", "/date"))
+    client.ask(Request("POST", "/date"))
     with monkeypatch.context() as patch:
         patch.setattr(connections, "BODY_BYTES_MAX", 1_000)
         with pytest.raises(StorageError, match="the server takes 1,000"):
-            client.ask(Question("POST", "/verb/catalogue/look", [b"x" * 1_001]))
-    assert client.ask(Question("POST", "/date"))  # by one that was greeted
+            client.ask(Request("POST", "/verb/catalogue/look", [b"x" * 1_001]))
+    assert client.ask(Request("POST", "/date"))  # by one that was greeted
     client.close()
 
 
@@ -195,11 +194,11 @@ def test_a_connection_that_was_closed_does_not_open_itself(server: StoreServer) 
     connection = Client(server.address).connect()
     connection.close()
     with pytest.raises(ConnectionLostError):
-        connection.ask(Question("POST", "/date"))  # nobody would be greeted
+        connection.ask(Request("POST", "/date"))  # nobody would be greeted
 
 
 def test_a_disk_that_is_full_is_told(
-    server: StoreServer, storage: ServedStorage, monkeypatch: pytest.MonkeyPatch
+    server: StoreServer, storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SS18
     def full(path: str, parts: Any) -> None:
         raise StorageError("put", f"/srv/{path}", "No space left on device")
@@ -213,16 +212,16 @@ def test_a_disk_that_is_full_is_told(
 
 
 def test_a_chunk_that_is_shorter_by_now_is_noticed(
-    server: StoreServer, storage: ServedStorage, monkeypatch: pytest.MonkeyPatch
+    server: StoreServer, storage: RemoteStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # SS6
     storage.put("a", [b"abc" * 1_000_000])
-    real = chunks.Range.pieces
+    real = connections.Range.pieces
     cut = [1]
 
-    def pieces(self: chunks.Range) -> Any:
+    def pieces(self: connections.Range) -> Any:
         found = list(real(self))
         return found[:-1] if cut and not cut.clear() else found
 
-    monkeypatch.setattr(chunks.Range, "pieces", pieces)
+    monkeypatch.setattr(connections.Range, "pieces", pieces)
     assert storage.get("a") == b"abc" * 1_000_000
     assert cut == []

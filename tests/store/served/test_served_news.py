@@ -9,9 +9,9 @@ from tests.servers.proxy import Wire
 from tests.store.served.serving import WAIT_S, over
 from tests.store.storing import STREAM, keyed
 
+from headgate.store.client import remote_store
 from headgate.store.reader import SegmentReader
-from headgate.store.served import hearing
-from headgate.store.serving.server import StoreServer
+from headgate.store.server.server import StoreServer
 from headgate.store.store import Store
 
 
@@ -57,8 +57,8 @@ def test_a_reader_that_hears_nothing_looks_for_itself(
     with over(wire) as store, Store.open(server.address.url) as other:
         reader = store.reader(STREAM, 0)
         assert reader.read() is None
-        client = store._catalogue._client  # type: ignore[attr-defined]
-        monkeypatch.setattr(hearing.Hearing, "_hear", lambda self, connection: connection.close())
+        client = store._core.catalogue._client  # type: ignore[attr-defined]
+        monkeypatch.setattr(remote_store.ServerChangeListener, "_hear", lambda self, connection: connection.close())
         wire.cut()
         for _ in range(20):  # whoever would take the last that it heard for the present has done so by then
             assert reader.read() is None
@@ -88,7 +88,7 @@ def test_what_comes_while_a_reader_asks_is_not_overlooked(
             return found
 
         monkeypatch.setitem(carrying._verbs, ("catalogue", "parts"), (signature, write_behind))
-        store._catalogue._hearing.changed_here()  # type: ignore[attr-defined]
+        store._core.catalogue._change_listener.changed_here()  # type: ignore[attr-defined]
         assert reader.read() is None
         assert soon(reader) == [1]
 

@@ -14,11 +14,11 @@ from tests.store.storing import KEYED, drained, keyed
 
 import headgate as hg
 from headgate import fault_points, testing
-from headgate.around import SystemAround
 from headgate.connectors.base import Source
-from headgate.store.served import client as clients
-from headgate.store.served.address import TOKEN_FILE_VARIABLE
-from headgate.store.serving.server import StoreServer
+from headgate.environment import SystemEnvironment
+from headgate.store.addresses import TOKEN_FILE_VARIABLE
+from headgate.store.client import requests as clients
+from headgate.store.server.server import StoreServer
 from headgate.store.store import Store
 
 WAIT_S = 240.0
@@ -92,7 +92,7 @@ class Away:
         monkeypatch.setenv(TOKEN_FILE_VARIABLE, self.server.said["token_file"])
         monkeypatch.setattr(clients, "PATIENCE_S", 3_600.0)
         monkeypatch.setattr(fault_points, "reach", self._reach)
-        monkeypatch.setattr(SystemAround, "sleep", self._sleep)
+        monkeypatch.setattr(SystemEnvironment, "sleep", self._sleep)
         self.kill_at, self._is_waiting = "", threading.Condition()
         self._waiting = set[str]()
         with Store.open(self.server.url) as store:

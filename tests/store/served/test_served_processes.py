@@ -18,11 +18,11 @@ from tests.store.served.serving import WAIT_S, ServerProcess, serving
 from tests.store.storing import KEYED, STREAM, drained, keyed
 from typer.testing import CliRunner
 
-from headgate.cli.main import app
+from headgate.cli.app import app
 from headgate.errors import StorageError, UsageError
-from headgate.store.served import client as clients
-from headgate.store.served.address import TOKEN_FILE_VARIABLE
-from headgate.store.serving.server import StoreServer
+from headgate.store.addresses import TOKEN_FILE_VARIABLE
+from headgate.store.client import requests as clients
+from headgate.store.server.server import StoreServer
 from headgate.store.store import Store
 
 

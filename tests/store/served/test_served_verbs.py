@@ -9,44 +9,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 from tests.servers.proxy import Wire
-from tests.store.catalogue import test_catalogue_verbs as verbs
+from tests.store.catalogue import test_sql as verbs
 from tests.store.served.serving import over
 from tests.store.storing import KEYED, STREAM, drained, in_a_child, keyed
 
 from headgate import errors
 from headgate.errors import CorruptionError, FencedError, StorageError, TruncatedError, UsageError, gone
-from headgate.model.life import Life, Owner
+from headgate.model.pipeline_identity import Life, Owner
 from headgate.storage.local import LocalStorage
-from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.memory import memory_catalogue
+from headgate.store.addresses import parse_server_url
+from headgate.store.catalogue.base import VERBS, Catalogue
+from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
-from headgate.store.served import client as clients
-from headgate.store.served import connection as asking
-from headgate.store.served.address import parse_address
-from headgate.store.served.checked import CHECK, CheckAsked, Checked
-from headgate.store.served.client import Client
-from headgate.store.served.connection import Answer, Question
-from headgate.store.served.failures import decode_failure, encode_failure
-from headgate.store.served.greeting import Facts
-from headgate.store.served.opening import open_served
-from headgate.store.served.served_catalogue import ServedCatalogue
-from headgate.store.served.values import decode, encode
-from headgate.store.served.verbs import (
+from headgate.store.client import connection as asking
+from headgate.store.client import requests as clients
+from headgate.store.client.connection import Request, Response, ServerFacts
+from headgate.store.client.messages import (
     CATALOGUE_SIGNATURES,
-    NO_VERBS,
     PROTOCOL_VERSION,
-    READING,
     STORAGE_SIGNATURES,
+    decode,
+    decode_failure,
+    encode,
+    encode_failure,
 )
-from headgate.store.serving import connections as answering
-from headgate.store.serving.answers import Answers
-from headgate.store.serving.counting import Counting
-from headgate.store.serving.server import ServerOptions, StoreServer, serving_store
+from headgate.store.client.remote_store import CHECK, CheckRequest, CheckResult, RemoteCatalogue, open_remote_store
+from headgate.store.client.requests import Client
+from headgate.store.server import connections as answering
+from headgate.store.server.handlers import RequestHandlers, ServerMetrics
+from headgate.store.server.server import ServerOptions, StoreServer, serve_store
 from headgate.store.store import Store
 from headgate.store.streams import OtherLayoutError, RemovedFileError, StreamDefinition
 
@@ -56,8 +52,8 @@ def afar(root: Path) -> Iterator[tuple[Catalogue, Catalogue]]:
     """A catalogue from afar, and the same on the spot."""
     behind = memory_catalogue("memory")
     options = ServerOptions("127.0.0.1", 0)
-    with serving_store(root, behind, LocalStorage(root / "chunks"), options) as server:
-        catalogue = open_served(server.address.url).catalogue
+    with serve_store(root, behind, LocalStorage(root / "chunks"), options) as server:
+        catalogue = open_remote_store(server.address.url).catalogue
         yield catalogue, behind
         catalogue.close()
 
@@ -70,34 +66,28 @@ def told(value: Any) -> str:
 
 
 def test_every_verb_is_offered() -> None:  # SS6
-    declared = {name for name in vars(Catalogue) if not name.startswith("_")}
-    assert CATALOGUE_SIGNATURES.keys() == declared - NO_VERBS
-    assert verbs.NO_TRANSACTION == NO_VERBS
-
-
-def test_which_verbs_only_read_is_known() -> None:  # SS9
-    assert verbs.READS.keys() == READING
+    assert CATALOGUE_SIGNATURES.keys() == VERBS.keys()
 
 
 class Near(Client):
     """A client that needs no connection: all that it says is bytes nevertheless."""
 
-    def __init__(self, answers: Answers) -> None:
-        super().__init__(parse_address("headgate://localhost:1"))
+    def __init__(self, answers: RequestHandlers) -> None:
+        super().__init__(parse_server_url("headgate://localhost:1"))
         self._answers = answers
-        self._facts = Facts("", "", "/srv")
+        self._facts = ServerFacts("", "", "/srv")
 
-    def ask(self, question: Question, *, is_once: bool = False, may_repeat: bool = False) -> bytes:
+    def ask(self, question: Request, *, is_once: bool = False, may_repeat: bool = False) -> bytes:
         data = b"".join(bytes(part) for part in question.parts)
-        return self._understood(Answer(*self._answers.answer(question.path, None, data)))
+        return self._result_of(Response(*self._answers.answer(question.path, None, data)))
 
 
 @contextmanager
 def near(root: Path) -> Iterator[tuple[Catalogue, Catalogue]]:
     """The same without a server."""
     behind = memory_catalogue("memory")
-    answers = Answers(behind, LocalStorage(root), "", Counting())
-    yield cast(Catalogue, ServedCatalogue(Near(answers))), behind
+    answers = RequestHandlers(behind, LocalStorage(root), "", ServerMetrics())
+    yield RemoteCatalogue(Near(answers)), behind
     answers.close()
 
 
@@ -140,7 +130,7 @@ def test_what_is_sent_is_what_its_version_says() -> None:  # SS5
     }
     text = json.dumps(shapes, sort_keys=True)
     found = hashlib.sha256(text.encode()).hexdigest()[:16]
-    assert (PROTOCOL_VERSION, CATALOGUE_VERSION, found) == (3, 9, "0114cfb743d8b306")
+    assert (PROTOCOL_VERSION, CATALOGUE_VERSION, found) == (1, 1, "8b6e66708b897883")
 
 
 def shape_of(of: Any) -> Any:
@@ -197,7 +187,7 @@ def test_a_mistake_of_the_server_is_told_and_it_goes_on(
         monkeypatch.setitem(carrying._verbs, ("catalogue", "look"), (signature, lambda **_: mistaken()))
         info = store.find(STREAM)
         with pytest.raises(StorageError, match="AssertionError: a bug") as caught:
-            store._catalogue.look(info)
+            store._core.catalogue.look(info)
         assert not caught.value.is_transient
         assert store.find(STREAM) == info
     assert "could not answer" in caplog.text
@@ -205,27 +195,27 @@ def test_a_mistake_of_the_server_is_told_and_it_goes_on(
 
 
 NO_QUESTIONS = [
-    Question("POST", "/verb/catalogue/close", [encode({})]),
-    Question("POST", "/verb/catalogue/_database", [encode({})]),
-    Question("POST", "/verb/os/system", [encode({})]),
-    Question("POST", "/verb/catalogue/find_stream", [encode({"name": 5})]),
-    Question("POST", "/verb/catalogue/find_stream", [encode({})]),
-    Question("POST", "/verb/catalogue/find_stream", [b"\xc1 no msgpack"]),
-    Question("POST", "/verb/catalogue/change_group", [encode({"name": "g", "event": ["Unknown", {}]})]),
-    Question("POST", "/verb/catalogue/change_group", [encode({"name": "g", "event": ["Left", {"reader": 1}]})]),
-    Question("POST", "/settle", [encode(5)]),
-    Question("POST", "/nothing"),
-    Question("GET", "/nothing"),
-    Question("PUT", "/chunk/../../etc/passwd", [b"x"]),
-    Question("GET", "/chunk//etc/passwd"),
-    Question("GET", "/chunk/a/b.chunk", headers={"Headgate-Offset": "-1", "Headgate-Size": "5"}),
-    Question("PUT", "/chunk/a/b.chunk", [b"x"], {"Transfer-Encoding": "chunked"}),
-    Question("DELETE", "/chunk/a"),
+    Request("POST", "/verb/catalogue/close", [encode({})]),
+    Request("POST", "/verb/catalogue/_database", [encode({})]),
+    Request("POST", "/verb/os/system", [encode({})]),
+    Request("POST", "/verb/catalogue/find_stream", [encode({"name": 5})]),
+    Request("POST", "/verb/catalogue/find_stream", [encode({})]),
+    Request("POST", "/verb/catalogue/find_stream", [b"\xc1 no msgpack"]),
+    Request("POST", "/verb/catalogue/change_group", [encode({"name": "g", "event": ["Unknown", {}]})]),
+    Request("POST", "/verb/catalogue/change_group", [encode({"name": "g", "event": ["Left", {"reader": 1}]})]),
+    Request("POST", "/settle", [encode(5)]),
+    Request("POST", "/nothing"),
+    Request("GET", "/nothing"),
+    Request("PUT", "/chunk/../../etc/passwd", [b"x"]),
+    Request("GET", "/chunk//etc/passwd"),
+    Request("GET", "/chunk/a/b.chunk", headers={"Headgate-Offset": "-1", "Headgate-Size": "5"}),
+    Request("PUT", "/chunk/a/b.chunk", [b"x"], {"Transfer-Encoding": "chunked"}),
+    Request("DELETE", "/chunk/a"),
 ]
 
 
 @pytest.mark.parametrize("question", NO_QUESTIONS, ids=lambda one: f"{one.method} {one.path}")
-def test_what_is_no_question_is_refused(server: StoreServer, question: Question) -> None:  # SS6
+def test_what_is_no_question_is_refused(server: StoreServer, question: Request) -> None:  # SS6
     client = Client(server.address)
     connection = client.connect()
     answer = connection.ask(question)
@@ -297,14 +287,14 @@ def test_the_caller_says_what_is_its_own(tmp_path: Path) -> None:  # SS17
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            there.start_over(replace(verbs.RESET, of="", mine=nobody), 7)
+            there.start_over(replace(verbs.RESET, of=""), nobody, 7)
         assert verbs.content(behind) == before, "nothing is changed before the caller has spoken"
 
 
 def test_a_child_asks_on_connections_of_its_own(server: StoreServer) -> None:  # SS19
     with Store.open(server.address.url) as store:
         store.changes()
-        client = store._catalogue._client  # type: ignore[attr-defined]
+        client = store._core.catalogue._client  # type: ignore[attr-defined]
 
         def append() -> None:
             with store.writer(STREAM) as writer:
@@ -328,7 +318,7 @@ def test_a_served_store_is_checked_by_its_server(server: StoreServer, tmp_path: 
         assert any(problem.where.startswith(STREAM) for problem in store.fsck())
         assert store.fsck(verify_events=False) == []
         with pytest.raises(UsageError, match="checked by its server"):
-            store._catalogue.audit()
+            store._core.catalogue.audit()
 
 
 def test_a_check_that_ends_in_a_mistake_is_no_sound_store(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,11 +339,11 @@ def test_a_check_that_was_begun_in_another_process_is_none_of_this_one(tmp_path:
     """Of a server that was started again: else its client would be told what others had checked, and how."""
 
     def begun(*, verify_events: bool) -> int:
-        answers = Answers(memory_catalogue("memory"), LocalStorage(tmp_path), "", Counting())
-        status, found = answers.answer(CHECK, None, encode(CheckAsked(0, verify_events)))
+        answers = RequestHandlers(memory_catalogue("memory"), LocalStorage(tmp_path), "", ServerMetrics())
+        status, found = answers.answer(CHECK, None, encode(CheckRequest(0, verify_events)))
         answers.close()
         assert status == 200
-        return decode(found, Checked).number
+        return decode(found, CheckResult).number
 
     assert begun(verify_events=True) != begun(verify_events=False)
 

@@ -16,15 +16,14 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import xxhash
 
-from headgate.codec.zones import joined_zones
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
-from headgate.connectors.breaking_reader import BreakingReader
-from headgate.connectors.files.listing import Paths, numbered, select_files
+from headgate.codec.arrow import joined_zones
+from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.files.selection import Paths, numbered_files, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.lineage import Location
-from headgate.model.state_identity import Form
-from headgate.operators.types import canonical_schema, carried, refuse_twice, schema_text, with_durations
-from headgate.storage.backends import refuse_secrets
+from headgate.model.state_schema import Form
+from headgate.operators.schemas import canonical_schema, carried, refuse_twice, schema_text, with_durations
+from headgate.storage.urls import refuse_secrets
 
 BATCH_ROWS = 65_536
 
@@ -32,9 +31,8 @@ ACTIVE_FILES_MAX = 4
 """Files read in turn at a time: enough to keep event time of several files together, few open files."""
 
 PATTERN_DEFAULT = "**/*.parquet"
-_VERSION_1 = struct.Struct("<B?IQ")
-_VERSION_2 = struct.Struct("<B?IIQQQ")
-_FORMATS = {1: _VERSION_1, 2: _VERSION_2}
+_VERSION = 1
+_POSITION = struct.Struct("<B?IIQQQ")
 _MAGIC_BYTES = 8
 """At the end of a file: the length of its footer, and a magic number."""
 _FAILURES = (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError)
@@ -90,7 +88,7 @@ class ParquetFiles:
         first = self._schema_of(files[0])
         for path in files[1:]:
             other = self._schema_of(path)
-            joined = joined_zones(first, other)  # N74
+            joined = joined_zones(first, other)
             if joined is None:
                 raise UsageError(
                     f"{path} has columns ({schema_text(other)}), but {files[0]} has ({schema_text(first)}); "
@@ -100,7 +98,7 @@ class ParquetFiles:
         self._schema = first
         return first
 
-    def read_as(self, schema: pa.Schema) -> ParquetFiles:  # N74
+    def read_as(self, schema: pa.Schema) -> ParquetFiles:
         """Find the files, to be read in the types of ``schema``: to Parquet a duration is a number."""
         self.schema()
         self._schema = schema
@@ -139,7 +137,7 @@ class ParquetFiles:
         path = str(self._url).partition("://")[2].partition("?")[0]
         return (Location(path, path),)
 
-    def open(self, context: SourceContext) -> SourceReader:  # N16
+    def open(self, context: SourceContext) -> SourceReader:
         """Return a reader of every ``parallelism``-th file of the list that ``schema`` found.
 
         Files of the list that were read may be gone by now.
@@ -176,23 +174,21 @@ class ParquetPosition:
     def encode(self) -> bytes:
         """Return the position as fixed-size bytes."""
         number = 0 if self.number is None else self.number + 1
-        return _VERSION_2.pack(2, self.is_finished, number, self.group, self.row, self.size_bytes, self.footer_digest)
+        return _POSITION.pack(
+            _VERSION, self.is_finished, number, self.group, self.row, self.size_bytes, self.footer_digest
+        )
 
     @staticmethod
     def decode(path: str, encoded: bytes) -> ParquetPosition:
-        """Return the position that ``encode`` made of the file ``path``, in this version or an earlier one.
+        """Return the position that ``encode`` made of the file ``path``.
 
         Raises:
-            CorruptionError: it is not one, or of an unknown version.
+            CorruptionError: it is not one, or of another version.
         """
-        form = _FORMATS.get(encoded[0]) if encoded else None
-        if form is None or len(encoded) != form.size:
-            expected = " or ".join(f"{f.size} bytes, version {version}" for version, f in _FORMATS.items())
-            raise CorruptionError(f"position of {path}", 0, expected, encoded[:16].hex())
-        if form is _VERSION_1:
-            _, finished, group, row = form.unpack(encoded)
-            return ParquetPosition(finished, group, row)
-        _, finished, number, group, row, size_bytes, digest = form.unpack(encoded)
+        if len(encoded) != _POSITION.size or encoded[0] != _VERSION:
+            expected = f"{_POSITION.size} bytes, version {_VERSION}"
+            raise CorruptionError(f"position of {path}", 0, expected, f"{encoded[:16].hex()} ({len(encoded)} bytes)")
+        _, finished, number, group, row, size_bytes, digest = _POSITION.unpack(encoded)
         return ParquetPosition(finished, group, row, size_bytes, digest, number - 1 if number else None)
 
 
@@ -274,7 +270,7 @@ class _File:
             for group in range(first_group, file.num_row_groups):
                 row = 0
                 for batch in file.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):
-                    batch.validate(full=True)  # SE20
+                    batch.validate(full=True)
                     row += batch.num_rows
                     rest = row - skip if group == first_group else batch.num_rows
                     if rest > 0:
@@ -282,7 +278,7 @@ class _File:
                         yield group, row, carried(there, schema, self.path)
 
 
-class ParquetReader(BreakingReader):
+class ParquetReader(FailStopReader):
     """Reads the files of one subtask, a few of them in turn."""
 
     def __init__(
@@ -295,7 +291,7 @@ class ParquetReader(BreakingReader):
     ) -> None:
         self._schema, self._batch_rows = schema, batch_rows
         known = {path: ParquetPosition.decode(path, found) for path, found in (context.positions or {}).items()}
-        numbers = numbered(files, {path: position.number for path, position in known.items()})
+        numbers = numbered_files(files, {path: position.number for path, position in known.items()})
         self._files = [
             _File(path, replace(known.get(path, ParquetPosition()), number=number), filesystem)
             for path, number in sorted(numbers.items())

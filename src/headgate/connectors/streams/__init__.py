@@ -4,17 +4,18 @@ Source: docs/spec/stream-store.md, chapter 7. Counterpart: ``headgate.store.stor
 """
 
 from headgate.connectors.streams.group_source import GroupSource
-from headgate.connectors.streams.positions import decode_position
-from headgate.connectors.streams.sink import StreamSink, StreamsOfOneSink
-from headgate.connectors.streams.source import StreamCutReader, StreamSource, StreamSourceReader
-from headgate.connectors.streams.transactions import (
+from headgate.connectors.streams.segments import decode_position
+from headgate.connectors.streams.stream_sink import (
     StreamCommitter,
+    StreamSink,
     StreamSinkWriter,
+    StreamsOfOneSink,
     checkpoint_of,
     owner_of,
     transaction_name,
     transaction_of,
 )
+from headgate.connectors.streams.stream_source import StreamCutReader, StreamSource, StreamSourceReader
 
 __all__ = [
     "GroupSource",

@@ -1,13 +1,14 @@
-"""Timers as functions by row see them, and what both forms know of time (TM1 to TM10 of docs/spec/timers.md).
+"""Timers of functions by row, times, and the operator that fires timers (docs/spec/timers.md).
 
-Counterparts: ``operators.process.timed``, which has them fire; ``state.timers``, which holds them. Modelled on Flink's
-``TimerService`` and on the timers of PySpark's ``StatefulProcessor``.
+``state.timers`` holds the timers. Modelled on Flink's ``TimerService`` and on the timers of PySpark's
+``StatefulProcessor``. Reads the date once, when the operator is opened.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,10 +16,21 @@ from typing import Any
 import numpy as np
 
 from headgate.codec.exact_values import picoseconds
+from headgate.codec.snapshot_rows import stored_rows
 from headgate.errors import UsageError
-from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS
-from headgate.operators.process.cursor import Cursor, NoKey
-from headgate.state.timers import DATES_MS, RowTimers, TimeKind, TimersByKind
+from headgate.operators.base import (
+    WATERMARK_MAX_MS,
+    WATERMARK_MIN_MS,
+    KeyedOperator,
+    OperatorContext,
+    Output,
+    RestoredState,
+)
+from headgate.operators.process.row_state import CurrentKey, NoKey
+from headgate.state.backend import ColumnBackend, RowBackend
+from headgate.state.snapshot import FrozenState
+from headgate.state.timers import DATES_MS, TIMERS, RowTimers, TimeKind, TimersByKind, TimersMeta
+from headgate.state.ttl import TtlMeta
 
 _EPOCH = datetime(1970, 1, 1)
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,6 +69,21 @@ class OperatorTime:
     def go_on_from(self, time_ms: int) -> None:
         """Have processing time be ``time_ms`` at least: it was, before a restore."""
         self._offset_ms += max(time_ms - self.processing_time_ms, 0)
+
+
+class CallContext:
+    """The context of a call of a process function; the base of those by row, by batch, by key and for a broadcast side.
+
+    Attributes:
+        subtask_index: the number of this subtask, among ``parallelism`` subtasks of the operator.
+    """
+
+    def __init__(self, operator: OperatorContext, time: OperatorTime) -> None:
+        """For Headgate only."""
+        self._node = operator.node
+        self._time = time
+        self.subtask_index = operator.subtask_index
+        self.parallelism = operator.parallelism
 
 
 class Times:
@@ -113,11 +140,11 @@ class Timers(Times):
     millisecond.
     """
 
-    def __init__(self, node: str, cursor: Cursor, time: OperatorTime, held: TimersByKind[RowTimers] | None) -> None:
+    def __init__(self, node: str, cursor: CurrentKey, time: OperatorTime, held: TimersByKind[RowTimers] | None) -> None:
         """For Headgate only: ``context.timers``."""
         super().__init__(time)
         self._node = node
-        self._cursor = cursor
+        self._current = cursor
         self._held = held
         self._firing: Timer | None = None
         self._waiting: list[tuple[Callable[[Any, int], None], Any, int]] = []
@@ -149,7 +176,7 @@ class Timers(Times):
         """``timer`` fires; for Headgate only."""
         self._firing = timer
 
-    def end(self) -> None:  # TM4
+    def end(self) -> None:
         """Nothing more fires for now: what was registered for times that had passed is due next."""
         self._firing = None
         waiting, self._waiting = self._waiting, []
@@ -158,7 +185,7 @@ class Timers(Times):
 
     def _change(self, kind: TimeKind, time: int | datetime, *, is_deletion: bool) -> None:
         held = checked(self._node, self._held).of(kind)
-        key, time_ms = self._cursor.key, milliseconds(self._node, time)
+        key, time_ms = self._current.key, milliseconds(self._node, time)
         if isinstance(key, NoKey):
             hash(key)  # says what is wrong
         change = held.delete if is_deletion else held.register
@@ -218,3 +245,100 @@ def not_a_time(node: str, given: str) -> UsageError:
     return UsageError(
         f"operator '{node}': a timer's time is a datetime or whole milliseconds since 1970, but was given {given}"
     )
+
+
+FIRES_AT_END_MAX = 1_000_000
+"""Timers that may fire at the end of the input for each that there was: more register each other for ever (TM9)."""
+
+
+class TimedOperator(KeyedOperator):
+    """Fires timers of event time before a watermark goes on, and those of processing time at ticks."""
+
+    _backend: RowBackend | ColumnBackend
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """See ``Operator``."""
+        super().open(context, output)
+        self._time = OperatorTime(context.clock_ms, context.wall_ms)
+
+    @abstractmethod
+    def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
+        """Fire some of the timers that are due, the first ones; return how many: none only if none is due."""
+
+    @abstractmethod
+    def _end_firing(self) -> None:
+        """All that fires now has fired (TM4)."""
+
+    def _begin_call(self) -> None:
+        """A call of the user's function begins: one processing time holds for all state that it sees (TL2)."""
+        self._backend.time.now_ms = self._time.processing_time_ms
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """See ``Operator``. Processing time goes on from the latest of the former subtasks (TM8, TL5)."""
+        self._begin_call()
+        node, found = self.context.node, []
+        for _, sections in self._restore_backend(states):
+            of_ttl = TtlMeta.found_in(sections, f"state of '{node}'")
+            if of_ttl is not None:
+                self._time.go_on_from(of_ttl.processing_time_ms)
+            meta = TimersMeta.found_in(sections, f"state of '{node}'")
+            if meta is None:
+                continue
+            rows = stored_rows({name: data for name, data in sections.items() if name.startswith(f"{TIMERS}.")}, node)
+            if self._backend.timers is None and any(rows.values()):
+                raise UsageError(
+                    f"operator '{node}': the checkpoint holds timers of it, but its function has no on_timer that they "
+                    "could call; give it one, or begin again without this checkpoint"
+                )
+            found.append(meta)
+        if found:
+            self._time.go_on_from(max(meta.processing_time_ms for meta in found))
+            self._time.has_ended = all(meta.has_ended for meta in found)
+        self._begin_call()
+        self._backend.end_restore()
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """Fire the timers that event time has reached, then pass the watermark on (TM3)."""
+        self._time.event_time_ms = watermark_ms
+        if self._backend.timers is not None and not self._time.has_ended:
+            self._fire_event_time(watermark_ms, len(self._backend.timers.event_time))
+        self.output.emit_watermark(watermark_ms)
+
+    def _fire_event_time(self, watermark_ms: int, timers_count: int) -> None:
+        fired = 0
+        while count := self._fire_some(TimeKind.EVENT_TIME, watermark_ms):
+            fired += count
+            if watermark_ms == WATERMARK_MAX_MS and fired > FIRES_AT_END_MAX * (timers_count + 1):
+                raise UsageError(
+                    f"operator '{self.context.node}': all input has ended, but on_timer registers a timer whenever one "
+                    "fires, so it would never be over; register none when context.timers.is_end"
+                )
+        self._end_firing()
+
+    def next_tick_ms(self) -> int | None:
+        """See ``Operator``."""
+        timers = self._backend.timers
+        if timers is None or self._time.has_ended or self.context.is_stopping:
+            return None
+        due_ms = timers.processing_time.next_ms()
+        return None if due_ms is None else self._time.tick_of(due_ms)
+
+    def on_tick(self, now_ms: int) -> None:
+        """Fire some timers of processing time; if more are due, the next tick is at once (TM7)."""
+        self._fire_some(TimeKind.PROCESSING_TIME, self._time.at_tick(now_ms))
+        self._end_firing()
+
+    def finish(self) -> None:
+        """No timer fires any more, unless more input comes (TM9)."""
+        self._time.has_ended = True
+
+    def on_resumed(self) -> None:
+        """See ``Operator``."""
+        self._time.has_ended = False
+
+    def freeze(self) -> FrozenState | None:
+        """See ``Operator``."""
+        self._begin_call()
+        if self._backend.timers is not None:
+            self._backend.timers.meta = TimersMeta(self._time.processing_time_ms, self._time.has_ended)
+        return super().freeze()

@@ -14,14 +14,13 @@ from typing import assert_never
 from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
-from headgate.protocol.checkpoints.commit import Commit, CommitQueue
-from headgate.protocol.checkpoints.completion import Completion, failure_in
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.commit import CommitQueue
+from headgate.protocol.checkpoints.completion import Completion, Wanted, failure_in
 from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
-    AnnounceCheckpoint,
     AnswerRequest,
     ArmTimer,
-    CallHook,
     CancelTimer,
     CheckpointRequested,
     CommitFailed,
@@ -30,10 +29,8 @@ from headgate.protocol.checkpoints.coordinator_events import (
     CompletionTold,
     ConcludeGeneration,
     Declined,
-    DeleteParts,
     DrainRequested,
     DrainSources,
-    DropCheckpoint,
     DropSavepoint,
     Effect,
     Event,
@@ -50,11 +47,8 @@ from headgate.protocol.checkpoints.coordinator_events import (
     ManifestFailed,
     ManifestUnknown,
     ManifestWritten,
-    NotifyAbort,
-    NotifyComplete,
     PauseTimer,
     ReserveFailed,
-    ReserveId,
     SavepointFailed,
     SavepointOrder,
     SavepointRequested,
@@ -64,12 +58,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     StopRequested,
     Timer,
     TimerFired,
-    TriggerSources,
-    WriteManifest,
-    WriteSavepoint,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.checkpoints.triggering import Wanted
 from headgate.protocol.machine import Ignored, Machine
 
 
@@ -132,7 +121,7 @@ class Coordinator(Machine):
         vertices the records of each source may reach (EI36).
         """
         super().__init__()
-        assert participants
+        assert participants, "a checkpoint has participants (C8)"
         self._generation = generation
         self._participants = frozenset(participants)
         self._interval_ms = config.interval_ms
@@ -321,7 +310,7 @@ class Coordinator(Machine):
     def _on_finish_reported(self, event: FinishReported) -> list[Effect]:  # E2
         if event.generation != self._generation:
             return [Ignored("report of another generation")]
-        assert event.subtask in self._participants
+        assert event.subtask in self._participants, "only participants finish (E2)"
         if event.subtask in self._finished:
             return [Ignored("duplicate report")]
         self._finished.add(event.subtask)
@@ -414,65 +403,8 @@ class Coordinator(Machine):
         self._checkpoints.triggering.wanted = WANTED[phase]
 
     def _check(self) -> None:
-        assert self._checkpoints.triggering.wanted is WANTED[self._phase]
-        assert len(self._finished) <= len(self._participants)
+        assert self._checkpoints.triggering.wanted is WANTED[self._phase], "the phase decides what is wanted"
+        assert len(self._finished) <= len(self._participants), "participants finish once each (E2)"
+        has_finished = len(self._finished) == len(self._participants)
+        assert self._phase is not Phase.ENDING or has_finished, "the final checkpoint follows the end of all input (E2)"
         self._checkpoints.check()
-
-
-__all__ = [
-    "LEGAL_PHASES",
-    "Acknowledged",
-    "AnnounceCheckpoint",
-    "AnswerRequest",
-    "ArmTimer",
-    "CallHook",
-    "CancelTimer",
-    "CheckpointRequested",
-    "Commit",
-    "CommitFailed",
-    "CommitRetryTimer",
-    "CommitSucceeded",
-    "CompletionTold",
-    "ConcludeGeneration",
-    "Coordinator",
-    "Declined",
-    "DeleteParts",
-    "DrainRequested",
-    "DrainSources",
-    "DropCheckpoint",
-    "DropSavepoint",
-    "Effect",
-    "Event",
-    "ExpiryTimer",
-    "FailGeneration",
-    "FinishReported",
-    "GenerationReplaced",
-    "HookAnswered",
-    "HookFailed",
-    "HookTimer",
-    "IdReserved",
-    "Ignored",
-    "IntervalTimer",
-    "ListenerFound",
-    "ManifestFailed",
-    "ManifestUnknown",
-    "ManifestWritten",
-    "NotifyAbort",
-    "NotifyComplete",
-    "PauseTimer",
-    "Phase",
-    "ReserveFailed",
-    "ReserveId",
-    "SavepointFailed",
-    "SavepointOrder",
-    "SavepointRequested",
-    "SavepointWritten",
-    "SourceReadsOn",
-    "Started",
-    "StopRequested",
-    "Timer",
-    "TimerFired",
-    "TriggerSources",
-    "WriteManifest",
-    "WriteSavepoint",
-]

@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from headgate.model.checkpoint_options import ORDINARY, CheckpointOptions
 from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
-from headgate.model.manifest import Committable, HookState, SnapshotPart, SubtaskEntry
-from headgate.model.options import ORDINARY, CheckpointOptions
-from headgate.model.savepoint import Copied
+from headgate.model.manifest import Committable, Copied, HookState, SnapshotPart, SubtaskEntry
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import Commit
-from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
 
 

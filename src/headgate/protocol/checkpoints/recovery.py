@@ -7,21 +7,20 @@ Source: Arroyo's state protocol (state is derived from durable objects), Flink's
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeAlias
 
+from headgate.errors import LeaveBehind, NameOperator, Remedy, RestoreFiles
 from headgate.model.config import DamagedCheckpoint
-from headgate.model.definition import PipelineDefinition
-from headgate.model.evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Claim, LogEntry, Manifest
-from headgate.model.state_identity import StateIdentity
-from headgate.protocol.checkpoints.evolution import Judged, judged
-from headgate.protocol.checkpoints.matching import Matching
-from headgate.remedies import LeaveBehind, NameOperator, Remedy, RestoreFiles
+from headgate.model.pipeline_identity import NO_GENERATION
+from headgate.model.plan import PipelineDefinition
+from headgate.model.schema_evolution import NO_OPERATOR_RULES, OperatorRules
+from headgate.model.state_schema import StateIdentity
+from headgate.protocol.checkpoints.compatibility import Judged, Matching, judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +298,7 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
     for manifest in candidates(log):
         problems = damage[manifest.checkpoint]
         if not problems:
-            if policy is DamagedCheckpoint.FAIL and (passed or damage_behind(log, manifest)):  # R14
+            if policy is DamagedCheckpoint.FAIL and (passed or damage_after(log, manifest)):  # R14
                 return Refuse(_describe(skipped) + _going_back(manifest, passed), RestoreFiles())
             if manifest.is_final and not passed:  # R13
                 return NothingLeft(manifest)
@@ -311,7 +310,7 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
     return StartFresh()
 
 
-def damage_behind(log: ObservedLog, manifest: Manifest | None) -> tuple[Damage, ...]:
+def damage_after(log: ObservedLog, manifest: Manifest | None) -> tuple[Damage, ...]:
     """Return what is unreadable or lost behind ``manifest``, anywhere if that is None: it may have been a newer one."""
     at = next((e.sequence for e in log.counted() if e.content == manifest), 0)
     unreadable = {e.sequence: e.content for e in log.counted() if isinstance(e.content, Damage)}
@@ -473,3 +472,94 @@ def _held(manifest: Manifest) -> dict[str, int]:
             if not manifest.state_texts.get(name):
                 found[name] = found.get(name, 0) + sum(rows.values())
     return {name: count for name, count in found.items() if count}
+
+
+def reset_owner(token: str) -> str:
+    """Return the owner of the claim that makes an order count, for people; differs for each order."""
+    return f"start over {token}"
+
+
+def decided_reset(log: ObservedLog) -> str | None:
+    """Return the order that the log has made count, unless a start has followed it; None: there is none (SO2, SO9)."""
+    if not has_given_up(log):
+        return None
+    claim = log.counted()[0].content
+    return claim.order if isinstance(claim, Claim) else None
+
+
+def is_reset(log: ObservedLog) -> bool:
+    """Whether the newest entry made an order count, and nobody has begun anew (SO2)."""
+    return decided_reset(log) is not None
+
+
+def newest_generation(log: ObservedLog) -> Generation:
+    """Return the newest generation that anything in ``log`` is of, 0 if there is none."""
+    found = [entry.content.generation for entry in log.counted() if hasattr(entry.content, "generation")]
+    return max(found, default=Generation(0))
+
+
+def replaced_by(log: ObservedLog, mine: Generation, owner: str, since: int) -> Generation | Damage | None:
+    """Return the newest generation that another driver than ``owner`` began after ``mine``, or None.
+
+    Ask before a driver claims again: one that was replaced stops. Were it to take over in turn, two drivers would
+    replace each other for ever (C38, I5). A claim of its own that it does not know of does not count. A manifest tells
+    as well as a claim, which may have been pruned (R40): a driver knows every generation of its own that has any.
+
+    ``since`` is the first sequence that this driver did not write itself. Damage there may be an entry of another one:
+    then nobody can tell, and it is returned (R56).
+    """
+    newer = (e.content for e in log.counted() if not isinstance(e.content, Damage) and e.content.generation > mine)
+    others = [c.generation for c in newer if isinstance(c, Manifest) or c.owner != owner]
+    if others:
+        return max(others)
+    damaged = (entry.content for entry in log.counted() if entry.sequence >= since)
+    lost = (lost_entry(sequence) for sequence in log.lost() if sequence >= since)
+    return next((found for found in (*damaged, *lost) if isinstance(found, Damage)), None)
+
+
+def newest_of(later: Sequence[ObservedEntry], above: Generation) -> Generation | Damage | None:
+    """Return the newest generation above ``above`` that any entry of ``later`` is of; None if there is none.
+
+    If one that cannot be read may be, nobody can tell, and the damage is returned (R56).
+    """
+    read = [entry.content.generation for entry in later if not isinstance(entry.content, Damage)]
+    if any(generation > above for generation in read):
+        return max(read)
+    return next((entry.content for entry in later if isinstance(entry.content, Damage)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedManifests:
+    """The retained manifests, oldest first: checkpoint and sequence of each. The next one descends from the last."""
+
+    kept: tuple[tuple[CheckpointId, int], ...] = ()
+    life: int = 0
+    """What the claim of the generation says."""
+
+    @classmethod
+    def observed(cls, log: ObservedLog, life: int = 0) -> RetainedManifests:
+        """Return every manifest that counts in ``log``."""
+        found = ((e.content.checkpoint, e.sequence) for e in log.counted() if isinstance(e.content, Manifest))
+        return cls(tuple(reversed(tuple(found))), life)
+
+    def of(self, checkpoints: Iterable[CheckpointId]) -> RetainedManifests:
+        """Return only ``checkpoints``: the others are not gone back to (C35)."""
+        wanted = set(checkpoints)
+        return replace(self, kept=tuple((checkpoint, at) for checkpoint, at in self.kept if checkpoint in wanted))
+
+    def start(self, oldest: CheckpointId, sequence: int) -> int:
+        """Return where the log starts if ``oldest`` is the oldest that is kept; ``sequence`` if none is."""
+        return min((at for checkpoint, at in self.kept if checkpoint >= oldest), default=sequence)
+
+    def placed(self, manifest: Manifest, sequence: int, oldest: CheckpointId) -> Manifest:
+        """Return ``manifest`` as it is written at ``sequence``, when ``oldest`` is the oldest that is kept with it."""
+        follows = self.kept[-1][1] if self.kept else 0
+        return replace(manifest, follows=follows, log_start=self.start(oldest, sequence), life=self.life)
+
+    def completed(self, checkpoint: CheckpointId, sequence: int) -> RetainedManifests:
+        """Return this with one more."""
+        return replace(self, kept=(*self.kept, (checkpoint, sequence)))
+
+    def dropped(self, oldest: CheckpointId) -> RetainedManifests:
+        """Return this without those before ``oldest``."""
+        return replace(self, kept=tuple((checkpoint, at) for checkpoint, at in self.kept if checkpoint >= oldest))

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import SnapshotPart
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator_events import DropCheckpoint, Effect
-from headgate.protocol.checkpoints.reasons import AbortReason
 
 
 class Retention:
@@ -46,7 +47,7 @@ class Retention:
 
     def check(self, last_completed: CheckpointId) -> None:
         """Assert the invariants; before the first completion there may be more, of another configuration."""
-        assert last_completed == 0 or len(self._retained) <= self._count_max
+        assert last_completed == 0 or len(self._retained) <= self._count_max, "no more stay than configured (C31)"
         assert last_completed == 0 or self._retained[-1] == last_completed, "the newest one always stays (C31)"
 
 
@@ -166,3 +167,30 @@ class FileRetention:
         if file.generation == self._generation:
             return file.checkpoint >= self._first and file.checkpoint > self.newest
         return file.generation > self._generation
+
+
+class SharedFiles:
+    """The files of one subtask, by the snapshots that have them."""
+
+    def __init__(self, restored: Iterable[SnapshotPart] = ()) -> None:
+        """``restored``: those of the completed checkpoint that this generation continues from, if they are here."""
+        self._snapshots: dict[CheckpointId, dict[str, SnapshotPart]] = {CheckpointId(0): _files(restored)}
+        """The first one is completed."""
+
+    def wrote(self, checkpoint: CheckpointId, parts: Sequence[SnapshotPart]) -> None:
+        """The snapshot of ``checkpoint`` is durable, and will be acknowledged."""
+        self._snapshots[checkpoint] = _files(parts)
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """``checkpoint`` is completed: nobody goes back behind it (C15). Without a part in it nothing is known."""
+        if checkpoint in self._snapshots:
+            self._snapshots = {one: files for one, files in self._snapshots.items() if one >= checkpoint}
+
+    def shareable(self) -> tuple[SnapshotPart, ...]:
+        """Return the parts that may be shared now."""
+        first, *others = (self._snapshots[checkpoint] for checkpoint in sorted(self._snapshots))
+        return tuple(part for path, part in first.items() if all(path in files for files in others))
+
+
+def _files(parts: Iterable[SnapshotPart]) -> dict[str, SnapshotPart]:
+    return {part.path: part for part in parts if part.path}

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headgate.protocol.store.group_progress import Progress, View, whole_cut
 from headgate.protocol.store.reader_group import Group
+from headgate.protocol.store.reading_order import Progress, View, whole_cut
 
 _Shape: TypeAlias = tuple[frozenset[int], frozenset[int], frozenset[tuple[int, int]]]
 

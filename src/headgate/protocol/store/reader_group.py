@@ -1,22 +1,89 @@
-"""A reader group: readers in many processes share streams, and each event goes to one of them. Pure decisions.
+"""Who of a reader group reads which segments: shares of about equal size. Pure decisions.
 
-One event at a time is decided upon inside the catalogue's transaction that records the answer, so that all processes
-see one history. Counterpart: ``store.catalogue.groups``. Source: Pravega's reader groups, RG1 to RG15 of
-docs/spec/reader-groups.md. Never reads a clock: who watches others says that they are silent (``group_watch``).
+Counterpart: ``reader_group`` asks after every change of who reads. Source: Pravega's reader groups, RG6
+and RG7 of docs/spec/reader-groups.md. Where Pravega's readers take and give by timers of their own, one decision is
+taken here for all. Never takes a segment from a reader: it asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, assert_never
+from typing import NamedTuple, TypeAlias, assert_never
 
-from headgate.protocol.store import group_claims, group_progress
-from headgate.protocol.store.group_claims import Claim, Claimant, Replaced
-from headgate.protocol.store.group_progress import Progress, View
-from headgate.protocol.store.group_shares import GroupSegment, Shares, balanced, dealt
+from headgate.protocol.store import group_ownership, reading_order
+from headgate.protocol.store.group_ownership import Claim, Claimant, Replaced
 from headgate.protocol.store.layouts import Lineage
-from headgate.protocol.store.reading_order import FirstStart
+from headgate.protocol.store.reading_order import FirstStart, Progress, View
+
+SEGMENT_WEIGHT_BYTES = 1 << 20
+"""What a segment weighs that has nothing unread: sizes below this decide little, so that shares do not flap."""
+
+
+class GroupSegment(NamedTuple):
+    """A segment of one of the streams of a group."""
+
+    stream: str
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Which reader reads what.
+
+    Attributes:
+        owners: segment → its reader; others are nobody's.
+        leaving: segments that their readers are asked to give up.
+    """
+
+    owners: Mapping[GroupSegment, str]
+    leaving: frozenset[GroupSegment] = frozenset()
+
+    def of(self, reader: str) -> tuple[GroupSegment, ...]:
+        """Return what ``reader`` has, in order."""
+        return tuple(sorted(segment for segment, owner in self.owners.items() if owner == reader))
+
+    def without(self, gone: Iterable[GroupSegment]) -> Shares:
+        """Return shares in which nobody has these."""
+        left = set(gone)
+        owners = {segment: owner for segment, owner in self.owners.items() if segment not in left}
+        return Shares(owners, self.leaving - left)
+
+
+def dealt(
+    shares: Shares, free: Collection[GroupSegment], takers: Collection[str], sizes: Mapping[GroupSegment, int]
+) -> Shares:
+    """Give every free segment to that of ``takers`` who has least to read, the largest first (RG6)."""
+    owners = dict(shares.owners)
+    loads = {reader: sum(_weight(x, sizes) for x in shares.of(reader)) for reader in takers}
+    for segment in sorted(free, key=lambda x: (-_weight(x, sizes), x)):
+        if not loads:
+            break
+        reader = min(loads, key=lambda x: (loads[x], x))
+        owners[segment] = reader
+        loads[reader] += _weight(segment, sizes)
+    return Shares(owners, shares.leaving)
+
+
+def balanced(shares: Shares, readers: Collection[str], sizes: Mapping[GroupSegment, int]) -> Shares:
+    """Ask who has most to read for a segment, if that makes him and who has least more equal (RG7).
+
+    One at a time, and only if it does not turn the two around: so shares come to rest.
+    """
+    if len(readers) < 2 or shares.leaving:
+        return shares
+    loads = {reader: sum(_weight(x, sizes) for x in shares.of(reader)) for reader in readers}
+    most = min(loads, key=lambda x: (-loads[x], x))
+    gap = loads[most] - min(loads.values())
+    fitting = [x for x in shares.of(most) if 2 * _weight(x, sizes) <= gap]
+    if not fitting:
+        return shares
+    return Shares(shares.owners, frozenset({min(fitting, key=lambda x: (-_weight(x, sizes), x))}))
+
+
+def _weight(segment: GroupSegment, sizes: Mapping[GroupSegment, int]) -> int:
+    return SEGMENT_WEIGHT_BYTES + sizes.get(segment, 0)
+
 
 OPEN_CHECKPOINTS_MAX = 3
 """A reader that does not read must not have others collect markers for ever (RG8)."""
@@ -340,13 +407,13 @@ def _of_reader(group: Group, event: Lived | Committed | Passed, views: Mapping[s
     return Done(_released(moved, event.reader, {name: views[name] for name in event.ended if name in views}))
 
 
-def _objection(group: Group, event: Event) -> group_claims.Objection | None:
+def _objection(group: Group, event: Event) -> group_ownership.Objection | None:
     """Return what stands against an event, by whose the group is."""
     match event:
         case ResetAsked():
-            return group_claims.objection_to_claim(group.claim, event.claim, group.readers.keys())
+            return group_ownership.objection_to_claim(group.claim, event.claim, group.readers.keys())
         case Joined() | CheckpointAsked() | CheckpointForgotten():
-            return group_claims.objection(group.claim, event.claimant)
+            return group_ownership.objection(group.claim, event.claimant)
         case _:
             return None  # of a reader: its token tells
 
@@ -356,7 +423,7 @@ def _claimed_step(group: Group, event: Committed | Passed, views: Mapping[str, V
 
     So whoever gets a segment has passed all markers, as has everybody else.
     """
-    assert group.claim is not None
+    assert group.claim is not None, "only the group of a pipeline waits for checkpoints (GS6)"
     ended = tuple(sorted({*group.claim.ended, *event.ended}))
     if any(not x.is_complete for x in group.checkpoints):
         return replace(group, claim=replace(group.claim, ended=ended))
@@ -399,7 +466,7 @@ def _on_reset(group: Group, event: ResetAsked, views: Mapping[str, View]) -> Ans
         return Done(group)  # RG15: it is made
     is_same = dict(event.streams) == dict(group.streams)
     if event.checkpoint is None:
-        progress = {name: group_progress.first(views[name], start) for name, start in event.begin.items()}
+        progress = {name: reading_order.first(views[name], start) for name, start in event.begin.items()}
     else:
         found = group.checkpoint(event.checkpoint)
         if found is None or not found.is_complete:
@@ -407,7 +474,7 @@ def _on_reset(group: Group, event: ResetAsked, views: Mapping[str, View]) -> Ans
             return GroupRefused(f"it has no completed checkpoint '{event.checkpoint}'; those that it keeps: {there}")
         if not is_same:
             return GroupRefused(f"a stream was deleted and made anew since checkpoint '{event.checkpoint}'")
-        progress = {name: group_progress.next_step(views[name], x) for name, x in found.progress.items()}
+        progress = {name: reading_order.next_step(views[name], x) for name, x in found.progress.items()}
     complete = tuple(x for x in group.checkpoints if x.is_complete and is_same)
     if event.claim is not None:
         complete = ()  # GS5: the pipeline's checkpoints hold their cuts, and names may come again
@@ -457,7 +524,7 @@ def _noted(checkpoint: Checkpoint, reader: str, positions: Mapping[GroupSegment,
 
 def _released(group: Group, reader: str, views: Mapping[str, View]) -> Group:
     """Take from ``reader`` what it was asked for and what is finished; release what follows (RG4, RG7)."""
-    progress = {**group.progress, **{n: group_progress.next_step(v, group.progress[n]) for n, v in views.items()}}
+    progress = {**group.progress, **{n: reading_order.next_step(v, group.progress[n]) for n, v in views.items()}}
     seen = replace(group, progress=progress)
     asked = [x for x in seen.shares.of(reader) if x in seen.shares.leaving]
     ended = sorted(seen.shares.owners.keys() - seen.readable)
@@ -502,3 +569,45 @@ def _trimmed(group: Group) -> Group:
 def _check(group: Group) -> None:
     found = contradictions(group)
     assert not found, found[0]
+
+
+LOOKS_PER_LEASE = 4
+"""A watcher that was stopped itself has seen nothing meanwhile: between two looks, a quarter of a lease counts."""
+
+
+@dataclass(slots=True)
+class _Heard:
+    token: str
+    beats: int
+    silence_ms: int = 0
+
+
+@dataclass(slots=True)
+class Watch:
+    """What one process has heard of the readers of a group."""
+
+    _heard: dict[str, _Heard] = field(default_factory=dict)
+    _looked_ms: int = 0
+
+    def look(self, readers: Mapping[str, Member], now_ms: int) -> list[Silent]:
+        """Return who has been silent for its lease, by name.
+
+        Args:
+            readers: as they are now.
+            now_ms: a clock that only goes forward.
+        """
+        passed_ms, self._looked_ms = max(0, now_ms - self._looked_ms), now_ms
+        self._heard = {name: heard for name, heard in self._heard.items() if name in readers}
+        return [
+            Silent(name, readers[name].token, readers[name].beats)
+            for name in sorted(readers)
+            if self._silence_ms(name, readers[name], passed_ms) >= readers[name].lease_ms
+        ]
+
+    def _silence_ms(self, name: str, member: Member, passed_ms: int) -> int:
+        heard = self._heard.get(name)
+        if heard is None or (heard.token, heard.beats) != (member.token, member.beats):
+            self._heard[name] = _Heard(member.token, member.beats)
+            return 0
+        heard.silence_ms += min(passed_ms, member.lease_ms // LOOKS_PER_LEASE)
+        return heard.silence_ms

@@ -1,93 +1,226 @@
 """One subtask's part in checkpoints and in the end of input (rules T1–T10 of docs/spec/subtask.md).
 
-Composes the ``Aligner`` (or what takes its place) with the snapshot's asynchronous part, the precommitted output of its
-sinks, the final checkpoint and, inside loops, the ``LoopHead`` and the ``LoopPart``. Counterparts: the ``Coordinator``
-and the subtasks of the neighbouring vertices. It never touches records: the interpreter runs operators and hands over
-opaque state handles.
+Composes the ``Aligner`` (or what takes its place) with the asynchronous part of the snapshot, the precommitted output
+of its sink, and its part in loops. Counterparts: the ``Coordinator``, and the interpreter in ``runtime.worker``,
+which reports the events and runs the effects in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import assert_never
+from dataclasses import dataclass, replace
+from typing import TypeAlias, assert_never
 
+from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
 from headgate.model.ids import ChannelIndex, CheckpointId
-from headgate.model.manifest import Committable
-from headgate.model.options import Alignment, CheckpointOptions
-from headgate.protocol.checkpoints import overtake
-from headgate.protocol.checkpoints.align import (
+from headgate.model.manifest import Committable, Copied, SubtaskEntry
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.commit import Precommit
+from headgate.protocol.loop_prober import ProbeReceived
+from headgate.protocol.machine import Ignored, Machine
+from headgate.protocol.subtasks import alignment, loop_head, unaligned
+from headgate.protocol.subtasks import loop_participant as loop_part
+from headgate.protocol.subtasks.alignment import (
     AbortReceived,
     Aligner,
     BarrierReceived,
-    BlockChannel,
     CancelReceived,
     Decline,
     EmitBarrier,
     EmitCancel,
     TakeSnapshot,
-    UnblockChannels,
 )
-from headgate.protocol.checkpoints.commit import Precommit
-from headgate.protocol.checkpoints.overtake import (
+from headgate.protocol.subtasks.externally_induced import Cut, DeclineCut, InducedCut, ReadOn
+from headgate.protocol.subtasks.externally_induced import Effect as InducedEffect
+from headgate.protocol.subtasks.loop_head import (
+    DropLog,
+    FeedbackReceived,
+    LoopHead,
+)
+from headgate.protocol.subtasks.loop_participant import (
+    NO_ROUNDS,
+    FeedbackForwarded,
+    LoopParticipant,
+    LoopPlace,
+    ProbeOrdered,
+    RoundProgress,
+)
+from headgate.protocol.subtasks.unaligned import (
     AlignmentTimedOut,
-    AllRecorded,
-    ArmAlignmentTimer,
     BarrierArrived,
     CancelArrived,
     DropRecording,
-    Overtaker,
-    RecordChannels,
+    TimeoutAligner,
 )
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.checkpoints.track import Tracker
-from headgate.protocol.loops import head as loop_head
-from headgate.protocol.loops import part as loop_part
-from headgate.protocol.loops.head import (
-    DropLog,
-    FeedbackReceived,
-    ForwardFeedback,
-    LogFeedback,
-    LoopHead,
-    OpenLog,
-    SealLog,
+from headgate.protocol.subtasks.weaker_guarantees import BarrierTracker
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerReceived:
+    """EVENT (source subtasks): the coordinator asks for ``checkpoint``; the barrier goes out at this position."""
+
+    checkpoint: CheckpointId
+    options: CheckpointOptions = ORDINARY
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAnnounced:
+    """EVENT (sources that set their own barrier): ``checkpoint`` has begun."""
+
+    checkpoint: CheckpointId
+    options: CheckpointOptions = ORDINARY
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerMet:
+    """EVENT (sources that set their own barrier): in ``split`` the reader is behind the marker of ``checkpoint``."""
+
+    split: str
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsSeen:
+    """EVENT (sources that set their own barrier): these splits have not ended.
+
+    ``is_read``: the reader reads those on that do not stand still.
+    """
+
+    splits: tuple[str, ...]
+    is_read: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EndReceived:
+    """EVENT: the end of data reached the head of input ``channel``. Barriers may still follow on it (T6, L28)."""
+
+    channel: ChannelIndex
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEnded:
+    """EVENT (source subtasks): the reader has delivered all its bounded input."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputResumed:
+    """EVENT: there is more input than when the restored snapshot was taken, which says that all had ended.
+
+    A source: its reader has something to read. Others: records have come; this is reported before they are processed.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWritten:
+    """EVENT: the asynchronous part of ``checkpoint`` is durable, and ``entry`` is what there is of it.
+
+    Its committables were prepared by this write, in checkpoint order; they include what an earlier, failed or cancelled
+    write left unprepared.
+    """
+
+    checkpoint: CheckpointId
+    entry: SubtaskEntry
+    copied: Copied | None = None
+    """What was written to the savepoint that the checkpoint carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    """EVENT: the asynchronous part of ``checkpoint`` failed for good."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEnded:
+    """EVENT (loop heads): the driver found the nest of loops empty: end of data follows (L29)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteReceived:
+    """EVENT: the coordinator completed ``checkpoint``."""
+
+    checkpoint: CheckpointId
+
+
+Event: TypeAlias = (
+    TriggerReceived
+    | CheckpointAnnounced
+    | MarkerMet
+    | SplitsSeen
+    | BarrierReceived
+    | CancelReceived
+    | BarrierArrived
+    | CancelArrived
+    | AlignmentTimedOut
+    | EndReceived
+    | SourceEnded
+    | InputResumed
+    | SnapshotWritten
+    | SnapshotFailed
+    | AbortReceived
+    | CompleteReceived
+    | FeedbackReceived
+    | FeedbackForwarded
+    | ProbeReceived
+    | ProbeOrdered
+    | LoopEnded
 )
-from headgate.protocol.loops.part import (
-    NO_ROUNDS,
-    AdvanceToEnd,
-    FeedbackForwarded,
-    LoopPart,
-    LoopPlace,
-    ProbeOrdered,
-    ReportEntranceEnded,
-    ReportProbe,
-    RoundProgress,
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """EFFECT: tell the coordinator that this subtask's part of ``checkpoint`` is durable.
+
+    ``entry`` is that of the event, with every committable that no completed checkpoint covers (T3). The interpreter
+    adds what it measured; from then on it is the same value on the wire, in the coordinator and in the manifest.
+    """
+
+    checkpoint: CheckpointId
+    entry: SubtaskEntry
+    copied: Copied | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelWrite:
+    """EFFECT: stop the asynchronous part of ``checkpoint`` if it still runs; its sealed output stays sealed (T4)."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class FinishOperators:
+    """EFFECT: pass the last watermark through the chain, then ``finish`` every operator, in chain order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeOperators:
+    """EFFECT: tell every operator that input goes on after the end that its restored state knows of."""
+
+
+@dataclass(frozen=True, slots=True)
+class EmitEnd:
+    """EFFECT: send the end of data on every output channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFinished:
+    """EFFECT: tell the coordinator that this subtask has processed all input."""
+
+
+Effect: TypeAlias = (
+    alignment.Effect
+    | unaligned.Effect
+    | loop_head.Effect
+    | loop_part.Effect
+    | ReadOn
+    | Acknowledge
+    | CancelWrite
+    | FinishOperators
+    | ResumeOperators
+    | EmitEnd
+    | ReportFinished
 )
-from headgate.protocol.loops.rounds import CloseRound, PassProbe, ProbeReceived
-from headgate.protocol.machine import Ignored, Machine
-from headgate.protocol.subtasks.events import (
-    Acknowledge,
-    CancelWrite,
-    CheckpointAnnounced,
-    CompleteReceived,
-    Effect,
-    EmitEnd,
-    EndReceived,
-    Event,
-    FinishOperators,
-    InputResumed,
-    LoopEnded,
-    MarkerMet,
-    ReportFinished,
-    ResumeOperators,
-    SnapshotFailed,
-    SnapshotWritten,
-    SourceEnded,
-    SplitsSeen,
-    TriggerReceived,
-)
-from headgate.protocol.subtasks.induced import Cut, DeclineCut, InducedCut, ReadOn
-from headgate.protocol.subtasks.induced import Effect as InducedEffect
 
 
 class Subtask(Machine):
@@ -135,7 +268,7 @@ class Subtask(Machine):
         feedback = frozenset[ChannelIndex]() if place is None else place.feedback
         self._feedback = feedback
         self._head = LoopHead(sorted(feedback)) if feedback else None
-        self._part = None if place is None else LoopPart(place, rounds)
+        self._part = None if place is None else LoopParticipant(place, rounds)
         self._outside = frozenset[ChannelIndex]() if place is None else place.outside
         self._has_loop_ended = False
 
@@ -272,9 +405,9 @@ class Subtask(Machine):
     @property
     def recording(self) -> CheckpointId | None:
         """The checkpoint whose snapshot was taken and is not whole yet, because barriers overtook (UA8)."""
-        return self._aligner.recording if isinstance(self._aligner, Overtaker) else None
+        return self._aligner.recording if isinstance(self._aligner, TimeoutAligner) else None
 
-    def _aligned(self, event: overtake.Event) -> list[Effect]:
+    def _aligned(self, event: unaligned.Event) -> list[Effect]:
         """Pass ``event`` to the aligner, note the snapshots it orders, and let the loop head know."""
         if isinstance(event, BarrierReceived | BarrierArrived) and not self._is_expected(event.options.alignment):
             raise self._violation(
@@ -296,8 +429,8 @@ class Subtask(Machine):
                     effects += self._logged(loop_head.GivenUp(effect.checkpoint))
         return effects
 
-    def _ordered(self, event: overtake.Event) -> Sequence[overtake.Effect]:
-        if isinstance(self._aligner, Overtaker):
+    def _ordered(self, event: unaligned.Event) -> Sequence[unaligned.Effect]:
+        if isinstance(self._aligner, TimeoutAligner):
             return self._aligner.handle(event)
         if isinstance(event, BarrierArrived | CancelArrived | AlignmentTimedOut):
             raise self._violation(f"{type(event).__name__}, where no barrier may overtake")
@@ -311,7 +444,7 @@ class Subtask(Machine):
 
     def _logged(self, event: loop_head.Event) -> list[Effect]:
         """Pass ``event`` to the loop head; a checkpoint whose log it drops is not being written any more."""
-        assert self._head is not None
+        assert self._head is not None, "only loop heads have a log (L1)"
         effects = self._head.handle(event)
         self._writing -= {e.checkpoint for e in effects if isinstance(e, DropLog)}
         return list(effects)
@@ -371,6 +504,7 @@ class Subtask(Machine):
         return [ResumeOperators()]
 
     def _finish(self) -> list[Effect]:  # T7: the last watermark, finish, end of data, report
+        assert not self._is_finished, "the end of data goes out once (T7)"
         effects: list[Effect] = [] if self._were_operators_finished else [FinishOperators()]
         self._is_finished = self._were_operators_finished = True
         effects.append(EmitEnd())
@@ -381,13 +515,13 @@ class Subtask(Machine):
             raise self._violation(f"the snapshot of {event.checkpoint} was written before its log was complete (L4)")
         if event.checkpoint == self.recording:
             raise self._violation(f"the snapshot of {event.checkpoint} was written before all was recorded (UA8)")
-        self._precommit.prepared(event.committables)  # kept even when the checkpoint is gone (T5)
-        if event.checkpoint not in self._writing and not any(part.path for part in event.parts):
+        self._precommit.prepared(event.entry.committables)  # kept even when the checkpoint is gone (T5)
+        if event.checkpoint not in self._writing and not any(part.path for part in event.entry.parts):
             return [Ignored("written after the checkpoint was aborted")]
         # Too late, with a file: acknowledged all the same, so that the coordinator deletes the file (C10).
         self._writing.discard(event.checkpoint)
         covered = self._precommit.covered_by(event.checkpoint)  # T3
-        return [Acknowledge(event.checkpoint, event.parts, covered, event.copied)]
+        return [Acknowledge(event.checkpoint, replace(event.entry, committables=covered), event.copied)]
 
     def _on_failed(self, event: SnapshotFailed) -> list[Effect]:
         if event.checkpoint not in self._writing:
@@ -434,65 +568,7 @@ class Subtask(Machine):
 
 def _aligner(
     alignment: Alignment, channels_count: int, *, is_immediate: bool, late: frozenset[ChannelIndex]
-) -> Aligner | Tracker | Overtaker:
+) -> Aligner | BarrierTracker | TimeoutAligner:
     if alignment.may_overtake:
-        return Overtaker(channels_count, is_immediate=is_immediate, late=late)
-    return (Tracker if alignment is Alignment.TRACKED else Aligner)(channels_count)
-
-
-__all__ = [
-    "AbortReceived",
-    "Acknowledge",
-    "AdvanceToEnd",
-    "AlignmentTimedOut",
-    "AllRecorded",
-    "ArmAlignmentTimer",
-    "BarrierArrived",
-    "BarrierReceived",
-    "BlockChannel",
-    "CancelArrived",
-    "CancelReceived",
-    "CancelWrite",
-    "CheckpointAnnounced",
-    "CloseRound",
-    "CompleteReceived",
-    "Decline",
-    "DropLog",
-    "DropRecording",
-    "Effect",
-    "EmitBarrier",
-    "EmitCancel",
-    "EmitEnd",
-    "EndReceived",
-    "Event",
-    "FeedbackForwarded",
-    "FeedbackReceived",
-    "FinishOperators",
-    "ForwardFeedback",
-    "Ignored",
-    "InputResumed",
-    "LogFeedback",
-    "LoopEnded",
-    "LoopPlace",
-    "MarkerMet",
-    "OpenLog",
-    "PassProbe",
-    "ProbeOrdered",
-    "ProbeReceived",
-    "ReadOn",
-    "RecordChannels",
-    "ReportEntranceEnded",
-    "ReportFinished",
-    "ReportProbe",
-    "ResumeOperators",
-    "RoundProgress",
-    "SealLog",
-    "SnapshotFailed",
-    "SnapshotWritten",
-    "SourceEnded",
-    "SplitsSeen",
-    "Subtask",
-    "TakeSnapshot",
-    "TriggerReceived",
-    "UnblockChannels",
-]
+        return TimeoutAligner(channels_count, is_immediate=is_immediate, late=late)
+    return (BarrierTracker if alignment is Alignment.TRACKED else Aligner)(channels_count)

@@ -1,9 +1,4 @@
-"""Waits beside a running pipeline and decides when to take it over (rules SB6–SB14 of docs/spec/standby.md).
-
-One ``Standby`` per waiting process. It decides when trying is worth it, never who may write: that is the claim, which
-is made on condition that the generation that was silent is still the newest. Counterparts: ``cli.standby``
-(interprets), ``runtime.driver.lookout`` (looks), ``protocol.supervision.pulse`` (the other side).
-"""
+"""When a driver gives a sign of life, and what it says (SB1). Counterpart: ``runtime.driver.heart``, which writes."""
 
 from __future__ import annotations
 
@@ -11,11 +6,31 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias, assert_never
 
-from headgate.model.heartbeat import Course
+from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored, Machine
-from headgate.protocol.supervision.events import Begin
-from headgate.protocol.supervision.pulse import BEAT_MS
+from headgate.protocol.supervision.supervisor_events import Begin
+
+BEAT_MS = 2_000
+"""Between two beats: on an object store each is a request that costs money."""
+
+
+class HeartbeatTimer:
+    """The beats of one driver: at a claim, at a wish of its user, and every ``BEAT_MS``."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+        self._count = 0
+        self._said: tuple[Generation, Course] | None = None
+        self._due_ms = 0
+
+    def beat(self, now_ms: int, generation: Generation, course: Course) -> Beat | None:
+        """Return the beat that is due, or None. What it returned counts as written."""
+        if self._said == (generation, course) and now_ms < self._due_ms:
+            return None
+        self._said, self._due_ms = (generation, course), now_ms + BEAT_MS
+        self._count += 1
+        return Beat(generation, self._owner, self._count, course)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +249,7 @@ class Standby(Machine):
             self._looked_ms = None
             return self._look_at_all()  # there may be another generation by now
         if not event.is_all:
-            assert self._known is not None
+            assert self._known is not None, "a look at one beat follows a look at all"
             found = replace(self._known, mark=found.mark, course=found.course)  # a beat says nothing of the rest
         self._count(event, found)
         if found.course in (Course.FINISHED, Course.DRAINED) and event.is_all:
@@ -306,5 +321,5 @@ class Standby(Machine):
 
     def _check(self) -> None:
         if self._phase is Phase.TAKING:
-            assert self._known is not None
+            assert self._known is not None, "who takes over knows from whom"
             assert self._known.course in (Course.RUNNING, Course.DRAINING, Course.FAILED), "not ours to start (SB6)"

@@ -1,24 +1,16 @@
-"""The life of a pipeline in one driver: generations, workers, failures, restarts (rules G1–G12 of
-docs/spec/supervision.md).
-
-One ``Supervisor`` per driver run. For every generation it needs two things before it deploys: the generation is
-claimed in the log and the sinks are recovered (so older lives are fenced), and all workers of *one* attempt of the
-Spark job have registered. A failure of any worker ends the generation: a barrier stage fails as a whole.
-Its parts: who is there (``roster``), the Spark job (``spark_job``), whom to believe (``blame``), whether to start again
-(``restart``) and what becomes of the checkpoints (``removal``). Counterparts: ``runtime.driver.supervision``
-(interprets), the ``Coordinator`` of each generation, the workers.
-"""
+"""What the supervisor waits for, and what may follow (drawn in docs/spec/supervision.md)."""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import assert_never
 
 from headgate.model.config import RestartStrategy
 from headgate.model.failure import Failure, FailureKind
-from headgate.model.ids import Generation
+from headgate.model.ids import Generation, WorkerIndex
 from headgate.protocol.machine import Ignored, Machine
-from headgate.protocol.supervision.blame import Blames, loss_of
-from headgate.protocol.supervision.events import (
+from headgate.protocol.supervision.restart_policy import Restarts, StayDown
+from headgate.protocol.supervision.supervisor_events import (
     AlreadyFinished,
     ArmTimer,
     Begin,
@@ -50,11 +42,119 @@ from headgate.protocol.supervision.events import (
     WorkerReady,
     WorkerRegistered,
 )
-from headgate.protocol.supervision.phases import LEGAL_PHASES, Phase
-from headgate.protocol.supervision.removal import Removal
-from headgate.protocol.supervision.restart import Restarts, StayDown
-from headgate.protocol.supervision.roster import Roster
-from headgate.protocol.supervision.spark_job import SparkJob
+from headgate.protocol.supervision.workers import SparkJob, WorkerRegistry
+
+
+class Phase(Enum):
+    """What the supervisor waits for."""
+
+    CREATED = "Begin"
+    PREPARING = "the claim of the generation, and all workers of one attempt"
+    DEPLOYING = "every worker to be ready"
+    RUNNING = "the coordinator, or a failure"
+    BACKOFF = "the restart delay"
+    ENDING = "the Spark job to end"
+    REMOVING = "the checkpoints to be removed"
+    ENDED = "nothing"
+
+
+LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.CREATED: frozenset({Phase.PREPARING, Phase.ENDING}),
+    Phase.PREPARING: frozenset({Phase.DEPLOYING, Phase.BACKOFF, Phase.ENDING}),
+    Phase.DEPLOYING: frozenset({Phase.RUNNING, Phase.BACKOFF, Phase.ENDING}),
+    Phase.RUNNING: frozenset({Phase.BACKOFF, Phase.ENDING}),
+    Phase.BACKOFF: frozenset({Phase.PREPARING, Phase.BACKOFF, Phase.ENDING}),
+    Phase.ENDING: frozenset({Phase.REMOVING, Phase.ENDED}),
+    Phase.REMOVING: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+
+
+class RootCause:
+    """What was heard of one generation since the first of its workers blamed a peer."""
+
+    def __init__(self) -> None:
+        self._reports: dict[WorkerIndex, WorkerFailed] = {}
+        self._losses: dict[WorkerIndex, Failure] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody's word is awaited."""
+        return bool(self._reports)
+
+    @property
+    def first(self) -> Failure:
+        """What was said first."""
+        return next(iter(self._reports.values())).failure
+
+    def report(self, event: WorkerFailed) -> Failure | None:
+        """``event.peer`` is blamed. Return the cause if nobody's word is awaited any more."""
+        assert event.peer is not None, "a report without a peer blames nobody"
+        self._reports.setdefault(event.worker, event)
+        return self._cause()
+
+    def lost(self, event: WorkerLost) -> Failure | None:
+        """A worker is gone, and will say no more than it has. Return the cause if nobody's word is awaited any more."""
+        self._losses.setdefault(event.worker, loss_of(event))
+        return self._cause()
+
+    def clear(self) -> None:
+        """The generation is over."""
+        self._reports.clear()
+        self._losses.clear()
+
+    def _cause(self) -> Failure | None:
+        """Who left without a word is the cause; if all have spoken, the connections between them are."""
+        blamed = [report.peer for report in self._reports.values() if report.peer not in self._reports]
+        if not all(peer in self._losses for peer in blamed):
+            return None
+        return next((self._losses[peer] for peer in blamed if peer is not None), self.first)
+
+
+def loss_of(event: WorkerLost) -> Failure:
+    """Return the failure that the loss of a worker is."""
+    return Failure(FailureKind.LOST, f"worker {event.worker} was lost: {event.reason}")
+
+
+class Removal:
+    """What the configuration, whoever cancels and the last failure say about it."""
+
+    def __init__(self, *, retain_on_cancel: bool, retain_on_failure: bool) -> None:
+        self._retain_on_cancel = retain_on_cancel
+        self._retain_on_failure = retain_on_failure
+        self._is_due = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether they are to be removed, and nobody has begun."""
+        return self._is_due
+
+    def cancelled(self, *, retain: bool) -> None:
+        """The run is cancelled; ``retain``: whoever cancels wants them kept."""
+        self._is_due = not (self._retain_on_cancel or retain)
+
+    def cancelled_again(self, *, retain: bool) -> None:
+        """The run is ending already: nothing is removed yet, so they may still be kept (C70)."""
+        self._is_due &= not retain
+
+    def failed(self, failure: Failure, *, has_run: bool) -> None:
+        """The run ends with ``failure``; ``has_run``: any generation ran."""
+        self._is_due |= self._is_after(failure, has_run=has_run)
+
+    def _is_after(self, failure: Failure, *, has_run: bool) -> bool:
+        """Whether nobody goes on from the checkpoints of a run that ended so (C70).
+
+        What starting again may help, a keeper, a standby or the same command starts again; what failed before anything
+        ran may be a mistake in the program that is new. A claim and a commit are what a removal begins with: if they
+        succeed then, starting again would have helped.
+        """
+        is_for_good = failure.kind in (FailureKind.USER_CODE, FailureKind.DETERMINISTIC)
+        return not self._retain_on_failure and has_run and is_for_good
+
+    def begin(self) -> bool:
+        """Return whether to remove them now; once."""
+        is_due, self._is_due = self._is_due, False
+        return is_due
 
 
 class Supervisor(Machine):
@@ -76,7 +176,7 @@ class Supervisor(Machine):
     ) -> None:
         super().__init__()
         self.job = SparkJob()
-        self._roster = Roster(workers_count)
+        self._roster = WorkerRegistry(workers_count)
         self._restarts = Restarts(strategy)
         self._removal = Removal(retain_on_cancel=retain_on_cancel, retain_on_failure=retain_on_failure)
         self._phase = Phase.CREATED
@@ -88,7 +188,7 @@ class Supervisor(Machine):
         """Whether the pipeline ever had as many workers, in another driver or in this one: its slots are not just
         asked for wrongly."""
         self._unexplained_count = 0
-        self._blames = Blames()
+        self._blames = RootCause()
         self._outcome: Finish | None = None
 
     @property
@@ -166,6 +266,7 @@ class Supervisor(Machine):
         self._is_claiming = False
         if self._phase not in (Phase.PREPARING, Phase.BACKOFF):
             return [Ignored("no generation is being prepared")]
+        assert self._generation is None, "one generation at a time (G2)"
         self._generation = event.generation
         self._had_workers |= event.workers_before == self._roster.workers_count
         return self._deploy_if_complete()
@@ -236,7 +337,7 @@ class Supervisor(Machine):
         failure = self._blames.report(event)
         if failure is not None:
             return self._fail(failure, event.at_ms, event.jitter)
-        assert self._generation is not None
+        assert self._generation is not None, "only a generation at work fails by a peer"
         if was_open:
             return [Ignored("another worker has not said yet why it left")]
         return [ArmTimer(PeerTimer(self._generation), self.PEER_WORD_MS)]
@@ -247,7 +348,7 @@ class Supervisor(Machine):
     def _on_generation_failed(self, event: GenerationFailed) -> list[Effect]:
         if event.generation != self._generation:
             return [Ignored("a generation that is over")]
-        if self._phase in (Phase.PREPARING, Phase.BACKOFF) and event.failure.is_hopeless:
+        if self._phase in (Phase.PREPARING, Phase.BACKOFF) and event.failure.is_permanent:
             return self._end(Finish(event.failure))  # G13: its coordinator has stopped for good, nobody would trigger
         return self._fail(event.failure, event.at_ms, event.jitter)
 
@@ -393,7 +494,8 @@ class Supervisor(Machine):
         return self._finish()
 
     def _finish(self) -> list[Effect]:
-        assert self._outcome is not None
+        assert self._outcome is not None, "a run ends with an outcome"
+        assert self._generation is None, "no generation outlives the run (G11)"
         self._enter(Phase.ENDED)
         return [self._outcome]
 
@@ -403,7 +505,8 @@ class Supervisor(Machine):
 
     def _check(self) -> None:
         self._roster.check(is_serving=self._is_serving())
-        assert not self._is_serving() or self._generation is not None
+        assert not self._is_over() or self._outcome is not None, "a run that ends has an outcome (G11)"
+        assert not self._is_serving() or self._generation is not None, "workers serve a claimed generation (G3)"
         assert self._is_serving() or not self._blames.is_open, "only a generation at work waits for words (G15)"
 
 

@@ -1,17 +1,17 @@
-"""The checkpoints of one pipeline in their storage: the write-once log, the snapshots, the reserved ids.
+"""The checkpoint log of one pipeline: read, claim a generation, reserve ids, append manifests.
 
 ::
 
-    <pipeline>/life                    who the pipeline is to its sinks, put-if-absent, before all else (lives.md)
-    <pipeline>/lives/<sequence>        who it is since entry <sequence> of the log gave up everything before it (LV7)
-    <pipeline>/log/0000000001          Claim or Manifest, put-if-absent: the only authority (docs/spec/recovery.md)
-    <pipeline>/log-hint                newest sequence known to exist; best effort, tells a lost entry from none
-    <pipeline>/ids/0000000007          this checkpoint id has been used (R7)
-    <pipeline>/aside/<above>-<below>/...   their files are kept: a start could not use them (R51)
-    <pipeline>/targets/, resets/           what the sinks write to, and orders to start over (``records``)
-    <pipeline>/chk-0000000007/<vertex>-<subtask>.g<generation>    parts too large to be inlined (snapshot_path)
+<pipeline>/life                    identity of the pipeline for its sinks, put-if-absent, written first
+<pipeline>/lives/<sequence>        its identity since entry <sequence> of the log gave up everything older
+<pipeline>/log/0000000001          Claim or Manifest, put-if-absent: the only authority (docs/spec/recovery.md)
+<pipeline>/log-hint                newest sequence known to exist; best effort, tells a lost entry from none
+<pipeline>/ids/0000000007          this checkpoint id has been used <pipeline>/aside/<above>-<below>/...   files of
+checkpoints that a start could not use <pipeline>/targets/, resets/       targets of the sinks, and reset orders
+(``sink_registry``) <pipeline>/chk-0000000007/<vertex>-<subtask>.g<generation>    parts too large to be inlined
+(snapshot_path)
 
-Reads and writes; what they mean is decided by ``protocol.checkpoints.recovery`` and the ``Coordinator``.
+Reads and writes; the meaning of entries is decided by ``protocol.checkpoints.recovery`` and the ``Coordinator``.
 """
 
 from __future__ import annotations
@@ -20,31 +20,139 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeAlias
 
-from headgate.codec.log_entry import decode_log_entry, encode_log_entry
+from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint, encode_log_entry
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.life import NO_GENERATION, Life
-from headgate.model.manifest import Claim, Manifest
-from headgate.protocol.checkpoints.lineage import Lineage
+from headgate.model.manifest import Claim, LogEntry, Manifest
+from headgate.model.pipeline_identity import NO_GENERATION, Life
 from headgate.protocol.checkpoints.recovery import (
+    Damage,
     NextClaim,
+    ObservedEntry,
     ObservedLog,
+    RetainedManifests,
     candidates,
     first_checkpoint,
     life_of,
+    newest_generation,
+    newest_of,
     next_claim,
+    replaced_by,
+    reset_owner,
     superseded,
     was_given_up,
 )
-from headgate.protocol.checkpoints.replacement import replaced_by
-from headgate.protocol.checkpoints.starting_over import claimant, newest_generation
-from headgate.runtime.checkpoints.entries import LogEntries
-from headgate.runtime.checkpoints.life import LifeObjects
-from headgate.runtime.checkpoints.losses import Losses
-from headgate.runtime.checkpoints.records import Records
+from headgate.runtime.checkpoints.sink_registry import LostOutput, PipelineIdentities, SinkRegistry
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
-from headgate.storage.base import AlreadyExists, NotFound, Storage, refuse_unless_exclusive
+from headgate.storage.base import AlreadyExists, NotFound, Storage, read_with_retries, refuse_unless_exclusive
+from headgate.storage.object_names import list_numbered, number_name
+
+READ_TRIES_MAX = 8
+"""An entry may be pruned between the listing and its reading; more often in a row it counts as damage."""
+
+_Reading: TypeAlias = Callable[[Callable[[], LogEntry]], LogEntry]
+
+
+def _read_without_retry(read: Callable[[], LogEntry]) -> LogEntry:
+    """Read once: the caller asks again soon, and goes on only with a clear answer."""
+    return read()
+
+
+class LogEntries:
+    """Reads ``log/``, ``ids/`` and ``log-hint``."""
+
+    def __init__(self, storage: Storage, pipeline: str) -> None:
+        self._storage = storage
+        self._pipeline = pipeline
+
+    @property
+    def url(self) -> str:
+        """Where the pipeline is, for messages."""
+        return f"{self._storage.url.rstrip('/')}/{self._pipeline}"
+
+    def observe(self) -> ObservedLog:
+        """Read the whole log, damaged entries included.
+
+        Raises:
+            StorageError
+        """
+        for _ in range(READ_TRIES_MAX):
+            hint = self._read_hint()  # first: what is appended behind the listing is not lost
+            entries = tuple(self._observe_entry(sequence) for sequence in self.numbers("log"))
+            if not any(isinstance(e.content, Damage) and e.content.has_vanished for e in entries):
+                break  # else it was pruned meanwhile, so there is something newer to be seen
+        return ObservedLog(entries, self.newest_id(), hint)
+
+    def _observe_entry(self, sequence: int, reading: _Reading = read_with_retries) -> ObservedEntry:
+        path = self.path(sequence)
+        try:
+            return ObservedEntry(sequence, path, reading(lambda: decode_log_entry(self._storage.get(path), path)))
+        except CorruptionError as error:
+            return ObservedEntry(sequence, path, Damage(path, str(error)))
+        except NotFound:
+            return ObservedEntry(sequence, path, Damage(path, "it vanished while it was read", has_vanished=True))
+
+    def newest_generation(self, sequence: int, above: Generation = NO_GENERATION) -> Generation | None:
+        """Return the newest generation above ``above`` that anything after entry ``sequence`` is of, or None.
+
+        Raises:
+            StorageError: unknown for now.
+        """
+        later: list[ObservedEntry] = []
+        for number in reversed([number for number in self.numbers("log") if number > sequence]):
+            later.append(self._observe_entry(number, _read_without_retry))
+            if isinstance(newest_of(later, above), int):
+                break  # older entries tell nothing more
+        return self.told(newest_of(later, above))
+
+    def told(self, newer: Generation | Damage | None) -> Generation | None:
+        """Return ``newer``.
+
+        Raises:
+            StorageError: it is damage, which may be the entry of a newer driver (R56).
+        """
+        if isinstance(newer, Damage):
+            raise StorageError(
+                "read",
+                f"{self._storage.url.rstrip('/')}/{newer.path}",
+                f"{newer.problem}; perhaps another driver runs pipeline '{self._pipeline}', so this one must not go "
+                "on; if no other one runs, stop this one and start it again",
+            )
+        return newer
+
+    def path(self, sequence: int) -> str:
+        """Return where entry ``sequence`` is."""
+        return f"{self._pipeline}/log/{number_name(sequence)}"
+
+    def id_path(self, checkpoint: CheckpointId) -> str:
+        """Return where the id of ``checkpoint`` is reserved."""
+        return f"{self._pipeline}/ids/{number_name(checkpoint)}"
+
+    def numbers(self, directory: str) -> list[int]:
+        """Return the numbers that have an object in ``directory``, ascending. Other files there are not ours (O25)."""
+        return list(list_numbered(self._storage, f"{self._pipeline}/{directory}"))
+
+    def newest_id(self) -> CheckpointId:
+        """Return the newest reserved id, 0 if there is none."""
+        return CheckpointId(max(self.numbers("ids"), default=0))
+
+    def _read_hint(self) -> int:
+        """Return the hint, 0 if there is none. One read wrongly would tell of an entry that never was (R53)."""
+        path = f"{self._pipeline}/log-hint"
+        try:
+            return read_with_retries(lambda: decode_hint(self._storage.get(path), path))
+        except (NotFound, CorruptionError):
+            return 0
+
+    def write_hint(self, sequence: int) -> None:
+        """Note the newest sequence beside the log, best effort."""
+        try:
+            self._storage.put(f"{self._pipeline}/log-hint", [encode_hint(sequence)])
+        except StorageError:
+            return  # best effort: the log itself decides
+
 
 CLAIM_TRIES_MAX = 100
 """Each lost race means that another driver claimed a generation; a hundred in a row is a crash loop elsewhere."""
@@ -76,18 +184,18 @@ class CheckpointLog:
         self._storage = storage
         self._pipeline = pipeline
         self._entries = LogEntries(storage, pipeline)
-        self._lives = LifeObjects(storage, pipeline)
+        self._lives = PipelineIdentities(storage, pipeline)
         self.files = SnapshotFiles(storage, pipeline)
         """Of the snapshots that manifests refer to."""
-        self.losses = Losses(storage, pipeline)
+        self.lost_output = LostOutput(storage, pipeline)
         """Of output that a target denied."""
-        self.records = Records(storage, pipeline)
+        self.sink_registry = SinkRegistry(storage, pipeline)
         """What the sinks write to, and orders to start over."""
         self._next_sequence = 0
         self._generation = Generation(0)
-        self._lineage = Lineage()
+        self._lineage = RetainedManifests()
         self.life_id = ""
-        """Of the life that ``life`` or ``later_life`` last told, "" before."""
+        """Of the identity that ``life`` or ``later_life`` last returned, "" before."""
         self.problem = ""
         """What storage last said about an append; for messages."""
 
@@ -110,7 +218,7 @@ class CheckpointLog:
         return self._entries.observe()
 
     def known_life(self, observed: ObservedLog) -> Life | None:
-        """Return who this pipeline is to its sinks by its log, None if it was never drawn. Changes nothing.
+        """Return the identity of this pipeline for its sinks, None if it was never drawn. Changes nothing.
 
         Raises:
             CorruptionError, StorageError
@@ -121,10 +229,9 @@ class CheckpointLog:
             return None
 
     def life(self, host: str, wall_ms: int) -> Life:
-        """Return who this pipeline is to its sinks; drawn at its very first start, which nothing precedes (LV1).
+        """Return the identity of this pipeline for its sinks; drawn at its very first start (LV1).
 
-        Of any number of drivers that come at once, all get the same one. Directories of version 0.1 have none. See
-        ``later_life``.
+        Of any number of drivers that come at once, all get the same one. See ``later_life``.
 
         Raises:
             UsageError: the storage does not honour put-if-absent.
@@ -137,7 +244,7 @@ class CheckpointLog:
         return self._told(self._lives.read(0))
 
     def lives_before(self, number: int) -> list[Life]:
-        """Return who this pipeline was to its sinks before life ``number``.
+        """Return the identities of this pipeline before identity ``number``.
 
         Raises:
             CorruptionError, StorageError
@@ -145,7 +252,7 @@ class CheckpointLog:
         return self._lives.before(number)
 
     def later_life(self, number: int, host: str, wall_ms: int) -> Life:
-        """Return who this pipeline is since entry ``number`` of its log gave up everything before it (LV7).
+        """Return the identity of this pipeline since entry ``number`` of its log gave up everything older (LV7).
 
         Raises:
             CorruptionError, StorageError
@@ -169,7 +276,7 @@ class CheckpointLog:
         """Claim the next generation (C38): from now on no older one completes anything.
 
         ``mine`` is the generation that this driver claimed before, if any; the new one exceeds ``above``, too (LV4).
-        ``life`` is the one that the sinks were asked about; None: nobody asked.
+        ``life`` is the identity that the sinks were checked for; None: they were not.
 
         Raises:
             FencedError: another driver has claimed after ``mine``: one that was replaced stops (X9).
@@ -196,7 +303,7 @@ class CheckpointLog:
 
         Raises:
             FencedError: another driver has claimed after ``mine``: everything is its own.
-            StorageError: nobody can tell whether it is there; the next claim sees.
+            StorageError: it may or may not be there; the next claim sees.
         """
         self._claim(owner, wall_ms, mine, lambda log: next_claim(log).ending_life())
 
@@ -205,11 +312,11 @@ class CheckpointLog:
 
         Raises:
             FencedError: a driver has claimed since.
-            StorageError: nobody can tell whether it is there; the next start sees.
+            StorageError: it may or may not be there; the next start sees.
         """
         self._next_sequence = next_claim(seen).sequence  # what is damaged before it is nobody's any more
         mine = newest_generation(seen)
-        return self._claim(claimant(order), wall_ms, mine, lambda log: next_claim(log, above).ending_life(), order)
+        return self._claim(reset_owner(order), wall_ms, mine, lambda log: next_claim(log, above).ending_life(), order)
 
     def _claim(
         self,
@@ -246,7 +353,7 @@ class CheckpointLog:
         first = first_checkpoint(log, CheckpointId(max(ids, default=0)))
         found = ObservedLog((), log.reserved) if following.ends_life else log
         self._next_sequence, self._generation = following.sequence + 1, following.generation
-        self._lineage = Lineage.observed(found, following.life)
+        self._lineage = RetainedManifests.observed(found, following.life)
         self.files.claimed(following.generation, first, candidates(found))
         self._entries.write_hint(following.sequence)
         with contextlib.suppress(StorageError):  # the next claim tries again
@@ -274,7 +381,7 @@ class CheckpointLog:
     def reserve(self, checkpoint: CheckpointId) -> None:
         """Record that ``checkpoint`` is in use, and forget what is far below it.
 
-        Whoever claims looks at the ids behind its claim, and this looks at the log behind its id: so no two
+        A claim lists the ids after its entry, and this lists the log after its id: so no two
         generations use the same one (R42).
 
         Raises:
@@ -298,6 +405,7 @@ class CheckpointLog:
         Raises:
             FencedError: that entry is the claim of a newer generation.
         """
+        assert self._next_sequence > 0, "a generation is claimed before it completes checkpoints"
         path = self._entries.path(self._next_sequence)
         data = encode_log_entry(self._lineage.placed(manifest, self._next_sequence, oldest_retained))
         try:
@@ -365,7 +473,7 @@ class CheckpointLog:
         """Return the generation that replaced this one, whatever was pruned (R40), or None. Cheap: one listing.
 
         Raises:
-            StorageError: nobody can tell now.
+            StorageError: unknown for now.
         """
         return self._entries.newest_generation(self._next_sequence - 1, self._generation)
 
@@ -380,7 +488,7 @@ class CheckpointLog:
     def drop(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
         """Remove the snapshots up to a completed checkpoint, and the log entries before the oldest retained one (C31).
 
-        Aborted checkpoints in between may have left files that nobody knows of: they go, too.
+        Aborted checkpoints in between may have left unknown files: they go, too.
         """
         self.files.drop(checkpoint)
         self._lineage = self._lineage.dropped(oldest_retained)

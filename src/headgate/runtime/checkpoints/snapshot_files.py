@@ -1,31 +1,127 @@
-"""The snapshot files of one pipeline: verified, removed when nobody needs them, set aside (C10, C31, R51).
+"""The snapshot files of one pipeline: read with checksums, verified, removed when unneeded, set aside.
 
-Counterparts: ``log``, which says what is completed, ``snapshots``, and ``protocol.checkpoints.retention``, which
-decides what may be removed. Lives in the driver's storage thread.
+``snapshot_writer`` writes them, ``restore`` reads them, ``log`` says which checkpoints are completed;
+``protocol.checkpoints.retention`` decides what may be removed. At most one part is in memory at a time (SF10).
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+import xxhash
 
 from headgate import fault_points
-from headgate.codec.snapshot import decode_sections
-from headgate.codec.snapshot_path import stored_file
+from headgate.codec.snapshot import FILES_PREFIX, OF_ROWS, decode_sections, stored_file
+from headgate.codec.snapshot_rows import difference, stored_rows
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import BUNDLE, Manifest, SnapshotPart, SubtaskEntry
-from headgate.model.places import Place
-from headgate.protocol.checkpoints.passed_over import Aside
+from headgate.model.manifest import BUNDLE, Manifest, Place, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import Damage, Gap, ObservedLog
+from headgate.protocol.checkpoints.restore_selection import KeptAside
 from headgate.protocol.checkpoints.retention import FileRetention, StoredFile
-from headgate.runtime.checkpoints.snapshots import read_part, storage_at, verify_part
-from headgate.storage.base import AlreadyExists, NotFound, Storage, is_probe
+from headgate.storage.base import AlreadyExists, NotFound, Storage, is_probe, read_with_retries
+from headgate.storage.object_names import read_path
+from headgate.storage.urls import is_missing, open_storage
+
+READ_BYTES_MAX = 8 << 20
+"""So much of a file is asked for at a time."""
+
+
+def storage_at(place: Place) -> Storage:
+    """Return the storage of another place; a directory that is missing is not made (SV5).
+
+    Raises:
+        NotFound, UsageError
+    """
+    if is_missing(place.url):
+        raise NotFound(place.url)
+    return open_storage(place.url)
+
+
+def read_part(storage: Storage, pipeline: str, part: SnapshotPart) -> memoryview:
+    """Return the bytes of ``part`` after checking their number, their checksum, and the rows of each state (R30).
+
+    A read that does not fit is repeated: one bad read is not damage (R50).
+
+    Raises:
+        CorruptionError, NotFound, StorageError
+    """
+    return read_with_retries(lambda: _read_once(storage, pipeline, part))
+
+
+def verify_part(storage: Storage, pipeline: str, part: SnapshotPart) -> None:
+    """Read ``part`` and check it as ``read_part`` does; what has no rows to be counted is not kept in memory (SF10).
+
+    Raises:
+        CorruptionError, NotFound, StorageError
+    """
+    if part.rows is None:
+        read_with_retries(lambda: _check_stream(storage, pipeline, part))
+    else:
+        read_part(storage, pipeline, part)
+
+
+def part_location(pipeline: str, part: SnapshotPart) -> str:
+    """Return where ``part`` is, for messages."""
+    return f"{pipeline}/{part.path}" if part.path else "an inlined snapshot"
+
+
+def _read_once(storage: Storage, pipeline: str, part: SnapshotPart) -> memoryview:
+    where = part_location(pipeline, part)
+    chunks = list(_chunks(storage, pipeline, part))
+    data = memoryview(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+    _check_bytes(part, len(data), xxhash.xxh3_64_intdigest(data), where)
+    if part.rows and not part.section.startswith(FILES_PREFIX):  # these are counted by whoever opens them (RB22)
+        _check_rows(part, data, where)
+    return data
+
+
+def _check_stream(storage: Storage, pipeline: str, part: SnapshotPart) -> None:
+    digest, size_bytes = xxhash.xxh3_64(), 0
+    for chunk in _chunks(storage, pipeline, part):
+        digest.update(chunk)
+        size_bytes += len(chunk)
+    _check_bytes(part, size_bytes, digest.intdigest(), part_location(pipeline, part))
+
+
+def _chunks(storage: Storage, pipeline: str, part: SnapshotPart) -> Iterator[bytes]:
+    """Return the bytes of ``part`` piece by piece; fewer than it says if the file is shorter."""
+    if not part.path:
+        yield part.inline
+        return
+    path = read_path(f"{pipeline}/{part.path}", "a manifest")
+    at, end = part.offset, part.offset + part.size_bytes
+    while True:
+        chunk = storage.get_range(path, at, min(READ_BYTES_MAX, end - at))
+        yield chunk
+        at += len(chunk)
+        if at >= end or not chunk:
+            return
+
+
+def _check_bytes(part: SnapshotPart, size_bytes: int, checksum: int, where: str) -> None:
+    if size_bytes != part.size_bytes:
+        raise CorruptionError(where, part.offset + size_bytes, f"{part.size_bytes} bytes", f"{size_bytes} bytes")
+    if checksum != part.checksum:
+        raise CorruptionError(where, part.offset, f"checksum {part.checksum:016x}", f"{checksum:016x}")
+
+
+def _check_rows(part: SnapshotPart, data: memoryview, where: str) -> None:
+    sections = decode_sections(data, where) if part.section == BUNDLE else {part.section: data}
+    for node, recorded in (part.rows or {}).items():
+        state = next((sections[f"{prefix}{node}"] for prefix in OF_ROWS if f"{prefix}{node}" in sections), None)
+        inner = {} if state is None else decode_sections(state, f"{where}, state of '{node}'")
+        problem = difference(recorded, stored_rows(inner, where))
+        if problem is not None:
+            expected, found = problem
+            raise CorruptionError(where, 0, f"{expected} of operator '{node}', as its manifest says", found)
+
 
 _WHY = "why"
 _BEHIND = "behind"
-"""The same reason again, where a start went back behind what is kept: no file is kept for its sake (R57)."""
+"""The same reason again, if a start restored an older checkpoint: no file is kept for it (R57)."""
 _ASIDE = re.compile(rf"[^/]+/aside/([0-9]{{10,}})-([0-9]{{10,}})/(?:{_WHY}|log-[0-9]{{10,}})")
 _NOTE = re.compile(rf"[^/]+/aside/([0-9]{{10,}})-([0-9]{{10,}})/(?:{_WHY}|{_BEHIND}|log-[0-9]{{10,}})")
 
@@ -112,7 +208,7 @@ class SnapshotFiles:
         self._remove(self._retention.unneeded(part.path for part in parts if part.path))
 
     def drop(self, checkpoint: CheckpointId) -> None:
-        """Nobody goes back to ``checkpoint`` any more, or to one before: remove what nothing refers to now (C31).
+        """Checkpoints up to ``checkpoint`` are not restored any more: remove files without a reference (C31).
 
         Raises:
             StorageError
@@ -137,7 +233,7 @@ class SnapshotFiles:
         self._remove(self._retention.garbage(self._files_of(paths)))
 
     def _remove(self, paths: Iterable[str]) -> None:
-        """Remove files that nobody needs; whoever dies in between leaves the rest to the next sweep (SF8)."""
+        """Remove unneeded files; a crash in between leaves the rest to the next sweep (SF8)."""
         for path in paths:
             fault_points.reach("in-removal")
             self._storage.delete(f"{self._pipeline}/{path}")
@@ -150,9 +246,9 @@ class SnapshotFiles:
     # -- what is kept aside -----------------------------------------------------------------------------------------
 
     def set_aside(self, log: ObservedLog, gaps: Sequence[Gap], restored: CheckpointId | None = None) -> None:
-        """Keep what a start cannot use, until somebody removes it (R51): snapshots and log entries.
+        """Keep what a start cannot use, until the user discards it (R51): snapshots and log entries.
 
-        Repeating it changes nothing. ``restored``: what the start uses. It goes back behind whatever is newer (R57).
+        Repeating it changes nothing. ``restored``: what the start uses; it gives up whatever is newer (R57).
 
         Raises:
             StorageError
@@ -169,7 +265,7 @@ class SnapshotFiles:
                 with contextlib.suppress(AlreadyExists):
                     self._storage.put_if_absent(f"{name}/{note}", [why.encode()])
 
-    def aside(self) -> list[Aside]:
+    def aside(self) -> list[KeptAside]:
         """Return what was set aside, oldest first.
 
         Raises:
@@ -177,21 +273,21 @@ class SnapshotFiles:
         """
         return self._reasons(_WHY)
 
-    def gone_back_behind(self) -> list[Aside]:
-        """Return what starts went back behind, oldest first: also when its files were removed meanwhile (R57).
+    def rolled_back_by(self) -> list[KeptAside]:
+        """Return what starts gave up by restoring an older checkpoint, oldest first, with or without its files (R57).
 
         Raises:
             StorageError
         """
         return self._reasons(_BEHIND)
 
-    def _reasons(self, note: str) -> list[Aside]:
-        found: list[Aside] = []
+    def _reasons(self, note: str) -> list[KeptAside]:
+        found: list[KeptAside] = []
         for path in self._storage.list(f"{self._pipeline}/aside"):
             if _NOTE.fullmatch(path) and path.endswith(f"/{note}"):
                 with contextlib.suppress(NotFound):  # somebody removes what is aside, while a run goes on
                     why = self._storage.get(path).decode("utf-8", "replace").strip()
-                    found.append(Aside(*_range_of(path), why))
+                    found.append(KeptAside(*_range_of(path), why))
         return found
 
     def aside_paths(self) -> list[str]:
@@ -205,9 +301,9 @@ class SnapshotFiles:
     def discard_aside(self, manifests: Callable[[], Iterable[Manifest]]) -> int:
         """Remove what was set aside and what only stayed for its sake, but not what any manifest needs (SF7).
 
-        ``manifests`` reads all that there are: behind the list of files, because a pipeline that runs meanwhile may
+        ``manifests`` reads all that there are: after the list of files, because a pipeline that runs meanwhile may
         complete a checkpoint, and may go back once more. What it writes later is not on the list. Snapshots first,
-        reasons last. That a start went back behind a checkpoint stays known while the log has that (R57).
+        reasons last. That a start gave a checkpoint up stays known while the log has that checkpoint (R57).
 
         Returns:
             How many files of checkpoints that were.
@@ -231,14 +327,14 @@ class SnapshotFiles:
 
 
 def _is_about(path: str, manifests: Iterable[Manifest]) -> bool:
-    """Whether the note at ``path`` says that a start went back behind one of ``manifests``."""
+    """Whether the note at ``path`` says that a start went back to before one of ``manifests``."""
     above, below = _range_of(path)
     return path.endswith(f"/{_BEHIND}") and any(above < manifest.checkpoint < below for manifest in manifests)
 
 
 def _range_of(path: str) -> tuple[CheckpointId, CheckpointId]:
     match = _NOTE.fullmatch(path)
-    assert match is not None
+    assert match is not None, f"{path} was listed as a note about files set aside"
     return CheckpointId(int(match.group(1))), CheckpointId(int(match.group(2)))
 
 

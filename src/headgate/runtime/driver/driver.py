@@ -1,9 +1,8 @@
-"""The driver of one pipeline run: puts its parts together, and is what a handle talks to.
+"""The driver of one pipeline run, its result, and the handle in the user's hands.
 
-One event thread (``event_loop``) decides everything: ``supervision`` hosts the supervisor and the generation at work,
-``workers`` knows who is there, ``replacement_watch`` looks for another driver, ``ending`` holds the outcome.
-Counterparts: ``runtime.worker.worker`` on the other end of the control channel, ``spark.session``, which hands out the
-user's handle.
+One event thread (``event_loop``) decides everything: ``supervisor_host`` hosts the supervisor and the running
+generation, ``workers`` the registered workers, ``takeover`` looks for another driver. Counterpart:
+``runtime.worker.worker`` on the other end of the control channel.
 """
 
 from __future__ import annotations
@@ -11,36 +10,121 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import TypeVar
 
+from headgate.call_errors import checked_calls
 from headgate.codec import messages
-from headgate.errors import FencedError, HeadgateError, UsageError
-from headgate.model import claimants
+from headgate.codec.json_files import Ending
+from headgate.display.progress import RunDisplay
+from headgate.environment import CancellablePool, wait_for
+from headgate.errors import BringOutputBack, FencedError, HeadgateError, PipelineFailed, Remedy, UsageError, with_remedy
+from headgate.model import heartbeat
 from headgate.model.config import PipelineConfig
-from headgate.model.definition import PipelineDefinition
-from headgate.model.ids import Generation, WorkerIndex
-from headgate.model.places import Place
-from headgate.model.progress import CheckpointOutcome, Observer, PendingCheckpoint, PipelineState, Progress, RunResult
-from headgate.model.run_request import RunRequest
-from headgate.protocol.supervision import events
+from headgate.model.failure import Failure, FailureKind, Refusal
+from headgate.model.graph import Role
+from headgate.model.ids import CheckpointId, Generation, WorkerIndex
+from headgate.model.manifest import Place
+from headgate.model.plan import PipelineDefinition
+from headgate.model.progress import (
+    CheckpointOutcome,
+    CheckpointProgress,
+    ControlRequest,
+    Location,
+    Observer,
+    PendingCheckpoint,
+    PipelineState,
+    Progress,
+    RunResult,
+    SubtaskAlignment,
+)
+from headgate.protocol.supervision import supervisor_events
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
-from headgate.runtime.driver import asking, heart, replacement_watch
-from headgate.runtime.driver.answers import Answer, Answers
-from headgate.runtime.driver.coordination import Pools
-from headgate.runtime.driver.ending import RunEnd, error_of
+from headgate.runtime.driver import liveness, remote_control, takeover
+from headgate.runtime.driver.coordinator_host import Pools
 from headgate.runtime.driver.event_loop import EventLoop
-from headgate.runtime.driver.heart import Heart
+from headgate.runtime.driver.liveness import HeartbeatWriter
 from headgate.runtime.driver.pipeline_lock import PipelineLock
-from headgate.runtime.driver.progress_book import ProgressBook
-from headgate.runtime.driver.replacement_watch import ReplacementWatch
-from headgate.runtime.driver.succession import succession
-from headgate.runtime.driver.supervision import Launcher, Supervision
+from headgate.runtime.driver.progress import RunProgress
+from headgate.runtime.driver.supervisor_host import Answer, Launcher, PendingRequests, SupervisorHost
+from headgate.runtime.driver.takeover import ReplacementWatch, current_takeover
 from headgate.runtime.driver.workers import Workers
-from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Surroundings
-from headgate.storage.backends import local_directory, open_storage
-from headgate.storage.roots import make_root
-from headgate.threads import UntilPool
+from headgate.runtime.surroundings import PROCESS, Surroundings
+from headgate.storage.local_directories import make_root
+from headgate.storage.urls import absolute_location, local_directory, open_storage
+
+
+class RunEnd:
+    """The outcome of one run, decided once."""
+
+    def __init__(self, definition: PipelineDefinition, lock: PipelineLock, around: Surroundings) -> None:
+        self._roles = {node.name: node.role for node in definition.graph.nodes}
+        self._lock = lock
+        self._around = around
+        self._begun_ms = around.monotonic_ms()
+        self.result: Future[RunResult] = Future()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has an outcome."""
+        return self.result.done()
+
+    def fail(self, error: BaseException) -> None:
+        """End with ``error``, unless the run is over."""
+        if not self.is_over:
+            self.result.set_exception(error)
+
+    def succeed(
+        self,
+        progress: Progress,
+        last_checkpoint: CheckpointId | None,
+        how: RunResult,
+    ) -> None:
+        """End well, unless the run is over. ``how`` says all but the numbers."""
+        if self.is_over:
+            return
+        records_in = sum(n.records_out for n in progress.nodes if self._roles.get(n.node) is Role.SOURCE)
+        records_out = sum(n.records_in for n in progress.nodes if self._roles.get(n.node) is Role.SINK)
+        took_ms = self._around.monotonic_ms() - self._begun_ms
+        found = replace(
+            how,
+            records_in=records_in,
+            records_out=records_out,
+            last_checkpoint=None if how.has_removed_checkpoints else last_checkpoint,
+            restarts=progress.restarts,
+            duration_ms=took_ms,
+        )
+        self.result.set_result(found)
+
+    def release_lock(self) -> None:
+        """Write the end of this run into the lock, and let others run the pipeline."""
+        error = self.result.exception()
+        if error is not None:
+            self._lock.release(Ending.FAILED, None, str(error))
+            return
+        result = self.result.result()
+        self._lock.release(_ending_of(result), result.last_checkpoint, "", is_in_doubt=result.is_removal_in_doubt)
+
+
+def _ending_of(result: RunResult) -> Ending:
+    if result.has_removed_checkpoints:
+        return Ending.CANCELLED
+    return Ending.DRAINED if result.is_drained else Ending.FINISHED if result.is_finished else Ending.STOPPED
+
+
+def error_of(failure: Failure) -> HeadgateError:
+    """Return what is raised for a run that ended with ``failure``."""
+    if failure.kind is FailureKind.REPLACED:
+        return FencedError(failure.reason)
+    is_for_good = failure.is_permanent or failure.kind is FailureKind.USER_CODE  # KR4
+    return with_remedy(PipelineFailed(failure.reason, failure.detail, is_for_good), _remedy_of(failure))
+
+
+def _remedy_of(failure: Failure) -> Remedy | None:
+    if isinstance(failure, Refusal):
+        return failure.remedy
+    return BringOutputBack() if failure.kind is FailureKind.DENIED else None
+
 
 PROGRESS_PERIOD_MS = 500
 
@@ -71,20 +155,20 @@ class Driver:
         self._run = lock.nonce
         storage = open_storage(config.checkpoint_root)
         log = self._log = CheckpointLog(storage, config.name)
-        self._heart = Heart(storage, config.name, lock.claimant, around) if beats else None
+        self._heart = HeartbeatWriter(storage, config.name, lock.claimant, around) if beats else None
         self._observer = observer
-        self.book = ProgressBook("bad-records", around.monotonic_ns, around.wall_ms, definition.plan)
+        self.run_progress = RunProgress("bad-records", around.monotonic_ns, around.wall_ms, definition.plan)
         self._latest = Progress(PipelineState.STARTING)
         self._end = RunEnd(definition, lock, around)
-        self._answers = Answers(self._end.result)
+        self._answers = PendingRequests(self._end.result)
         self._loop = EventLoop(lambda: self._end.is_over, self._on_error, self._close, around)
         off = self._off = around.event()
         names = ("storage", "commit", "savepoint")
-        self._pools = Pools(*(UntilPool(around.pool(1, f"headgate-{n}", is_daemon=True), off) for n in names))
-        on_event: Callable[[events.Event], None] = lambda event: self.supervision.handle(event)  # noqa: E731
+        self._pools = Pools(*(CancellablePool(around.pool(1, f"headgate-{n}", is_daemon=True), off) for n in names))
+        on_event: Callable[[supervisor_events.Event], None] = lambda event: self.supervision.handle(event)  # noqa: E731
         hears = on_event, self._on_report, observer.on_note
         self.workers = Workers(definition, fingerprint, self._loop, *hears, host=host, around=around)
-        self.supervision = Supervision(
+        self.supervision = SupervisorHost(
             definition,
             launcher,
             observer,
@@ -92,9 +176,9 @@ class Driver:
             self._loop,
             self._pools,
             self.workers,
-            self.book,
+            self.run_progress,
             self._on_finish,
-            succession=replace(succession(), claimant=lock.claimant),
+            takeover=replace(current_takeover(), claimant=lock.claimant),
             around=around,
             off=off,
         )
@@ -119,7 +203,7 @@ class Driver:
 
     @property
     def running_generation(self) -> Generation | None:
-        """The generation whose coordinator is at work, if any (for tests and the demo)."""
+        """The running generation, if any (for tests and the demo)."""
         live = self.supervision.live
         return None if live is None or not live.is_started else live.number
 
@@ -130,11 +214,11 @@ class Driver:
     def start(self) -> None:
         """Begin."""
         self._loop.start()
-        self.post(lambda: self.supervision.handle(events.Begin()))
+        self.post(lambda: self.supervision.handle(supervisor_events.Begin()))
         self._loop.every(PROGRESS_PERIOD_MS, "progress", self._show_progress)
-        self._loop.every(replacement_watch.PERIOD_MS, "fence", self._look_for_another)
+        self._loop.every(takeover.PERIOD_MS, "fence", self._look_for_another)
         if self._heart is not None:
-            self._loop.every(heart.LOOK_MS, "heartbeat", self._beat)
+            self._loop.every(liveness.LOOK_MS, "heartbeat", self._beat)
 
     def stop(self) -> None:
         """Take a last checkpoint, commit it, then end. From any thread."""
@@ -186,7 +270,7 @@ class Driver:
 
     def answer_asks(self) -> None:
         """Do what others ask for from their processes; returns when they are answered (C63)."""
-        taken = asking.taken(self._config.checkpoint_root, self._config.name, self._run)
+        taken = remote_control.take_requests(self._config.checkpoint_root, self._config.name, self._run)
         if any(request.cancels for _, request in taken):
             self.cancel()  # the end of the run answers all of them
         wants_checkpoint = any(not request.savepoint for _, request in taken)
@@ -195,7 +279,7 @@ class Driver:
         for told in [_told(ask, outcome) for ask, outcome in outcomes if outcome is not None]:
             told.result()
 
-    def _requested(self, request: RunRequest) -> Future[CheckpointOutcome]:
+    def _requested(self, request: ControlRequest) -> Future[CheckpointOutcome]:
         try:
             if request.ends:
                 return self.end_with_savepoint(request.savepoint, drain=request.drains)
@@ -221,7 +305,7 @@ class Driver:
 
     def _on_report(self, worker: WorkerIndex, message: messages.FromWorker) -> None:
         if isinstance(message, messages.MetricsReport):
-            self.book.add(int(worker), message)
+            self.run_progress.add(int(worker), message)
         elif self.supervision.live is not None:
             self.supervision.live.on_report(worker, message)
 
@@ -244,16 +328,16 @@ class Driver:
         pending: PendingCheckpoint | None = None if live is None else live.coordination.pending_checkpoint()
         generation = machine.generation or supervision.last_generation or Generation(0)
         restarts_count = supervision.restarts_before + machine.restarts_count
-        found = self.book.snapshot(supervision.state, generation, restarts_count, pending)
+        found = self.run_progress.snapshot(supervision.state, generation, restarts_count, pending)
         self._latest = replace(
             found,
-            lost_outputs=self._log.losses.count,
+            lost_outputs=self._log.lost_output.count,
             failures=supervision.restarts_before + supervision.failures_count,
-            workers=self.workers.progress(self.book.reports()),
+            workers=self.workers.progress(self.run_progress.reports()),
         )
         self._observer.on_progress(self._latest)
 
-    def _on_finish(self, effect: events.Finish) -> None:
+    def _on_finish(self, effect: supervisor_events.Finish) -> None:
         self._show_progress()
         if effect.failure is not None:
             self._end.fail(error_of(effect.failure))
@@ -262,7 +346,7 @@ class Driver:
             self.supervision.callbacks.when_done(lambda: self._end_behind_hooks(end))
 
     def _end_behind_hooks(self, end: Callable[[], None]) -> None:
-        """End when hooks have heard what they were told last (EI11); one that is stuck is not waited for long."""
+        """End when hooks have handled their last notification (EI11); a stuck one is not waited for long."""
         hooks = self.supervision.hooks
         if hooks.is_listening:
             self._loop.arm("hooks", hooks.patience_ms, end)
@@ -270,7 +354,7 @@ class Driver:
 
     def _succeed(self, *, is_final: bool) -> None:
         supervision = self.supervision
-        last = self.book.checkpoints[-1].checkpoint if self.book.checkpoints else supervision.begun_from
+        last = self.run_progress.checkpoints[-1].checkpoint if self.run_progress.checkpoints else supervision.begun_from
         how = RunResult(
             is_final,
             is_drained=supervision.is_drained,
@@ -310,7 +394,7 @@ class Driver:
                 self._observer.on_note(problem)
 
 
-def _told(ask: asking.Ask, outcome: Future[CheckpointOutcome]) -> Future[None]:
+def _told(ask: remote_control.RequestFile, outcome: Future[CheckpointOutcome]) -> Future[None]:
     """Answer ``ask`` in the thread that decides, as soon as there is an outcome: the process may end soon after."""
     told: Future[None] = Future()
 
@@ -330,6 +414,114 @@ def lock_for(config: PipelineConfig, around: Surroundings = PROCESS) -> Pipeline
     Raises:
         UsageError: another driver runs this pipeline.
     """
-    given, owner = succession(), f"process {around.process_id} on {around.host}"
-    claimant = given.claimant or claimants.claimant(owner, around.token(4).hex())  # differs even within one process
+    given, owner = current_takeover(), f"process {around.process_id} on {around.host}"
+    claimant = given.claimant or heartbeat.driver_id(owner, around.token(4).hex())  # differs even within one process
     return PipelineLock.acquire(config.checkpoint_root, config.name, owner, given.lock_nonce, claimant=claimant)
+
+
+_T = TypeVar("_T")
+
+
+class DriverHandle(RunDisplay):
+    """A started pipeline (``model.progress.PipelineHandle``)."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        super().__init__(driver.name, driver.result)
+
+    @property
+    def progress(self) -> Progress:
+        """The latest snapshot."""
+        return self.driver.progress
+
+    def wait(self, timeout_s: float | None = None) -> RunResult | None:
+        """Wait until the pipeline ended; None when ``timeout_s`` passed before.
+
+        An interrupt (Ctrl-C, a notebook's cell) ends only the waiting: the run goes on (ND6).
+
+        Raises:
+            PipelineFailed: the restart strategy gave up.
+            FencedError: another driver of the same pipeline took over.
+        """
+        try:
+            result = wait_for(self.driver.result, timeout_s)
+        except BaseException:
+            if self.driver.result.done():
+                self._release()
+            raise
+        if result is not None:
+            self._release()
+        return result
+
+    def stop(
+        self, timeout_s: float | None = None, *, drain: bool = False, savepoint: Location | None = None
+    ) -> RunResult | None:
+        """Take a last checkpoint, then stop; a later run of the same pipeline continues from it.
+
+        With ``drain`` the sources end as if their input had ended: windows fire, everything in flight is processed,
+        and the last checkpoint is final. A drained pipeline has finished: it does not continue. ``savepoint``: a place
+        at which a savepoint of the last checkpoint is written; ``RunResult.savepoint`` says what came of it.
+
+        Raises:
+            UsageError: the savepoint cannot be there; the pipeline goes on.
+            PipelineFailed, FencedError: see ``wait``.
+        """
+        if savepoint is not None:
+            asked = self.driver.end_with_savepoint(absolute_location(savepoint), drain=drain)
+            result = self.wait(timeout_s)
+            return None if result is None else replace(result, savepoint=asked.result())
+        if drain:
+            self.driver.drain()
+        else:
+            self.driver.stop()
+        return self.wait(timeout_s)
+
+    def take_checkpoint(self, timeout_s: float | None = None) -> CheckpointOutcome | None:
+        """Take a checkpoint now, whatever interval and pause say. None: ``timeout_s`` passed; it may still complete."""
+        return wait_for(self.driver.take_checkpoint(), timeout_s)
+
+    def take_savepoint(self, path: Location, timeout_s: float | None = None) -> CheckpointOutcome | None:
+        """Write a savepoint at ``path``; return what came of it, with ``savepoint``, or None: ``timeout_s`` passed.
+
+        Raises:
+            UsageError: it cannot be there.
+        """
+        return wait_for(self.driver.take_savepoint(absolute_location(path)), timeout_s)
+
+    def answer_requests(self) -> None:
+        """Carry out the requests of other processes, and write their outcomes."""
+        self.driver.answer_asks()
+
+    def cancel(self, *, retain: bool = False) -> None:
+        """Stop at once, without a last checkpoint; a later run continues from the latest completed one.
+
+        With ``Checkpointing(retain_on_cancel=False)`` the checkpoints are removed, unless ``retain`` is given.
+        """
+        self.driver.cancel(retain=retain)
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Make ``call`` once, as soon as the run has ended, however; before ``wait`` returns."""
+        self.driver.result.add_done_callback(lambda _: call())
+
+    def checkpoints(self) -> tuple[CheckpointProgress, ...]:
+        """Return the completed checkpoints of this run, oldest first (bounded)."""
+        return tuple(self.driver.run_progress.checkpoints)
+
+    def alignments(self) -> dict[CheckpointId, tuple[SubtaskAlignment, ...]]:
+        """Return how long the latest checkpoints held up each subtask, by checkpoint (bounded).
+
+        Workers report twice a second, so the newest may be missing or not whole yet.
+        """
+        return self.driver.run_progress.alignments.latest()
+
+    def metrics(self) -> dict[str, dict[str, int | float]]:
+        """Return ``node → metric → number`` of the latest snapshot: what ``NodeProgress`` has, but for what is None."""
+        return {str(node.node): node.numbers() for node in self.driver.progress.nodes}
+
+    def _release(self) -> None:
+        """Give up what the run needed; it has ended. May be called again."""
+        self.driver.join()
+        self.close_display()
+
+
+checked_calls(DriverHandle, "PipelineHandle")

@@ -10,9 +10,8 @@ import queue
 from collections.abc import Callable
 from typing import Protocol
 
-from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Surroundings
-from headgate.threads import Queue
+from headgate.environment import Queue
+from headgate.runtime.surroundings import PROCESS, Surroundings
 
 STALE_MAX = 64
 """Timers that are not armed any more and wait for their time; beyond that they go at once."""
@@ -22,7 +21,7 @@ LOOK_S = 1.0
 
 
 class Timers(Protocol):
-    """What those who live in the event thread need of it."""
+    """The event thread as its users see it."""
 
     def post(self, call: Callable[[], None]) -> None:
         """Have ``call`` run in the event thread. From any thread."""

@@ -1,4 +1,4 @@
-"""Calls the coordinator's hooks: each in a thread of its own, so that a stuck one holds up nobody else (EI2).
+"""Calls the coordinator's hooks: each in a thread of its own, so that a stuck one holds up no other (EI2).
 
 Counterparts: ``connectors.hooks``, which users derive from; ``protocol.checkpoints.completion``, which decides when a
 hook is called and how long it is waited for.
@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from headgate.connectors.hooks import ASK_AGAIN, CoordinatorHook, HookContext
+from headgate.environment import Event, Queue, Thread, ThreadEnded, cancellable
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
-from headgate.model.definition import HookSpec
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
-from headgate.operators.checkpointed.functions import CheckpointListener
-from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Surroundings
-from headgate.threads import Event, Queue, Thread, ThreadEnded, until
+from headgate.model.plan import HookSpec
+from headgate.operators.checkpoint_listeners import CheckpointListener
+from headgate.runtime.surroundings import PROCESS, Surroundings
 
 HOOK_BYTES_MAX = 1 << 20
 """What a hook returns is in the manifest itself."""
@@ -46,10 +45,10 @@ class HookThread:
         return isinstance(self._hook, CheckpointListener)
 
     def put(self, call: Callable[[CoordinatorHook], None]) -> None:
-        """Have ``call``, which must not raise, run behind those before it."""
+        """Have ``call``, which must not raise, run after the earlier ones."""
         self._calls.put(call)
         if self._thread is None:
-            self._thread = self._around.thread(until(self._off, self._loop), f"headgate-hook-{self.name}")
+            self._thread = self._around.thread(cancellable(self._off, self._loop), f"headgate-hook-{self.name}")
             self._thread.start()
 
     def run(self, what: str, call: Callable[[CoordinatorHook], None]) -> None:
@@ -84,7 +83,7 @@ class HookThread:
             ) from problem
 
     def close(self) -> None:
-        """Close the hook behind what it still has to do (EI12); wait for it, but not long."""
+        """Close the hook after its waiting calls (EI12); wait for it, but not long."""
         if self._thread is None:
             return
         self._calls.put(lambda hook: hook.close())
@@ -149,7 +148,7 @@ class HookCalls:
     ) -> None:
         """Call a hook for ``checkpoint`` when its turn comes, if that is still wanted; it answers from its thread.
 
-        One that is to be asked again waits for its turn behind what came meanwhile, such as a new generation (EI40).
+        A hook that answered ``ASK_AGAIN`` is called again after what came meanwhile, such as a new generation (EI40).
         """
 
         def call(hook: CoordinatorHook) -> None:
@@ -178,7 +177,7 @@ class HookCalls:
                 thread.put(_teller(f"hook '{name}'", tell, failed))
 
     def when_done(self, call: Callable[[], None]) -> None:
-        """Call ``call`` when hooks that listen have heard what they were told so far: from a thread, or at once."""
+        """Call ``call`` when listening hooks have handled all notifications so far: from a thread, or at once."""
         for thread in self._threads.values():
             if thread.is_listening:
                 call = _behind(thread, call)
@@ -224,7 +223,7 @@ def newer_generation(error: BaseException) -> Generation | None:
 
 
 def failure_text(whose: str, call: str, error: BaseException) -> str:
-    """Return one sentence about a call that failed; ``whose``: such as ``hook 'exchange'``."""
+    """Return one sentence about a call that failed; ``owner``: such as ``hook 'exchange'``."""
     return f"{call} of {whose} failed: {_said(error)}"
 
 

@@ -1,8 +1,7 @@
 """At most one driver of a pipeline on one machine's directory: an advisory lock that dies with its process.
 
-The lock only makes the second driver stop *early* and say who runs, and lets ``runtime.driver.stopping`` find the first
-one. What protects the data, also on object stores where there is no lock, is the claim in the checkpoint log
-(``runtime.checkpoints.log``).
+The lock only makes the second driver stop *early* and name the first one, and lets ``remote_control`` find that. The
+claim in the checkpoint log protects the data, also on object stores, where there is no lock.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from headgate.codec.lock_holder import Ending, LockHolder, decode_holder, encode_holder
+from headgate.codec.json_files import Ending, LockHolder, decode_holder, encode_holder
 from headgate.errors import UsageError
-from headgate.model.security import Access
-from headgate.runtime.driver.succession import succession
-from headgate.storage.access import access_in, open_lock
-from headgate.storage.backends import local_directory
+from headgate.model.config import Access
+from headgate.runtime.driver.takeover import current_takeover
 from headgate.storage.local import make_directories
-from headgate.storage.paths import TEMP_PREFIX
+from headgate.storage.object_names import TEMP_PREFIX
+from headgate.storage.permissions import access_in, open_lock
+from headgate.storage.urls import local_directory
 
 LOCK_NAME = "lock"
 
@@ -49,7 +48,7 @@ class AlreadyRunning(UsageError):  # noqa: N818  says what is so
 class PipelineLock:
     """Holds ``<root>/<pipeline>/lock`` while this process lives.
 
-    ``claimant`` is the name under which whoever holds it claims; "" if it does not claim as a driver.
+    ``claimant`` is the name under which the holder claims; "" if it does not claim as a driver.
     """
 
     def __init__(self, file: IO[bytes] | None, claimant: str, holder: LockHolder | None = None) -> None:
@@ -64,7 +63,7 @@ class PipelineLock:
         """Take the lock, if ``root`` is a local directory.
 
         ``silent`` is the nonce of a run that has given no sign of life: its lock is broken (SB8). A process that is
-        stopped holds it as well as one that works; who may write does not depend on it.
+        stopped holds it as well as one that works; the right to write does not depend on it.
 
         Raises:
             AlreadyRunning: another driver runs this pipeline.
@@ -94,10 +93,7 @@ class PipelineLock:
             os.getpid(),
             nonce,
             signals,
-            takes_asks=signals,
-            takes_savepoints=signals,
-            takes_cancels=signals,
-            keeper=succession().keeper,
+            keeper=current_takeover().keeper,
             claimant=claimant,
         )
         lock = cls(file, claimant, taken)
@@ -125,13 +121,13 @@ class PipelineLock:
             self._file = None
 
     def _write(self, holder: LockHolder) -> None:
-        assert self._file is not None
+        assert self._file is not None, "a released lock is not written"
         self._file.truncate(0)
         self._file.write(encode_holder(holder))
 
 
 def _locked(path: Path) -> IO[bytes] | None:
-    """Return the lock file once it is ours, None while somebody else's."""
+    """Return the lock file if this process got the lock, else None."""
     while True:
         file = os.fdopen(open_lock(path), "ab+", buffering=0)  # held as long as the pipeline runs
         try:
@@ -146,7 +142,7 @@ def _locked(path: Path) -> IO[bytes] | None:
 
 
 def _broken(path: Path) -> IO[bytes]:
-    """Put a lock of ours in the place of somebody's: whoever holds that one goes on writing where nobody looks."""
+    """Replace the lock file of another process; its holder goes on writing to an unlinked file."""
     mine = path.with_name(f"{TEMP_PREFIX}{secrets.token_hex(8)}")  # swept at the next start if this process dies now
     file = os.fdopen(open_lock(mine), "ab+", buffering=0)
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -155,7 +151,7 @@ def _broken(path: Path) -> IO[bytes]:
 
 
 def read_holder(root: str, pipeline: str) -> LockHolder | None:
-    """Return who holds or last held the lock of a local pipeline; None when nobody did, or it is being written."""
+    """Return the present or last holder of a local pipeline's lock; None: there is none, or it is being written."""
     local = local_directory(root)
     try:
         return None if local is None else decode_holder((local / pipeline / LOCK_NAME).read_bytes())

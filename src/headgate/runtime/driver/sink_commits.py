@@ -1,49 +1,69 @@
-"""The committers of all sinks of a pipeline, for one generation (K1–K5; docs/spec/two-phase-commit.md).
+"""Commit of sinks: the committers of all sinks of a pipeline, for one generation (docs/spec/two-phase-commit.md).
 
-Counterpart: ``protocol.checkpoints.commit.CommitQueue`` decides what may be committed; this module calls the targets.
-Used from one thread of the driver at a time.
+``protocol.checkpoints.commit.CommitQueue`` decides what may be committed; this module calls the targets. Used from
+one thread of the driver at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeAlias, cast
 
 from headgate import fault_points
-from headgate.closing import close_all
-from headgate.connectors.base import Committer, Sink
-from headgate.connectors.offers import (
-    AskedCommitter,
-    ForgettingCommitter,
-    MakingSink,
-    NamingCommitter,
-    PiecewiseCommitter,
-    TidyingCommitter,
+from headgate.connectors.base import (
+    Committer,
+    Sink,
 )
+from headgate.environment import close_all
 from headgate.errors import (
     CorruptionError,
     FencedError,
     HeadgateError,
+    LeaveBehind,
     OutputDenied,
     StorageError,
     UsageError,
     gone,
     with_remedy,
 )
-from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, SnapshotPart
-from headgate.operators.checkpointed.functions import CheckpointListener
+from headgate.model.plan import PipelineDefinition
+from headgate.operators.checkpoint_listeners import CheckpointListener
 from headgate.protocol.checkpoints.commit import CommitPermit
-from headgate.remedies import LeaveBehind
-from headgate.runtime.driver.hopeless import stopping_for_good
 from headgate.storage.base import NotFound
 
+
+@contextmanager
+def refusing_permanent_errors(problem: str) -> Iterator[None]:
+    """Refuse to go on when something is damaged, or storage says that waiting does not help.
+
+    Args:
+        problem: what cannot be done then, as a clause.
+
+    Raises:
+        UsageError: starting again cannot help.
+    """
+    try:
+        yield
+    except StorageError as error:
+        if error.is_transient:
+            raise
+        raise _refusal(problem, error) from error
+    except CorruptionError as error:
+        raise _refusal(problem, error) from error
+
+
+def _refusal(problem: str, error: Exception) -> UsageError:
+    return UsageError(f"{problem}: {error}; starting again cannot help before that is mended")
+
+
 Lose: TypeAlias = Callable[[Committable, str], None]
-"""Is told of output that is gone, and why."""
+"""Called with output that is gone, and why."""
 
 
 class SinkCommits:
@@ -60,9 +80,9 @@ class SinkCommits:
 
         Args:
             definition: the pipeline with its sinks.
-            generation: who they are opened for.
+            generation: that they are opened for.
             read: reads what a manifest refers to (SF9).
-            lose: is told of output that its target denies, and that is gone; None: that stops the pipeline (K26).
+            lose: called with output that its target denies, and that is gone; None: that stops the pipeline (K26).
 
         Raises:
             UsageError: one can never be opened (K5).
@@ -72,12 +92,11 @@ class SinkCommits:
         for node in definition.graph.nodes:
             if node.role is Role.SINK:
                 name, sink = str(node.name), cast(Sink, node.spec)
-                with stopping_for_good(f"sink '{name}' cannot be opened"):
+                with refusing_permanent_errors(f"sink '{name}' cannot be opened"):
                     self._committers[name] = sink.open_committer(definition.config.name, name, generation)
                     _refuse_listening(name, sink, self._committers[name])
         for committer in self._committers.values():
-            if isinstance(committer, PiecewiseCommitter):
-                committer.read_pieces_with(self._output)
+            committer.read_pieces_with(self._output)
 
     def recover(self, permit: CommitPermit | None, keep: Sequence[Committable]) -> None:
         """Fence older generations, abort what the restored checkpoint does not promise, commit what it does (K6).
@@ -91,6 +110,7 @@ class SinkCommits:
             StorageError: a transient one; repeating is safe.
             FencedError
         """
+        assert permit is not None or not keep, "only a restored checkpoint promises output"
         checkpoint = 0 if permit is None else permit.checkpoint
         for name, committer in self._committers.items():
             fault_points.reach("in-recover")
@@ -105,7 +125,7 @@ class SinkCommits:
         """Return why ``commit`` would be denied, or might show output twice, as a clause; "" if not. Changes nothing.
 
         Args:
-            committables: what somebody wants to promise again.
+            committables: that are to be promised again.
             remembered: those that no target was let forget.
             may_lose: what is gone may be lost (K26).
 
@@ -115,18 +135,20 @@ class SinkCommits:
         """
         for one in committables:
             committer = self._committers.get(one.sink)
-            if isinstance(committer, AskedCommitter):
+            if committer is None:
+                continue
+            if committer.knows_outcomes:
                 why = "" if may_lose else self._denial(committer, one)
                 if why:
                     return f"sink '{one.sink}' denies output that it promised for checkpoint {one.checkpoint}: {why}"
-            elif isinstance(committer, ForgettingCommitter | NamingCommitter) and one not in remembered:
+            elif committer.can_forget and one not in remembered:
                 return (
                     f"it is no longer known whether the output of checkpoint {one.checkpoint} was committed: the "
                     f"target of sink '{one.sink}' was let forget it"
                 )
         return ""
 
-    def _denial(self, committer: AskedCommitter, committable: Committable) -> str:
+    def _denial(self, committer: Committer, committable: Committable) -> str:
         try:
             with _denials(committable.sink, committable.checkpoint):
                 return committer.denial(self._with_payload(committable))
@@ -134,9 +156,8 @@ class SinkCommits:
             return error.cause
 
     def left_behind(self) -> list[str]:
-        """Return what is to be said of things that ``recover`` could not remove, although nobody needs them (K24)."""
-        tidying = {name: found for name, found in self._committers.items() if isinstance(found, TidyingCommitter)}
-        left = {name: committer.left_behind() for name, committer in tidying.items()}
+        """Return notes about unneeded things that ``recover`` could not remove (K24)."""
+        left = {name: committer.left_behind() for name, committer in self._committers.items()}
         return [
             f"could not remove what is left at sink '{name}': {why}; the next start tries again"
             for name, why in left.items()
@@ -198,17 +219,16 @@ class SinkCommits:
             raise gone(CorruptionError(error.path, 0, expected, "no file")) from error
 
     def forget(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
-        """Let targets forget outcomes for which nobody can ask any more (K20).
+        """Let targets forget outcomes that no checkpoint can ask for any more (K20).
 
         Args:
             before: no retained checkpoint asks for anything of those below.
             promised: all that they ask for.
         """
         for name, committer in self._committers.items():
-            if isinstance(committer, ForgettingCommitter):
-                committer.forget(before)
-            if isinstance(committer, NamingCommitter):
-                committer.forget_all_but(before, [self._with_payload(c) for c in promised if c.sink == name])
+            if committer.can_forget:
+                mine = [c for c in promised if c.sink == name]
+                committer.forget(before, lambda mine=mine: [self._with_payload(c) for c in mine])  # type: ignore[misc]
 
     def close(self) -> None:
         """Release resources of every target (N73)."""
@@ -223,10 +243,10 @@ def make_targets(definition: PipelineDefinition) -> None:
         StorageError: repeating is safe.
     """
     for node in definition.graph.nodes:
-        if node.role is Role.SINK and isinstance(node.spec, MakingSink):
+        if node.role is Role.SINK:
             try:
-                with stopping_for_good("its target cannot be made"):
-                    node.spec.make_target(definition.schema(node.name))
+                with refusing_permanent_errors("its target cannot be made"):
+                    cast(Sink, node.spec).make_target(definition.schema(node.name))
             except UsageError as error:
                 raise UsageError(f"operator '{node.name}': {error.message}") from None
 
@@ -247,7 +267,7 @@ def _denials(sink: str, checkpoint: int) -> Iterator[None]:
 
 
 def _refuse_listening(name: str, sink: object, committer: object) -> None:
-    """A committer is told what is completed by ``commit``, and nothing else, unless it is the sink (HL20)."""
+    """Refuse a committer that listens: only ``commit`` reaches it, unless it is the sink itself (HL20)."""
     if isinstance(committer, CheckpointListener) and committer is not sink:
         raise UsageError(
             f"the committer of sink '{name}' is a headgate.CheckpointListener, and would never be told: commit() "

@@ -1,8 +1,8 @@
-"""The workers that have registered with the driver: which attempt each belongs to, what they say, what they are told.
+"""The workers that have registered with the driver: their stage attempts, messages from them and to them.
 
 Counterpart: ``runtime.worker.worker`` at the other end of the control channel. Connections report in threads of their
-own; everything here but ``broadcast`` happens in the driver's event thread. What follows is decided by
-``protocol.supervision.supervisor``.
+own; everything here but ``broadcast`` happens in the driver's event thread. ``protocol.supervision.supervisor``
+decides what follows.
 """
 
 from __future__ import annotations
@@ -11,21 +11,64 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from headgate.codec import messages
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.model.metrics import BUSY, Samples
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import WorkerProgress
-from headgate.protocol.supervision import events
-from headgate.protocol.supervision.events import AttemptId
-from headgate.runtime.driver.attempts import Attempts
+from headgate.protocol.supervision import supervisor_events
+from headgate.protocol.supervision.supervisor_events import AttemptId
 from headgate.runtime.driver.event_loop import Timers
-from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Surroundings
+from headgate.runtime.surroundings import PROCESS, Surroundings
 from headgate.runtime.wire.control import ControlServer, Loss, WorkerConnection
 from headgate.tls import Tls
 
+
+class StageAttempts:
+    """Numbers the attempts of the newest submission."""
+
+    def __init__(self, workers_count: int) -> None:
+        self._workers_count = workers_count
+        self._current = AttemptId(0, 0)
+        self._members: dict[WorkerIndex, int] = {}
+        self._is_broken = False
+
+    def register(self, submission: int, worker: WorkerIndex, task_attempt: int) -> list[tuple[AttemptId, WorkerIndex]]:
+        """Return the attempt that ``worker`` belongs to, with members carried over into it first (usually none)."""
+        if submission < self._current.submission:
+            return [(AttemptId(submission, 0), worker)]
+        carried: list[WorkerIndex] = []
+        if submission > self._current.submission:
+            self._open(AttemptId(submission, 0), {})
+        elif worker in self._members or self._is_broken:
+            if self._members and task_attempt < min(self._members.values()):
+                return [(AttemptId(submission, -1), worker)]  # a task of an earlier attempt, late
+            near = {} if self._is_broken else self._neighbours(worker, task_attempt)
+            self._open(AttemptId(submission, self._current.attempt + 1), near)
+            carried = sorted(near)
+        self._members[worker] = task_attempt
+        return [*((self._current, member) for member in carried), (self._current, worker)]
+
+    def lost(self, attempt: AttemptId) -> None:
+        """A member of ``attempt`` is gone: the next registration opens another attempt."""
+        if attempt == self._current:
+            self._is_broken = True
+
+    def _neighbours(self, worker: WorkerIndex, task_attempt: int) -> dict[WorkerIndex, int]:
+        """Return the other members that were started together with ``task_attempt``."""
+        return {
+            member: other
+            for member, other in self._members.items()
+            if member != worker and abs(task_attempt - other) < self._workers_count
+        }
+
+    def _open(self, attempt: AttemptId, members: dict[WorkerIndex, int]) -> None:
+        self._current = attempt
+        self._members = members
+        self._is_broken = False
+
+
 UNEXPLAINED_MAX = 256
-"""Lost workers that somebody may still tell of: those of a few generations."""
+"""Lost workers without a known exit, at most those of a few generations."""
 
 LINES_SHOWN = 10
 """Of what a lost worker wrote last."""
@@ -41,18 +84,18 @@ class WorkerRecord:
     address: messages.Address
     pid: int
     is_dismissed: bool = False
-    """It was told to leave, or has said why it does: nobody wonders how its process ends."""
+    """It was sent away, or has reported its failure: the exit of its process needs no explanation."""
 
 
 class Workers:
-    """Everybody who has registered and is not lost."""
+    """All registered workers that are not lost."""
 
     def __init__(
         self,
         definition: PipelineDefinition,
         fingerprint: str,
         timers: Timers,
-        on_event: Callable[[events.Event], None],
+        on_event: Callable[[supervisor_events.Event], None],
         on_report: Callable[[WorkerIndex, messages.FromWorker], None],
         on_note: Callable[[str], None],
         *,
@@ -73,7 +116,7 @@ class Workers:
         self._unexplained: dict[tuple[str, int], WorkerIndex] = {}
         self._around = around
         self._records: dict[WorkerConnection, WorkerRecord] = {}
-        self._attempts = Attempts(definition.plan.parallelism)
+        self._attempts = StageAttempts(definition.plan.parallelism)
         self.secret = around.token(32)
         self._server = ControlServer(
             self.secret,
@@ -92,7 +135,7 @@ class Workers:
 
     @property
     def records(self) -> list[WorkerRecord]:
-        """Everybody who is registered now."""
+        """The workers that are registered now."""
         return list(self._records.values())
 
     def of(self, attempt: AttemptId) -> list[WorkerRecord]:
@@ -100,7 +143,7 @@ class Workers:
         return [record for record in self._records.values() if record.attempt == attempt]
 
     def progress(self, reports: Mapping[int, Samples]) -> tuple[WorkerProgress, ...]:
-        """Return everybody for those who watch; ``reports``: the latest of each worker."""
+        """Return the workers for the progress display; ``reports``: the latest of each worker."""
         found = []
         for record in self.records:
             report = reports.get(int(record.worker))
@@ -142,13 +185,13 @@ class Workers:
                 self._explain(record.address.host, message)
             case messages.Ready():
                 self._on_report(record.worker, message)
-                self._on_event(events.WorkerReady(Generation(message.generation), record.worker))
+                self._on_event(supervisor_events.WorkerReady(Generation(message.generation), record.worker))
             case messages.Failed():
                 record.is_dismissed = True
                 now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
                 peer = None if message.peer is None else WorkerIndex(message.peer)
                 self._on_event(
-                    events.WorkerFailed(record.attempt, record.worker, message.failure, now_ms, jitter, peer)
+                    supervisor_events.WorkerFailed(record.attempt, record.worker, message.failure, now_ms, jitter, peer)
                 )
             case _:
                 self._on_report(record.worker, message)
@@ -165,10 +208,10 @@ class Workers:
                 for record in self._records.values():
                     if record.worker == member and record.attempt.submission == attempt.submission:
                         record.attempt = attempt
-            self._on_event(events.WorkerRegistered(attempt, member))
+            self._on_event(supervisor_events.WorkerRegistered(attempt, member))
 
     def _explain(self, host: str, death: messages.Obituary) -> None:
-        """Tell how a worker ended that was lost; several may know, and of most deaths nobody wonders."""
+        """Note how the process of a lost worker ended; the first report counts, exits of other workers do not."""
         worker = self._unexplained.pop((host, death.pid), None)
         if worker is None:
             return
@@ -189,5 +232,5 @@ class Workers:
         while len(self._unexplained) > UNEXPLAINED_MAX:
             del self._unexplained[next(iter(self._unexplained))]
         reason = f"process {record.pid} on {host}: {loss.reason}"
-        lost = events.WorkerLost(record.attempt, record.worker, reason, now_ms, jitter, loss.is_silent)
+        lost = supervisor_events.WorkerLost(record.attempt, record.worker, reason, now_ms, jitter, loss.is_silent)
         self._on_event(lost)

@@ -38,7 +38,7 @@ class InputChannel:
             quick and thread-safe. May be called when there is nothing to read any more.
         return_credit: called in the mailbox thread with bytes that the sender may use again.
         on_arrival: called in the putting thread when a barrier or a cancel marker has come, which ``arrived`` tells
-            of; as quick as ``on_ready``. None: nobody asks (UA1).
+            of; as quick as ``on_ready``. None: not needed (UA1).
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class InputChannel:
         return_credit: Callable[[int], None],
         on_arrival: Callable[[], None] | None = None,
     ) -> None:
-        assert credit_bytes > 0
+        assert credit_bytes > 0, "without credit nothing is ever sent"
         self.key = key
         self._on_arrival = on_arrival
         self._arrived: deque[Barrier | Cancel] = deque()
@@ -75,7 +75,7 @@ class InputChannel:
 
     @property
     def outstanding_bytes(self) -> int:
-        """Bytes of batches received whose credit was not returned: a sender may send only below its credit."""
+        """Bytes of received batches without returned credit: a sender may send only below its credit."""
         return self._put_bytes - self._returned_bytes
 
     @property
@@ -125,6 +125,7 @@ class InputChannel:
             due_bytes = self._taken_bytes - self._returned_bytes
             if due_bytes >= self._return_at:
                 self._returned_bytes += due_bytes  # before the sender can know of it: see outstanding_bytes
+                assert self._returned_bytes <= self._taken_bytes, "credit was returned for unread bytes"
                 self._return_credit(due_bytes)
         return element
 
@@ -174,7 +175,7 @@ class OutputChannel:
         return self._granted_bytes > self._sent_bytes
 
     def send(self, element: Element) -> None:
-        """Send ``element`` behind everything sent before.
+        """Send ``element`` after everything sent before.
 
         The sender looks at ``can_send`` before it *begins* to process an input; what that one input (or a flush in
         front of a barrier) produces may overdraw the credit (CH8).
@@ -186,6 +187,7 @@ class OutputChannel:
 
     def add_credit(self, size_bytes: int) -> None:
         """The receiver consumed ``size_bytes``."""
+        assert size_bytes > 0, "credit only grows"
         self._granted_bytes += size_bytes
         if self.can_send:  # also when it could before: the mailbox may have overdrawn in between
             self._on_credit(self)

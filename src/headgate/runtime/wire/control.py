@@ -1,8 +1,9 @@
 """The control channel: workers register with the coordinator in the driver and take its orders.
 
-Counterparts: ``ControlClient`` in each worker, ``ControlServer`` in the driver; messages: ``codec.messages``.
-Rules CN7–CN14: docs/spec/connections.md. Both ends notice silence, so that a stopped or cut-off process is
-reported within the heartbeat time-out. Never decides anything about the pipeline.
+``ControlClient`` in each worker, ``ControlServer`` in the driver; messages: ``codec.messages``. Rules CN7–CN14:
+docs/spec/connections.md. Both ends notice silence, so that a stopped or cut-off process is reported within the
+heartbeat time-out. Each end sends through an ``Outbox``, so that a peer that does not read blocks only itself. Never
+decides anything about the pipeline.
 """
 
 from __future__ import annotations
@@ -20,20 +21,75 @@ from headgate.codec.messages import (
     decode_to_worker,
     encode_message,
 )
+from headgate.environment import Queue, Thread
 from headgate.errors import HeadgateError
-from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Surroundings
-from headgate.runtime.wire.connection import HANDSHAKE_SECONDS, Connection, ConnectionLost, connect
-from headgate.runtime.wire.listener import Listener
-from headgate.runtime.wire.outbox import Outbox
-from headgate.threads import Thread
+from headgate.runtime.surroundings import PROCESS, Surroundings
+from headgate.runtime.wire.connection import HANDSHAKE_SECONDS, Connection, ConnectionLost, Listener, connect
 from headgate.tls import Tls
+
+MESSAGES_MAX = 4_096
+"""Messages that may wait for one peer: minutes of orders for one that merely is slow."""
+
+
+class Outbox:
+    """Sends messages in order. Any thread may ``put``.
+
+    Args:
+        connection: where they go; not owned.
+        on_lost: called, maybe more than once, with the reason when messages cannot go out.
+        name: of the thread.
+    """
+
+    def __init__(
+        self, connection: Connection, on_lost: Callable[[str], None], *, name: str, around: Surroundings = PROCESS
+    ) -> None:
+        self._connection = connection
+        self._on_lost = on_lost
+        self._queue: Queue[bytes | None] = around.queue()
+        self._lock = around.lock()
+        self._is_closed = False
+        self._thread = around.thread(self._loop, name)
+        self._thread.start()
+
+    def put(self, message: bytes) -> None:
+        """Queue ``message``. Never blocks; after a loss or ``close`` it is dropped."""
+        with self._lock:
+            if self._is_closed:
+                return
+            is_full = self._queue.qsize() >= MESSAGES_MAX
+            if not is_full:
+                self._queue.put(message)
+        if is_full:
+            self._on_lost(f"{MESSAGES_MAX} messages wait for it and it reads none")
+
+    def close(self, flush_seconds: float) -> None:
+        """Take no more; wait at most ``flush_seconds`` for what is queued, then cut the connection. Idempotent."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._queue.put(None)  # ends the loop behind what is queued
+        if self._thread.is_current:
+            return
+        self._thread.join(flush_seconds)
+        if self._thread.is_alive():
+            self._connection.interrupt()
+            self._thread.join()
+
+    def _loop(self) -> None:
+        try:
+            while (message := self._queue.get()) is not None:
+                self._connection.send_message(message)
+        except ConnectionLost as lost:
+            with self._lock:
+                self._is_closed = True
+            self._on_lost(lost.reason)
+
 
 CONNECT_SECONDS = 20.0
 """How long a worker tries to reach the coordinator before it gives up."""
 LAST_WORDS_SECONDS = 10.0
 """How long a worker that ends waits until the coordinator's system has taken why: on a busy machine its threads may get
-no turn for a second, and "it was closed by the other side" helps nobody."""
+no turn for a second, and "it was closed by the other side" is no help."""
 LAST_ORDER_SECONDS = 0.2
 """How long a coordinator that ends waits, for each worker, until the system has taken the last order to it."""
 _RETRY_SECONDS = 0.1
@@ -90,7 +146,7 @@ class ControlClient:
             thread.start()
 
     def send(self, message: FromWorker) -> None:
-        """Send ``message`` behind the earlier ones; never blocks, drops it when the connection is gone.
+        """Send ``message`` after the earlier ones; never blocks, drops it when the connection is gone.
 
         Raises:
             ProtocolViolation: it is too large.
@@ -168,7 +224,7 @@ class WorkerConnection:
         self._outbox = Outbox(connection, self._send_failed, name=f"headgate-control-send-{self.peer}", around=around)
 
     def send(self, message: ToWorker) -> None:
-        """Send ``message`` behind the earlier ones; never blocks, drops it when the worker is gone (CN11).
+        """Send ``message`` after the earlier ones; never blocks, drops it when the worker is gone (CN11).
 
         Raises:
             ProtocolViolation: it is too large.

@@ -3,7 +3,7 @@
 Takes the place of ``runtime.wire.channels.InputChannel`` where a back edge ends; counterpart: an ``OutputChannel`` with
 ``FEEDBACK_CREDIT_BYTES`` of credit. Rules L22, L25, L26 of docs/spec/loops.md: a put never waits for the reader,
 because a loop whose channels are all bounded deadlocks. Only batches cost anything; all other elements stay in
-memory, in their place. Nothing in the queue is state: see ``runtime.worker.loop_log`` for what a checkpoint keeps.
+memory, in their place. Nothing in the queue is state: see ``runtime.worker.loop_head`` for what a checkpoint keeps.
 Never gives credit back, and never reorders.
 """
 
@@ -61,7 +61,8 @@ class _Run:
         """Append ``extent`` if it is in the piece of this run."""
         if extent.piece is not self.piece:
             return False
-        assert extent.offset == self.end  # one thread puts, and a put that failed ended the channel
+        # one thread puts, and a put that failed ended the channel
+        assert extent.offset == self.end, "spilled batches of a run follow each other"
         self._sizes.append(extent.size_bytes)
         self._rows.append(extent.rows)
         self.end = extent.end
@@ -97,7 +98,7 @@ _Entry: TypeAlias = Element | _Run
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingFeedback:
     """What waits in front of sentinels, in order, still to be read: see ``FeedbackChannel.take_sentinels``.
 
     Attributes:
@@ -176,7 +177,7 @@ class FeedbackChannel:
 
     @property
     def waiting_sentinels(self) -> tuple[CheckpointId, ...]:
-        """Checkpoints whose sentinels wait in the queue, in order."""
+        """Checkpoints with sentinels in the queue, in order."""
         with self._lock:
             return tuple(self._sentinels)
 
@@ -208,7 +209,7 @@ class FeedbackChannel:
 
         Raises:
             StorageError: it had to go to disk, and the disk share is used up or the disk full (L25). The element is
-                lost, so the generation must fail; whoever uses the channel from now on gets the same error.
+                lost, so the generation must fail; every later use of the channel gets the same error.
         """
         if self._failure is not None:
             raise self._failure
@@ -250,7 +251,7 @@ class FeedbackChannel:
         batches = [one for one in (element, *map(self._loaded, more)) if isinstance(one, BatchElement)]
         return BatchElement(pa.concat_batches([one.batch for one in batches]), sum(one.size_bytes for one in batches))
 
-    def take_sentinels(self, last: CheckpointId) -> Waiting | None:
+    def take_sentinels(self, last: CheckpointId) -> WaitingFeedback | None:
         """Take the sentinel of ``last``, and older ones, out of the queue; None if it does not wait there.
 
         What is in front of it stays to be read, and is returned: it circulated when the sentinel was sent (L41). None
@@ -286,7 +287,7 @@ class FeedbackChannel:
             for _ in sentinels:
                 self._sentinels.popleft()
             self._taken_total += len(sentinels)
-        return Waiting(tuple(sentinels), tuple(batches), self._file)
+        return WaitingFeedback(tuple(sentinels), tuple(batches), self._file)
 
     def block(self) -> None:
         """Set the channel aside (L6): ``poll`` returns None; puts go on."""
@@ -355,6 +356,7 @@ class FeedbackChannel:
         return taken
 
     def _take(self) -> Element | Extent:
+        assert self._elements > 0, "the queue was checked under the same lock"
         self._elements -= 1
         self._taken_total += 1
         first = self._queue[0]

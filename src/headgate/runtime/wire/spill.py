@@ -1,6 +1,6 @@
 """Loop data beyond the memory share goes to disk: the budget of one worker and the anonymous files.
 
-Used by ``runtime.wire.feedback`` and ``runtime.worker.loop_log``. Rules L22, L25 and L26 of
+Used by ``runtime.wire.feedback`` and ``runtime.worker.loop_head``. Rules L22, L25 and L26 of
 docs/spec/loops.md: memory first and then disk, a clear error at a hard limit, and nothing that a later generation could
 find, because a spill file has no name from the start. A record is one Arrow IPC message and its xxh3-64. Never decides
 what is spilled.
@@ -46,8 +46,8 @@ class SpillBudget:
     def __init__(
         self, memory_bytes: int, disk_bytes_max: int, directory: Path | None = None, piece_bytes: int | None = None
     ) -> None:
-        assert memory_bytes >= 0
-        assert disk_bytes_max >= 0
+        assert memory_bytes >= 0, "a share of memory is not negative"
+        assert disk_bytes_max >= 0, "a share of the disk is not negative"
         self.memory_bytes = memory_bytes
         self.disk_bytes_max = disk_bytes_max
         self.directory = directory
@@ -78,7 +78,7 @@ class SpillBudget:
         """Give claimed memory back."""
         with self._lock:
             self._memory_used_bytes -= size_bytes
-            assert self._memory_used_bytes >= 0
+            assert self._memory_used_bytes >= 0, "memory was given back twice"
 
     def take_disk(self, size_bytes: int) -> bool:
         """Claim space on disk; False at the limit."""
@@ -92,7 +92,7 @@ class SpillBudget:
         """Give claimed space back."""
         with self._lock:
             self._disk_used_bytes -= size_bytes
-            assert self._disk_used_bytes >= 0
+            assert self._disk_used_bytes >= 0, "disk space was given back twice"
 
 
 @dataclass(slots=True, eq=False)
@@ -114,7 +114,7 @@ class Extent(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Offset behind the record."""
+        """Offset after the record."""
         return self.offset + self.size_bytes + _CHECKSUM.size
 
 
@@ -122,7 +122,7 @@ class SpillFile:
     """An append-only sequence of batches on disk, in pieces. Thread-safe: its I/O runs one call at a time.
 
     Args:
-        name: of whose batches these are, for messages.
+        name: of the owner of these batches, for messages.
         schema: of all batches.
         budget: of the worker.
     """
@@ -180,7 +180,7 @@ class SpillFile:
         """Have the record at ``extent``, which is still wanted, stay until it is freed once more."""
         with self._lock:
             if not self._is_closed:
-                assert extent.piece.records_count > 0
+                assert extent.piece.records_count > 0, "the piece of a record was freed"
                 extent.piece.records_count += 1
 
     def free(self, extent: Extent) -> None:
@@ -223,7 +223,7 @@ class SpillFile:
 
     def _drop_record(self, piece: Piece) -> None:
         piece.records_count -= 1
-        assert piece.records_count >= 0
+        assert piece.records_count >= 0, "a record was freed twice"
         if piece.records_count == 0:
             self._close_piece(piece)
 

@@ -1,7 +1,8 @@
-"""The operators of one subtask: a tree of nodes that call each other, from the head to the vertex's outputs.
+"""The operator chain of one subtask: a tree of operators that call each other, from the head to the edges out of it.
 
-Interprets nothing of the protocol: ``runtime.worker.subtask_runner`` tells it when to flush, freeze and finish. Records
-go depth first through the tree, so an operator's children have seen a batch before its next one comes.
+Interprets nothing of the protocol: ``subtask_runner`` tells it when to flush, snapshot and finish. Records go depth
+first through the tree, so an operator's children have seen a batch before its next one comes. On an edge records are
+routed by the partitioner; everything else goes to every channel of the edge, in line with the records.
 """
 
 from __future__ import annotations
@@ -13,27 +14,93 @@ from typing import Protocol, TypeVar, cast
 
 import pyarrow as pa
 
-from headgate.closing import close_all
+from headgate.codec.frames import Element, Idle, Watermark, batch_element
 from headgate.codec.snapshot import BROADCAST_PREFIX
+from headgate.environment import ThreadEnded, close_all
 from headgate.errors import BadRecord
-from headgate.model.graph import BAD_RECORDS, MAIN, MAIN_INPUT, Edge, InputName, Node, OutputTag
+from headgate.model.graph import BAD_RECORDS, MAIN, MAIN_INPUT, Edge, InputName, Node, OutputTag, Partitioner
 from headgate.model.ids import NodeName
 from headgate.model.manifest import Totals
 from headgate.model.metrics import BAD_RECORDS as BAD_RECORDS_COUNTED
 from headgate.model.metrics import RECORDS_IN, RECORDS_OUT
-from headgate.model.plan import Vertex
-from headgate.operators.base import (
-    WATERMARK_MAX_MS,
-    WATERMARK_MIN_MS,
-    Operator,
-    OperatorContext,
-    RestoredState,
-)
+from headgate.model.plan import Plan, PlanEdge, Vertex
+from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS, Operator, OperatorContext, RestoredState
 from headgate.operators.expressions import ExpressionsOperator
+from headgate.operators.keys import partition
 from headgate.protocol.watermarks import Origin
-from headgate.runtime.worker.stopwatch import NodeTotals, Stopwatch
-from headgate.state.frozen import FrozenState
-from headgate.threads import ThreadEnded
+from headgate.runtime.wire.channels import OutputChannel
+from headgate.runtime.worker.busy_time import HeldBack, NodeTotals, Stopwatch
+from headgate.state.snapshot import FrozenState
+
+BATCH_BYTES_MAX = 8 << 20
+"""Larger batches are cut before they are sent, so that one batch cannot overdraw a credit window many times."""
+
+
+class EdgeOutlet:
+    """One plan edge, seen from one upstream subtask.
+
+    ``channels`` are ordered by downstream subtask (a FORWARD edge has one). Measured of it (OM14): ``records`` sent,
+    and ``held_back``, which the subtask runner notes.
+    """
+
+    def __init__(
+        self,
+        edge: PlanEdge,
+        plan: Plan,
+        channels: Sequence[OutputChannel],
+        subtask_index: int,
+        clock_ns: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.edge = edge
+        self.records = 0
+        self.held_back = HeldBack(clock_ns)
+        self._plan = plan
+        self._channels = list(channels)
+        self._next = subtask_index % len(self._channels)  # rebalancing starts spread over the receivers
+
+    @property
+    def can_send(self) -> bool:
+        """Whether every channel has credit left."""
+        return all(channel.can_send for channel in self._channels)
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Route ``batch`` to its downstream subtasks."""
+        if batch.nbytes > BATCH_BYTES_MAX and batch.num_rows > 1:
+            half = batch.num_rows // 2
+            self.send(batch.slice(0, half))
+            self.send(batch.slice(half))
+            return
+        self.records += batch.num_rows
+        match self.edge.partitioner:
+            case Partitioner.FORWARD | Partitioner.FIRST:
+                self._channels[0].send(batch_element(batch))
+            case Partitioner.HASH:
+                plan = self._plan
+                parts = partition(batch, self.edge.keys, plan.max_parallelism, plan.parallelism)
+                for channel, part in zip(self._channels, parts, strict=True):
+                    if part is not None:
+                        channel.send(batch_element(part))
+            case Partitioner.REBALANCE:
+                self._channels[self._next].send(batch_element(batch))
+                self._next = (self._next + 1) % len(self._channels)
+            case Partitioner.BROADCAST:
+                element = batch_element(batch)
+                for channel in self._channels:
+                    channel.send(element)
+
+    def send_watermark(self, watermark_ms: int) -> None:
+        """Send a watermark on every channel."""
+        self.send_element(Watermark(watermark_ms))
+
+    def send_idle(self, is_idle: bool) -> None:
+        """Send an idleness change on every channel."""
+        self.send_element(Idle(is_idle))
+
+    def send_element(self, element: Element) -> None:
+        """Send anything but records on every channel."""
+        for channel in self._channels:
+            channel.send(element)
+
 
 _T = TypeVar("_T")
 
@@ -42,7 +109,7 @@ RECORD_CHARS_SHOWN = 500
 
 
 class Outlet(Protocol):
-    """An edge out of the vertex, seen from inside (``runtime.worker.outlets``)."""
+    """An edge out of the vertex, seen from inside the chain (``EdgeOutlet``)."""
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Route records to the downstream subtasks."""
@@ -65,7 +132,7 @@ class NodeError(Exception):
 
 @dataclass(slots=True)
 class Tagged:
-    """Who takes one output of a node: its children in the chain, each with the input that the records come on."""
+    """The receivers of one output of a node: its children in the chain, each with its input, and edges."""
 
     children: list[tuple[Link, InputName]] = field(default_factory=list)
     outlets: list[Outlet] = field(default_factory=list)
@@ -85,7 +152,7 @@ class NodeOutput:
         self._tagged: dict[OutputTag, Tagged] = {MAIN: self._main}
 
     def tagged(self, tag: OutputTag) -> Tagged:
-        """Return who takes the output ``tag``, to be added to."""
+        """Return the receivers of the output ``tag``, to be added to."""
         return self._tagged.setdefault(tag, Tagged())
 
     def emit(self, batch: pa.RecordBatch) -> None:
@@ -97,8 +164,9 @@ class NodeOutput:
         self._send(self._main, batch)
 
     def emit_to(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
-        """Hand records to every child and every edge of the output ``tag``; nobody may read it."""
+        """Hand records to every child and every edge of the output ``tag``, if there is any."""
         if batch.num_rows and tag in self._tagged:
+            self._totals.records_out += batch.num_rows
             self._send(self._tagged[tag], batch)
 
     def emit_watermark(self, watermark_ms: int) -> None:
@@ -163,7 +231,7 @@ class Link:
         self.has_ticks = type(operator).next_tick_ms is not Operator.next_tick_ms
 
     def measured(self) -> list[NodeTotals]:
-        """Return the totals of the node, behind those of the operators that run in one pass with it (OM15).
+        """Return the totals of the node, after those of the operators that run in one pass with it (OM15).
 
         The pass is one call of the operator, which counts what its steps keep; its time is that of the node.
         """
@@ -307,7 +375,7 @@ class Chain:
             link.run(partial(link.operator.on_split_finished, origin))
 
     def tick(self, now_ms: int) -> None:
-        """Call ``on_tick`` of every operator whose time has come."""
+        """Call ``on_tick`` of every operator that is due."""
         for link in self.links:
             if link.has_ticks:
                 due = link.operator.next_tick_ms()

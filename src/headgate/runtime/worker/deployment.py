@@ -1,6 +1,6 @@
 """Builds the subtasks of one worker from the pipeline's definition and what the coordinator deploys.
 
-Counterpart: ``runtime.driver.live_generation``, which sends the ``Deploy`` message. Nothing runs here yet: the worker
+Counterpart: ``runtime.driver.supervisor_host``, which sends the ``Deploy`` message. Nothing runs here yet: the worker
 starts the subtasks when every peer is connected.
 """
 
@@ -11,43 +11,45 @@ from typing import cast
 
 import pyarrow as pa
 
-from headgate.clock import Clock
 from headgate.codec.messages import Deploy
-from headgate.connectors.base import Sink, SinkContext, SinkWriter, Source, SourceContext
-from headgate.connectors.induced import AnyReader, InducedReader, InducedSource
-from headgate.connectors.offers import HoldingWriter
+from headgate.connectors.base import (
+    AnyReader,
+    InducedReader,
+    InducedSource,
+    Sink,
+    SinkContext,
+    SinkWriter,
+    Source,
+    SourceContext,
+)
+from headgate.environment import Clock
 from headgate.errors import CorruptionError, UsageError
-from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Node, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.lineage import Location, Relocation
-from headgate.model.places import Place
-from headgate.model.plan import Plan, PlanEdge, Vertex
+from headgate.model.manifest import Place
+from headgate.model.plan import PipelineDefinition, Plan, PlanEdge, Vertex
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
-from headgate.operators.checkpointed.exploring import own_copy_of
-from headgate.operators.expressions import ExpressionsSpec, fuse
-from headgate.operators.fusing import fused_groups
+from headgate.operators.checkpoint_listeners import own_copy_of
+from headgate.operators.expressions import ExpressionsSpec, fuse, fused_groups
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
-from headgate.protocol.loops.part import LoopPlace
-from headgate.runtime.checkpoints.in_flight import restored_records, ways_of
-from headgate.runtime.checkpoints.restoring import RestoredSnapshots, read_restored
-from headgate.runtime.checkpoints.snapshots import storage_at
-from headgate.runtime.checkpoints.uploads import SnapshotWriter
+from headgate.protocol.subtasks.loop_participant import LoopPlace
+from headgate.runtime.checkpoints.channel_state import named_channels, restored_records
+from headgate.runtime.checkpoints.restore import RestoredSnapshots, read_restored
+from headgate.runtime.checkpoints.snapshot_files import storage_at
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotWriter
 from headgate.runtime.wire.exchange import Exchange
 from headgate.runtime.wire.spill import SpillBudget
-from headgate.runtime.worker.chain import Chain, SourceHead
-from headgate.runtime.worker.hooks import Hooks
-from headgate.runtime.worker.in_flight import InFlight
-from headgate.runtime.worker.loop_head_runner import LoopHeadRunner, LoopState
-from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
-from headgate.runtime.worker.outlets import EdgeOutlet
-from headgate.runtime.worker.overtaking import Overtaking
-from headgate.runtime.worker.sources import REPORTS_PER_TIMEOUT
-from headgate.runtime.worker.stopwatch import Stopwatch
-from headgate.runtime.worker.subtask_parts import Reports, SubtaskParts
+from headgate.runtime.worker.busy_time import Stopwatch
+from headgate.runtime.worker.chain import Chain, EdgeOutlet, SourceHead
+from headgate.runtime.worker.listeners import SubtaskListeners
+from headgate.runtime.worker.loop_head import LoopHeadRunner, LoopLog, LoopState, log_owner, replay_logs
+from headgate.runtime.worker.source_runner import REPORTS_PER_TIMEOUT
+from headgate.runtime.worker.subtask_parts import SubtaskParts, SubtaskReports
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
-from headgate.state.choice import WorkerStates, local_directory, worker_states
-from headgate.state.frozen import FrozenState
+from headgate.runtime.worker.unaligned import ChannelRecorder, UnalignedOptions
+from headgate.state.snapshot import FrozenState
+from headgate.state.worker_backends import WorkerStates, local_directory, worker_states
 from headgate.storage.base import NotFound, Storage
 
 
@@ -65,7 +67,7 @@ class SinkHead(Operator):
 
     def freeze(self) -> FrozenState | None:
         """Return what the writer holds back; its transaction has been sealed (D13)."""
-        return self._writer.freeze() if isinstance(self._writer, HoldingWriter) else None
+        return self._writer.freeze()
 
     def restore(self, states: Sequence[RestoredState]) -> None:
         """Give the writer what former ones held back.
@@ -73,7 +75,7 @@ class SinkHead(Operator):
         Raises:
             UsageError: it is of a sink that never holds anything back (D15).
         """
-        if not isinstance(self._writer, HoldingWriter):
+        if not self._writer.can_hold_back:
             raise UsageError(
                 f"the restored checkpoint holds records that sink '{self.context.node}' had not written yet, but now "
                 "it is of another kind that cannot take them over: bring the former sink back under this name"
@@ -82,8 +84,7 @@ class SinkHead(Operator):
 
     def finish(self) -> None:
         """Have the writer hold nothing back any more."""
-        if isinstance(self._writer, HoldingWriter):
-            self._writer.finish()
+        self._writer.finish()
 
 
 def edge_schemas(definition: PipelineDefinition) -> list[pa.Schema]:
@@ -102,7 +103,7 @@ class Deployment:
         storage: Storage,
         exchange: Exchange,
         make_writer: Callable[[SubtaskId], SnapshotWriter],
-        reports: Reports,
+        reports: SubtaskReports,
         budget: SpillBudget,
         clock: Clock,
         is_interrupted: Callable[[], bool] = lambda: False,
@@ -173,8 +174,8 @@ class Deployment:
         chain.restore_broadcast({name: found for name, found in broadcasts.items() if found})
         if restored.is_partly_finished(vertex):
             chain.resume()
-        hooks = Hooks(chain)
-        hooks.restore(lambda node: restored.lists(node, vertex), is_restored=not restored.is_empty)
+        listeners = SubtaskListeners(chain)
+        listeners.restore(lambda node: restored.lists(node, vertex), is_restored=not restored.is_empty)
         parts = SubtaskParts(
             subtask,
             chain,
@@ -190,10 +191,10 @@ class Deployment:
             rounds=restored.rounds(vertex),
             input_names=[channel.edge.input for channel in plan.inputs(subtask)],
             mode=self._definition.config.checkpoints.mode,
-            hooks=hooks,
+            listeners=listeners,
             first_checkpoint=CheckpointId(self._message.first_checkpoint),
-            in_flight=self._in_flight(vertex, subtask, restored),
-            overtaking=self._overtaking(),
+            recorder=self._recorder(vertex, subtask, restored),
+            unaligned=self._unaligned(),
             late_inputs=late_inputs(plan, subtask, self._induced),
             reads_on_ms=max(1, self._definition.config.checkpoints.timeout_ms // REPORTS_PER_TIMEOUT),
             clock_ns=self._clock.monotonic_ns,
@@ -202,19 +203,19 @@ class Deployment:
             return LoopHeadRunner(parts, self._loop_state(chain, subtask, log))
         return SubtaskRunner(parts)
 
-    def _in_flight(self, vertex: Vertex, subtask: SubtaskId, restored: RestoredSnapshots) -> InFlight:
+    def _recorder(self, vertex: Vertex, subtask: SubtaskId, restored: RestoredSnapshots) -> ChannelRecorder:
         plan = self._definition.plan
         if vertex.nest is not None:
-            return InFlight()  # UA2
-        ways = ways_of(plan, subtask, edge_schemas(self._definition))
+            return ChannelRecorder()  # UA2
+        ways = named_channels(plan, subtask, edge_schemas(self._definition))
         parts = restored.in_flight(vertex)
-        return InFlight(ways, restored_records(parts, ways, plan, subtask) if parts else None)
+        return ChannelRecorder(ways, restored_records(parts, ways, plan, subtask) if parts else None)
 
-    def _overtaking(self) -> Overtaking | None:
+    def _unaligned(self) -> UnalignedOptions | None:
         timeout_ms = self._definition.config.checkpoints.alignment_timeout_ms
         if timeout_ms is None:
             return None
-        return Overtaking(timeout_ms, self._clock.monotonic_ms, self._is_interrupted)
+        return UnalignedOptions(timeout_ms, self._clock.monotonic_ms, self._is_interrupted)
 
     def _loop_state(self, chain: Chain, subtask: SubtaskId, log: Sequence[RestoredState]) -> LoopState:
         """Return what a loop head has beside an ordinary subtask; ``log``: of the former heads (L17, L19)."""
@@ -225,7 +226,7 @@ class Deployment:
         return LoopState(
             cast(LoopHeadOperator, chain.head.operator),
             LoopLog(name, spec.schema, owner, self._budget),
-            replay_of(log, spec.schema, owner, name),
+            replay_logs(log, spec.schema, owner, name),
             self._budget.memory_bytes,
         )
 
@@ -324,6 +325,6 @@ def loop_place(plan: Plan, subtask: SubtaskId) -> LoopPlace | None:
 
 
 def late_inputs(plan: Plan, subtask: SubtaskId, induced: Collection[VertexId]) -> frozenset[ChannelIndex]:
-    """Return the inputs whose barrier takes credit: one of the ``induced`` sources is in front of them (UA20)."""
+    """Return the inputs with barriers that take credit: one of the ``induced`` sources is upstream (UA20)."""
     late = {found for source in induced for found in (source, *plan.behind(source))}
     return frozenset(found.channel for found in plan.inputs(subtask) if found.upstream.vertex in late)

@@ -28,7 +28,7 @@ from headgate.model.metrics import (
 )
 from headgate.runtime.wire.exchange import ExchangeMetrics
 from headgate.runtime.worker.chain import Link
-from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
+from headgate.runtime.worker.loop_head import LoopHeadRunner
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
 ALIGNMENTS_MAX = 1_000

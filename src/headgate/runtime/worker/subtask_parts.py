@@ -9,24 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headgate.clock import SYSTEM_CLOCK
-from headgate.connectors.base import SinkWriter
-from headgate.connectors.induced import AnyReader
+from headgate.connectors.base import AnyReader, SinkWriter
+from headgate.environment import SYSTEM_CLOCK
+from headgate.model.checkpoint_options import Guarantee
 from headgate.model.graph import InputName
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
-from headgate.model.manifest import SubtaskEntry
-from headgate.model.options import Guarantee
-from headgate.model.savepoint import Copied
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
-from headgate.protocol.subtasks import subtask as machine
-from headgate.runtime.checkpoints.uploads import SnapshotWriter
+from headgate.model.manifest import Copied, SubtaskEntry
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.subtasks import loop_participant
+from headgate.protocol.subtasks.loop_participant import NO_ROUNDS, LoopPlace, RoundProgress
+from headgate.runtime.checkpoints.snapshot_writer import SnapshotWriter
 from headgate.runtime.wire.feedback import ReceivingChannel
-from headgate.runtime.worker.chain import Chain
-from headgate.runtime.worker.hooks import Hooks
-from headgate.runtime.worker.in_flight import InFlight
-from headgate.runtime.worker.outlets import EdgeOutlet
-from headgate.runtime.worker.overtaking import Overtaking
+from headgate.runtime.worker.chain import Chain, EdgeOutlet
+from headgate.runtime.worker.listeners import SubtaskListeners
+from headgate.runtime.worker.unaligned import ChannelRecorder, UnalignedOptions
 
 FIRST_CHECKPOINT = CheckpointId(1)
 """Of a pipeline; a later generation begins with a later one."""
@@ -35,7 +31,7 @@ READS_ON_MS = 150_000
 """For the timeout that checkpoints have by default."""
 
 
-class Reports(Protocol):
+class SubtaskReports(Protocol):
     """What a subtask tells the coordinator; interpreted by the worker."""
 
     def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry, copied: Copied | None = None) -> None:
@@ -50,10 +46,10 @@ class Reports(Protocol):
     def finished(self, subtask: SubtaskId) -> None:
         """It has processed all input."""
 
-    def entrance_ended(self, subtask: SubtaskId, effect: machine.ReportEntranceEnded) -> None:
+    def entrance_ended(self, subtask: SubtaskId, effect: loop_participant.ReportEntranceEnded) -> None:
         """Nothing will enter its nest of loops here any more."""
 
-    def probe_returned(self, subtask: SubtaskId, effect: machine.ReportProbe) -> None:
+    def probe_returned(self, subtask: SubtaskId, effect: loop_participant.ReportProbe) -> None:
         """A probe has come back, or has ended here."""
 
     def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:
@@ -70,13 +66,13 @@ class SubtaskParts:
         make_writer: makes what writes its snapshots.
         is_restored_finished: its restored snapshot says that all input had ended.
         is_draining: its source is not read on (E9).
-        hooks: what of the user's has to do with checkpoints; None: nothing.
+        listeners: what of the user's has to do with checkpoints; None: nothing.
         place, rounds: where it stands in a nest of loops, and how far rounds had come.
         mode: what the pipeline guarantees.
         first_checkpoint: no checkpoint of this generation is below it.
-        in_flight: what it replays first, and records when a barrier overtakes.
-        overtaking: how long it aligns; None: as long as it takes.
-        late_inputs: channels whose barrier takes credit (UA20).
+        recorder: what it replays first, and records when a barrier overtakes.
+        unaligned: how long it aligns; None: as long as it takes.
+        late_inputs: channels with barriers that take credit (UA20).
         reads_on_ms: how often a source that sets its own barrier says that it reads towards a marker.
         clock_ns: measures; of the surroundings.
     """
@@ -88,17 +84,17 @@ class SubtaskParts:
     sinks: Mapping[str, SinkWriter]
     reader: AnyReader | None
     make_writer: Callable[[], SnapshotWriter]
-    reports: Reports
+    reports: SubtaskReports
     is_restored_finished: bool
     is_draining: bool = False
     place: LoopPlace | None = None
     rounds: RoundProgress = NO_ROUNDS
     input_names: Sequence[InputName] | None = None
     mode: Guarantee = Guarantee.EXACTLY_ONCE
-    hooks: Hooks | None = None
+    listeners: SubtaskListeners | None = None
     first_checkpoint: CheckpointId = FIRST_CHECKPOINT
-    in_flight: InFlight = field(default_factory=InFlight)
-    overtaking: Overtaking | None = None
+    recorder: ChannelRecorder = field(default_factory=ChannelRecorder)
+    unaligned: UnalignedOptions | None = None
     late_inputs: frozenset[ChannelIndex] = frozenset()
     reads_on_ms: int = READS_ON_MS
     clock_ns: Callable[[], int] = SYSTEM_CLOCK.monotonic_ns

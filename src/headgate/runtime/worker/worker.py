@@ -16,43 +16,39 @@ from pathlib import Path
 import pyarrow as pa
 
 from headgate.codec import messages
+from headgate.environment import ThreadEnded
 from headgate.errors import BadRecord, FencedError, HeadgateError, StorageError, TruncatedError
-from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
-from headgate.model.manifest import SnapshotPart, SubtaskEntry
-from headgate.model.savepoint import Copied
-from headgate.operators.user_function import HookError, UserFunctionError, user_traceback
+from headgate.model.manifest import Copied, SnapshotPart, SubtaskEntry
+from headgate.model.plan import PipelineDefinition
+from headgate.operators.user_functions import HookError, UserFunctionError, user_traceback
+from headgate.protocol import loop_prober
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported, SourceReadsOn
-from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.loops import rounds
+from headgate.protocol.subtasks import alignment, loop_participant
 from headgate.protocol.subtasks import subtask as machine
-from headgate.runtime.checkpoints.restoring import NotRestorable, owned_key_groups
-from headgate.runtime.checkpoints.targets import Destination
-from headgate.runtime.checkpoints.uploads import PrepareRefused, SnapshotWriter
-from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Surroundings
+from headgate.runtime.checkpoints.restore import NotRestorable, owned_key_groups
+from headgate.runtime.checkpoints.snapshot_writer import PrepareRefused, SnapshotDestination, SnapshotWriter
+from headgate.runtime.surroundings import PROCESS, Surroundings
 from headgate.runtime.wire.connection import ConnectionLost
 from headgate.runtime.wire.control import ControlClient
-from headgate.runtime.wire.exchange import Exchange
-from headgate.runtime.wire.peer import ExchangeCallbacks
+from headgate.runtime.wire.exchange import Exchange, ExchangeCallbacks
 from headgate.runtime.wire.spill import SpillBudget
+from headgate.runtime.worker.busy_time import Stopwatch
 from headgate.runtime.worker.chain import NodeError
 from headgate.runtime.worker.deployment import Deployment, edge_schemas
-from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
+from headgate.runtime.worker.loop_head import LoopHeadRunner
 from headgate.runtime.worker.metrics import WorkerMetrics
-from headgate.runtime.worker.stopwatch import Stopwatch
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
-from headgate.state.choice import WorkerStates, worker_states
-from headgate.state.files import LocalDamage, UnsoundFiles
-from headgate.state.frozen import OwnedKeys
-from headgate.storage.backends import open_storage
+from headgate.state.snapshot import LocalDamage, OwnedKeys, UnsoundFiles
+from headgate.state.worker_backends import WorkerStates, worker_states
+from headgate.storage.urls import open_storage
 from headgate.store.streams import OtherSchemaError
-from headgate.threads import ThreadEnded
 from headgate.tls import Tls
 
 EXIT_FENCED = 75
-"""Exit code of a worker whose coordinator is gone: nobody waits for it any more."""
+"""Exit code of a worker that has lost its coordinator."""
 
 UPLOAD_THREADS = 4
 """Snapshots of different subtasks are written side by side; they mostly wait for the disk."""
@@ -88,7 +84,7 @@ class WorkerTask:
 
 
 class WorkerStopped(Exception):  # noqa: N818 - not an error of ours: it tells Spark that this task must not succeed
-    """The worker was told to stop, or could not go on; the driver knows why."""
+    """The worker had to stop, or could not go on; the driver knows why."""
 
 
 class PeerLost(Exception):  # noqa: N818 - an event of the mailbox
@@ -104,7 +100,7 @@ class PeerLost(Exception):  # noqa: N818 - an event of the mailbox
 
 
 class Worker:
-    """Runs the subtasks of one worker until it is told to stop."""
+    """Runs the subtasks of one worker until a stop message."""
 
     def __init__(self, task: WorkerTask, around: Surroundings = PROCESS) -> None:
         self._around = around
@@ -147,7 +143,7 @@ class Worker:
         """Serve one generation; return when the pipeline has ended well.
 
         Raises:
-            WorkerStopped: anything else. The coordinator has been told the reason.
+            WorkerStopped: anything else. The coordinator knows the reason.
         """
         sys.setswitchinterval(0.001)  # connection threads must not wait 5 ms for a busy mailbox
         pa.set_cpu_count(1)  # as many workers as cores share the machine
@@ -182,7 +178,7 @@ class Worker:
         except WorkerStopped:
             raise
         except BaseException as error:
-            self._is_state_left = spares_disk(error)
+            self._is_state_left = keeps_local_files(error)
             if not self._is_leaving:
                 control.send(self._last_words(error))
             raise WorkerStopped(str(error)) from None
@@ -242,6 +238,7 @@ class Worker:
         deploy = self._await_deployment()
         if deploy is None:
             return
+        assert not self.is_deployed, "a worker serves one generation"
         self._generation = Generation(deploy.generation)
         self._deploy(deploy, exchange)
         control.send(messages.Ready(deploy.generation, self._is_listening))
@@ -267,7 +264,7 @@ class Worker:
         definition = self._task.definition
         storage = open_storage(definition.config.checkpoint_root)
         keys = OwnedKeys(owned_key_groups(definition.plan, self._task.worker), definition.plan.max_parallelism)
-        to = Destination(storage, definition.config.name, self._generation, deploy.inline_bytes_max, keys)
+        to = SnapshotDestination(storage, definition.config.name, self._generation, deploy.inline_bytes_max, keys)
         task = self._task
         restored = [] if deploy.place else [part for former in deploy.restored for part in former.parts]
         exchange.start(self._generation, deploy.addresses, deploy.credit_bytes)
@@ -292,7 +289,9 @@ class Worker:
         self._by_subtask = {runner.subtask: runner for runner in self._runners}
         self._is_listening = any(runner.is_listening for runner in self._runners)
 
-    def _snapshot_writer(self, subtask: SubtaskId, to: Destination, restored: Sequence[SnapshotPart]) -> SnapshotWriter:
+    def _snapshot_writer(
+        self, subtask: SubtaskId, to: SnapshotDestination, restored: Sequence[SnapshotPart]
+    ) -> SnapshotWriter:
         def report(event: machine.SnapshotWritten | machine.SnapshotFailed, text: str) -> None:
             self._mail.append((self._by_subtask[subtask], event, text))
             self._wake.set()
@@ -342,7 +341,7 @@ class Worker:
         self._metrics.slept(self._around.monotonic_ns() - begun)
 
     def _report_metrics(self) -> None:
-        assert self._exchange is not None
+        assert self._exchange is not None, "run() makes the exchange before the mailbox loop"
         busy = self._metrics.busy_fraction()
         for runner in self._runners:
             runner.chain.set_busy(busy > 0.9)
@@ -371,7 +370,7 @@ class Worker:
             case messages.StartProbe() if mail.generation == self._generation:
                 for runner in self._runners:
                     if runner.subtask.vertex == mail.nest:
-                        runner.handle(machine.ProbeOrdered(mail.probe))
+                        runner.handle(loop_participant.ProbeOrdered(mail.probe))
             case messages.EndLoop() if mail.generation == self._generation:
                 for runner in self._runners:
                     if isinstance(runner, LoopHeadRunner) and runner.chain.vertex.nest == mail.nest:
@@ -383,7 +382,7 @@ class Worker:
                     self._control.send(messages.Told(mail.generation, mail.checkpoint))
             case messages.Abort() if mail.generation == self._generation:
                 for runner in self._runners:
-                    runner.handle(machine.AbortReceived(CheckpointId(mail.checkpoint)))
+                    runner.handle(alignment.AbortReceived(CheckpointId(mail.checkpoint)))
             case messages.Drain() if mail.generation == self._generation:
                 for runner in self._runners:
                     if runner.is_source:
@@ -415,14 +414,14 @@ class Worker:
         self._report_metrics()
         self._control.send(messages.Finished(FinishReported(self._generation, subtask)))
 
-    def entrance_ended(self, subtask: SubtaskId, effect: machine.ReportEntranceEnded) -> None:
+    def entrance_ended(self, subtask: SubtaskId, effect: loop_participant.ReportEntranceEnded) -> None:
         """Report that nothing enters a nest of loops here any more."""
-        event = rounds.EntranceEnded(subtask, effect.started_round, effect.highest_round)
+        event = loop_prober.EntranceEnded(subtask, effect.started_round, effect.highest_round)
         self._control.send(messages.EntranceEnded(self._generation, event))
 
-    def probe_returned(self, subtask: SubtaskId, effect: machine.ReportProbe) -> None:
+    def probe_returned(self, subtask: SubtaskId, effect: loop_participant.ReportProbe) -> None:
         """Report what came back with a probe."""
-        event = rounds.ProbeReturned(subtask, effect.number, effect.count, effect.highest_round)
+        event = loop_prober.ProbeReturned(subtask, effect.number, effect.count, effect.highest_round)
         self._control.send(messages.ProbeReturned(self._generation, event))
 
     def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:
@@ -471,7 +470,7 @@ class Worker:
         exchange.close()
 
 
-def spares_disk(error: BaseException) -> bool:
+def keeps_local_files(error: BaseException) -> bool:
     """Return whether a worker that ends because of ``error`` may leave files of its state to the next one (RB21).
 
     Not if its disk is what failed: the next one is to find room there, and nothing that is damaged.
@@ -481,7 +480,7 @@ def spares_disk(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return why a worker cannot go on, as the driver decides upon it and the user is told."""
+    """Return why a worker cannot go on, for the driver's decision and the user's message."""
     node = ""
     if isinstance(error, NodeError):
         node, error = error.node, error.error

@@ -1,9 +1,9 @@
 """A database outside: transactions that can be prepared, a ledger, and who owns which rows. Not a part of any process.
 
 What is prepared or committed survives everything; an open transaction is dropped when its process is gone, when the
-database starts anew, or when it waits too long; some databases do not keep what is prepared for ever, either. A call
+database starts again, or when it waits too long; some databases do not keep what is prepared for ever, either. A call
 may fail before its effect and after it, and one that timed out may take effect later. Processes die right before and
-right behind calls. Never judges: watchers do.
+right after calls. Never judges: watchers do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from headgate.connectors.custom.fence import Fence
+from headgate.connectors.fenced_sink import Fence
 from headgate.errors import FencedError, UsageError
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.tasks import SimProcess, Tasks
@@ -28,7 +28,7 @@ IN_WORK_RATE = 0.2
 """What fails in the middle of a transaction ends a generation: of such opportunities so many count."""
 
 DEATH_RATE = 0.03
-"""How often a process dies right before or behind a call, as long as the budget lasts."""
+"""How often a process dies right before or after a call, as long as the budget lasts."""
 
 Row: TypeAlias = dict[str, Any]
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class Database:
         self.keeps_ms: int | None = None
         """How long it keeps what is prepared and not decided; None: for ever."""
         self.expired: dict[str, tuple[Row, ...]] = {}
-        """What it has not kept: in a copy that somebody has."""
+        """What it has not kept: in a copy that a user has."""
         self.visible: dict[str, list[Committed]] = {}
         """By owner, in the order in which it became visible."""
         self.ledger: set[str] = set()
@@ -161,7 +161,7 @@ class Database:
         return self._call(lambda: self.owners.get(owner))
 
     def all_claimed(self) -> list[Fence]:
-        """Return all that is remembered: at once, because whoever asks has just asked for one of them."""
+        """Return all that is remembered: at once, because the process that asks has just asked for one of them."""
         return list(self.owners.values())
 
     def published(self, names: Sequence[str]) -> set[str]:
@@ -179,7 +179,7 @@ class Database:
     # -- what somebody else does ------------------------------------------------------------------------------------
 
     def restart(self) -> None:
-        """Start the database anew: nothing that is open survives it."""
+        """Start the database again: nothing that is open survives it."""
         for session in list(self.sessions):
             self._drop(session)
 
@@ -293,7 +293,7 @@ class Database:
         return self._faults.strikes(fault) and self._rng.random() < share
 
     def _land(self, effect: Callable[[], object]) -> None:
-        """A call that timed out takes effect; nobody hears how it ends."""
+        """A call that timed out takes effect; no process hears how it ends."""
         try:
             self._counted(effect)
         except (FencedError, UsageError, Gone) as problem:

@@ -15,7 +15,7 @@ from headgate.errors import StorageError
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.tasks import Tasks
 from headgate.storage.base import AlreadyExists, Bytes, NotFound
-from headgate.storage.paths import checked_path, checked_prefix
+from headgate.storage.object_names import checked_path, checked_prefix
 
 SNAPSHOTS = "/chk-"
 """In the path of every file of a snapshot."""

@@ -1,7 +1,7 @@
-"""Files that somebody else writes and renames: what the sources of files read in the machine room.
+"""Files that another process writes and renames: what the sources of files read in the machine room.
 
 Counterpart of ``connectors.files.system.LocalFiles``. Opening a file takes time, and fails now and then; everything
-else is at once, but for files of which somebody looks at while their owner is at work (``BusyFiles``).
+else is at once, but for files that are listed while their owner is at work (``BusyFiles``).
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class SimFiles:
     # -- what its owner does ----------------------------------------------------------------------------------------
 
     def append(self, path: str, data: bytes) -> None:
-        """Write behind what is there; make the file if there is none."""
+        """Write after what is there; make the file if there is none."""
         if path not in self._files:
             self._files[path] = SimFile(self._new_inode(path), b"", 0, names={path})
         self.write(self._files[path], data)
 
     def write(self, file: SimFile, data: bytes) -> None:
-        """Write behind what is in a file, whatever its name is now."""
+        """Write after what is in a file, whatever its name is now."""
         file.data += data
         file.st_mtime_ns = self._tasks.world.now_ms * 1_000_000
 
@@ -156,9 +156,9 @@ class SimFiles:
 
 
 class BusyFiles(SimFiles):
-    """Files whose owner writes, renames, removes and replaces them between any two looks at them.
+    """Files with an owner that writes, renames, removes and replaces them between any two looks at them.
 
-    The inode of a removed file is used again, but not for a file of the same name: that nobody could tell (N19).
+    The inode of a removed file is used again, but not for a file of the same name: that could not be noticed (N19).
     """
 
     def __init__(self, tasks: Tasks, faults: Faults, step_ms: int, turns: random.Random, directory: str) -> None:
@@ -168,7 +168,7 @@ class BusyFiles(SimFiles):
         self._directory = directory
         self._freed: list[SimFile] = []
         self.on_listed: Callable[[], None] = lambda: None
-        """Called when somebody has listed the directory."""
+        """Called when a user has listed the directory."""
 
     def remove(self, path: str) -> None:
         """Remove a file."""
@@ -181,7 +181,7 @@ class BusyFiles(SimFiles):
         return self._files[path]
 
     def overwrite(self, file: SimFile, data: bytes) -> None:
-        """Write a file anew in its place."""
+        """Write a file again in its place."""
         file.data = b""
         self.write(file, data)
 
@@ -231,7 +231,7 @@ class BusyFiles(SimFiles):
         return path == self._directory
 
     def may_read(self, path: str) -> bool:
-        """See ``FileSystem``: nobody may read what is not there."""
+        """See ``FileSystem``: no process may read what is not there."""
         self._look()
         return path in self._files
 

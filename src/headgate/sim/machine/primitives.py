@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class SimLock:
-    """A mutual exclusion that nobody can take twice."""
+    """A mutual exclusion that no process can take twice."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
@@ -114,7 +114,7 @@ class SimCondition(SimLock):
             self._tasks.wake(task)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Release the lock until somebody notifies; return whether one did in time."""
+        """Release the lock until another task notifies; return whether one did in time."""
         self._listening.append(self._tasks.current)
         self.release()
         was_woken = self._tasks.park(None if timeout is None else timeout * 1000)
@@ -250,6 +250,6 @@ class SimPool:
 
 
 def _leave(waiting: MutableSequence[Task], task: Task) -> None:
-    """Take ``task`` off a list on which it no longer waits: nobody may wake it for the old reason."""
+    """Take ``task`` off a list on which it no longer waits: no process may wake it for the old reason."""
     if task in waiting:
         waiting.remove(task)

@@ -42,7 +42,7 @@ class Network:
         return ports + [f"a connection to port {end.port}" for end in self.open if end.process is process]
 
     def listen(self, process: SimProcess, port: int = 0) -> SimServer:
-        """Open a port; 0: one that nobody has had."""
+        """Open a port; 0: one that no process has had."""
         self._ports += not port
         server = SimServer(self, process, port or self._ports)
         self.listening[port or self._ports] = server
@@ -53,7 +53,7 @@ class Network:
         """Connect to a port.
 
         Raises:
-            OSError: nobody listens there, or no answer came in time.
+            OSError: no process listens there, or no answer came in time.
         """
         tasks = self.tasks
         tasks.park(self.delay_ms())
@@ -112,7 +112,7 @@ class SimServer:
         """Accept has no deadline here."""
 
     def close(self) -> None:
-        """Close the port; connections that nobody has accepted are reset, as the system does."""
+        """Close the port; connections that no process has accepted are reset, as the system does."""
         self._is_closed = True
         if self._network.listening.get(self._port) is self:
             del self._network.listening[self._port]
@@ -135,7 +135,7 @@ class SimSocket:
         self.port = port
         self.peer: SimSocket | None = None
         self.is_cut = False
-        """Whether nothing arrives here any more although nobody closed: a cable was pulled."""
+        """Whether nothing arrives here any more although no process closed: a cable was pulled."""
         self._network = network
         self._arrived: deque[bytes] = deque()
         self._arrived_bytes = 0
@@ -217,7 +217,7 @@ class SimSocket:
         self.sendmsg([memoryview(data)])
 
     def shutdown(self, how: int) -> None:
-        """End the connection for both sides; whoever waits here goes on."""
+        """End the connection for both sides; the process that waits here goes on."""
         self._finish()
 
     def makefile(self, mode: str, buffering: int = -1) -> io.BufferedReader | io.BufferedWriter:
@@ -250,7 +250,10 @@ class SimSocket:
             self._network.tasks.world.at(self._network.delay_ms(), end._end, "reset")
 
     def cut(self) -> None:
-        """Pull the cable: nothing arrives any more. Nobody is told; each end's system finds out as it was asked to."""
+        """Pull the cable: nothing arrives any more. No process is informed.
+
+        Each end's system finds out as it was asked to.
+        """
         for end in (self, self._other):
             end.is_cut = True
             if end._silence_ms_max is not None:

@@ -15,7 +15,7 @@ from headgate.sim.machine.disk import Disk, SimStorage
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.surroundings import SimThreads
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.memory import memory_catalogue
+from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.store import Store
 
 STEP_MS = 3
@@ -60,20 +60,20 @@ class SimStores:
     """The stores of one run, by name; ``open`` is for ``store.OPENERS``."""
 
     def __init__(self, disk: Callable[[str], Disk], watched: Callable[[Catalogue], Catalogue] = lambda x: x) -> None:
-        """``watched`` gives what stands in front of a catalogue: somebody who hears what takes effect."""
+        """``watched`` gives what stands in front of a catalogue: a user who hears what takes effect."""
         self._disk = disk
         self._watched = watched
         self._catalogues: dict[str, Catalogue] = {}
         self._names_count = 0
         self.wall_shift_ms = 0
-        """By how much somebody has set the date for those who open a store from now on."""
+        """By how much a user has set the date for those who open a store from now on."""
 
     def asking(self) -> str:
         """Return the process that asks for what happens now."""
         return self._disk("store").tasks.current.process.name
 
     def behind(self, name: str) -> Catalogue:
-        """Return the catalogue of a store, as nobody sees it: at once, and without faults."""
+        """Return the catalogue of a store, as no client sees it: at once, and without faults."""
         if name not in self._catalogues:
             self._catalogues[name] = self._watched(memory_catalogue(f"sim://{name}"))
         return self._catalogues[name]

@@ -27,7 +27,7 @@ HOST = "simulated"
 class SimThreads:
     """The threads of one simulated process, and its clocks: ``threads.Threads`` and ``clock.Clock``.
 
-    ``wall_shift_ms`` may be changed at any time: somebody set the clock of this machine.
+    ``wall_shift_ms`` may be changed at any time: a user set the clock of this machine.
     """
 
     def __init__(self, process: SimProcess, tasks: Tasks) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import greenlet
 
+from headgate.environment import ThreadEnded
 from headgate.sim.world import Violation, World
-from headgate.threads import ThreadEnded
 
 TURN_RATE = 0.1
 """How often a primitive that would not block lets others go first."""
@@ -124,7 +124,7 @@ class Tasks:
         return task
 
     def park(self, timeout_ms: float | None = None) -> bool:
-        """Let others go on until somebody wakes this task (True) or ``timeout_ms`` have passed (False)."""
+        """Let others go on until another task wakes this task (True) or ``timeout_ms`` have passed (False)."""
         self._check()
         task = self.current
         task.parked = self._next_park()

@@ -14,23 +14,23 @@ from posixpath import basename
 from types import ModuleType
 
 import headgate as hg
-from headgate.connectors.files import ledger, lines
-from headgate.connectors.files.position import FilePosition
+from headgate.connectors.files import line_file, publish_log
+from headgate.connectors.files.line_file import FilePosition
 from headgate.sim.machine.faults import Faults
 from headgate.sim.machine.files import SimFiles
 from headgate.sim.machine.tasks import Tasks
-from headgate.sim.product.kept import KEPT
 from headgate.sim.product.records import Row
 from headgate.sim.product.source import SCHEMA
+from headgate.sim.product.typed_state import KEPT
 from headgate.sim.product.workloads import Branches, Job, Splits
 
 FILES_RATE = 0.2
 """Of the seeds, so many read files."""
 
 SMALL: tuple[tuple[ModuleType, str, int], ...] = (
-    (lines, "BLOCK_BYTES", 160),  # a few records, so that faults meet a file half read
-    (ledger, "MERGE_AFTER", 3),
-    (ledger, "MANIFEST_FILES_MAX", 5),
+    (line_file, "BLOCK_BYTES", 160),  # a few records, so that faults meet a file half read
+    (publish_log, "MERGE_AFTER", 3),
+    (publish_log, "MANIFEST_FILES_MAX", 5),
 )
 """Bounds that seeds with files have instead of the usual ones, so that short runs reach them."""
 
@@ -83,7 +83,7 @@ class FileInputs:
         return SimJsonLines(f"/input/source{index}", self._system)
 
     def update(self, inputs: Sequence[Splits], *, grows: bool) -> None:
-        """Nobody runs the pipeline: write, append and rotate. ``inputs``: what there may be now, by source."""
+        """No process runs the pipeline: write, append and rotate. ``inputs``: what there may be now, by source."""
         for index, splits in enumerate(inputs):
             for name, rows in splits.items():
                 self._update(index, name, rows, grows=grows)
@@ -113,11 +113,11 @@ class FileInputs:
         return sorted(self._names.values())
 
     def split_of(self, path: str) -> str:
-        """Return the split whose rows are in the file at ``path``."""
+        """Return the split with rows that are in the file at ``path``."""
         return basename(path).split(_SUFFIX)[0]
 
     def rows_read(self, path: str, position: bytes, rows: list[Row]) -> int:
-        """Return how many of ``rows`` a position stands behind."""
+        """Return how many of ``rows`` a position stands after."""
         return _encoded(rows)[: FilePosition.decode(path, position).offset].count(b"\n")
 
 

@@ -45,7 +45,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Net:
-    """Steps in an order in which each comes behind its inputs. ``ends`` are the places that nobody in it reads."""
+    """Steps in an order in which each comes after its inputs. ``ends`` are the places that no process in it reads."""
 
     inputs_count: int
     placed: tuple[Placed, ...]
@@ -83,7 +83,7 @@ class PlainNet:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop around ``body``, whose ends are united and then go round again, or out.
+    """A loop around ``body``, with ends that are united and then go round again, or out.
 
     Attributes:
         body: reads the loop's records.
@@ -256,7 +256,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A whole pipeline: a net behind the sources, and the places that each sink reads."""
+    """A whole pipeline: a net after the sources, and the places that each sink reads."""
 
     net: Net
     sinks: dict[str, tuple[int, ...]]
@@ -264,7 +264,7 @@ class Graph:
     rising: frozenset[str] = frozenset()
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
-        """Add everything behind ``sources``."""
+        """Add everything after ``sources``."""
         streams = self.net.build(sources)
         for name, places in self.sinks.items():
             united(streams, places).sink(sink_to(name), name=name)

@@ -1,6 +1,6 @@
 """What an outside observer of a pipeline sees, and what must never be seen (I1 to I10).
 
-Reads what reaches the disks and what users are told, never a machine. Each check says what it rejects.
+Reads what reaches the disks and what users are shown, never a machine. Each check says what it rejects.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headgate.codec.log_entry import decode_log_entry
-from headgate.codec.snapshot_path import stored_file
-from headgate.connectors.files.layout import COMMITTED, decode_files
+from headgate.codec.snapshot import stored_file
+from headgate.connectors.files.publish_log import COMMITTED, decode_files
 from headgate.errors import CorruptionError
 from headgate.model.manifest import Claim, Committable, Manifest
 from headgate.sim.world import Violation
@@ -50,22 +50,22 @@ class History:
     written: dict[tuple[int, int], Written] = field(default_factory=dict)
     """By checkpoint and generation."""
     completed: dict[int, int] = field(default_factory=dict)
-    """Checkpoints that users were told of, with their generations."""
+    """Checkpoints that users were notified of, with their generations."""
     standing: list[int] = field(default_factory=list)
-    """Those of them that nothing has gone back behind."""
+    """Those of them that nothing has gone back to before."""
     went_back: list[tuple[int, int]] = field(default_factory=list)
-    """Generation, and the checkpoint that it restored behind others that were damaged."""
+    """Generation, and the checkpoint that it restored after others that were damaged."""
     damaged: set[int] = field(default_factory=set)
     may_go_back: set[tuple[int, int]] = field(default_factory=set)
     """Checkpoints that users go back to by hand, each with the newest one that they leave for it (SV25)."""
     copies: dict[int, int] = field(default_factory=dict)
-    """Checkpoints that are in the log once more, under another id, because somebody went back to them."""
+    """Checkpoints that are in the log once more, under another id, because a user went back to them."""
     given_up: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Entries of the log that gave up all checkpoints before them: their generation, and the newest of those (C72)."""
     steps: list[int] = field(default_factory=list)
     """Generations of the entries of the log that had the pipeline start over (SO2)."""
     emptied: int = 0
-    """The step behind which all targets are empty; 0: none."""
+    """The step after which all targets are empty; 0: none."""
     finding: Violation | None = None
     """What was wrong first."""
     shared_count: int = 0
@@ -74,7 +74,7 @@ class History:
     """What readers of each sink have seen."""
     _log: dict[str, Claim | Manifest] = field(default_factory=dict)
     _ordered: dict[str, int] = field(default_factory=dict)
-    """For each order to start over, the newest generation when it was written: nobody looks behind it."""
+    """For each order to start over, the newest generation when it was written: nothing before it is looked at."""
     _completed_at_claim: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _promised: dict[str, set[str]] = field(default_factory=dict)
     _published: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -88,11 +88,11 @@ class History:
 
     @property
     def generations_count(self) -> int:
-        """How many were claimed; more than one began after a failure, or when somebody started the pipeline again."""
+        """How many were claimed; more than one began after a failure, or when a user started the pipeline again."""
         return len(self._owners)
 
     def fail(self, invariant: str, problem: str) -> None:
-        """Remember the first finding: whoever did it must not notice, and may not hide it."""
+        """Remember the first finding: the process that did it must not notice, and may not hide it."""
         self.finding = self.finding or Violation(invariant, problem)
 
     # -- what reaches the disks -------------------------------------------------------------------------------------
@@ -200,7 +200,10 @@ class History:
         return None if old.checkpoint == manifest.checkpoint else int(old.checkpoint)
 
     def _went_back_to(self, former: int, manifest: Manifest) -> None:
-        """A start went back by hand: only to what was named, and only behind the newest checkpoint that was named."""
+        """A start went back by hand: only to what was named.
+
+        And only to before the newest checkpoint that was named.
+        """
         newest = max((checkpoint for (checkpoint, _), one in self.written.items() if not one.is_late), default=0)
         if (former, newest) not in self.may_go_back:
             self.fail("SV25", f"generation {manifest.generation} goes back from {newest} to {former}, and nobody asked")
@@ -253,7 +256,7 @@ class History:
             self._published[sink][path] = data or b""
 
     def _may_be_taken_back(self, sink: str, name: str) -> bool:
-        """Whether a start may go back behind the checkpoint of a published file that nobody lists (D16)."""
+        """Whether a start may go back to before the checkpoint of a published file that no process lists (D16)."""
         found = _FILE.fullmatch(name)
         assert found is not None
         is_listed = any(name in names for names in self._listed.get(sink, {}).values())
@@ -262,7 +265,7 @@ class History:
         return not is_listed and (is_left or any(checkpoint <= sealed for checkpoint in self.damaged))
 
     def _is_aborted(self, name: str) -> bool:
-        """Whether somebody went back by hand behind the checkpoint of a file, and has completed others since."""
+        """Whether a user went back by hand to before the checkpoint of a file, and has completed others since."""
         found = _FILE.fullmatch(name)
         assert found is not None
         sealed, generation = int(found.group(1)), int(found.group(2))
@@ -273,7 +276,7 @@ class History:
         )
 
     def hidden_until(self, checkpoint: int) -> list[str]:
-        """Return what completed checkpoints up to this one promised, and nobody can see yet."""
+        """Return what completed checkpoints up to this one promised, and no process can see yet."""
         found: list[str] = []
         for (completed, generation), one in self.written.items():
             if self.steps and generation < self.steps[-1]:
@@ -285,7 +288,7 @@ class History:
         return found
 
     def manifest(self, checkpoint: int) -> Manifest | None:
-        """Return a checkpoint that users were told of, or that only its log knows; None if there is none."""
+        """Return a checkpoint that users were notified of, or that only its log knows; None if there is none."""
         found = [one.manifest for (written, _), one in self.written.items() if written == checkpoint]
         return found[-1] if found else None
 
@@ -336,7 +339,7 @@ class History:
             self.standing = [one for one in self.standing if one <= checkpoint]
 
     def on_round(self, process: str, loop: str, number: int) -> None:
-        """A user's function is told that a round has ended."""
+        """A user's function is informed that a round has ended."""
         last = self._rounds.get((process, loop))
         if last is not None and number > last + 1:
             self.fail("I7", f"{loop} leaves rounds out between {last} and {number}")
@@ -345,7 +348,7 @@ class History:
     # -- what readers see -------------------------------------------------------------------------------------------
 
     def on_read(self, sink: str, files: Sequence[str]) -> None:
-        """Somebody listed what is committed."""
+        """A user listed what is committed."""
         now = frozenset(files)
         gone = {name for name in self.seen.get(sink, frozenset()) - now if not self._is_to_go(name)}
         if gone:
@@ -359,13 +362,13 @@ class History:
         self.seen[sink] = now
 
     def is_repeated(self, file: str) -> bool:
-        """Whether a committed file holds what was produced again, because a start went back behind damage (K18)."""
+        """Whether a committed file holds what was produced again, because a start went back to before damage (K18)."""
         found = _FILE.fullmatch(file)
         assert found is not None, file
         return self.is_taken_back(int(found.group(1)), int(found.group(2)))
 
     def is_taken_back(self, checkpoint: int, generation: int) -> bool:
-        """Whether a start went back behind what a generation had for a checkpoint, because of damage."""
+        """Whether a start went back to before what a generation had for a checkpoint, because of damage."""
         return any(generation < newer and checkpoint > restored for newer, restored in self.went_back)
 
 

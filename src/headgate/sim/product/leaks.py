@@ -1,7 +1,7 @@
-"""What must not be left when a pipeline has finished and somebody has started it once more (I6, SM13).
+"""What must not be left when a pipeline has finished and a user has started it once more (I6, SM13).
 
-Looks at the disks, and at a worker whose work is done, as an observer: what may be there follows from the rules, not
-from a machine. Each function yields a sentence for every find.
+Looks at the disks, and at a worker with work that is done, as an observer: what may be there follows from the rules,
+not from a machine. Each function yields a sentence for every find.
 """
 
 from __future__ import annotations
@@ -11,8 +11,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from headgate.codec.log_entry import decode_log_entry
-from headgate.connectors.files.layout import CLAIMS, COMMITTED, OWNERS, PUBLISHING, STAGING, decode_files
-from headgate.connectors.files.ledger import MERGE_AFTER
+from headgate.connectors.files.publish_log import (
+    CLAIMS,
+    COMMITTED,
+    MERGE_AFTER,
+    OWNERS,
+    PUBLISHING,
+    STAGING,
+    decode_files,
+)
 from headgate.errors import CorruptionError
 from headgate.model.manifest import Claim, Manifest
 from headgate.runtime.wire.spill import SpillBudget
@@ -81,7 +88,7 @@ ASKING = "asking"
 
 
 def of_process(process: SimProcess, tasks: Tasks, network: Network, budget: SpillBudget | None) -> Iterator[str]:
-    """Look at a process whose work is done; ``budget`` is that of a worker's loops (L26)."""
+    """Look at a process with work that is done; ``budget`` is that of a worker's loops (L26)."""
     yield from (f"thread {name}" for name in tasks.of(process) if name != ASKING)
     yield from network.of(process)
     if budget is not None and (budget.memory_used_bytes or budget.disk_used_bytes):

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headgate.connectors.files.commit import committed_files
+from headgate.connectors.files.file_committer import committed_files
 from headgate.errors import HeadgateError, PipelineFailed
-from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
+from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import Continuation, Progress, RunResult
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.spill import SpillBudget
@@ -24,20 +24,20 @@ from headgate.sim.machine.sockets import Network
 from headgate.sim.machine.surroundings import SimSurroundings
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.product import leaks
+from headgate.sim.product.checkpoint_publication import Outside
+from headgate.sim.product.fault_injection import Started, Strikes
 from headgate.sim.product.files import FileInputs
-from headgate.sim.product.focus import LASTS_MS, draw_focus, put_in_focus
-from headgate.sim.product.harm import Harm
 from headgate.sim.product.history import History
-from headgate.sim.product.publishing import Outside
 from headgate.sim.product.settings import CHECKPOINTS, Exactly, draw_settings
 from headgate.sim.product.spark import FINGERPRINT, SimSpark
-from headgate.sim.product.stored import StoredStates
-from headgate.sim.product.strikes import Started, Strikes
-from headgate.sim.product.typed import with_typed
+from headgate.sim.product.state_reader import StoredStates
+from headgate.sim.product.storage_damage import Harm
+from headgate.sim.product.themes import LASTS_MS, draw_focus, put_in_focus
+from headgate.sim.product.typed_state import with_typed
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import Splits
 from headgate.sim.world import Violation, World
-from headgate.storage import backends
+from headgate.storage import urls
 
 EVENTS_MAX = 400_000
 """Of both phases; reaching it is a hang. Usual runs need a hundredth."""
@@ -145,7 +145,7 @@ class Run:
     def run(self) -> Violation | None:
         """Run both phases; return what was violated, if anything."""
         world = self.world
-        backends.OPENERS["sim"] = lambda name: SimStorage(self._disk(name.split("/")[0]))
+        urls.OPENERS["sim"] = lambda name: SimStorage(self._disk(name.split("/")[0]))
         self.files.begin()
         try:
             self.settings.update_files()
@@ -170,7 +170,7 @@ class Run:
         finally:
             self.tasks.take_down()
             self.files.end()
-            del backends.OPENERS["sim"]
+            del urls.OPENERS["sim"]
         return None
 
     def _check_disks(self) -> None:
@@ -227,7 +227,7 @@ class Run:
     # -- the user ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the pipeline, whoever else runs it."""
+        """Start the pipeline, whatever else runs it."""
         if len(self.started) >= DRIVERS_MAX:
             raise Violation("I5", f"{DRIVERS_MAX} drivers in a row did not finish the pipeline")
         process = SimProcess(self.tasks, f"d{len(self.started)}", self._on_driver_gone)
@@ -284,7 +284,7 @@ class Run:
         self.history.on_restored(said.generation, said.checkpoint)
 
     def _is_over(self, result: RunResult) -> bool:
-        """Whether nobody starts a pipeline again that ended so."""
+        """Whether no process starts a pipeline again that ended so."""
         return result.is_finished
 
     def _judge(self, words: str) -> None:
@@ -319,7 +319,7 @@ class Run:
         self.history.on_round(self.tasks.current.process.name, loop, number)
 
     def _look(self) -> None:
-        """Somebody reads what is committed, now and then."""
+        """A user reads what is committed, now and then."""
         if not self.is_finished:
             self.tasks.spawn(SimProcess(self.tasks, "onlooker"), self._list_committed, "main")
             self.world.at(self.world.random.randint(200, 3_000), self._look)

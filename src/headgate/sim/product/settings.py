@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import headgate as hg
-from headgate.connectors.base import Sink, Source
-from headgate.connectors.induced import InducedSource
+from headgate.connectors.base import InducedSource, Sink, Source
 from headgate.model.config import Duration, MemoryState, StartConfig, StateConfig
-from headgate.model.definition import PipelineDefinition
+from headgate.model.plan import PipelineDefinition
+from headgate.sim.product.checkpoint_publication import Outside
 from headgate.sim.product.files import FileInputs
 from headgate.sim.product.graphs import draw_graph
-from headgate.sim.product.publishing import Outside
 from headgate.sim.product.source import Pace, PacedSplits
 from headgate.sim.product.workloads import WORKLOADS, Branches, Job, Splits, Values, draw_splits
 
@@ -48,7 +47,7 @@ class Settings:
     Attributes:
         job: what it does.
         inputs: by source, then split.
-        hidden: splits that nobody lists yet.
+        hidden: splits that no process lists yet.
         grows: whether there were any.
         parallelism: of the next start.
         attempts: of Spark's own, per stage.
@@ -90,7 +89,7 @@ class Settings:
             self.hidden.discard(min(splits))
 
     def update_files(self) -> None:
-        """Nobody runs the pipeline: something may happen to the input."""
+        """No process runs the pipeline: something may happen to the input."""
         if self.files is not None:
             self.files.update(self._shown(), grows=self.grows)
 

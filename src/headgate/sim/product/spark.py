@@ -1,4 +1,6 @@
-"""Spark as the driver sees it: barrier stages whose tasks are simulated processes that run ``runtime.worker.worker``.
+"""Spark as the driver sees it.
+
+Barrier stages with tasks that are simulated processes that run ``runtime.worker.worker``.
 
 Models what decides something: a stage fails as a whole, may be retried under the same submission, its other tasks
 linger until Spark's kill reaches them, and everything goes when the driver is gone.
@@ -9,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
+from headgate.model.plan import PipelineDefinition
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
 from headgate.sim.machine.faults import Fault, Faults

@@ -18,7 +18,7 @@ class Step(Protocol):
     """One operator, or a few."""
 
     def build(self, stream: hg.Stream, name: str) -> hg.Stream:
-        """Add it behind ``stream``."""
+        """Add it after ``stream``."""
 
     def plain(self) -> Plain:
         """Return the same in plain Python, before its first record."""
@@ -110,7 +110,7 @@ class Everywhere:
 class Count:
     """Numbers the records of each key: by a process function by ``row``, by ``batch``, or by ``reduce``.
 
-    ``parts`` are numbers of their own within a key, told apart by a text: the key has two columns then.
+    ``parts`` are numbers of their own within a key, distinguished by a text: the key has two columns then.
     """
 
     how: str
@@ -230,7 +230,7 @@ class CountingBatches(hg.BatchProcessFunction):
         self.entries = state.map("entries", pa.int64(), pa.string())
 
     def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> pl.DataFrame:
-        """Number the records of the batch behind those before."""
+        """Number the records of the batch after those before."""
         keys = [name for name in ("part", "k") if name in batch.columns]
         within = batch.select(pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over(keys)).to_series()
         numbers = self.count.get().fill_null(0) + within

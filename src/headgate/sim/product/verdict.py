@@ -9,7 +9,7 @@ import polars as pl
 
 from headgate.codec.snapshot import POSITIONS_PREFIX, decode_positions
 from headgate.connectors.encode import decode
-from headgate.connectors.files.commit import committed_files
+from headgate.connectors.files.file_committer import committed_files
 from headgate.model.manifest import Manifest
 from headgate.model.metrics import RECORDS_OUT
 from headgate.protocol.checkpoints.recovery import candidates
@@ -20,7 +20,7 @@ from headgate.sim.product.settings import NAME, ROOT, Exactly, Settings
 from headgate.sim.product.source import POSITION
 from headgate.sim.product.workloads import Splits, Values
 from headgate.sim.world import Violation
-from headgate.storage.backends import open_storage
+from headgate.storage.urls import open_storage
 
 
 class Verdict:
@@ -84,7 +84,7 @@ class Verdict:
         """Return the rows that the final checkpoint says were read, by source.
 
         Raises:
-            Violation: there are others, and nobody asked for a drain.
+            Violation: there are others, and no process asked for a drain.
         """
         log = CheckpointLog(open_storage(ROOT), NAME)
         read: list[list[Row]] = []
@@ -137,7 +137,7 @@ class Order:
         """Look at the next records.
 
         Raises:
-            Violation: one comes behind a later one of its key.
+            Violation: one comes after a later one of its key.
         """
         for key, number, *_ in rows:
             if number <= self._last.get(key, 0):

@@ -1,6 +1,6 @@
 """Pipelines of the public API, and what each must have committed at the end, whatever happened on the way.
 
-A workload is a branch behind the common source; a run draws some. Expected results come from plain Python over the
+A workload is a branch after the common source; a run draws some. Expected results come from plain Python over the
 rows. They depend on no order that a pipeline does not promise.
 """
 
@@ -32,14 +32,14 @@ class Job(Protocol):
 
     @property
     def rising(self) -> frozenset[str]:
-        """Sinks whose second column rises with every record of one key, the first column."""
+        """Sinks with a second column that rises with every record of one key, the first column."""
 
     @property
     def is_picky(self) -> bool:
         """Whether some records are refused, and go to the sink ``bad-records``."""
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
-        """Add everything behind ``sources``."""
+        """Add everything after ``sources``."""
 
     def expected(self, inputs: Sequence[Sequence[Row]]) -> dict[str, Counter[Values]]:
         """Return what each sink must have when ``inputs``, by source, were processed."""
@@ -232,7 +232,7 @@ WORKLOADS = (
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Some workloads side by side, behind the first source."""
+    """Some workloads side by side, after the first source."""
 
     workloads: Sequence[Workload]
     is_picky: bool = False

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from headgate.protocol.store.group_claims import Claim
+from headgate.protocol.store.group_ownership import Claim
 from headgate.protocol.store.reader_group import (
     CheckpointAsked,
     CheckpointForgotten,
@@ -23,7 +23,7 @@ from headgate.protocol.store.reader_group import (
 )
 from headgate.sim.world import Violation
 from headgate.store.catalogue.base import Catalogue
-from headgate.store.catalogue.values import GroupFound, GroupStart
+from headgate.store.catalogue.records import GroupFound, GroupStart
 from headgate.store.group_reader import GroupEvents
 
 Row: TypeAlias = tuple[int, int]
@@ -76,7 +76,7 @@ class GroupJudge:
     # -- what the group is told -------------------------------------------------------------------------------------
 
     def on_made(self) -> None:
-        """Somebody made the group, or found it."""
+        """A user made the group, or found it."""
         if self.begin is None:
             self.begin = self._cuts(None)
 
@@ -201,7 +201,7 @@ def _places(cuts: Cuts) -> set[Place]:
 
 
 class WatchedCatalogue:
-    """A catalogue whose changes of groups a judge hears of; ``process`` says who asks now."""
+    """A catalogue that reports changes of groups to a judge; ``process`` says who asks now."""
 
     def __init__(self, behind: Catalogue, judge: GroupJudge, process: Callable[[], str]) -> None:
         self._behind = behind

@@ -1,4 +1,6 @@
-"""Users whose programs read as a group, and write what is read, in the machine room (SM90). Counterpart: ``groups``.
+"""Users with programs that read as a group, and write what is read, in the machine room (SM90). Counterpart.
+
+``groups``.
 
 Each program has a place. It dies there at any moment, is stopped for longer than its lease, and is started again,
 perhaps beside the one that was stopped. What its calls raise, it heeds as a user would.
@@ -51,7 +53,7 @@ class AroundGroup(Around, Protocol):
     judge: GroupJudge
 
     def group(self, store: Store) -> ReaderGroup:
-        """Return the group, which whoever comes first makes."""
+        """Return the group, which the process that comes first makes."""
 
     def is_over(self) -> bool:
         """Whether nothing will ever be left to read."""
@@ -71,7 +73,7 @@ class Place:
 
     @property
     def is_over(self) -> bool:
-        """Whether all is done, and nobody runs there any more."""
+        """Whether all is done, and no process runs there any more."""
         return self.is_done and not any(process.is_alive for process in self._processes)
 
     def start(self) -> None:
@@ -153,7 +155,7 @@ class Writer(Place):
 
     def _decided(self, store: Store, owner: str, epoch: int) -> set[int]:
         """Keep former lives from writing, and commit what they had prepared; return what is committed."""
-        store.fence(owner, epoch)
+        store.transactions.fence(owner, epoch)
         found = store.list_transactions(owner=owner)
         prepared = [(self.stream, x.name) for x in found if not x.status.is_terminal]
         if prepared:
@@ -161,7 +163,7 @@ class Writer(Place):
         return {int(x.name.partition(".")[0]) for x in found if x.status is not Status.ABORTED}
 
     def _transact(self, store: Store, owner: str, epoch: int, name: str, batch: pa.RecordBatch) -> None:
-        transaction = store.begin(self.stream, owner=owner, epoch=epoch, name=name)
+        transaction = store.transactions.begin(self.stream, owner=owner, epoch=epoch, name=name)
         transaction.write(batch)
         transaction.prepare()
         self._run.tasks.park(self._rng.randint(0, 60))

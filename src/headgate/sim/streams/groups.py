@@ -1,7 +1,7 @@
 """Readers that share streams as a group, in the machine room (SM90, SM91).
 
 Readers join, read, commit, pass markers, leave, die, and are stopped for longer than their leases; streams are written,
-with transactions, scaled and truncated meanwhile; somebody asks for checkpoints, goes back to them, and begins anew.
+with transactions, scaled and truncated meanwhile; a user asks for checkpoints, goes back to them, and begins again.
 The store is the product's own. What must hold is judged in ``group_judge``; nothing here is drawn by other kinds of
 runs.
 """
@@ -14,14 +14,14 @@ from typing import cast
 from headgate.errors import TruncatedError
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.product.run import Result
+from headgate.sim.streams.client_programs import EVENTS_MAX, PlacesRun
 from headgate.sim.streams.group_judge import GroupJudge, WatchedCatalogue
 from headgate.sim.streams.group_readers import GROUP, SCHEMA, STORE, Member, Place, Writer
-from headgate.sim.streams.places import EVENTS_MAX, PlacesRun
-from headgate.sim.streams.scaled_streams import Scaler
+from headgate.sim.streams.stream_changes import Scaler
 from headgate.sim.world import Violation
 from headgate.store.catalogue.base import Catalogue
+from headgate.store.policies import Retention
 from headgate.store.reader_groups import ReaderGroup
-from headgate.store.retention import Retention
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition
 
@@ -50,7 +50,7 @@ class GroupRun(PlacesRun):
         self._resets_left, self._resetting = rng.choice((0, 1, RESETS_MAX)), 0
 
     def group(self, store: Store) -> ReaderGroup:
-        """Return the group, which whoever comes first makes."""
+        """Return the group, which the process that comes first makes."""
         return store.reader_group(GROUP, self.streams, start=self._begins, checkpoints_kept=self._kept)
 
     def is_over(self) -> bool:
@@ -151,7 +151,7 @@ class GroupRun(PlacesRun):
             group.reset(start=self._rng.choice(("earliest", "latest")))
 
     def _truncate(self, store: Store) -> None:
-        """Truncate as its retention says, which keeps nothing that nobody holds (RG17)."""
+        """Truncate as its retention says, which keeps only what is held (RG17)."""
         name = self._rng.choice(self.streams)
         store.set_retention(name, Retention(age="1ms"))
         self.truncated_count += sum(store.retain(name).positions.values()) > 0

@@ -18,9 +18,9 @@ import pyarrow as pa
 import headgate as hg
 from headgate.connectors.streams import transaction_of
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
-from headgate.model.definition import PipelineDefinition
 from headgate.model.manifest import Committable
-from headgate.runtime.driver import coordination
+from headgate.model.plan import PipelineDefinition
+from headgate.runtime.driver import coordinator_host
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.store import SimStores
 from headgate.sim.machine.tasks import SimProcess
@@ -29,14 +29,12 @@ from headgate.sim.product.records import KEYS
 from headgate.sim.product.run import Result, Run
 from headgate.sim.product.settings import NAME, Settings
 from headgate.sim.product.workloads import Branches, Splits
-from headgate.sim.streams.cut_streams import check_cuts
-from headgate.sim.streams.emptied_streams import EmptiedStreams
-from headgate.sim.streams.neighbour import Neighbour
-from headgate.sim.streams.scaled_streams import Policies, Scaler
+from headgate.sim.streams.background_traffic import Neighbour
+from headgate.sim.streams.stream_changes import EmptiedStreams, Policies, Scaler, check_cuts
 from headgate.sim.world import Violation
 from headgate.store import store as stores
+from headgate.store.policies import Retention
 from headgate.store.reader import SegmentReader
-from headgate.store.retention import Retention
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition
 from headgate.store.writer import StreamWriter
@@ -50,7 +48,7 @@ CUTS_RATE = 0.4
 """Of the seeds with streams, so many have checkpoints that cut the stream at one moment."""
 
 TRUNCATES_RATE = 0.4
-"""In so many of them somebody truncates the input all the time."""
+"""In so many of them a user truncates the input all the time."""
 
 SLOWLY = 8
 """With such checkpoints events come so many times more slowly, so that some come while a stream is cut."""
@@ -173,7 +171,7 @@ def _draw_batch(rng: random.Random, first: int) -> list[Event]:
 
 
 class Reader:
-    """Somebody who follows a stream from its beginning."""
+    """A user who follows a stream from its beginning."""
 
     def __init__(self, store: Store, stream: str) -> None:
         count = len(store.describe(stream).ends)
@@ -189,10 +187,10 @@ class Reader:
 
 
 class StreamRun(Run):
-    """A run whose pipeline reads and writes streams."""
+    """A run with a pipeline that reads and writes streams."""
 
     def __init__(self, seed: int, *, is_traced: bool = False, is_plain: bool = False) -> None:
-        """``is_plain``: nobody else uses the store."""
+        """``is_plain``: no other process uses the store."""
         super().__init__(seed, is_traced=is_traced, is_plain=is_plain)
         rng = self.world.random
         self.faults.on -= {Fault.DRAIN, Fault.DENIED}  # all input is read; output that is gone is told of by other runs
@@ -218,8 +216,8 @@ class StreamRun(Run):
     def run(self) -> Violation | None:
         """See ``Run``."""
         stores.OPENERS["sim"] = self.stores.open
-        usual = coordination.DROPS_BETWEEN_FORGETTING
-        coordination.DROPS_BETWEEN_FORGETTING = 1 if self.truncates else usual
+        usual = coordinator_host.DROPS_BETWEEN_FORGETTING
+        coordinator_host.DROPS_BETWEEN_FORGETTING = 1 if self.truncates else usual
         try:
             definition = StreamDefinition(INPUT, SCHEMA, self._segments, "k")
             self.stores.behind("store").create_stream(definition, 0, if_not_exists=False)
@@ -237,13 +235,13 @@ class StreamRun(Run):
                 self.world.at(15, self._scale_soon, self.policies)
             return super().run()
         finally:
-            coordination.DROPS_BETWEEN_FORGETTING = usual
+            coordinator_host.DROPS_BETWEEN_FORGETTING = usual
             self.policies.end()
             self.neighbour.end()
             del stores.OPENERS["sim"]
 
     def _list_committed(self) -> None:
-        """Somebody reads on, and another one begins. A reader is one thread's: who is still reading goes on first."""
+        """A user reads on, and another one begins. A reader is one thread's: who is still reading goes on first."""
         if self._is_looking:
             return
         self._is_looking = True
@@ -299,7 +297,7 @@ class StreamRun(Run):
         return self.settings.definition(self.settings.listed(), lambda: self.world.now_ms, lambda: False)
 
     def _truncate_soon(self) -> None:
-        """Somebody truncates the input as its retention says, again and again: only the pipeline keeps it (SC31)."""
+        """A user truncates the input as its retention says, again and again: only the pipeline keeps it (SC31)."""
         if not self.is_finished:
             self.tasks.spawn(SimProcess(self.tasks, "janitor"), self._truncate, "main")
             self.world.at(self._chance.randint(10, 90), self._truncate_soon)
@@ -315,7 +313,7 @@ class StreamRun(Run):
             self.world.tell("janitor", str(problem))
 
     def _scale_soon(self, who: Scaler | Policies) -> None:
-        """Somebody, or a policy, scales a stream, again and again."""
+        """A user, or a policy, scales a stream, again and again."""
         if not self.is_finished:
             self.tasks.spawn(SimProcess(self.tasks, who.name), lambda: self._scale(who), "main")
             self.world.at(who.pause_ms(), self._scale_soon, who)

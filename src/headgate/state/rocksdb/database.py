@@ -1,16 +1,20 @@
-"""One database: rows of bytes, sorted, on a local disk (RB3 to RB6 of docs/spec/rocksdb.md).
+"""One RocksDB database, sorted rows of bytes on a local disk, and the memory that all of a worker share (RB3 to RB6).
 
-Counterpart: ``tables``, which says what the rows mean. Nothing here survives its process on purpose: what counts is in
-checkpoints, so there is no write-ahead log. Every error of RocksDB is told in one sentence, with the directory.
+Nothing here survives its process on purpose: what counts is in checkpoints, so there is no write-ahead log. Every
+error of RocksDB becomes one sentence with the directory. Half of the memory is RocksDB's, a quarter if all databases
+are of numbers: blocks that were read, filters and indexes, rows that are not in a file yet. The rest belongs to the
+caches in front, each of which has an equal share. Source: docs/spec/rocksdb.md.
 """
 
 from __future__ import annotations
 
+import resource
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
@@ -19,8 +23,186 @@ import rocksdict
 from rocksdict import Rdict
 
 from headgate.errors import StorageError
-from headgate.state.files import LocalDamage
-from headgate.state.rocksdb.memory import RowSizes, SharedMemory, Use, looking_options
+from headgate.state.rocksdb.sst_checksums import FORMAT_VERSION
+from headgate.state.snapshot import LocalDamage
+
+_ENGINE_SHARE, _ENGINE_SHARE_OF_NUMBERS = 2, 4
+"""One part in so many is RocksDB's. It reads numbers where they are (RB28), and keeps no blocks of them."""
+_WRITE_SHARE = 8
+"""Of the memory, one part in so many is for rows that are not in a file yet."""
+_WRITE_BUFFER_MAX = 64 << 20
+_WRITE_BUFFER_MIN = 64 << 10
+_LOG_BYTES_MAX = 1 << 20
+_MERGED_FILES = 16
+"""So many new files wait to be merged with all others, where a row is found by its name (RB14): a filter tells at once
+that a file has not got it. Each file that waits costs a search its time; each merge writes the whole database."""
+_MERGED_FILES_OF_NUMBERS = 8
+"""The same where reading a row costs little more than asking the filters of the files that wait (RB28)."""
+_SLOW, _STOP = 2, 3
+"""So many times as many slow writing down, and stop it."""
+_NEW_ROWS_FILTER = 0.03
+"""Of the memory of rows that are not in a file yet, for a filter: most rows that are looked up are not there."""
+METADATA_BYTES = 64 << 10
+"""Of a part of a filter or index, about. Smaller ones are more to search, larger ones more to read (RB25)."""
+_OPEN_FILES_MAX = 128
+"""Of one database, unless a worker has many of them."""
+_OPEN_FILES_MIN = 16
+_INSPECTION_FILES = 20
+"""So many at least: fewer are opened to see whether the files of a database fit together, and all have their sizes."""
+MANIFEST_BYTES_MAX = 12 << 10
+"""Of a MANIFEST, to which RocksDB adds a note of each file that comes or goes; then it begins a new one (RB26). So what
+describes a database of some GB has room in the manifest of a checkpoint (C13), and is no file of its own."""
+_FILES_LIMIT_MAX = 1 << 16
+
+
+def open_files(databases_count: int, limit: int) -> int:
+    """Return how many files a database may have open, which is made as the ``databases_count``-th of its process.
+
+    ``limit``: of the process, 1,024 as a rule. Sixteen databases have about half of them; the others are for
+    reading snapshots, for connections, and for the user.
+    """
+    share = limit * 3 // 16 // max(1, databases_count)
+    return max(_OPEN_FILES_MIN, min(_OPEN_FILES_MAX, share))
+
+
+def _files_limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _FILES_LIMIT_MAX if soft == resource.RLIM_INFINITY else min(soft, _FILES_LIMIT_MAX)
+
+
+_REMEMBERED_ROWS = 1 << 20
+
+
+class Use(Enum):
+    """What a database is for."""
+
+    SEARCHED = "rows are searched for by what they begin with, or read in order"
+    LOOKED_UP = "rows are looked up by their whole keys"
+    NUMBERS = "the same, and keys and values are numbers"
+
+
+class RowSizes:
+    """How large the values of a database are, about: those that were read and written lately."""
+
+    def __init__(self) -> None:
+        self._rows = self._bytes = 0
+
+    def seen(self, values: Sequence[bytes | None]) -> None:
+        """Take note of ``values``; what is None is none."""
+        found = [len(value) for value in values if value is not None]
+        self._add(len(found), sum(found))
+
+    def add(self, others: RowSizes) -> None:
+        """Take note of what ``others`` have seen."""
+        self._add(others._rows, others._bytes)
+
+    def _add(self, rows: int, size_bytes: int) -> None:
+        self._rows += rows
+        self._bytes += size_bytes
+        if self._rows > _REMEMBERED_ROWS:
+            self._rows //= 2
+            self._bytes //= 2
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any value has been seen."""
+        return self._rows > 0
+
+    @property
+    def mean_bytes(self) -> int:
+        """The mean size of a value."""
+        return self._bytes // max(1, self._rows)
+
+
+class SharedMemory:
+    """The memory of one worker. ``cache_bytes``: what one cache in front of a database may hold now."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._engine_share = _ENGINE_SHARE_OF_NUMBERS
+        self._cache = rocksdict.Cache(self._engine_bytes)
+        write_bytes = memory_bytes // _WRITE_SHARE
+        self._buffers = rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(
+            write_bytes, False, self._cache
+        )
+        self._buffer_bytes = min(_WRITE_BUFFER_MAX, max(_WRITE_BUFFER_MIN, write_bytes // 2))
+        self._databases_count = 0
+
+    @property
+    def cache_bytes(self) -> int:
+        """What one cache in front of a database may hold."""
+        return (self._memory_bytes - self._engine_bytes) // max(1, self._databases_count)
+
+    @property
+    def _engine_bytes(self) -> int:
+        return self._memory_bytes // self._engine_share
+
+    def joined(self, use: Use) -> None:
+        """One more database shares it."""
+        self._databases_count += 1
+        if use is not Use.NUMBERS and self._engine_share != _ENGINE_SHARE:
+            self._engine_share = _ENGINE_SHARE
+            self._cache.set_capacity(self._engine_bytes)
+
+    def options(self, *, is_new: bool = True, use: Use = Use.SEARCHED) -> rocksdict.Options:
+        """Return the options of a database.
+
+        Args:
+            is_new: it is to be made.
+            use: what it is for.
+        """
+        blocks = rocksdict.BlockBasedOptions()
+        blocks.set_block_cache(self._cache)
+        blocks.set_cache_index_and_filter_blocks(True)
+        blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        blocks.set_bloom_filter(10, False)
+        # in parts (RB25): in one it is some MB of a large file, read again for every few rows when it has no room
+        blocks.set_index_type(rocksdict.BlockBasedIndexType.two_level_index_search())
+        blocks.set_partition_filters(True)
+        blocks.set_metadata_block_size(METADATA_BYTES)
+        blocks.set_pin_top_level_index_and_filter(True)
+        blocks.set_format_version(FORMAT_VERSION)
+        blocks.set_checksum_type(rocksdict.ChecksumType.xxh3())
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(is_new)
+        options.set_block_based_table_factory(blocks)
+        options.set_write_buffer_manager(self._buffers)
+        options.set_write_buffer_size(self._buffer_bytes)
+        if use is Use.NUMBERS:  # little is saved by packing them, and what is not packed is read where it is (RB28)
+            options.set_compression_type(rocksdict.DBCompressionType.none())
+            options.set_allow_mmap_reads(True)
+        else:
+            options.set_compression_type(rocksdict.DBCompressionType.lz4())
+        options.set_memtable_whole_key_filtering(True)
+        options.set_memtable_prefix_bloom_ratio(_NEW_ROWS_FILTER)
+        if use is not Use.SEARCHED:
+            merged_files = _MERGED_FILES_OF_NUMBERS if use is Use.NUMBERS else _MERGED_FILES
+            options.set_level_zero_file_num_compaction_trigger(merged_files)
+            options.set_level_zero_slowdown_writes_trigger(_SLOW * merged_files)
+            options.set_level_zero_stop_writes_trigger(_STOP * merged_files)
+        options.set_max_background_jobs(2)
+        options.set_paranoid_checks(True)
+        options.set_max_open_files(open_files(self._databases_count, _files_limit()))
+        options.set_max_manifest_file_size(MANIFEST_BYTES_MAX)
+        options.set_keep_log_file_num(1)
+        options.set_max_log_file_size(_LOG_BYTES_MAX)
+        options.set_stats_dump_period_sec(0)
+        return options
+
+
+def inspection_options() -> rocksdict.Options:
+    """Return the options with which it is seen whether the files of a database fit together, and nothing else.
+
+    No thread is begun for every file, and nothing is read to find out what is to be merged.
+    """
+    options = rocksdict.Options(raw_mode=True)
+    options.create_if_missing(False)
+    options.set_paranoid_checks(True)
+    options.set_max_open_files(_INSPECTION_FILES)
+    options.set_max_file_opening_threads(1)
+    options.set_skip_stats_update_on_db_open(True)
+    return options
+
 
 _FULL = ("No space left", "no space left", "ENOSPC", "Disk quota exceeded")
 _DAMAGED = ("Corruption", "No such file")
@@ -82,7 +264,7 @@ class Rows:
         if not rows:
             return []
         order = sorted(range(len(rows)), key=rows.__getitem__)
-        with told("read", self._path):
+        with rocksdb_errors("read", self._path):
             values = self._db.get([rows[at] for at in order])
         found: list[bytes | None] = [None] * len(rows)
         for at, value in zip(order, values, strict=True):
@@ -97,7 +279,7 @@ class Rows:
         """
         options = _options(end)
         last = start
-        with told("read", self._path):
+        with rocksdb_errors("read", self._path):
             rows = self._db.items(from_key=start, read_opt=options)
             while found := list(islice(rows, SCAN_ROWS)):  # in parts, because each holds up the processing thread
                 last = found[-1][0]
@@ -108,7 +290,7 @@ class Rows:
         """Yield the rows as ``scan`` does, without their values, which are not even copied."""
         options = _options(end)
         last = start
-        with told("read", self._path):
+        with rocksdb_errors("read", self._path):
             rows = self._db.keys(from_key=start, read_opt=options)
             while found := list(islice(rows, SCAN_ROWS)):
                 last = found[-1]
@@ -122,14 +304,14 @@ class Rows:
             LocalDamage: see ``scan``.
         """
         options = _options(end)
-        with told("read", self._path):
+        with rocksdb_errors("read", self._path):
             rows = list(islice(self._db.items(from_key=start, read_opt=options), count))
             if len(rows) < count:
                 self._check_end(rows[-1][0] if rows else start, options)
         return [row for row, _ in rows], [value for _, value in rows]
 
     def _check_end(self, last: bytes, options: rocksdict.ReadOptions) -> None:
-        """Make sure that there is nothing behind ``last``, and that this could be seen (RB6)."""
+        """Make sure that there is nothing after ``last``, and that this could be seen (RB6)."""
         rest = self._db.iter(options)
         rest.seek(last + b"\0")
         rest.status()
@@ -142,7 +324,7 @@ class Rows:
         Raises:
             LocalDamage: there are fewer.
         """
-        with told("read", self._path):
+        with rocksdb_errors("read", self._path):
             rest = self._db.iter()
             for prefix, count in zip(prefixes, counts, strict=True):
                 rest.seek(prefix)
@@ -156,7 +338,7 @@ class Rows:
 
     def files(self) -> dict[str, FileRange]:
         """Return the files in which the rows are, and where each of them is."""
-        with told("read", self._path):
+        with rocksdb_errors("read", self._path):
             found = self._db.live_files()
         return {
             file["name"].lstrip("/"): FileRange(file["level"], _group(file["start_key"]), _group(file["end_key"]))
@@ -170,7 +352,7 @@ class Rows:
         except rocksdict.DbClosedError:
             return
         except Exception as error:
-            if not _is_of_the_library(error):
+            if not _is_rocksdb_error(error):
                 raise
 
 
@@ -199,7 +381,7 @@ class Changes:
         deque(map(self.batch.put, rows, values), maxlen=0)  # a loop without Python's part of it
 
     def mark(self, rows: Iterable[bytes]) -> None:
-        """Set rows that have no value; nobody takes them for small values."""
+        """Set rows that have no value; they do not count as small values."""
         put = self.batch.put
         for row in rows:
             put(row, b"")
@@ -228,7 +410,7 @@ class Database(Rows):
         self._open(is_new=True)
 
     def _open(self, *, is_new: bool) -> None:
-        with told("open", self._path):
+        with rocksdb_errors("open", self._path):
             self._db = Rdict(str(self._path), self._memory.options(is_new=is_new, use=self._use))
         options = rocksdict.WriteOptions()
         options.disable_wal = True  # RB4
@@ -242,7 +424,7 @@ class Database(Rows):
         """
         count = len(changes.batch)
         if count:
-            with told("write", self._path):
+            with rocksdb_errors("write", self._path):
                 self._written(changes.batch)
             self.sizes.add(changes.sizes)
             self.rows_written += count
@@ -257,7 +439,7 @@ class Database(Rows):
             StorageError
         """
         try:
-            with told("write", path):
+            with rocksdb_errors("write", path):
                 rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
@@ -270,8 +452,8 @@ class Database(Rows):
             LocalDamage: it is damaged.
             StorageError
         """
-        _require(path)
-        return opened(path, self._memory)
+        _require_directory(path)
+        return open_read_only(path, self._memory)
 
     def check(self, path: Path) -> dict[str, FileRange]:
         """Make sure that the files of a checkpoint fit together: none is missing or too short. In any thread.
@@ -283,11 +465,11 @@ class Database(Rows):
             LocalDamage: they do not.
             StorageError
         """
-        _require(path)
-        with closing(_opened(path, looking_options())) as rows:
+        _require_directory(path)
+        with closing(_open_with(path, inspection_options())) as rows:
             return rows.files()
 
-    def go_on_with(self, path: Path) -> None:
+    def continue_from(self, path: Path) -> None:
         """Have what is in the directory ``path``, instead of what it has. ``path`` becomes this one's.
 
         Raises:
@@ -297,27 +479,27 @@ class Database(Rows):
         try:
             shutil.rmtree(self._path)
             path.rename(self._path)
-        except OSError as error:  # somebody removed the directory
+        except OSError as error:  # the directory was removed
             raise disk_error("write", self._path, error) from error
         self._open(is_new=False)
 
 
-def opened(path: Path, memory: SharedMemory) -> Rows:
+def open_read_only(path: Path, memory: SharedMemory) -> Rows:
     """Open the database in the directory ``path`` for reading. In any thread.
 
     Raises:
         LocalDamage: it is damaged.
         StorageError
     """
-    return _opened(path, memory.options(is_new=False))
+    return _open_with(path, memory.options(is_new=False))
 
 
-def _opened(path: Path, options: rocksdict.Options) -> Rows:
-    with told("open", path):
+def _open_with(path: Path, options: rocksdict.Options) -> Rows:
+    with rocksdb_errors("open", path):
         return Rows(path, Rdict(str(path), options, access_type=rocksdict.AccessType.read_only(False)))
 
 
-def _require(path: Path) -> None:
+def _require_directory(path: Path) -> None:
     """Refuse a checkpoint that is not there any more: the library would make it."""
     if not path.is_dir():
         raise StorageError("open", str(path), "it was removed when its worker ended", False)
@@ -336,19 +518,19 @@ def directory_error(path: Path, error: OSError) -> StorageError:
 
 
 @contextmanager
-def told(operation: str, path: Path) -> Iterator[None]:
+def rocksdb_errors(operation: str, path: Path) -> Iterator[None]:
     """Say what RocksDB says in the words of this project: one sentence, with the directory (RB8)."""
     try:
         yield
     except rocksdict.DbClosedError as error:
         raise StorageError(operation, str(path), "the database is closed already", False) from error
     except Exception as error:
-        if not _is_of_the_library(error):
+        if not _is_rocksdb_error(error):
             raise
         raise _error(operation, path, str(error)) from error
 
 
-def _is_of_the_library(error: Exception) -> bool:
+def _is_rocksdb_error(error: Exception) -> bool:
     """Whether RocksDB says it: its errors have no type of their own."""
     return type(error) is Exception
 

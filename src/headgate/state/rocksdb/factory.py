@@ -7,88 +7,88 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headgate.state.aggregate_table import Accumulator
 from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
-from headgate.state.columns import is_fixed
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
-from headgate.state.memory.factory import MemoryStates
-from headgate.state.rocksdb.by_column import RocksColumnBackend
-from headgate.state.rocksdb.memory import Use
-from headgate.state.rocksdb.records import RocksRecords
-from headgate.state.rocksdb.room import LocalDatabase, Room
-from headgate.state.rocksdb.rows import RocksRowBackend
-from headgate.state.rocksdb.windows import RocksMergedRows, RocksWindowRows
-from headgate.state.window_rows import MergedRows
+from headgate.state.memory.column_backend import MemoryColumnBackend
+from headgate.state.memory.row_backend import MemoryRowBackend
+from headgate.state.rocksdb.column_backend import RocksColumnBackend
+from headgate.state.rocksdb.database import Use
+from headgate.state.rocksdb.local_databases import LocalDatabase, LocalDatabases
+from headgate.state.rocksdb.row_backend import RocksRecords, RocksRowBackend
+from headgate.state.rocksdb.window_backend import RocksMergedRows, RocksWindowRows
+from headgate.state.vectors import is_fixed
+from headgate.state.window_aggregates import Accumulator, MergedRows
 
 
 class RocksStates:
     """The state of one operator in one subtask: a database for each call."""
 
-    def __init__(self, room: Room, name: str, max_parallelism: int) -> None:
+    def __init__(self, databases: LocalDatabases, name: str, max_parallelism: int) -> None:
         """``name``: of the operator and its subtask, for people."""
-        self._room = room
+        self._databases = databases
         self._name = name
         self._max_parallelism = max_parallelism
-        self._memory = MemoryStates()
 
     def by_row(
         self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
     ) -> RowBackend:
         """See ``StateFactory``."""
         if not descriptors and not has_timers:
-            return self._memory.by_row(keys, descriptors, has_timers=has_timers)
-        place = self._place_of(keys, descriptors, has_timers=has_timers)
-        return RocksRowBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
+            return MemoryRowBackend(keys, ())
+        local = self._new_database(keys, descriptors, has_timers=has_timers)
+        return RocksRowBackend(local, keys, descriptors, self._max_parallelism, has_timers=has_timers)
 
     def by_column(
         self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
     ) -> ColumnBackend:
         """See ``StateFactory``."""
         if not descriptors and not has_timers:
-            return self._memory.by_column(keys, descriptors, has_timers=has_timers)
-        place = self._place_of(keys, descriptors, has_timers=has_timers)
-        return RocksColumnBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
+            return MemoryColumnBackend(keys, ())
+        local = self._new_database(keys, descriptors, has_timers=has_timers)
+        return RocksColumnBackend(local, keys, descriptors, self._max_parallelism, has_timers=has_timers)
 
-    def _place_of(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool) -> LocalDatabase:
+    def _new_database(
+        self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool
+    ) -> LocalDatabase:
         """Return a new database; values alone are looked up, everything else is searched for."""
         if has_timers or any(descriptor.kind is not StateKind.VALUE for descriptor in descriptors):
-            return self._room.new_database(self._name)
+            return self._databases.new_database(self._name)
         types = [*keys.types, *(descriptor.type for descriptor in descriptors)]
-        return self._room.new_database(self._name, _looked_up(types))
+        return self._databases.new_database(self._name, _looked_up(types))
 
     def records(self, section: Section) -> RecordBackend:
         """See ``StateFactory``."""
-        place = self._room.new_database(self._name, _looked_up(section.schema.types))
-        return RocksRecords(place, section, self._max_parallelism)
+        local = self._databases.new_database(self._name, _looked_up(section.schema.types))
+        return RocksRecords(local, section, self._max_parallelism)
 
     def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
         """See ``StateFactory``."""
-        return RocksWindowRows(self._room.new_database(self._name), rows, self._max_parallelism)
+        return RocksWindowRows(self._databases.new_database(self._name), rows, self._max_parallelism)
 
     def merged_by_window(
         self, keys: KeyColumns, rows: WindowRows, accumulators: Sequence[Accumulator]
     ) -> WindowBackend[MergedRows]:
         """See ``StateFactory``."""
-        place = self._room.new_database(self._name)
-        return RocksMergedRows(place, keys, rows, self._max_parallelism, accumulators)
+        local = self._databases.new_database(self._name)
+        return RocksMergedRows(local, keys, rows, self._max_parallelism, accumulators)
 
 
 def _looked_up(types: Sequence[pa.DataType]) -> Use:
-    """Return what a database is for whose rows have keys and values of these types, and are looked up."""
+    """Return the use of a database that looks up rows with keys and values of these types."""
     return Use.NUMBERS if all(map(is_fixed, types)) else Use.LOOKED_UP
 
 
 class RocksWorkerStates:
-    """See ``choice.WorkerStates``."""
+    """See ``worker_backends.WorkerStates``."""
 
     def __init__(self, memory_bytes: int, directory: str | None) -> None:
-        self._room = Room(memory_bytes, directory)
+        self._databases = LocalDatabases(memory_bytes, directory)
 
     def of(self, node: str, subtask_index: int, max_parallelism: int) -> RocksStates:
         """See ``WorkerStates``."""
         name = re.sub(r"[^\w.-]", "_", node, flags=re.ASCII)
-        return RocksStates(self._room, f"{name[:64]}-{subtask_index}", max_parallelism)
+        return RocksStates(self._databases, f"{name[:64]}-{subtask_index}", max_parallelism)
 
     def close(self, *, is_left: bool = False) -> None:
         """See ``WorkerStates``."""
-        self._room.close(is_left=is_left)
+        self._databases.close(is_left=is_left)

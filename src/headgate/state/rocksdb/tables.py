@@ -1,26 +1,46 @@
-"""What the rows of a database mean: each state has a table, and its rows are those of its section (RB1, ST3).
+"""What the rows of a database mean: each state has a table, and its rows are those of its section (RB1, RB27, ST3).
 
 A table of values has a row per key. One of lists or maps has a row per element or entry, and a *head* in the table
-behind it with their number: most keys that are looked up have nothing, and a head can be looked up without a search.
+after it with their number: most keys that are looked up have nothing, and a head can be looked up without a search.
+Values of a fixed width that do not expire share one packed row per key if there are at least two such states: one
+look-up instead of one for each. Its first bytes say, a bit each, which of the states have a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
-from headgate.state.key_index import Slots
-from headgate.state.rocksdb.database import Changes, Rows
-from headgate.state.rocksdb.layout import EncodedKeys, decode_columns
-from headgate.state.rocksdb.values import ValueCodec, timed, timed_codec, value_codec
-from headgate.state.slot_array import Mask
+from headgate.state.key_index import Slots, make_key_index
+from headgate.state.rocksdb.database import Changes, Database, Rows
+from headgate.state.rocksdb.row_encoding import (
+    PREFIX_BYTES,
+    EncodedKeys,
+    ValueCodec,
+    decode_columns,
+    disk_order,
+    encode_columns,
+    encoded_keys,
+    expiries_of,
+    places_of,
+    runs,
+    timed,
+    timed_codec,
+    value_codec,
+)
 from headgate.state.ttl import TTL
+from headgate.state.vectors import Mask, is_fixed, storage_type, to_arrow, to_numpy
 
 _HEAD = value_codec(pa.int64())
+
+TABLES_MAX = 0xFFFE
+"""Tables of states and of their heads have smaller numbers; this one and the next are for timers."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +52,7 @@ class Table:
         section: what its rows are in a snapshot.
         outer: types of the columns in front of the value, which are in the row's own bytes.
         dtype: of the value: all columns of the section, if it is a record.
-        ttl: of the state. If it has one, values are in columns with their expiries (``values.timed``).
+        ttl: of the state. If it has one, values are in columns with their expiries (``row_encoding.timed``).
     """
 
     number: int
@@ -79,6 +99,7 @@ class Table:
 
 def tables_of(keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> dict[StateDescriptor, Table]:
     """Return the table of each declared state. Their numbers do not depend on the order of declaration."""
+    assert 2 * len(descriptors) < TABLES_MAX, "the numbers of the tables of timers come after those of all states"
     return {
         descriptor: Table(
             2 * place,
@@ -165,3 +186,179 @@ def entry_rows(table: Table, keys: EncodedKeys, key_numbers: Sequence[int], suff
     """Return the rows of entries: of which key each is, and its suffix."""
     prefixes = keys.in_table(table.number)
     return [prefixes[number] + suffix for number, suffix in zip(key_numbers, suffixes, strict=True)]
+
+
+MemberValues: TypeAlias = tuple[Mask, pa.Array]
+"""Which of some keys have a value of one state, and the values of those."""
+
+_HAS = "has"
+_MEMBERS_MIN = 2
+
+
+@dataclass(frozen=True)
+class PackedTable:
+    """The table of several states, ``members``, in the order of their places in a row."""
+
+    members: tuple[Table, ...]
+    ttl: None = None
+
+    @property
+    def number(self) -> int:
+        """Of the table: that which its first member would have."""
+        return self.members[0].number
+
+    @property
+    def kind(self) -> StateKind:
+        """A row per key, as a table of values has."""
+        return StateKind.VALUE
+
+    def encode(self, members: Sequence[MemberValues]) -> tuple[Mask, list[bytes]]:
+        """Return which keys have a row, and these rows. ``members``: what the keys have of each."""
+        rows = np.zeros(len(members[0][0]), _packed_dtype(self._types))
+        has = np.column_stack([has for has, _ in members])
+        rows[_HAS] = np.packbits(has, axis=1, bitorder="little")
+        for place, (of_member, values) in enumerate(members):
+            rows[str(place)][of_member] = to_numpy(values)
+        is_there = np.asarray(has.any(axis=1))
+        found: list[bytes] = rows[is_there].view(f"V{rows.dtype.itemsize}").tolist()
+        return is_there, found
+
+    def decode(self, values: Sequence[bytes]) -> list[MemberValues]:
+        """Return what ``values`` of rows hold of each member."""
+        rows = np.frombuffer(b"".join(values), _packed_dtype(self._types))
+        return [
+            (has, to_arrow(rows[str(place)][has], member.dtype))
+            for place, (member, has) in enumerate(zip(self.members, self._has(rows), strict=True))
+        ]
+
+    def counts(self, values: Sequence[bytes]) -> list[int]:
+        """Return how many of ``values`` of rows hold a value of each member."""
+        rows = np.frombuffer(b"".join(values), _packed_dtype(self._types))
+        return [int(has.sum()) for has in self._has(rows)]
+
+    def batches(self, rows: Sequence[bytes], values: Sequence[bytes], now_ms: int) -> Iterator[pa.RecordBatch]:
+        """Yield rows of the database as rows of the section of each member."""
+        for member, (has, column) in zip(self.members, self.decode(values), strict=True):
+            there = [row for row, is_there in zip(rows, has.tolist(), strict=True) if is_there]
+            yield member.batch_of(there, column, now_ms)
+
+    @property
+    def _types(self) -> tuple[pa.DataType, ...]:
+        return tuple(member.dtype for member in self.members)
+
+    def _has(self, rows: np.ndarray[Any, Any]) -> list[Mask]:
+        has = np.unpackbits(rows[_HAS], axis=1, count=len(self.members), bitorder="little").astype(np.bool_)
+        return list(has.T)
+
+
+def packed_states(tables: Mapping[StateDescriptor, Table]) -> tuple[StateDescriptor, ...]:
+    """Return the states among ``tables`` that share a row, in the order of their places: at least two, or none."""
+    found = sorted(
+        (
+            one
+            for one, table in tables.items()
+            if one.kind is StateKind.VALUE and one.ttl is None and is_fixed(one.type)
+        ),
+        key=lambda one: tables[one].number,
+    )
+    return tuple(found) if len(found) >= _MEMBERS_MIN else ()
+
+
+@lru_cache
+def _packed_dtype(types: tuple[pa.DataType, ...]) -> np.dtype[Any]:
+    """Return the bytes of a row: a bit for each member, then a place for each, with nothing between them."""
+    places = [(str(place), storage_type(dtype).newbyteorder("<")) for place, dtype in enumerate(types)]
+    return np.dtype([(_HAS, np.uint8, (-(-len(types) // 8),)), *places])
+
+
+def restore_packed(
+    table: PackedTable,
+    database: Database,
+    keys: KeyColumns,
+    max_parallelism: int,
+    found: Sequence[Sequence[pa.RecordBatch]],
+) -> None:
+    """Add rows of the section of each member. A key that has a row keeps what it has of the others."""
+    index = make_key_index(keys.types)
+    width = len(keys.types)
+    numbered = [[index.slots(batch.columns[:width]) for batch in batches] for batches in found]
+    if not len(index):
+        return
+    encoded = encoded_keys(index.columns(np.arange(len(index))), keys, max_parallelism)
+    rows = encoded.in_table(table.number)
+    stored = database.get(rows)
+    there = np.flatnonzero([value is not None for value in stored])
+    members: list[MemberValues] = []
+    before = table.decode([value for value in stored if value is not None])
+    for member, (had, values), slots, batches in zip(table.members, before, numbered, found, strict=True):
+        has = np.zeros(len(index), np.bool_)
+        numbers = np.zeros(len(index), storage_type(member.dtype))
+        for some, column in [(there[had], values), *zip(slots, [batch.columns[-1] for batch in batches], strict=True)]:
+            has[some], numbers[some] = True, to_numpy(column)
+        members.append((has, to_arrow(numbers[has], member.dtype)))
+    changes = Changes()
+    put_or_delete(changes, rows, *table.encode(members))
+    database.write(changes)
+
+
+def restore_rows(
+    table: Table, database: Database, keys: KeyColumns, max_parallelism: int, batch: pa.RecordBatch
+) -> None:
+    """Add rows of the table's section. Elements of a list go after those that are there."""
+    changes = Changes()
+    if table.kind is StateKind.VALUE:
+        names = table.section.key_names
+        batch = batch.take(pa.array(disk_order([batch.column(name) for name in names], keys, max_parallelism)))
+        columns = [batch.column(name) for name in names]
+        has = np.ones(batch.num_rows, np.bool_)
+        store_values(table, changes, encoded_keys(columns, keys, max_parallelism), has, table.stored(batch))
+        database.write(changes)
+        return
+    width = len(keys.names)
+    index = make_key_index(keys.types)
+    numbers = index.slots(batch.columns[:width])
+    encoded = encoded_keys(index.columns(np.arange(len(index))), keys, max_parallelism)
+    counts = load_counts(table, database, encoded)
+    if table.kind is StateKind.LIST:
+        suffixes = places_of(_place_in_key(numbers) + counts[numbers])
+    else:
+        suffixes = encode_columns([batch.column(width)])
+    rows = entry_rows(table, encoded, numbers.tolist(), suffixes)
+    changes.put(rows, table.codec.encode(table.stored(batch)))
+    store_heads(table, changes, encoded, counts + np.bincount(numbers, minlength=len(counts)))
+    database.write(changes)
+
+
+def _place_in_key(numbers: np.ndarray) -> np.ndarray:
+    """Return, for each row, how many rows of its key come before it."""
+    order = np.argsort(numbers, kind="stable")
+    ordered = numbers[order]
+    firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
+    starts = np.repeat(firsts, np.diff(firsts, append=len(ordered)))
+    found = np.empty(len(numbers), np.int64)
+    found[order] = np.arange(len(numbers)) - starts
+    return found
+
+
+def distinct_keys(rows: Rows, tables: Sequence[Table | PackedTable], keys: KeyColumns, now_ms: int) -> list[pa.Array]:
+    """Return the columns of the keys that have a row in any of ``tables``, each once, those of a key group together.
+
+    A row that has expired is none.
+    """
+    lasting = {t.number + (0 if t.kind is StateKind.VALUE else 1) for t in tables if t.ttl is None}
+    expiring = {table.number for table in tables if table.ttl is not None}
+    found: dict[bytes, None] = {}
+    for scanned, values in rows.scan(b"", None):
+        for number, start, end in runs(scanned):
+            if number in lasting:  # of a list or map, its head
+                found.update(dict.fromkeys([row[PREFIX_BYTES:] for row in scanned[start:end]]))
+            elif number in expiring:
+                living = np.flatnonzero(expiries_of(values[start:end]) > now_ms) + start
+                found.update(dict.fromkeys(_keys([scanned[at] for at in living.tolist()], keys)))
+    return decode_columns(list(found), keys.types, 0)[0]
+
+
+def _keys(rows: Sequence[bytes], keys: KeyColumns) -> list[bytes]:
+    """Return what of each row is its key, without the suffix of an element or entry."""
+    _, ends = decode_columns(rows, keys.types)
+    return [row[PREFIX_BYTES:end] for row, end in zip(rows, ends, strict=True)]

@@ -1,14 +1,15 @@
-"""What a catalogue says about itself: its rows must agree with each other.
+"""Audit of a catalogue: its rows must agree with each other, those of reader groups included.
 
-Counterparts: ``soundness`` has left out what makes no sense at all, ``fsck`` compares the rest with the files. Source:
-S40 of docs/spec/stream-store.md. Whatever cannot be checked is a problem, and the others are checked all the same.
-Never changes anything.
+Counterparts: ``integrity`` has left out what makes no sense at all, ``fsck`` compares the rest with the files.
+Source: S40 of docs/spec/stream-store.md, RG24 and RG25 of docs/spec/reader-groups.md. Whatever cannot be checked is a
+problem, and the others are checked all the same. Never changes anything but holds of groups, when it is asked to mend
+them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 
@@ -16,20 +17,121 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from headgate.codec.life import decode_life
+from headgate.codec.json_files import decode_life
 from headgate.errors import CorruptionError
-from headgate.protocol.store.columns import Incompatible, update
 from headgate.protocol.store.layouts import Layout
+from headgate.protocol.store.reader_group import Group
+from headgate.protocol.store.schema_update import Incompatible, update
 from headgate.protocol.store.transactions import Status
-from headgate.store.catalogue import group_audit
+from headgate.store.catalogue import group_rows
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.heads import dated_since
-from headgate.store.catalogue.positions import STORED_PARTS, part_entry, stored_part
-from headgate.store.catalogue.streams import find_schemas, recorded_layout, stream_info
-from headgate.store.catalogue.values import ChunkRecord, StoredPart
-from headgate.store.evolving import columns_of
-from headgate.store.findings import Found, checked, checked_at
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.chunk_index import STORED_PARTS, part_entry, stored_part
+from headgate.store.catalogue.group_rows import decode_group
+from headgate.store.catalogue.records import ChunkRecord, StoredPart
+from headgate.store.catalogue.stream_rows import find_schemas, recorded_layout, stream_info
+from headgate.store.fsck import Findings, check_at, check_or_report
+from headgate.store.schema_conversion import columns_of
 from headgate.store.streams import StreamInfo
+
+
+def group_problems(connection: Connection) -> Findings:
+    """Return what is wrong with groups, and with what is held for them."""
+    found: Findings = []
+    for name, group in _all_groups(connection):
+        where = f"reader group '{name}'"
+        if isinstance(group, CorruptionError):
+            found.append((where, f"{group}; 'headgate streams groups delete' removes it"))
+            continue
+        for stream in sorted(group.streams):
+            found += check_at(where, _problems_of_group, connection, name, group, stream)
+    return found + [
+        (f"reader group '{name}'", f"there is none, and stream '{stream}' is held for it; --repair lets go of it")
+        for stream, name in _holds_without_group(connection)
+    ]
+
+
+@t.implements(Catalogue.mend_groups)
+def mend_groups(connection: Connection) -> list[str]:
+    """Repair the holds of reader groups, which may lack or be left over; return what was repaired."""
+    done = []
+    for stream, name in _holds_without_group(connection):
+        connection.execute(t.holds.delete().where(t.holds.c.holder == group_rows.holder_of(name)))
+        done.append(f"stream '{stream}' is not held any more for reader group '{name}', which there is not")
+    for name, group in _all_groups(connection):
+        if isinstance(group, CorruptionError) or not all(
+            _is_within_streams(connection, group, x) for x in group.streams
+        ):
+            continue  # what it needs is unknown
+        too_little = [x for x in sorted(group.streams) if _is_held_too_little(connection, name, group, x)]
+        if too_little:
+            group_rows.hold_needed(connection, name, group)
+        done += [f"what reader group '{name}' needs of stream '{stream}' is held again" for stream in too_little]
+    return done
+
+
+def _problems_of_group(connection: Connection, name: str, group: Group, stream: str) -> Iterator[str]:
+    beyond = _positions_beyond_end(connection, group, stream)
+    yield from (f"{problem}; 'headgate streams groups reset' gives it another place" for problem in beyond)
+    if not beyond and _is_held_too_little(connection, name, group, stream):
+        yield f"stream '{stream}' is not held from where it reads on, and may be truncated; --repair holds it"
+
+
+def _positions_beyond_end(connection: Connection, group: Group, stream: str) -> list[str]:
+    """Positions of segments that there are not, or behind their end."""
+    ends = _ends(connection, group.streams[stream])
+    if not ends:
+        return []  # deleted: its readers are told
+    found = [("it", group.progress[stream])]
+    found += [(f"checkpoint '{x.name}'", x.progress[stream]) for x in group.checkpoints]
+    return [
+        f"{who} is at position {position} of segment {segment} of stream '{stream}', which ends at {ends.get(segment)}"
+        for who, progress in found
+        for segment, position in sorted({**progress.begins, **progress.positions}.items())
+        if segment not in ends or position > ends[segment]
+    ]
+
+
+def _is_within_streams(connection: Connection, group: Group, stream: str) -> bool:
+    return not _positions_beyond_end(connection, group, stream)
+
+
+def _is_held_too_little(connection: Connection, name: str, group: Group, stream: str) -> bool:
+    """Whether what the group needs may be truncated. It may hold more than that: heads move, and it is told late."""
+    found = group_rows.needed_positions(connection, group, stream)
+    if found is None:
+        return False
+    mine = (t.holds.c.stream_id == found[0].stream_id, t.holds.c.holder == group_rows.holder_of(name))
+    rows = connection.execute(sa.select(t.holds.c.segment_id, t.holds.c.position).where(*mine))
+    held = {row.segment_id: row.position for row in rows}
+    return not held or any(position > found[1].get(segment, 0) for segment, position in held.items())
+
+
+def _holds_without_group(connection: Connection) -> list[tuple[str, str]]:
+    """Return (stream, group) of holds whose group there is not."""
+    query = (
+        sa.select(t.streams.c.name, t.holds.c.holder)
+        .join_from(t.holds, t.streams, t.holds.c.stream_id == t.streams.c.id)
+        .distinct()
+        .order_by(t.streams.c.name, t.holds.c.holder)
+    )
+    there = set(group_rows.names(connection))
+    named = [(row.name, group_rows.group_of(row.holder)) for row in connection.execute(query)]
+    return [(stream, name) for stream, name in named if name is not None and name not in there]
+
+
+def _ends(connection: Connection, stream_id: int) -> Mapping[int, int]:
+    query = sa.select(t.segments.c.segment_id, t.segments.c.end_position).where(t.segments.c.stream_id == stream_id)
+    return {row.segment_id: row.end_position for row in connection.execute(query)}
+
+
+def _all_groups(connection: Connection) -> Iterator[tuple[str, Group | CorruptionError]]:
+    for row in connection.execute(sa.select(t.reader_groups).order_by(t.reader_groups.c.name)).all():
+        try:
+            yield row.name, decode_group(row.state, row.name)
+        except CorruptionError as error:
+            yield row.name, error
+
 
 _DIGITS_MAX = 18
 """Of the number of a stream."""
@@ -38,25 +140,25 @@ _DIGITS_MAX = 18
 class SqlAudit:
     """See ``base.Audit``: all that it says is of the moment in which its transaction began."""
 
-    def __init__(self, connection: Connection, damage: Found, where: str) -> None:
+    def __init__(self, connection: Connection, damage: Findings) -> None:
         """``damage``: what was found already, and is not in the tables of ``connection``."""
         self._connection = connection
         self._damage = damage
-        self._where = where
+
         self._layouts: dict[int, Layout | None] = {}
 
     def streams(self) -> list[StreamInfo]:
         """See ``Audit``."""
         return [stream for stream in self._streams.values() if isinstance(stream, StreamInfo)]
 
-    def problems(self) -> Found:
+    def problems(self) -> Findings:
         """See ``Audit``."""
-        found = [*self._damage, *checked("catalogue", self._meta), *self._lives()]
+        found = [*self._damage, *self._lives()]
         found += [(name, str(error)) for name, error in self._streams.items() if isinstance(error, CorruptionError)]
         for stream in self.streams():
             for check in (self._layout, self._positions, self._schemas):
-                found += checked_at(stream.name, check, stream)
-        return found + checked_at("catalogue", self._transactions) + group_audit.problems(self._connection)
+                found += check_or_report(stream.name, check, stream)
+        return found + check_or_report("catalogue", self._transactions) + group_problems(self._connection)
 
     @cached_property
     def _streams(self) -> dict[str, StreamInfo | CorruptionError]:
@@ -64,7 +166,7 @@ class SqlAudit:
         found: dict[str, StreamInfo | CorruptionError] = {}
         for row in self._connection.execute(sa.select(t.streams)):
             try:
-                found[row.name] = stream_info(row, self._where)
+                found[row.name] = stream_info(self._connection, row)
             except CorruptionError as error:
                 found[row.name] = error
         return found
@@ -72,7 +174,7 @@ class SqlAudit:
     def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
         """See ``Audit``."""
         with suppress(CorruptionError):
-            return find_schemas(self._connection, stream, self._where)
+            return find_schemas(self._connection, stream)
         return ()
 
     def parts(self, stream: StreamInfo) -> Iterator[StoredPart]:
@@ -93,7 +195,7 @@ class SqlAudit:
 
     def garbage(self) -> set[str]:
         """See ``Audit``."""
-        return set(self._connection.scalars(sa.select(t.garbage.c.path).where(t.garbage.c.stream_id != t.NOBODYS)))
+        return set(self._connection.scalars(sa.select(t.garbage.c.path).where(t.garbage.c.stream_id != t.NO_STREAM)))
 
     def heirs(self, chunk: ChunkRecord, segment: int) -> set[int]:
         """See ``Audit``."""
@@ -114,19 +216,14 @@ class SqlAudit:
         )
         return bool(self._connection.scalar(query))
 
-    def _meta(self) -> list[str]:
-        """A store that was raised says since when it has dates (S66)."""
-        dated_since(self._connection, self._where)
-        return []
-
-    def _lives(self) -> Found:
+    def _lives(self) -> Findings:
         """Every owner's life can be read (LV2)."""
-        found: Found = []
+        found: Findings = []
         for row in self._connection.execute(sa.select(t.owners).order_by(t.owners.c.owner)):
-            found += checked(f"owner '{row.owner}'", _of_life, row.life)
+            found += check_at(f"owner '{row.owner}'", _problems_of_life, row.life)
         return found
 
-    def _layout(self, stream: StreamInfo) -> Found:
+    def _layout(self, stream: StreamInfo) -> Findings:
         """Every key is in one segment, and there are as many as the stream says (CT6)."""
         layout = recorded_layout(self._connection, stream)
         found = [(stream.name, problem) for problem in layout.problems()]
@@ -134,10 +231,10 @@ class SqlAudit:
             found.append((stream.name, f"it has {len(layout.present)} segments, not {stream.segments_count}"))
         return found
 
-    def _schemas(self, stream: StreamInfo) -> Found:
+    def _schemas(self, stream: StreamInfo) -> Findings:
         """Every schema that a stream had is there, and each became the next one by an update; chunks name one (S76)."""
         try:
-            schemas = find_schemas(self._connection, stream, self._where)
+            schemas = find_schemas(self._connection, stream)
         except CorruptionError as error:
             return [(stream.name, str(error))]
         columns = [columns_of(schema) for schema in schemas]
@@ -152,9 +249,9 @@ class SqlAudit:
             (stream.name, f"chunk {row.file} has schema {row.schema_version}, which is none") for row in unknown
         ]
 
-    def _positions(self, stream: StreamInfo) -> Found:
+    def _positions(self, stream: StreamInfo) -> Findings:
         """Parts of a segment follow each other from its head, or before it, to its end (LY4, S65)."""
-        found: Found = []
+        found: Findings = []
         of_stream = t.segments.c.stream_id == stream.stream_id
         query = sa.select(t.segments).where(of_stream)
         segments = self._connection.execute(query).all()
@@ -183,9 +280,9 @@ class SqlAudit:
                 found.append((f"{stream.name}/{segment}", f"ends at {last} instead of {end}"))
         return found
 
-    def _transactions(self) -> Found:
+    def _transactions(self) -> Findings:
         """Only undecided transactions have hidden parts, and as many events as they say (S12, S13, TX3)."""
-        found: Found = []
+        found: Findings = []
         counts = sa.func.coalesce(sa.func.sum(t.prepared_parts.c.events_count), 0)
         same = t.transactions.c.id == t.prepared_parts.c.transaction_id
         query = (
@@ -204,12 +301,12 @@ class SqlAudit:
             found.append(("catalogue", f"{lost} hidden parts belong to no transaction"))
         return found + self._leases()
 
-    def _leases(self) -> Found:
+    def _leases(self) -> Findings:
         """Exactly the open transactions have a lease, and participants write what is there (TX7)."""
         shared = t.shared_transactions
         known = sa.select(t.transactions.c.id, t.transactions.c.name, t.transactions.c.status, shared.c.due_ms)
         joined = known.join_from(t.transactions, shared, t.transactions.c.id == shared.c.transaction_id, isouter=True)
-        found: Found = [
+        found: Findings = [
             (f"transaction '{row.name}'", f"{row.status}, and its lease is {row.due_ms}")
             for row in self._connection.execute(joined)
             if (row.status == Status.OPEN.value) != (row.due_ms is not None)
@@ -222,6 +319,6 @@ class SqlAudit:
         return found
 
 
-def _of_life(data: bytes) -> list[str]:
+def _problems_of_life(data: bytes) -> list[str]:
     decode_life(data, "its life")
     return []

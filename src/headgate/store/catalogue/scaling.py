@@ -1,7 +1,8 @@
-"""Streams get other segments, in the tables; and what pipelines have read of those that were closed.
+"""Scaling of streams, by hand or by their policy; and what pipelines have read of closed segments.
 
-Counterpart: ``sql`` calls these inside its transactions; ``protocol.store.layouts`` decides. Source: S72 to S75 and
-SC40 to SC42 of docs/spec/stream-store.md. Never moves an event.
+Counterpart: ``sql`` calls these inside its transactions; ``protocol.store.layouts`` and
+``protocol.store.autoscaling`` decide. Source: S72 to S75, S79 to S81 and SC40 to SC42 of docs/spec/stream-store.md.
+Never moves an event.
 """
 
 from __future__ import annotations
@@ -13,13 +14,23 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.errors import CorruptionError, UsageError
+from headgate.protocol.store import autoscaling as policies
 from headgate.protocol.store import layouts
-from headgate.protocol.store.layouts import Change, Layout, Outdated, Plan, Range, Refused
+from headgate.protocol.store.autoscaling import Observed, Unit
+from headgate.protocol.store.layouts import Change, Layout, Outdated, Plan, Range, Refused, Segment
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.kinds import all_of
-from headgate.store.catalogue.streams import check_takes_events, find_layout
-from headgate.store.catalogue.values import Reading
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.records import Reading
+from headgate.store.catalogue.stream_rows import check_takes_events, find_layout, find_stream, look
+from headgate.store.catalogue.tables import checked_values
+from headgate.store.policies import decode_scaling
 from headgate.store.streams import OtherLayoutError, StreamInfo
+
+
+@t.implements(Catalogue.scale_stream)
+def scale_stream(connection: Connection, name: str, plan: Plan, now_ms: int) -> Layout:
+    """Carry out ``plan`` for the stream of this name."""
+    return scale(connection, find_stream(connection, name), plan, now_ms)
 
 
 def scale(connection: Connection, stream: StreamInfo, plan: Plan, now_ms: int) -> Layout:
@@ -38,7 +49,7 @@ def scale(connection: Connection, stream: StreamInfo, plan: Plan, now_ms: int) -
         case Refused(problem):
             raise UsageError(f"stream '{stream.name}' cannot be scaled: {problem}")
         case Change():
-            return _apply(connection, stream, answer, now_ms)
+            return _apply_change(connection, stream, answer, now_ms)
         case _:
             return layout
 
@@ -69,7 +80,7 @@ class Reopening:
         found = layouts.reopen(layout, epoch, touched)
         if found.change is not None:
             self._ranges.setdefault(stream.stream_id, (stream, [segment.keys for segment in layout.present]))
-            _apply(self._connection, stream, found.change, self._now_ms)
+            _apply_change(self._connection, stream, found.change, self._now_ms)
         return found.places
 
     def close(self) -> None:
@@ -79,9 +90,10 @@ class Reopening:
             layout = find_layout(self._connection, replace(stream, layout_epoch=present))
             change = layouts.back(layout, ranges)
             if change is not None:
-                _apply(self._connection, stream, change, self._now_ms)
+                _apply_change(self._connection, stream, change, self._now_ms)
 
 
+@t.implements(Catalogue.pass_segments)
 def pass_segments(connection: Connection, stream: StreamInfo, reader: Reading, segments: Collection[int]) -> None:
     """Record that a pipeline has passed these segments; forget what its former generations had."""
     mine = (t.passed.c.stream_id == stream.stream_id, t.passed.c.reader == reader.reader)
@@ -98,6 +110,7 @@ def pass_segments(connection: Connection, stream: StreamInfo, reader: Reading, s
         connection.execute(t.passed.insert(), [{**key, "segment_id": segment} for segment in new])
 
 
+@t.implements(Catalogue.passed)
 def passed(connection: Connection, stream: StreamInfo, reader: Reading) -> set[int]:
     """Return the segments that were passed in one generation."""
     query = sa.select(t.passed.c.segment_id).where(
@@ -106,13 +119,13 @@ def passed(connection: Connection, stream: StreamInfo, reader: Reading) -> set[i
         t.passed.c.life == reader.life,
         t.passed.c.generation == reader.generation,
     )
-    return set(all_of(connection.scalars(query), int))
+    return set(checked_values(connection.scalars(query), int))
 
 
-def _apply(connection: Connection, stream: StreamInfo, change: Change, now_ms: int) -> Layout:
+def _apply_change(connection: Connection, stream: StreamInfo, change: Change, now_ms: int) -> Layout:
     segments = t.segments.c
     mine = segments.stream_id == stream.stream_id
-    latest_ms = connection.scalar(sa.select(sa.func.max(segments.latest_ms)).where(*t.present(stream.stream_id)))
+    latest_ms = connection.scalar(sa.select(sa.func.max(segments.latest_ms)).where(*t.open_segments(stream.stream_id)))
     connection.execute(
         t.segments.update()
         .where(mine, segments.segment_id == sa.bindparam("at"))
@@ -138,3 +151,65 @@ def _apply(connection: Connection, stream: StreamInfo, change: Change, now_ms: i
         .values(layout_epoch=change.layout.epoch, segments_count=len(change.layout.present), scaled_ms=now_ms)
     )
     return change.layout
+
+
+@t.implements(Catalogue.observe)
+def observe(connection: Connection, stream: StreamInfo, now_ms: int) -> Observed | None:
+    """Return what the policy of ``stream`` decides upon, of one moment; None if it has none, or takes no more events.
+
+    Raises:
+        UsageError: the stream was deleted.
+    """
+    epoch, is_sealed = look(connection, stream)
+    policy = stream.scaling
+    if policy is None or is_sealed:
+        return None
+    layout = find_layout(connection, replace(stream, layout_epoch=epoch))
+    scaled_ms = connection.scalar(sa.select(t.streams.c.scaled_ms).where(t.streams.c.id == stream.stream_id)) or 0
+    amounts = {x.segment_id: _amounts(connection, stream, x, policy.unit, now_ms) for x in layout.present}
+    return Observed(layout, now_ms - scaled_ms, amounts)
+
+
+@t.implements(Catalogue.autoscale)
+def autoscale(connection: Connection, stream: StreamInfo, plan: Plan, now_ms: int) -> bool:
+    """Make the step that the policy of ``stream`` has decided upon; return whether it was made.
+
+    Not if the stream has another policy by now, or another layout, because it was scaled (S81).
+
+    Raises:
+        UsageError: the stream was deleted, or sealed.
+    """
+    row = connection.execute(sa.select(t.streams).where(t.streams.c.id == stream.stream_id)).one_or_none()
+    if row is None or decode_scaling("the stream store's catalogue", row.scaling) != stream.scaling:
+        return False
+    if row.layout_epoch != plan.epoch:
+        return False
+    scale(connection, replace(stream, layout_epoch=plan.epoch), plan, now_ms)
+    return True
+
+
+def _amounts(
+    connection: Connection, stream: StreamInfo, segment: Segment, unit: Unit, now_ms: int
+) -> tuple[int | None, ...]:
+    """Return what a segment got over each of the windows; None where some of that is truncated."""
+    parts = t.parts.c
+    mine = (parts.stream_id == stream.stream_id, parts.segment_id == segment.segment_id)
+    before = sa.select(parts.start).where(*mine, parts.visible_ms <= now_ms - policies.WINDOWS_MS[-1])
+    # It is looked for from the end back, so this takes as long as what came lately is, not the segment.
+    first = connection.scalar(before.order_by(parts.start.desc()).limit(1))
+    size = parts.events_count if unit is Unit.EVENTS else parts.size_bytes
+    sums = [_sum(sa.case((parts.visible_ms > now_ms - window_ms, size), else_=0)) for window_ms in policies.WINDOWS_MS]
+    lately = (*mine, parts.start > (-1 if first is None else first))
+    *found, oldest_ms = connection.execute(sa.select(*sums, sa.func.min(parts.visible_ms)).where(*lately)).one()
+    head = sa.select(t.segments.c.head_position).where(
+        t.segments.c.stream_id == stream.stream_id, t.segments.c.segment_id == segment.segment_id
+    )
+    is_whole = first is not None or not connection.scalar(head)
+    return tuple(
+        int(amount) if is_whole or (oldest_ms is not None and oldest_ms <= now_ms - window_ms) else None
+        for amount, window_ms in zip(found, policies.WINDOWS_MS, strict=True)
+    )
+
+
+def _sum(column: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    return sa.func.coalesce(sa.func.sum(column), 0)

@@ -1,29 +1,57 @@
-"""Tables of the catalogue, version 9.
+"""Tables of the catalogue, and checks of what their rows hold.
 
-Counterpart: ``opening`` makes them, and raises those of older versions. Source: docs/spec/stream-store.md §3. Never
-holds events, only where they are.
+Counterpart: ``opening`` makes them. Source: CT14 and §3 of docs/spec/stream-store.md. SQLite keeps anything in any
+column, so values that a verb only hands on are checked here. Never holds events, only where they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from types import UnionType
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
-CATALOGUE_VERSION = 9
-"""Raised with every change that an older release could not work with; opening a newer one is refused (CT3).
+from headgate.errors import UsageError
+from headgate.store.catalogue.base import Catalogue
 
-1: Headgate 0.1. It has no table ``owners``, and it forgets outcomes by their number in the whole store.
-2: ``owners``; outcomes are remembered for each owner (S17).
-3: segments have an id, keys and the layouts that they belong to; streams have the number of their layout (CT6).
-4: ``markers`` (S60): an older release would leave those of a stream that it deletes.
-5: heads, holds, retention (S65 to S71): an older release would read truncated streams from 0.
-6: transactions know by which layout their events were routed, ``passed`` (S75, SC40): an older release would take the
-   segments that a stream has now for all that it ever had.
-7: policies of scaling (S79), ``former_schemas`` (S76): an older release would read chunks of one schema in another.
-   ``chunks.path`` is ``file``, so that one which has the store open fails.
-8: ``reader_groups`` (RG16): an older release that has the store open goes on, and keeps what groups hold.
-9: ``shared_transactions`` and ``participants`` (TX1): an older release that has the store open goes on, and cannot list
-   transactions while one is open.
-"""
+ColumnType: TypeAlias = type | UnionType
+
+_Row = TypeVar("_Row", bound=Sequence[Any])
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def checked_row(row: _Row, *kinds: ColumnType) -> _Row:
+    """Return ``row``, whose values are of these kinds, one after the other.
+
+    Raises:
+        TypeError: one is not.
+    """
+    for value, kind in zip(row, kinds, strict=True):
+        if not isinstance(value, kind):
+            raise TypeError(f"{type(value).__name__} where {kind} is expected")
+    return row
+
+
+def checked_values(values: Iterable[Any], kind: type[_T]) -> list[_T]:
+    """Return ``values``, which are all of one kind.
+
+    Raises:
+        TypeError: one is not.
+    """
+    found = list(values)
+    checked_row(found, *[kind] * len(found))
+    return found
+
+
+CATALOGUE_VERSION = 1
+"""Raised with every change of a table; a store of another version is refused (CT3)."""
+
+STORE_OPTION = "headgate_store"
+"""Execution option of each connection: where its store is, for messages."""
 
 metadata = sa.MetaData()
 
@@ -36,9 +64,6 @@ meta = sa.Table(
     sa.Column("key", sa.String, primary_key=True),
     sa.Column("value", sa.String, nullable=False),
 )
-
-DATED_SINCE = "dated_since_ms"
-"""Key in ``meta``: when a store was raised that had recorded no dates; what has none counts from then on."""
 
 streams = sa.Table(
     "streams",
@@ -70,12 +95,11 @@ segments = sa.Table(
     sa.Column("end_position", sa.BigInteger, nullable=False),
     sa.Column("head_position", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("latest_ms", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Index("present_segments", "stream_id", "closed_epoch"),
     sqlite_with_rowid=False,
 )
-"""All segments that a stream ever had: ``layouts.Segment``. ``latest_ms``: when its last part became visible."""
-
-present_segments = sa.Index("present_segments", segments.c.stream_id, segments.c.closed_epoch)
-"""Finds those that take events, however many did before: see ``present``."""
+"""All segments that a stream ever had: ``layouts.Segment``. ``latest_ms``: when its last part became visible. The index
+finds those that take events, however many did before: see ``open_segments``."""
 
 chunks = sa.Table(
     "chunks",
@@ -246,7 +270,7 @@ garbage = sa.Table(
 """Chunk files that no part refers to any more and that are to be deleted; a row goes after its file (S68). Those of no
 stream, ``NOBODYS``, were removed as orphans: their rows stay, and the files are never recorded (S89)."""
 
-NOBODYS = 0
+NO_STREAM = 0
 """Number of no stream: those of streams begin with 1."""
 
 former_authors = sa.Table(
@@ -269,7 +293,7 @@ reader_groups = sa.Table(
 """Reader groups (``group_rows``). ``version``: one more with every change."""
 
 
-def present(stream_id: int) -> tuple[sa.ColumnElement[bool], ...]:
+def open_segments(stream_id: int) -> tuple[sa.ColumnElement[bool], ...]:
     """Return the conditions that rows of ``segments`` are those of a stream that take events.
 
     Asked for their numbers only, SQLite takes them from ``present_segments``; for all of them at once it would look
@@ -278,3 +302,52 @@ def present(stream_id: int) -> tuple[sa.ColumnElement[bool], ...]:
     own = segments.alias()
     numbers = sa.select(own.c.segment_id).where(own.c.stream_id == stream_id, own.c.closed_epoch.is_(None))
     return segments.c.stream_id == stream_id, segments.c.segment_id.in_(numbers)
+
+
+IMPLEMENTATIONS: dict[str, Callable[..., Any]] = {}
+"""By the name of a verb: the function that carries it out within a transaction."""
+
+
+def implements(
+    verb: Callable[Concatenate[Catalogue, _P], _R],
+) -> Callable[[Callable[Concatenate[Connection, _P], _R]], Callable[Concatenate[Connection, _P], _R]]:
+    """Say that the decorated function carries out ``verb`` on a connection: it takes and returns the same."""
+
+    def register(function: Callable[Concatenate[Connection, _P], _R]) -> Callable[Concatenate[Connection, _P], _R]:
+        assert verb.__name__ not in IMPLEMENTATIONS, f"two functions implement the verb {verb.__name__}"
+        IMPLEMENTATIONS[verb.__name__] = function
+        return function
+
+    return register
+
+
+def store_of(connection: Connection) -> str:
+    """Return where the store of a connection is, for messages."""
+    return str(connection.get_execution_options()[STORE_OPTION])
+
+
+def make_tables(connection: Connection, metadata: sa.MetaData = metadata) -> None:
+    """Make the tables if there are none; ``metadata``: as this kind of database has them.
+
+    Raises:
+        UsageError: there are tables of another version.
+    """
+    if not sa.inspect(connection).has_table(meta.name):
+        metadata.create_all(connection)
+        connection.execute(meta.insert().values(key="version", value=str(CATALOGUE_VERSION)))
+        return
+    found = connection.execute(sa.select(meta.c.value).where(meta.c.key == "version")).scalar_one()
+    check_version(int(found), store_of(connection))
+
+
+def check_version(version: int, where: str) -> None:
+    """Check that this release knows tables of ``version``.
+
+    Raises:
+        UsageError: another release made them.
+    """
+    if version != CATALOGUE_VERSION:
+        raise UsageError(
+            f"stream store at {where} has version {version}, this Headgate reads version {CATALOGUE_VERSION}; open it "
+            "with the Headgate that made it, or upgrade Headgate"
+        )

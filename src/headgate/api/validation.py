@@ -1,0 +1,317 @@
+"""Checks of a whole pipeline and of its loops: which guarantee is possible, and what a loop may contain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+
+from headgate.api.unsupported import refuse_operator_state, refuse_uncalled_methods
+from headgate.connectors.base import Sink, transaction_timeout_ms
+from headgate.connectors.streams import GroupSource
+from headgate.errors import UsageError
+from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import CheckpointConfig, DamagedCheckpoint, RestartStrategy
+from headgate.model.graph import Graph, Node, Role
+from headgate.model.ids import NodeName
+from headgate.model.plan import HookSpec
+from headgate.operators import catalog
+from headgate.operators.checkpoint_listeners import CheckpointListener
+from headgate.operators.loop_head import LoopHeadSpec
+from headgate.operators.process.batch_process import BatchProcessFunction, BatchProcessSpec
+from headgate.operators.process.key_process import KeyFunctionSpec
+from headgate.operators.process.row_process import ProcessFunction, ProcessSpec
+from headgate.operators.schemas import schema_text
+from headgate.protocol.supervision.restart_policy import longest_outage_ms
+
+
+def check_overtaking(graph: Graph) -> None:
+    """Refuse unaligned checkpoints in a pipeline with loops (UA2).
+
+    Raises:
+        UsageError
+    """
+    for node in graph.nodes:
+        if node.role is Role.LOOP_HEAD:
+            raise UsageError(
+                f"loop '{node.name}': unaligned checkpoints cannot cross a loop, because what goes round is recorded "
+                "between barriers that keep their place; leave alignment_timeout out of Checkpointing"
+            )
+
+
+def check_guarantee(graph: Graph, mode: Guarantee, on_damaged: DamagedCheckpoint | None) -> None:
+    """Refuse a pipeline for which the guarantee ``mode`` is not possible.
+
+    Raises:
+        UsageError
+    """
+    for node in graph.nodes:
+        if isinstance(node.spec, GroupSource) and mode is Guarantee.AT_MOST_ONCE:
+            raise UsageError(
+                f"source '{node.name}' reads by a reader group, which goes back to where its readers were, and not to "
+                "what was processed, as mode='at_most_once' would have to; read with StreamSource"
+            )
+        if node.role is not Role.LOOP_HEAD:
+            continue
+        if mode is Guarantee.AT_MOST_ONCE:
+            raise UsageError(
+                f"loop '{node.name}': what circulates is in the checkpoint and is processed again after a failure, "
+                "which mode='at_most_once' excludes; use mode='exactly_once'"
+            )
+        counts = isinstance(node.spec, LoopHeadSpec) and node.spec.round_column is not None
+        if mode is Guarantee.AT_LEAST_ONCE and counts:
+            raise UsageError(
+                f"loop '{node.name}' counts rounds, which begin when all input has ended; with mode='at_least_once' "
+                "input may come once more after that, and belongs to no round; use mode='exactly_once', or a loop "
+                "without rounds"
+            )
+    if mode is Guarantee.AT_MOST_ONCE and on_damaged is DamagedCheckpoint.PREVIOUS:
+        raise UsageError(
+            "on_damaged_checkpoint='previous' reads again what was read since the earlier checkpoint, which "
+            "mode='at_most_once' excludes; leave it out, or use mode='at_least_once'"
+        )
+
+
+def check_retention(graph: Graph, checkpoints: CheckpointConfig, hooks: Iterable[HookSpec] = ()) -> None:
+    """Refuse to remove the checkpoints of a pipeline with a checkpoint listener (C75).
+
+    Only the checkpoint holds what a listener has yet to do for it.
+
+    Raises:
+        UsageError
+    """
+    options = {"retain_on_cancel": checkpoints.retain_on_cancel, "retain_on_failure": checkpoints.retain_on_failure}
+    given = [name for name, retains in options.items() if not retains]
+    listening = [f"operator '{node.name}'" for node in graph.nodes if catalog.is_listening(node.spec)]
+    listening += [f"hook '{spec.name}'" for spec in hooks if _is_listening(spec.hook)]
+    if given and listening:
+        raise UsageError(
+            f"{listening[0]} acts when checkpoints are completed, and what it has not done yet is in them; "
+            f"leave {' and '.join(given)} out of Checkpointing, stop the pipeline, and remove its checkpoints "
+            "when it has ended"
+        )
+
+
+def check_transactions(graph: Graph, checkpoints: CheckpointConfig, restart: RestartStrategy) -> None:
+    """Refuse a sink if its target may end a transaction before healthy checkpoints have committed it (CS9).
+
+    It is open for an interval, then prepared until the checkpoint is completed, or one that follows it: each failure
+    that is tolerated leaves it to the next. Then a worker or the driver may fail, and the next generation commits it.
+
+    Raises:
+        UsageError
+    """
+    outage_ms = longest_outage_ms(restart)
+    each_ms = checkpoints.interval_ms + checkpoints.min_pause_ms + checkpoints.timeout_ms
+    needed_ms = each_ms * (1 + checkpoints.tolerable_failures) + outage_ms
+    for node in graph.nodes:
+        timeout_ms = transaction_timeout_ms(cast(Sink, node.spec)) if node.role is Role.SINK else None
+        if timeout_ms is None or (checkpoints.interval_ms and timeout_ms > needed_ms):
+            continue
+        may = f"and a restart behind it may take {needed_ms} ms" if checkpoints.interval_ms else "has no interval"
+        raise UsageError(
+            f"sink '{node.name}' writes to a target that ends transactions after {timeout_ms} ms, and a checkpoint "
+            f"{may}: output would be lost; give Checkpointing a shorter interval, timeout and pause, and fewer "
+            f"tolerable failures, restart sooner than after {outage_ms} ms if that is more than a standby takes, or "
+            "have the target wait for longer"
+        )
+
+
+def check_owners(graph: Graph) -> None:
+    """Refuse a sink that does not know the owner of its target (LV8).
+
+    Raises:
+        UsageError
+    """
+    for node in graph.nodes:
+        if node.role is Role.SINK and is_transactional(node.spec) and not cast(Sink, node.spec).has_owner:
+            raise UsageError(
+                f"sink '{node.name}': {type(node.spec).__name__} cannot say which pipeline its target belongs to, and "
+                "one that starts over would lose or repeat output there; derive it from headgate.TwoPhaseSink or "
+                "headgate.LedgerSink, or give it the methods owner, own and how_to_forget of connectors.base.Sink with "
+                "has_owner = True; one that writes at once, and may repeat it, says is_transactional = False"
+            )
+
+
+def _is_listening(hook: object) -> bool:
+    """Whether the hook has work to do for completed checkpoints, unless it says that it has none."""
+    return isinstance(hook, CheckpointListener) and bool(getattr(hook, "is_listening", True))
+
+
+def policy_for(graph: Graph, mode: Guarantee) -> DamagedCheckpoint:
+    """Return the default policy for a damaged checkpoint (R52): output is not repeated unasked."""
+    sinks = [node.spec for node in graph.nodes if node.role is Role.SINK]
+    matters = mode is Guarantee.AT_MOST_ONCE or any(is_transactional(sink) for sink in sinks)
+    return DamagedCheckpoint.FAIL if matters else DamagedCheckpoint.PREVIOUS
+
+
+def is_transactional(sink: object) -> bool:
+    """Return whether a sink shows only the output of completed checkpoints; it does, unless it says otherwise."""
+    return bool(getattr(sink, "is_transactional", True))
+
+
+ROUND_COLUMN_DEFAULT = "round"
+"""The round column if ``max_rounds`` or ``on_round`` need one and the user named none."""
+
+
+def head_spec(
+    loop: NodeName,
+    schema: pa.Schema,
+    keys: tuple[str, ...],
+    max_rounds: int | None,
+    round_column: str | None,
+    on_round: Any,
+) -> LoopHeadSpec:
+    """Return the head of a loop over records of ``schema``.
+
+    Raises:
+        UsageError: a value is wrong, or the input has the round column already.
+    """
+    if max_rounds is not None and (isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1):
+        raise UsageError(f"loop '{loop}': max_rounds must be an integer of at least 1, but is {max_rounds!r}")
+    if on_round is not None and not callable(on_round):
+        raise UsageError(f"loop '{loop}': on_round must be a function of the round's number, not {on_round!r}")
+    refuse_uncalled_methods(f"on_round of loop '{loop}'", on_round)
+    refuse_operator_state(f"on_round of loop '{loop}'", on_round)
+    if round_column is None and (max_rounds is not None or on_round is not None):
+        round_column = ROUND_COLUMN_DEFAULT
+    if round_column is None:
+        return LoopHeadSpec(keys, schema)
+    if not isinstance(round_column, str) or not round_column:
+        raise UsageError(f"loop '{loop}': round_column must be the name of a column, not {round_column!r}")
+    if schema.get_field_index(round_column) >= 0:
+        raise UsageError(
+            f"loop '{loop}': its input already has a column '{round_column}'; name another one for the rounds with "
+            f"round_column= (the columns are {schema_text(schema)})"
+        )
+    counted = schema.append(pa.field(round_column, pa.int64()))
+    return LoopHeadSpec(keys, counted, round_column, max_rounds, on_round)
+
+
+def check_feedback_schema(loop: NodeName, spec: LoopHeadSpec, upstream: NodeName, schema: pa.Schema) -> None:
+    """Check that what comes back looks like what went in.
+
+    Raises:
+        UsageError: naming the first column that differs.
+    """
+    if schema.equals(spec.schema):
+        return
+    raise UsageError(
+        f"loop '{loop}': the feedback '{upstream}' must have the columns of the loop stream, but "
+        f"{_difference(spec, schema)} (the loop has {schema_text(spec.schema)}; the feedback has {schema_text(schema)})"
+    )
+
+
+def _difference(spec: LoopHeadSpec, schema: pa.Schema) -> str:
+    for field in spec.schema:
+        if schema.get_field_index(field.name) < 0:
+            if field.name == spec.round_column:
+                return f"the round column '{field.name}' is missing; pass it on through the body"
+            return f"column '{field.name}' is missing"
+        found = schema.field(field.name).type
+        if not found.equals(field.type):
+            return f"column '{field.name}' is {found} instead of {field.type}"
+    for name in schema.names:
+        if spec.schema.get_field_index(name) < 0:
+            return f"column '{name}' is new; leave it out with .select(...)"
+    names = ", ".join(f"'{name}'" for name in spec.schema.names)
+    return f"its columns are in another order; end it with .select({names})"
+
+
+def check_keys_of_feedback(
+    loop: NodeName, keys: tuple[str, ...], upstream: NodeName, feedback_keys: tuple[str, ...]
+) -> None:
+    """Check the key of a feedback stream that has one.
+
+    Raises:
+        UsageError: it is not the loop's.
+    """
+    if not keys:
+        raise UsageError(
+            f"loop '{loop}' has no key, but its feedback '{upstream}' is keyed by {', '.join(feedback_keys)}; call "
+            "key_by before iterate for a loop by key, or feed back the stream as it is before key_by"
+        )
+    if feedback_keys != keys:
+        raise UsageError(
+            f"loop '{loop}' is keyed by {', '.join(keys)}, but its feedback '{upstream}' by "
+            f"{', '.join(feedback_keys)}; feed back the stream as it is before key_by, the loop brings it to its key"
+        )
+
+
+def check_feedback_place(loop: Node, upstream: NodeName, loops: tuple[NodeName, ...]) -> None:
+    """Check where a feedback stream comes from (L31).
+
+    Raises:
+        UsageError: from outside the loop, from the loop stream itself, or out of the reach of probes.
+    """
+    spec = cast(LoopHeadSpec, loop.spec)
+    if loop.name not in loops:
+        raise UsageError(
+            f"loop '{loop.name}': the feedback '{upstream}' does not come from the loop; make it in the body, out of "
+            "the stream that the body is given"
+        )
+    if upstream == loop.name and spec.max_rounds is None:
+        raise UsageError(
+            f"loop '{loop.name}' feeds back its own stream as it is, so every record would circulate for ever; feed "
+            "back what still has to be done, such as loop.filter(...), or set max_rounds="
+        )
+    around = [name for name in loops[: loops.index(loop.name)] if name not in loop.loops]
+    if around:  # L33: an inner head gets its probes from the loop around it
+        raise UsageError(
+            f"loop '{loop.name}': the feedback '{upstream}' also comes from loop '{around[0]}' around it, while the "
+            f"loop begins with records from outside of it; unite those with a stream of '{around[0]}' before iterate"
+        )
+
+
+def check_feedback_once(loop: NodeName, upstreams: Sequence[object]) -> None:
+    """Check that no stream is fed back twice.
+
+    Raises:
+        UsageError
+    """
+    if not upstreams:
+        raise UsageError(f"loop '{loop}': the body feeds nothing back; what needs no feedback needs no iterate")
+    if len(set(upstreams)) != len(upstreams):
+        raise UsageError(f"loop '{loop}': one stream is fed back twice; its records would be counted twice")
+
+
+def check_listener(node: NodeName, spec: object, loops: tuple[NodeName, ...], has_rounds: bool) -> None:
+    """Check that ``on_round`` of an operator or loop head would be called, and that no loop contains timers.
+
+    Raises:
+        UsageError: it has ``on_round`` and is in no loop, in one that counts no rounds, or in an inner one; or it has
+            timers in a loop.
+    """
+    if loops and isinstance(spec, ProcessSpec | BatchProcessSpec | KeyFunctionSpec) and spec.has_timers:
+        has = "a time mode, so it has timers" if isinstance(spec, KeyFunctionSpec) else "on_timer"
+        raise UsageError(
+            f"operator '{node}' has {has}, but is in loop '{loops[-1]}', which has ended when nothing goes round "
+            "any more, so a timer may not send anything into it; use it before the loop or after it"
+        )
+    if not _listens(spec):
+        return
+    if not loops:
+        raise UsageError(
+            f"operator '{node}' has on_round, but is in no loop, so it would never be called; use it in the body of an "
+            "iterate, or take on_round out"
+        )
+    if len(loops) > 1:
+        raise UsageError(
+            f"operator '{node}' has on_round, but loop '{loops[-1]}' is inside loop '{loops[0]}', and a round "
+            "finishes for all only in an outermost loop; move on_round there"
+        )
+    if not has_rounds:
+        raise UsageError(
+            f"operator '{node}' has on_round, but loop '{loops[0]}' does not count rounds; give its iterate a "
+            "round_column="
+        )
+
+
+def _listens(spec: object) -> bool:
+    """Whether ``spec`` is a loop head with ``on_round``, or has a process function that overrides it."""
+    if isinstance(spec, LoopHeadSpec):
+        return spec.on_round is not None
+    if isinstance(spec, ProcessSpec):
+        return type(spec.function).on_round is not ProcessFunction.on_round
+    return isinstance(spec, BatchProcessSpec) and type(spec.function).on_round is not BatchProcessFunction.on_round

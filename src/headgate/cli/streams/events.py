@@ -1,0 +1,298 @@
+"""``headgate streams read``, ``tail``, ``write`` and ``copy``: events out of streams and into them.
+
+Source: docs/spec/stream-clients.md. Never joins a reader group, and never shows a part of a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import IO, Annotated
+
+import pyarrow as pa
+import typer
+
+from headgate.cli.output import ProgressBar, progress_bar, say, write_lines
+from headgate.cli.streams.common import JsonOption, Name, StoreOption, open_store, print_result
+from headgate.cli.streams.line_format import Format, batch_of_json, batch_of_lines, is_json, line_blocks, text_lines
+from headgate.errors import HeadgateError, UsageError
+from headgate.store.follower import EARLIEST, LATEST, StreamFollower
+from headgate.store.schemas import TEXT_SCHEMA
+from headgate.store.shared_transactions import SharedTransaction
+from headgate.store.store import Store
+from headgate.store.streams import StreamCut
+from headgate.store.writer import StreamWriter
+
+LINES_AT_A_TIME = 8_192
+LISTENS_AGAIN = "1s"
+"""Between two looks whether there was a Ctrl-C."""
+
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Wait for new events until the stream is sealed; Ctrl-C ends it.")
+]
+Key = Annotated[str | None, typer.Option("--key", help="Only events with this value of the routing key.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print events.")]
+EventsJsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object per event, whatever the columns are.")
+]
+
+
+class Start(StrEnum):
+    """Where reading begins."""
+
+    EARLIEST = EARLIEST
+    LATEST = LATEST
+
+
+def read(
+    name: Name,
+    follow: Follow = False,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", help="Stop after this many events.")] = None,
+    start: Annotated[Start, typer.Option("--start", help="Where to begin.")] = Start.EARLIEST,
+    at: Annotated[
+        datetime | None, typer.Option("--at", help="Begin with events that became visible at this local time or later.")
+    ] = None,
+    cut: Annotated[str | None, typer.Option("--cut", help="Begin at this cut, from 'headgate streams cut'.")] = None,
+    until: Annotated[str | None, typer.Option("--end", help="End at this cut.")] = None,
+    key: Key = None,
+    format_: FormatOption = Format.AUTO,
+    as_json: EventsJsonOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Print the events of a stream. Events of a routing key stay in order, even while the stream is scaled."""
+    with open_store(store) as opened_store:
+        if (at is not None) + (cut is not None) + (start is not Start.EARLIEST) > 1:
+            raise UsageError("say where to begin once: --start, --at or --cut")
+        if follow and until is not None:
+            raise UsageError("--end says where to end, so it does not go with --follow")
+        begin = at or (StreamCut.parse(cut) if cut is not None else start.value)
+        end = LATEST if until is None else StreamCut.parse(until)
+        follower = opened_store.follow(name, start=begin, end=None if follow else end, key=key)
+        _print(follower, limit=limit, follow=follow, as_json=is_json(format_, follower.stream, as_json=as_json))
+
+
+def tail(
+    name: Name,
+    follow: Follow = False,
+    count: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many events of each segment.")] = 10,
+    key: Key = None,
+    format_: FormatOption = Format.AUTO,
+    as_json: EventsJsonOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Print the last events of each segment of a stream, and with -f all new events."""
+    with open_store(store) as opened_store:
+        begin = _last(opened_store, name, count)
+        follower = opened_store.follow(name, start=begin, end=None if follow else LATEST, key=key)
+        _print(follower, limit=None, follow=follow, as_json=is_json(format_, follower.stream, as_json=as_json))
+
+
+def _last(store: Store, name: str, count: int) -> StreamCut:
+    """Return the cut in front of the last events of the segments that take events."""
+    stream = store.find(name)
+    layout, extents = store.pipelines.layout_and_extents(stream)
+    present = {segment.segment_id for segment in layout.present}
+    begins = {
+        number: max(extent.head, extent.end - count) if number in present else extent.end
+        for number, extent in extents.items()
+    }
+    return StreamCut(stream.name, stream.stream_id, begins)
+
+
+def _print(follower: StreamFollower, *, limit: int | None, follow: bool, as_json: bool) -> None:
+    left = sys.maxsize if limit is None else limit
+    with _ending_quietly(follow) as was_interrupted:
+        while left > 0 and not follower.has_ended:
+            found = follower.read(min(left, LINES_AT_A_TIME), timeout=LISTENS_AGAIN if follow else 0)
+            if was_interrupted():
+                raise KeyboardInterrupt
+            if found is None:
+                if not follow:
+                    break
+                continue
+            left -= found.batch.num_rows
+            write_lines(text_lines(found.batch, as_json=as_json))
+            if follow:
+                sys.stdout.flush()
+        sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _ending_quietly(follow: bool) -> Iterator[Callable[[], bool]]:
+    """End without an error after Ctrl-C, or when the reader of the output has gone (CL2).
+
+    Yields whether there was a Ctrl-C: its exception is lost if it comes where Python or a library ignores exceptions,
+    as in a finaliser, and SQLite makes another one of it in a callback.
+    """
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    is_ours = follow and threading.current_thread() is threading.main_thread()
+    former = signal.signal(signal.SIGINT, interrupt) if is_ours else None
+    try:
+        yield lambda: bool(interrupts)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+        raise typer.Exit(0) from None
+    except HeadgateError:
+        if not interrupts:
+            raise
+        raise typer.Exit(0) from None
+    except BrokenPipeError:
+        with contextlib.suppress(OSError, ValueError):  # what is still to be written at the end has nowhere to go
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+    finally:
+        if former is not None:
+            signal.signal(signal.SIGINT, former)
+
+
+def write(
+    name: Name,
+    files: Annotated[list[Path] | None, typer.Argument(help="Files; default: standard input.")] = None,
+    format_: Annotated[Format, typer.Option("--format", help="What the input is.")] = Format.AUTO,
+    create_: Annotated[bool, typer.Option("--create", help="Create a text stream when missing.")] = False,
+    writer_id: Annotated[
+        str,
+        typer.Option(
+            "--writer-id", help="Number the events: the same command with the same input writes only what is new."
+        ),
+    ] = "",
+    as_json: JsonOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Append the lines of files or of standard input. They are durable when the command says so.
+
+    Equal routing keys stay in order. Without a routing key, only streams with one segment keep the order of lines. If a
+    command with --writer-id was interrupted, repeat it with the whole input, which may have grown by whole lines: it
+    writes only what is missing. Each input needs its own writer id.
+    """
+    with open_store(store, makes=create_) as opened_store:
+        if create_:
+            opened_store.create_stream(name, TEXT_SCHEMA, if_not_exists=True)
+        info = opened_store.find(name)
+        batch_of = batch_of_json if is_json(format_, info) else batch_of_lines
+        writer = opened_store.writer(name, writer_id=writer_id, linger=None)
+        there = writer.next_sequence - 1
+        with writer, progress_bar(f"writing {name}", sum(map(_file_bytes, files or []))) as shown:
+            count = 0
+            for batch in _batches(files, lambda block: batch_of(block, info.schema), shown):
+                new = batch.slice(max(0, there - count))
+                _append(writer, new, is_numbered=bool(writer_id))
+                if not files:
+                    writer.flush()  # a pipe may be slow: do not keep its lines waiting
+                count += batch.num_rows
+        skipped = min(there, count)
+        if as_json:
+            typer.echo(json.dumps({"stream": name, "events": count - skipped, "already_there": skipped}))
+            return
+        again = f", {skipped:,} were there already" if skipped else ""
+        say(f"{count - skipped:,} events written to {name}{again}", err=True)
+
+
+def _append(writer: StreamWriter, batch: pa.RecordBatch, *, is_numbered: bool) -> None:
+    """Append events; numbered ones one by one, because their number must not depend on how the input is cut up."""
+    if not is_numbered:
+        writer.append(batch)
+        return
+    for at in range(batch.num_rows):
+        writer.append(batch.slice(at, 1))
+
+
+def _batches(
+    files: list[Path] | None, batch_of: Callable[[bytes], pa.RecordBatch], shown: ProgressBar
+) -> Iterator[pa.RecordBatch]:
+    for file in _inputs(files):
+        with file:
+            for block in line_blocks(file):
+                yield batch_of(block)
+                shown.advance(len(block))
+
+
+def _inputs(files: list[Path] | None) -> Iterator[IO[bytes]]:
+    if not files:
+        yield sys.stdin.buffer
+        return
+    for path in files:
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        yield file
+
+
+def _file_bytes(path: Path) -> int:
+    """Return the size of a file, 0 if it is none or has gone: reading it says so."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0
+
+
+Target = Annotated[str, typer.Argument(metavar="TARGET", help="The stream to copy to; created if it does not exist.")]
+
+
+def copy(
+    name: Name,
+    target: Target,
+    to_store: Annotated[
+        str | None, typer.Option("--to-store", help="The store of TARGET, if it is another one; created if missing.")
+    ] = None,
+    cut: Annotated[
+        str | None, typer.Option("--cut", help="Begin at this cut, for example the one of an earlier copy.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--end", help="End at this cut, instead of the present end.")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="Only events with this value of the routing key.")] = None,
+    as_json: JsonOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Copy the events of a stream into another one. All of them become visible at once, or none.
+
+    Events of a routing key stay in order. The command prints the cut at which it ended; with --cut the next copy begins
+    there.
+    """
+    with open_store(store) as source, open_store(store if to_store is None else to_store, makes=True) as other:
+        if (source.root, name) == (other.root, target):
+            raise UsageError(f"stream '{name}' is not copied into itself; name another one")
+        info = source.describe(name)
+        begin = EARLIEST if cut is None else StreamCut.parse(cut)
+        end = LATEST if until is None else StreamCut.parse(until)
+        follower = source.follow(name, start=begin, end=end, key=key)
+        columns, segments = follower.stream.schema, info.segments_count
+        other.create_stream(target, columns, segments=segments, routing_key=info.routing_key, if_not_exists=True)
+        transaction = other.begin_shared(target)
+        try:
+            with progress_bar(f"copying {name}", info.size_bytes) as shown:
+                count = _write(follower, transaction, shown)
+            transaction.commit()
+        except BaseException:
+            with contextlib.suppress(HeadgateError):
+                transaction.abort()
+            raise
+        ended = str(follower.cut())
+        told = f"{count:,} events of {name} copied to {target}, up to {ended}"
+        print_result(told, {"stream": name, "target": target, "events": count, "cut": ended}, as_json=as_json)
+
+
+def _write(follower: StreamFollower, transaction: SharedTransaction, shown: ProgressBar) -> int:
+    """Write what is read into the transaction; return how many events."""
+    count = 0
+    with transaction.writer("copy") as writer:
+        for found in follower:
+            writer.write(found.batch)
+            count += found.batch.num_rows
+            shown.advance(found.batch.nbytes)
+    return count

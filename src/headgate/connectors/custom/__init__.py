@@ -1,1 +1,0 @@
-"""Sinks that users write: two small base classes, and their common parts."""

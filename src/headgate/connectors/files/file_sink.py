@@ -1,0 +1,206 @@
+"""A transactional sink of JSON-lines or Parquet files: readers see only files of completed checkpoints.
+
+Counterparts: ``writer`` prepares files in the workers, ``commit`` publishes them in the driver. Source: the D
+rules of docs/spec/connectors.md. Configuration only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from headgate.connectors.base import Committer, Holding, Sink, SinkContext, SinkWriter
+from headgate.connectors.encode import FORMATS, FileFormat, check_format
+from headgate.connectors.files.file_committer import FileCommitter
+from headgate.connectors.files.file_writer import FileNames, FileWriter, Limits
+from headgate.connectors.files.ownership import FileOwner, PublishedFiles
+from headgate.connectors.files.publish_log import STAGING, SinkIdentity
+from headgate.errors import StorageError, UsageError
+from headgate.model.config import Access, Duration, duration_ms
+from headgate.model.ids import Generation
+from headgate.model.lineage import Location
+from headgate.model.pipeline_identity import Life, Mine, Owner, Target, TargetKind
+from headgate.storage.base import Storage
+from headgate.storage.local_directories import checked_access
+from headgate.storage.permissions import access_in, why_not_writable
+from headgate.storage.urls import absolute_location, is_missing, local_directory, open_storage
+
+BUFFER_BYTES = 16 << 20
+"""Arrow bytes held in memory per subtask; more go to a temporary file of this machine (D2)."""
+
+FILE_BYTES = 64 << 20
+"""Arrow bytes that make one file: encoding needs about twice as much memory."""
+
+ROLL_BYTES = 16 << 20
+"""Arrow bytes that are not held back any more: every checkpoint contains what is (D13)."""
+
+ROLL_INTERVAL: Duration = "1m"
+"""A day has 1,440 files of each subtask at most, however short the checkpoint interval (D13)."""
+
+_PROBE = f"{STAGING}/probe"
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+class FileSink(Sink):
+    """Writes each record to files exactly once. A file appears when the checkpoint that wrote it completes.
+
+    A checkpoint writes a file when there are enough records for one, or when the oldest record has waited long enough.
+    Until then the records are held back as state of the pipeline, so that none is lost. With ``roll_interval=0``, every
+    checkpoint writes all records that it has.
+
+    Spark, DuckDB and pyarrow skip the sink's own directories, whose names begin with "_". Polars does not: give it
+    ``<url>/*.parquet`` or ``committed_files(url)``. Several sinks and pipelines may share a directory.
+    """
+
+    has_owner = True
+    can_be_reset = True
+
+    def __init__(
+        self,
+        url: str | Path,
+        format: FileFormat = "jsonl",
+        *,
+        prefix: str = "part",
+        buffer_bytes: int = BUFFER_BYTES,
+        file_bytes: int = FILE_BYTES,
+        roll_bytes: int = ROLL_BYTES,
+        roll_interval: Duration = ROLL_INTERVAL,
+        access: str = Access.UMASK.value,
+    ) -> None:
+        """Configure.
+
+        Args:
+            url: a directory, or the URL of one in an object store.
+            format: "jsonl" or "parquet"; also the extension of the files.
+            prefix: the names of the files begin with it.
+            buffer_bytes: how many bytes a subtask keeps in memory before it moves records to a temporary file.
+            file_bytes: after this many Arrow bytes, a transaction continues in another file.
+            roll_bytes: when a subtask holds this many Arrow bytes, the next checkpoint writes its file.
+            roll_interval: how long the oldest record may be held back; the first checkpoint after that writes all held
+                records. The end of the input and a drain write everything. A stop does not, but the first checkpoint
+                of the next start does. 0: hold nothing back.
+            access: who may read the files in a local directory. "umask": as for files of any program; "owner": only
+                this user; "group": also the directory's group.
+
+        Raises:
+            UsageError: the format or the access is unknown, the prefix would hide the files, or a limit is impossible.
+        """
+        if format not in FORMATS:
+            raise UsageError(f"FileSink(format={format!r}) must be one of {', '.join(FORMATS)}")
+        if _PREFIX.fullmatch(prefix) is None:
+            raise UsageError(f"FileSink(prefix={prefix!r}) must begin with a letter or digit, then also '_' and '-'")
+        self.url = absolute_location(url)
+        self._format, self._prefix = format, prefix
+        for name, size_bytes in (("buffer", buffer_bytes), ("file", file_bytes), ("roll", roll_bytes)):
+            if size_bytes < 1:
+                raise UsageError(f"FileSink({name}_bytes={size_bytes!r}) must be at least 1")
+        interval_ms = duration_ms(roll_interval, "FileSink(roll_interval=)")
+        self._limits = Limits(buffer_bytes, file_bytes, roll_bytes, interval_ms)
+        self._access: Access | None = checked_access(access, "FileSink(access=)", *Access)
+
+    @classmethod
+    def within(cls, directory: str, format: FileFormat, roll_interval: Duration | None = None) -> FileSink:
+        """Return a sink below a directory of Headgate's own, which determines the access to the files."""
+        sink = cls(directory, format, roll_interval=ROLL_INTERVAL if roll_interval is None else roll_interval)
+        sink._access = None
+        return sink
+
+    def __repr__(self) -> str:
+        return f"FileSink({self.url!r}, {self._format!r})"
+
+    def check(self, schema: pa.Schema) -> None:
+        """Check the schema, and that a local directory may be written to as it is now. Writes nothing.
+
+        Raises:
+            UsageError: the format cannot hold a column, or the directory may not be written to.
+        """
+        check_format(self._format, schema)
+        directory = local_directory(self.url)
+        if directory is not None:
+            problem = why_not_writable(directory)
+            if problem:
+                raise self._unwritable(problem)
+
+    def make_target(self, schema: pa.Schema) -> None:
+        """See ``Sink``: make the directory when it is missing, and see that it takes a file."""
+        with self._writing():
+            storage = self._storage()
+            storage.put(_PROBE, [b""])
+            storage.delete(_PROBE)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Say what to do where the target refuses to be written to for good."""
+        try:
+            yield
+        except StorageError as error:
+            if error.is_transient:
+                raise
+            raise self._unwritable(error.cause) from error
+
+    def _unwritable(self, why: str) -> UsageError:
+        return UsageError(f"FileSink cannot write to {self.url}: {why}; choose a writable place")
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        """Return a live writer."""
+        identity = SinkIdentity(context.pipeline, context.node)
+        names = FileNames(identity, self._prefix, context.subtask_index, context.generation, self._format)
+        return FileWriter(self._storage(), names, context, self._limits)
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
+        """Return the committer of one generation."""
+        return FileCommitter(self._storage(), SinkIdentity(pipeline, node), generation)
+
+    def _storage(self) -> Storage:
+        return open_storage(self.url, self._access or access_in(Path(self.url)))
+
+    def target(self, pipeline: str, node: str) -> FileOwner:
+        """Return what the directory remembers of its writers."""
+        return FileOwner(self._storage(), SinkIdentity(pipeline, node))
+
+    def owner(self, pipeline: str, node: str) -> Owner:
+        """See ``Sink``. A missing directory has no owner, and is not made by the question."""
+        directory = local_directory(self.url)
+        is_missing = directory is not None and not directory.exists()
+        return Owner() if is_missing else self.target(pipeline, node).owner()
+
+    @property
+    def shared_target(self) -> str:
+        """See ``Sink``."""
+        return self.url
+
+    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+        """See ``Sink``."""
+        with self._writing():
+            return self.target(pipeline, node).own(life)
+
+    def locations(self) -> tuple[Location, ...]:
+        """See ``Sink``."""
+        url = self.url.partition("?")[0]
+        return (Location(url, url if "://" in url else os.path.realpath(url)),)
+
+    def recorded(self, node: str) -> Target:
+        """See ``Sink``."""
+        return Target(node, TargetKind.FILES, self.url)
+
+    def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
+        """See ``Sink``. A directory that is not there holds nothing, and is not made by being asked."""
+        return Holding("", self.url) if is_missing(self.url) else self._published(pipeline, node).holding()
+
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
+        """See ``Sink``."""
+        if not is_missing(self.url):
+            with self._writing():
+                self._published(pipeline, node).start_over(generation, life)
+
+    def _published(self, pipeline: str, node: str) -> PublishedFiles:
+        return PublishedFiles(self._storage(), SinkIdentity(pipeline, node))
+
+    def how_to_forget(self, pipeline: str, node: str) -> str:
+        """See ``Sink``."""
+        return f"headgate sinks forget '{pipeline}/{node}' '{self.url}'"

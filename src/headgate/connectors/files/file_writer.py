@@ -1,0 +1,277 @@
+"""The writer of a file sink in one subtask: collects records, and prepares them as staged files.
+
+Records wait in memory, in a temporary file, or as state of the pipeline while they are held back. Source: rules
+D1–D3, D8 and D13–D15 of docs/spec/connectors.md. Never writes a file where a reader looks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import pyarrow as pa
+
+from headgate.codec.arrow import gains_zones, in_zones_of, read_stream
+from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
+from headgate.connectors.base import EmptyTransaction, SealedTransaction, SinkContext, SinkWriter
+from headgate.connectors.encode import FileFormat, encode
+from headgate.connectors.files.file_committer import refuse_if_fenced
+from headgate.connectors.files.publish_log import SinkIdentity, StagedFile, digest, encode_files
+from headgate.errors import CorruptionError, StorageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.operators.base import RestoredState
+from headgate.state.snapshot import FrozenState, encode_batches
+from headgate.storage.base import Storage
+
+_SECTION = "records"
+
+
+class RowBuffer:
+    """Records of one transaction, in memory and beyond ``buffer_bytes`` in an unnamed temporary file."""
+
+    def __init__(self, schema: pa.Schema, buffer_bytes: int) -> None:
+        self._schema, self._buffer_bytes = schema, buffer_bytes
+        self._batches: list[pa.RecordBatch] = []
+        self._compacted_count = 0
+        self._file: IO[bytes] | None = None
+        self._writer: pa.ipc.RecordBatchFileWriter | None = None
+        self.size_bytes = 0
+        """Arrow bytes in memory."""
+
+    @property
+    def has_spilled(self) -> bool:
+        """Whether some records are in the temporary file."""
+        return self._file is not None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no record."""
+        return not self._batches and self._file is None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add records.
+
+        Raises:
+            StorageError: the temporary file cannot be written.
+        """
+        if batch.num_rows == 0:
+            return
+        self._batches.append(batch)
+        self.size_bytes += batch.nbytes  # of the slice: the whole of its buffers may be shared
+        if self.size_bytes >= self._buffer_bytes:
+            self._spill()
+
+    def compact(self) -> tuple[pa.RecordBatch, ...]:
+        """Return all records, which are in memory; what was added since the last call is one batch of its own now.
+
+        They may stay for long: copied, they keep no larger buffers alive that they are slices of.
+        """
+        assert not self.has_spilled
+        added = self._batches[self._compacted_count :]
+        if added:
+            self._batches[self._compacted_count :] = [pa.concat_batches(added)]
+            self._compacted_count = len(self._batches)
+        return tuple(self._batches)
+
+    def _spill(self) -> None:
+        try:
+            if self._writer is None:
+                self._file = tempfile.TemporaryFile(prefix="headgate-")  # noqa: SIM115 - closed with the buffer
+                self._writer = pa.ipc.new_file(self._file, self._schema)
+            self._writer.write_table(pa.Table.from_batches(self._batches, self._schema))
+        except OSError as error:
+            raise StorageError("write", tempfile.gettempdir(), str(error)) from error
+        self._batches, self._compacted_count, self.size_bytes = [], 0, 0
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Return all records in order; can be called again. No record can be added afterwards."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        if self._file is not None:
+            reader = pa.ipc.open_file(self._file)
+            for index in range(reader.num_record_batches):
+                yield reader.get_batch(index)
+        yield from self._batches
+
+    def close(self) -> None:
+        """Drop the records."""
+        self._batches = []
+        if self._file is not None:
+            self._file.close()
+
+
+class HeldRecords(FrozenState):
+    """Records that were held back at a barrier. Batches never change, so later ones cannot show."""
+
+    def __init__(self, schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> None:
+        super().__init__()
+        self._schema, self._batches = schema, tuple(batches)
+
+    def _rows(self) -> Mapping[str, int]:
+        return {_SECTION: sum(batch.num_rows for batch in self._batches)}
+
+    def _encode(self) -> Sequence[Buffer]:
+        return encode_sections({_SECTION: encode_batches(self._schema, self._batches)})
+
+    def _forget(self) -> None:
+        self._batches = ()
+
+
+def decode_held_records(state: RestoredState, node: str) -> list[pa.RecordBatch]:
+    """Return what ``HeldRecords`` encoded, with the columns that it had then.
+
+    Raises:
+        CorruptionError: it is none.
+    """
+    path = f"records held back by '{node}', subtask {state.subtask_index}"
+    sections = decode_sections(state.payload, path)
+    if _SECTION not in sections:
+        raise CorruptionError(path, 0, f"a section '{_SECTION}'", ", ".join(sections) or "nothing")
+    try:
+        return read_stream(sections[_SECTION])[1]
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptionError(path, 0, "an Arrow stream", str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When records go to a temporary file, to another file of the transaction, and to a file at all."""
+
+    buffer_bytes: int
+    file_bytes: int
+    roll_bytes: int
+    roll_interval_ms: int
+
+
+class FileNames:
+    """Names of the files of one subtask."""
+
+    def __init__(
+        self, identity: SinkIdentity, prefix: str, subtask_index: int, generation: Generation, file_format: FileFormat
+    ) -> None:
+        self.identity, self.generation, self.format = identity, generation, file_format
+        self._prefix, self._subtask_index = prefix, subtask_index
+
+    def name(self, checkpoint: CheckpointId, number: int) -> str:
+        """Return the final name of file ``number`` of a transaction."""
+        return self.identity.file_name(
+            self._prefix, checkpoint, self._subtask_index, self.generation, number, self.format
+        )
+
+
+class FileWriter(SinkWriter):
+    """Collects the output of one subtask: a transaction per checkpoint that does not hold its records back (D13)."""
+
+    can_hold_back = True
+
+    def __init__(self, storage: Storage, names: FileNames, context: SinkContext, limits: Limits) -> None:
+        self._storage, self._names, self._context, self._limits = storage, names, context, limits
+        self._current = RowBuffer(context.schema, limits.buffer_bytes)
+        self._restored: list[pa.RecordBatch] = []
+        self._held: tuple[pa.RecordBatch, ...] = ()
+        self._first_ms: int | None = None
+        self._is_finishing = False
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add records to the current transaction."""
+        if self._first_ms is None:
+            self._first_ms = self._context.clock_ms()
+        self._current.add(batch)
+
+    def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
+        """Close the current transaction as the output of ``checkpoint``, or go on holding its records back."""
+        if not self._is_due():
+            self._held = self._current.compact()
+            return EmptyTransaction()
+        sealed = SealedFiles(self._storage, self._names, checkpoint, self._restored, self._current, self._limits)
+        self._current = RowBuffer(self._context.schema, self._limits.buffer_bytes)
+        self._restored, self._held, self._first_ms = [], (), None
+        return sealed
+
+    def freeze(self) -> FrozenState | None:
+        """Return the records that the last ``seal`` held back (D13)."""
+        return HeldRecords(self._context.schema, self._held) if self._held else None
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Take over what former subtasks held back, each of them by one subtask: the next ``seal`` writes it (D14)."""
+        for state in states:
+            if state.subtask_index % self._context.parallelism == self._context.subtask_index:
+                self._restored += [self._zoned(batch) for batch in decode_held_records(state, self._context.node)]
+
+    def _zoned(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return records of before with moments where the sink has them now (EV12)."""
+        schema = self._context.schema
+        return in_zones_of(batch, schema) if gains_zones(batch.schema, schema) else batch
+
+    def finish(self) -> None:
+        """Hold nothing back any more (D14)."""
+        self._is_finishing = True
+
+    def close(self) -> None:
+        """Abandon the current transaction."""
+        self._current.close()
+
+    def _is_due(self) -> bool:
+        """Whether what is there becomes a file now; it is at most once if there is nothing."""
+        limits, rows = self._limits, self._current
+        if self._is_finishing or self._restored or rows.has_spilled or rows.size_bytes >= limits.roll_bytes:
+            return True
+        if self._first_ms is None:
+            return False
+        return self._context.clock_ms() - self._first_ms >= limits.roll_interval_ms
+
+
+class SealedFiles(SealedTransaction):
+    """One transaction on its way to staged files."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        names: FileNames,
+        checkpoint: CheckpointId,
+        restored: Sequence[pa.RecordBatch],
+        rows: RowBuffer,
+        limits: Limits,
+    ) -> None:
+        self._storage, self._names, self._checkpoint = storage, names, checkpoint
+        self._restored, self._rows, self._file_bytes = restored, rows, limits.file_bytes
+        self._prepared: list[StagedFile] | None = None
+
+    def prepare(self) -> bytes | None:
+        """Write the staged files; return their list, or None when there are no records (K4).
+
+        Repeating it writes the same files again; once it has succeeded, it writes none.
+
+        Raises:
+            StorageError: a file cannot be written.
+            FencedError: a newer generation owns the sink.
+        """
+        if self._prepared is None:
+            refuse_if_fenced(self._storage, self._names.identity, self._names.generation)
+            self._prepared = [self._write(number, table) for number, table in enumerate(self._tables())]
+            self._rows.close()
+            self._restored = ()
+        return encode_files(self._prepared) if self._prepared else None
+
+    def _write(self, number: int, table: pa.Table) -> StagedFile:
+        data = encode(self._names.format, table)
+        name = self._names.name(self._checkpoint, number)
+        self._storage.put(self._names.identity.staged(name), [data])
+        return StagedFile(name, table.num_rows, len(data), digest([data]))
+
+    def _tables(self) -> Iterator[pa.Table]:
+        """Group the records into files of about ``file_bytes``; those with other columns get files of their own."""
+        group: list[pa.RecordBatch] = []
+        size_bytes = 0
+        for batch in itertools.chain(self._restored, self._rows.batches()):
+            if group and (size_bytes >= self._file_bytes or batch.schema != group[0].schema):
+                yield pa.Table.from_batches(group)
+                group, size_bytes = [], 0
+            group.append(batch)
+            size_bytes += batch.nbytes
+        if sum(batch.num_rows for batch in group):
+            yield pa.Table.from_batches(group)

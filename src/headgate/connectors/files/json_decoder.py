@@ -1,0 +1,211 @@
+"""Decoder of JSON lines: one object per line becomes one record.
+
+Source: rules N10–N12 of docs/spec/connectors.md. Never hands pyarrow's JSON parser a line that is not "{…}": a lone
+``null`` crashes it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from headgate.codec.exact_values import MisfitError, shortened_text
+from headgate.connectors.files.line_decoder import Decoded, Mask, Refused, Starts, isolate, valid_text
+from headgate.connectors.files.line_file import Lines
+from headgate.errors import UsageError
+from headgate.operators.schemas import canonical_schema, schema_text, to_canonical
+
+
+class JsonDecoder:
+    """Each line is a JSON object; blank lines are ignored, unknown fields too, missing ones are null (N10)."""
+
+    def __init__(self, schema: pa.Schema, required: Sequence[str] = ()) -> None:
+        """Prepare for ``schema``; a record whose ``required`` field is missing or null is refused.
+
+        Raises:
+            UsageError: a type cannot be read from JSON, or a required field is not in the schema.
+        """
+        self.schema = canonical_schema(schema)
+        self._parsed = pa.schema([pa.field(f.name, _parsed_type(f.type, f.name)) for f in self.schema])
+        self._cast = pa.schema([pa.field(f.name, _wide_type(f.type)) for f in self.schema])
+        not_null = [f.name for f in schema if not f.nullable]
+        self._required = list(dict.fromkeys([*not_null, *required]))
+        self._nested = [f for f in schema if _requires_within(f.type)]
+        missing = [name for name in self._required if name not in self.schema.names]
+        if missing:
+            raise UsageError(f"required field '{missing[0]}' is not in the schema ({schema_text(self.schema)})")
+
+    def decode(self, lines: Lines) -> Decoded:
+        """Parse the lines at once; isolate those at fault when that fails."""
+        refused = Refused()
+        values, starts = _objects(*valid_text(lines, refused), refused)
+        good = np.ones(len(values), np.bool_)
+        batches: list[pa.RecordBatch] = []
+
+        def parse(low: int, high: int) -> str | None:
+            try:
+                batches.append(self._parse(values.slice(low, high - low)))
+            except _SeveralValuesError:
+                return "several JSON values on one line"
+            except (pa.ArrowInvalid, MisfitError) as error:
+                return self._problem(values.slice(low, high - low), error)
+            return None
+
+        isolate(len(values), parse, values, starts, refused, good)
+        batch = pa.Table.from_batches(batches, self.schema).combine_chunks()
+        return self._check_required(_one_batch(batch, self.schema), values.filter(good), starts[good], refused)
+
+    def _parse(self, values: pa.LargeStringArray) -> pa.RecordBatch:
+        text = _joined(values)
+        table = pj.read_json(
+            pa.BufferReader(text),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 64),
+            parse_options=pj.ParseOptions(explicit_schema=self._parsed, unexpected_field_behavior="ignore"),
+        )
+        if table.num_rows != len(values):
+            raise _SeveralValuesError
+        table = table.select(self.schema.names).cast(self._cast).combine_chunks()
+        return to_canonical(_one_batch(table, self._cast), self.schema)
+
+    def _problem(self, values: pa.LargeStringArray, error: Exception) -> str:
+        """Return what is wrong with one line; which field it is, the field says that cannot be read alone."""
+        if len(values) > 1:
+            return "one of several"
+        for one in self.schema:
+            try:
+                JsonDecoder(pa.schema([one]))._parse(values)
+            except (pa.ArrowInvalid, MisfitError):
+                return _misfit(values[0].as_py(), one) or _reason(error)
+        return _reason(error)
+
+    def _check_required(self, batch: pa.RecordBatch, values: pa.Array, starts: Starts, refused: Refused) -> Decoded:
+        for name in self._required:
+            column = batch.column(name)
+            if column.null_count:
+                is_null = column.is_null()
+                mask = is_null.to_numpy(zero_copy_only=False)
+                refused.add(f"field '{name}' is missing or null", starts[mask], values.filter(is_null))
+                keep = pc.invert(is_null)
+                batch, values, starts = batch.filter(keep), values.filter(keep), starts[~mask]
+        for one in self._nested:
+            while (found := next(_missing_within(batch.column(one.name), one.type, one.name), None)) is not None:
+                path, mask = found
+                refused.add(f"field '{path}' is missing or null", starts[mask], values.filter(pa.array(mask)))
+                keep = pa.array(~mask)
+                batch, values, starts = batch.filter(keep), values.filter(keep), starts[~mask]
+        return Decoded(batch, starts, refused)
+
+
+def _requires_within(dtype: pa.DataType) -> bool:
+    """Whether something within values of ``dtype`` may not be null."""
+    return any(not inner.nullable or _requires_within(inner.type) for inner in _inner(dtype))
+
+
+def _inner(dtype: pa.DataType) -> list[pa.Field]:
+    if pa.types.is_struct(dtype):
+        return list(dtype)
+    return [dtype.value_field] if _is_list(dtype) else []
+
+
+def _is_list(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype))
+
+
+def _missing_within(column: pa.Array, dtype: pa.DataType, path: str) -> Iterator[tuple[str, Mask]]:
+    """Find what is null within a column although ``dtype`` says that it may not be: its path, and in which rows."""
+    for inner in _inner(dtype):
+        if _is_list(dtype):
+            values, rows, where = column.flatten(), pc.list_parent_indices(column).to_numpy(), f"{path}[]"
+        else:
+            values, rows, where = pc.struct_field(column, inner.name), np.arange(len(column)), f"{path}.{inner.name}"
+        found = list(_missing_within(values, inner.type, where))
+        if not inner.nullable:
+            is_null = values.is_null().to_numpy(zero_copy_only=False)
+            if not _is_list(dtype):
+                is_null &= column.is_valid().to_numpy(zero_copy_only=False)
+            found.insert(0, (where, is_null))
+        for place, mask in found:
+            if mask.any():
+                in_rows = np.zeros(len(column), np.bool_)
+                in_rows[rows[mask]] = True
+                yield place, in_rows
+
+
+class _SeveralValuesError(Exception):
+    """Several JSON values on one line."""
+
+
+def _objects(values: pa.LargeStringArray, starts: Starts, refused: Refused) -> tuple[pa.LargeStringArray, Starts]:
+    """Return the lines that have the form ``{…}``, trimmed; skip blank ones, refuse the rest."""
+    is_object = _is_object(values)
+    if is_object.false_count == 0:
+        return values, starts
+    values = pc.ascii_trim_whitespace(values)
+    is_object = _is_object(values)
+    other = pc.and_not(pc.greater(pc.binary_length(values), 0), is_object)
+    refused.add("not a JSON object", starts[other.to_numpy(zero_copy_only=False)], values.filter(other))
+    return values.filter(is_object), starts[is_object.to_numpy(zero_copy_only=False)]
+
+
+def _is_object(values: pa.LargeStringArray) -> pa.BooleanArray:
+    return pc.and_(pc.starts_with(values, "{"), pc.ends_with(values, "}"))
+
+
+def _joined(values: pa.LargeStringArray) -> pa.Buffer:
+    """Return the values with a line end between them."""
+    whole = pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
+    return pc.binary_join(whole, pa.scalar("\n", pa.large_string())).cast(pa.large_binary())[0].as_buffer()
+
+
+def _one_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
+    batches = table.to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=schema)
+
+
+def _parsed_type(dtype: pa.DataType, name: str) -> pa.DataType:
+    """Return the type that pyarrow's JSON reader gets for ``dtype``; a cast does the rest."""
+    if pa.types.is_date32(dtype):
+        return pa.large_string()
+    if pa.types.is_float32(dtype):
+        return pa.float64()  # the reader makes infinity of what is too large
+    if pa.types.is_large_list(dtype):
+        return pa.list_(_parsed_type(dtype.value_type, name))
+    if pa.types.is_struct(dtype):
+        return pa.struct([pa.field(f.name, _parsed_type(f.type, name)) for f in dtype])
+    if (
+        pa.types.is_duration(dtype)
+        or pa.types.is_large_binary(dtype)
+        or pa.types.is_decimal(dtype)
+        or pa.types.is_time(dtype)
+    ):
+        raise UsageError(f"field '{name}' has type {dtype}, which JSON cannot express; read it as a string or int64")
+    return dtype
+
+
+def _wide_type(dtype: pa.DataType) -> pa.DataType:
+    """Return ``dtype`` with the ``float64`` that stand for ``float32`` until it is looked at whether they fit."""
+    if pa.types.is_large_list(dtype):
+        return pa.large_list(_wide_type(dtype.value_type))
+    if pa.types.is_struct(dtype):
+        return pa.struct([pa.field(f.name, _wide_type(f.type)) for f in dtype])
+    return pa.float64() if pa.types.is_float32(dtype) else dtype
+
+
+def _misfit(line: str, named: pa.Field) -> str:
+    """Return that a field has a value that does not fit; "" if the line is no JSON at all."""
+    try:
+        value = json.dumps(json.loads(line)[named.name], ensure_ascii=False)
+    except (ValueError, KeyError, RecursionError):
+        return ""
+    text = shortened_text(value).encode("utf-8", "backslashreplace").decode()
+    return f"field '{named.name}' is {named.type}, which cannot hold {text}"
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).removeprefix("JSON parse error: ").split("\n")[0]
+    return text.split(" in row ")[0].removesuffix(".")

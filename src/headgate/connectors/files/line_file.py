@@ -1,0 +1,521 @@
+"""One file of lines that may still grow: its position, and its complete lines.
+
+Lines are never touched one by one in Python. Never returns a line twice and never part of a line that may continue.
+Counterpart: ``line_source``, which reads many such files. Source: rules N3–N8 of docs/spec/connectors.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from headgate.connectors.files.filesystem import ABSENT, LOCAL, FileSystem, Status, failing
+from headgate.connectors.files.selection import PATTERN_DEFAULT
+from headgate.errors import CorruptionError, UsageError
+
+_VERSION = 1
+_FIXED = struct.Struct("<BBHHIQQQQQQQ")
+_OLDER = struct.Struct("<QQQ")
+_OLDER_FROM = _FIXED.size + 1
+
+
+@dataclass(frozen=True, slots=True)
+class OlderFile:
+    """A file that was rotated away before its series was followed, and so is no input (N49).
+
+    Its size and the digest of its first bytes tell it from a later file that was given its inode.
+    """
+
+    inode: int
+    size_bytes: int
+    head_digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilePosition:
+    """Where reading of one file continues.
+
+    Attributes:
+        offset: bytes delivered; always the start of a line, or the end of the file.
+        seen_bytes: the file's size when last looked at; tells a file removed too early from one read fully.
+        head_bytes, head_digest: fingerprint of the beginning, ``head_bytes`` ≤ ``offset``.
+        tail_bytes, tail_digest: fingerprint of the bytes just before ``offset``.
+        inode, device: of the file when last looked at (0: not known). Alone they identify nothing: both are reused.
+        number: of a fixed list: when the file was first listed; None: not known, or a growing directory.
+        older: the files of the same series that are no input; None: not known, or another position says it.
+        is_settled: with ``older``: nothing that came before the file of today was left out.
+        lines: so many lines are before ``offset``.
+    """
+
+    offset: int = 0
+    seen_bytes: int = 0
+    head_bytes: int = 0
+    head_digest: int = 0
+    is_finished: bool = False
+    tail_bytes: int = 0
+    tail_digest: int = 0
+    inode: int = 0
+    device: int = 0
+    number: int | None = None
+    older: tuple[OlderFile, ...] | None = None
+    is_settled: bool = False
+    lines: int = 0
+
+    def encode(self) -> bytes:
+        """Return the position as bytes."""
+        number = 0 if self.number is None else self.number + 1
+        fixed = _FIXED.pack(
+            _VERSION,
+            self.is_finished,
+            self.head_bytes,
+            self.tail_bytes,
+            number,
+            self.offset,
+            self.seen_bytes,
+            self.head_digest,
+            self.tail_digest,
+            self.inode,
+            self.device,
+            self.lines,
+        )
+        if self.older is None:
+            return fixed
+        older = [_OLDER.pack(each.inode, each.size_bytes, each.head_digest) for each in self.older]
+        return b"".join([fixed, bytes([self.is_settled]), *older])
+
+    @staticmethod
+    def decode(path: str, encoded: bytes) -> FilePosition:
+        """Return the position that ``encode`` made of the file ``path``.
+
+        Raises:
+            CorruptionError: it is not one, or of another version.
+        """
+        more = len(encoded) - _OLDER_FROM
+        is_whole = more == -1 or (more >= 0 and more % _OLDER.size == 0)
+        if encoded[:1] != bytes([_VERSION]) or not is_whole:
+            expected = f"{_FIXED.size} bytes or more, version {_VERSION}"
+            raise CorruptionError(f"position of {path}", 0, expected, f"{encoded[:8].hex()} ({len(encoded)} bytes)")
+        older = None if more < 0 else tuple(OlderFile(*each) for each in _OLDER.iter_unpack(encoded[_OLDER_FROM:]))
+        _, finished, head_bytes, tail_bytes, number, offset, seen, head, tail, inode, device, lines = (
+            _FIXED.unpack_from(encoded)
+        )
+        return FilePosition(
+            offset,
+            seen,
+            head_bytes,
+            head,
+            bool(finished),
+            tail_bytes,
+            tail,
+            inode,
+            device,
+            number - 1 if number else None,
+            older,
+            older is not None and bool(encoded[_FIXED.size]),
+            lines,
+        )
+
+
+BLOCK_BYTES = 1 << 20
+"""Read at a time: parsing so much takes a few milliseconds, which a barrier may have to wait for."""
+
+ROWS_MAX = 65_536
+"""Lines returned at a time, so that short lines make no huge batches."""
+
+LINE_BYTES_MAX = 8 << 20
+"""A line with more bytes before its line feed is a bad record, skipped without being held in memory (F17)."""
+
+HEAD_BYTES = 1_024
+"""So much of a file's beginning, and of what stands before the position, is its fingerprint."""
+
+_REFUSED_BYTES = 4_096
+_BOM = b"\xef\xbb\xbf"
+
+
+class FileMovedError(UsageError):
+    """What is at the path is not what was read: another file, or changed. ``FileReader`` may know where it went.
+
+    Attributes:
+        inode: of the file that is there now; None: there is none.
+        is_in_place: it is the same file by its inode: it was truncated or rewritten.
+    """
+
+    def __init__(self, message: str, inode: int | None, is_in_place: bool = False) -> None:
+        super().__init__(message)
+        self.inode = inode
+        self.is_in_place = is_in_place
+
+
+@dataclass(frozen=True, slots=True)
+class FileOptions:
+    """The options of a source of lines (``line_source.LineOptions``), checked, in milliseconds and bytes."""
+
+    follow: bool = False
+    pattern: str = PATTERN_DEFAULT
+    include_path: bool = False
+    poll_ms: int = 20
+    discovery_ms: int = 1_000
+    line_bytes_max: int = LINE_BYTES_MAX
+
+
+DEFAULTS = FileOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Some complete lines: ``values`` (large_binary, without line ends), where each begins, and the first's number."""
+
+    values: pa.LargeBinaryArray
+    starts: np.ndarray[Any, np.dtype[np.int64]]
+    first: int = 1
+
+    def number_at(self, start: int) -> int:
+        """Return the number, from 1 on, of the line that begins at byte ``start`` of the file."""
+        return self.first + int(np.searchsorted(self.starts, start))
+
+
+@dataclass(frozen=True, slots=True)
+class OversizeLine:
+    """A line that is too long: its number, where it begins, its length, and its first bytes."""
+
+    number: int
+    start: int
+    size_bytes: int
+    head: bytes
+
+
+class LineFile:
+    """Reads one file from a position. The file is open only while it is read: thousands of them are fine (N8)."""
+
+    def __init__(
+        self,
+        path: str,
+        position: FilePosition,
+        options: FileOptions = DEFAULTS,
+        system: FileSystem = LOCAL,
+    ) -> None:
+        self.path = path
+        self.system = system
+        self.offset = position.offset
+        self.lines = position.lines
+        """So many lines are before ``offset``."""
+        self.is_finished = position.is_finished
+        self.is_at_end = False
+        """The last ``step`` found nothing more in the file."""
+        self._follow = options.follow
+        self._line_bytes_max = line_bytes_max = options.line_bytes_max
+        self._head_bytes = min(_REFUSED_BYTES, line_bytes_max)  # of a line that is too long
+        self._seen_bytes = position.seen_bytes
+        self._head = b""
+        self._restored = position
+        self._was_finished = position.is_finished
+        self._inode: tuple[int, int] | None = None  # device and inode; None: not opened yet
+        self._accepted_inode = 0  # of what took its place, until that is opened
+        self._before = b""  # the last bytes before ``offset``
+        self._skipped_before = b""  # and those before ``_skipped_to``
+        self._buffer = b""  # the file's bytes from ``offset`` on
+        self._ends = np.empty(0, np.int64)  # where the buffer has "\n"
+        self._skipped_to: int | None = None  # inside an oversize line: everything before it has no line end
+        self._skipped_head = b""
+
+    def position(self) -> FilePosition:
+        """Return where reading would continue."""
+        if self._inode is None:  # never opened since it was restored
+            return replace(self._restored, inode=self.inode, is_finished=self.is_finished)
+        size = min(self.offset, len(self._head))
+        return FilePosition(
+            self.offset,
+            self._seen_bytes,
+            size,
+            _digest(self._head[:size]),
+            self.is_finished,
+            len(self._before),
+            _digest(self._before),
+            self.inode,
+            self._inode[0],
+            self._restored.number,
+            lines=self.lines,
+        )
+
+    @property
+    def inode(self) -> int:
+        """The file's inode when last looked at; 0: not known. That of a file it replaced may be used again (N19)."""
+        return self._accepted_inode or self._opened_inode
+
+    @property
+    def _opened_inode(self) -> int:
+        return self._restored.inode if self._inode is None else self._inode[1]
+
+    def gone(self) -> FileMovedError:
+        """Return the error for a file that is nowhere, and of which something is missing."""
+        text = f"{self.path} was removed or replaced when {self._known} of its {self._seen_bytes} bytes were read"
+        return FileMovedError(f"{text}; put it back, or run the pipeline under a new name", None)
+
+    @property
+    def has_fingerprint(self) -> bool:
+        """Whether anything is known of the content."""
+        return self.offset > 0
+
+    @property
+    def was_empty(self) -> bool:
+        """Whether it had nothing when it went: its inode, which may be another file's now, says nothing (N19)."""
+        return self.is_finished and not self.has_fingerprint
+
+    @property
+    def was_opened(self) -> bool:
+        """Whether it was ever opened."""
+        return self._inode is not None or self._restored.device != 0
+
+    @property
+    def unread_bytes(self) -> int:
+        """So much is known to be in the file and was not read."""
+        return max(self._seen_bytes - self._known, 0)
+
+    @property
+    def _known(self) -> int:
+        return self._skipped_to if self._skipped_to is not None else self.offset + len(self._buffer)
+
+    def is_at(self, path: str, inode: int | None = None) -> bool:
+        """Whether the file at ``path`` is this one, or a continued copy of it: it has what was read, and all of it.
+
+        ``inode``: it was seen there with this one; if it has another one now, it was renamed since (N50).
+
+        Raises:
+            StorageError: it is there and cannot be read, so that it is not known (N51).
+        """
+        try:
+            with failing("read", path), self.system.opened(path) as descriptor:
+                status = self.system.fstat(descriptor)
+                self._check_same(descriptor, status, is_elsewhere=True)
+        except (*ABSENT, FileMovedError):
+            return False
+        return inode is None or status.st_ino == inode
+
+    def move(self, path: str) -> None:
+        """Read on at ``path``, where the file is now."""
+        self.path, self.is_at_end = path, False
+
+    def accept(self, inode: int) -> None:
+        """The file at the path has another inode, and is the same all the same: a continued copy took its place."""
+        self._accepted_inode = inode
+
+    def has_grown(self) -> bool:
+        """Whether a file that was read to its end is there and has another size now, or is another file."""
+        try:
+            status = self.system.stat(self.path)
+        except ABSENT:
+            return False
+        return status.st_size != self.offset or bool(self.inode and status.st_ino != self.inode)
+
+    def reopen(self) -> None:
+        """A file read to its end may have grown (N5)."""
+        self.is_finished = False
+
+    def finish(self) -> None:
+        """The file is gone: nothing of it will come any more (N7)."""
+        self.is_finished = True
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether the next ``step`` returns lines that were read already."""
+        return len(self._ends) > 0
+
+    def step(self) -> Lines | OversizeLine | None:
+        """Return the next lines, reading at most one block; None when that block completed none.
+
+        Raises:
+            UsageError: the file was truncated or replaced.
+            StorageError: it cannot be read.
+        """
+        self.is_at_end = False
+        if self.has_lines:
+            return self._take()
+        skipping, at = self._skipped_to is not None, self._known
+        block = self._read(at)
+        if not block:
+            return self._end_of_file()
+        return self._skip(at, block) if skipping else self._fill(block)
+
+    def _fill(self, block: bytes) -> Lines | OversizeLine | None:
+        scanned = len(self._buffer)
+        self._buffer += block
+        self._ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10) + scanned
+        if len(self._ends):
+            return self._take()
+        if len(self._buffer) > self._line_bytes_max:
+            self._skipped_to = self.offset + len(self._buffer)
+            self._skipped_before = self._buffer[-HEAD_BYTES:]
+            self._skipped_head = self._buffer[: self._head_bytes]
+            self._buffer = b""
+        return None
+
+    def _take(self) -> Lines | OversizeLine:
+        """Return up to ``ROWS_MAX`` of the complete lines in the buffer, or the first one if that is too long.
+
+        Drops the buffer's part with them. How long a line may be does not depend on where blocks end (N8).
+        """
+        ends = self._ends[:ROWS_MAX]
+        lines: Lines | OversizeLine | None = None
+        if len(self._buffer) > self._line_bytes_max:
+            too_long = np.flatnonzero(np.diff(ends, prepend=-1) - 1 > self._line_bytes_max)
+            if len(too_long) and too_long[0] == 0:
+                ends = ends[:1]
+                lines = OversizeLine(self.lines + 1, self.offset, int(ends[0]), self._buffer[: self._head_bytes])
+            elif len(too_long):
+                ends = ends[: too_long[0]]
+        size = int(ends[-1]) + 1
+        if lines is None:
+            lines = _split(self._buffer[:size], ends, self.offset, self.lines + 1)
+        self._pass(self._buffer[max(size - HEAD_BYTES, 0) : size])
+        self._buffer = self._buffer[size:]
+        self._ends = self._ends[len(ends) :] - size
+        self.offset += size
+        self.lines += len(ends)
+        return lines
+
+    def _pass(self, data: bytes) -> None:
+        """Note the last bytes before the position, which moves past ``data``."""
+        self._before = (self._before + data)[-HEAD_BYTES:]
+
+    def _skip(self, at: int, block: bytes) -> OversizeLine | None:
+        end = block.find(b"\n")
+        skipped = block if end < 0 else block[: end + 1]
+        self._skipped_before = (self._skipped_before + skipped)[-HEAD_BYTES:]
+        self._skipped_to = at + (len(block) if end < 0 else end + 1)
+        return None if end < 0 else self._oversize(self._skipped_to, self._skipped_to - 1)
+
+    def _oversize(self, next_offset: int, end: int) -> OversizeLine:
+        self.lines += 1
+        line = OversizeLine(self.lines, self.offset, end - self.offset, self._skipped_head)
+        self.offset, self._skipped_to, self._before = next_offset, None, self._skipped_before
+        return line
+
+    def _end_of_file(self) -> Lines | OversizeLine | None:
+        """A last line without line end is complete only if the file will not grow (N5)."""
+        self.is_at_end = True
+        if self._follow:
+            return None
+        self.is_finished = True
+        if self._skipped_to is not None:
+            return self._oversize(self._skipped_to, self._skipped_to)
+        return self._rest()
+
+    def _rest(self) -> Lines | OversizeLine | None:
+        if not self._buffer:
+            return None
+        rest, self._buffer = self._buffer, b""
+        self._pass(rest)
+        self.lines += 1
+        lines: Lines | OversizeLine = OversizeLine(self.lines, self.offset, len(rest), rest[: self._head_bytes])
+        if len(rest) <= self._line_bytes_max:
+            lines = _split(rest + b"\n", np.array([len(rest)], np.int64), self.offset, self.lines)
+        self.offset += len(rest)
+        return lines
+
+    def _read(self, at: int) -> bytes:
+        try:
+            with failing("read", self.path), self.system.opened(self.path) as descriptor:
+                return self._checked(descriptor, at)
+        except ABSENT:
+            raise self.gone() from None
+
+    def _checked(self, descriptor: int, at: int) -> bytes:
+        """Return the block at ``at``, unless what stands before it is not what was read (N6)."""
+        status = self.system.fstat(descriptor)
+        if self.inode and status.st_ino not in (self._opened_inode, self._accepted_inode):
+            raise self._moved(status, "is another file now")
+        before = self._check_same(descriptor, status)
+        self._open_at(descriptor, status, before)
+        expected = self._bytes_before_known()
+        data = self.system.pread(descriptor, len(expected) + BLOCK_BYTES, at - len(expected))
+        if not data.startswith(expected):
+            raise self._moved(status, f"does not have the bytes before byte {at} any more that were read")
+        return data[len(expected) :]
+
+    def _bytes_before_known(self) -> bytes:
+        if self._skipped_to is not None:
+            return self._skipped_before
+        return (self._before + self._buffer[-HEAD_BYTES:])[-HEAD_BYTES:]
+
+    def _open_at(self, descriptor: int, status: Status, before: bytes) -> None:
+        """Note what the file is; a file that was finished and has grown goes on only after a line end (N5)."""
+        if self._inode is None:
+            self._before = before
+            if self._was_finished and status.st_size > self.offset and before[-1:] not in (b"", b"\n"):
+                raise UsageError(
+                    f"{self.path} has grown since its last line, which had no line end, was read: it is not known "
+                    "where the next line begins; run the pipeline under a new name, with follow=True if files grow"
+                )
+        if self._inode is None or len(self._head) < HEAD_BYTES:
+            self._head = self.system.pread(descriptor, HEAD_BYTES, 0)
+        self._seen_bytes = status.st_size
+        self._inode, self._accepted_inode = (status.st_dev, status.st_ino), 0
+
+    def _check_same(self, descriptor: int, status: Status, *, is_elsewhere: bool = False) -> bytes:
+        """Refuse a file if its beginning, or its bytes before the position, are not those that were read (N6).
+
+        Returns the bytes before ``offset``.
+        """
+        known = self._known
+        if status.st_size < known:
+            raise self._moved(status, f"has {status.st_size} bytes")
+        if self._inode is None:
+            position = self._restored
+            head = _digest(self.system.pread(descriptor, position.head_bytes, 0))
+            size = position.tail_bytes if position.tail_bytes else min(self.offset, HEAD_BYTES)
+            before = self.system.pread(descriptor, size, self.offset - size)
+            if position.head_bytes and head != position.head_digest:
+                raise self._moved(status, "does not begin as it did")
+            if position.tail_bytes and _digest(before) != position.tail_digest:
+                raise self._moved(status, f"does not have the bytes before byte {self.offset} any more that were read")
+            return before
+        if self._inode != (status.st_dev, status.st_ino) or is_elsewhere:
+            size = min(known, len(self._head))
+            if self.system.pread(descriptor, size, 0) != self._head[:size]:
+                raise self._moved(status, "does not begin as it did")
+            expected = self._bytes_before_known()
+            if self.system.pread(descriptor, len(expected), known - len(expected)) != expected:
+                raise self._moved(status, f"does not have the bytes before byte {known} any more that were read")
+        return self._before
+
+    def _moved(self, status: Status, what: str) -> FileMovedError:
+        text = (
+            f"{self.path} {what} but was read to byte {self._known}: it was truncated or replaced; files that are "
+            "read may grow and be renamed, but not change. Rotate by renaming, not by copying and truncating, or run "
+            "the pipeline under a new name"
+        )
+        return FileMovedError(text, status.st_ino, is_in_place=status.st_ino == self.inode)
+
+
+def _digest(data: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def _split(data: bytes, ends: np.ndarray[Any, np.dtype[np.int64]], base: int, first: int) -> Lines:
+    """Return the lines of ``data`` (which ends with the last of the line ends at ``ends``), at file byte ``base``.
+
+    ``first``: the number of the first one.
+    """
+    starts = np.empty(len(ends), np.int64)
+    starts[0] = 0
+    starts[1:] = ends[:-1] + 1
+    removed = np.arange(1, len(ends) + 1, dtype=np.int64)
+    if b"\r\n" in data:
+        bytes_of = np.frombuffer(data, np.uint8)
+        has_return = (ends > starts) & (bytes_of[ends - 1] == 13)
+        removed += np.cumsum(has_return)
+        data = data.replace(b"\r\n", b"")  # what is left of "\r\r\n" is one "\r" of content
+    data = data.replace(b"\n", b"")
+    offsets = np.zeros(len(ends) + 1, np.int64)
+    offsets[1:] = ends + 1 - removed
+    if base == 0 and data.startswith(_BOM) and offsets[1] >= len(_BOM):
+        offsets[0] = len(_BOM)
+    values = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+    return Lines(values, starts + base, first)

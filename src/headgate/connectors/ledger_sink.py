@@ -1,0 +1,393 @@
+"""``LedgerSink``: users' sinks for targets that have transactions, but cannot prepare one.
+
+The records of a checkpoint are kept in the checkpoint. When it is completed the driver publishes them in one
+transaction of the target, together with their names: a target that has the name has the records. The shape of Flink's
+``GenericWriteAheadSink``, with its two steps in one. Rules CS1–CS8 of docs/spec/connectors.md.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, NoReturn, TypeAlias
+
+import pyarrow as pa
+
+from headgate.codec.arrow import read_stream
+from headgate.connectors.base import Committer, SealedTransaction, SinkContext, SinkWriter
+from headgate.connectors.fenced_sink import (
+    Fence,
+    FencedSink,
+    OutputName,
+    in_order,
+    owner_of,
+    transient,
+    with_stored_life,
+)
+from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Committable, SnapshotPart
+from headgate.protocol.checkpoints.commit import CommitPermit
+
+_PLAIN = pa.ipc.IpcWriteOptions()
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    offset: int
+    size_bytes: int
+
+
+class PieceBuffer:
+    """Takes records until it is sealed, then gives them back piece by piece."""
+
+    def __init__(self, schema: pa.Schema, piece_bytes: int) -> None:
+        """A piece is closed when its records, not compressed, have ``piece_bytes``."""
+        self._schema, self._piece_bytes = schema, piece_bytes
+        self._open: list[pa.RecordBatch] = []
+        self._open_bytes = 0
+        self._last: bytes | None = None
+        self._file: IO[bytes] | None = None
+        self._closed: list[_Range] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no record."""
+        return not self._open and not self._closed
+
+    @property
+    def has_closed(self) -> bool:
+        """Whether some pieces are not in memory any more."""
+        return bool(self._closed)
+
+    @property
+    def count(self) -> int:
+        """How many pieces there are; no record may be added afterwards."""
+        return len(self._closed) + bool(self._open)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add records.
+
+        Raises:
+            StorageError: the temporary file cannot be written.
+        """
+        assert self._last is None, "it was sealed"
+        if batch.num_rows == 0:
+            return
+        self._open.append(batch)
+        self._open_bytes += batch.nbytes  # of the slice: the whole of its buffers may be shared
+        if self._open_bytes >= self._piece_bytes:
+            self._close_piece()
+
+    def piece(self, number: int) -> bytes:
+        """Return the bytes of piece ``number``, which begin with 0.
+
+        Raises:
+            StorageError: the temporary file cannot be read.
+        """
+        if number < len(self._closed):
+            with pa.ipc.open_stream(self._read(self._closed[number])) as stored:
+                return self._encoded(stored, _COMPRESSED)
+        assert number < self.count
+        if self._last is None:
+            self._last = self._encoded(self._open, _COMPRESSED)
+        return self._last
+
+    def close(self) -> None:
+        """Drop the records."""
+        self._open, self._closed, self._last = [], [], None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _close_piece(self) -> None:
+        data = self._encoded(self._open, _PLAIN)
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="headgate-")  # noqa: SIM115 - closed with the buffer
+            offset = self._file.seek(0, 2)
+            self._file.write(data)
+            self._file.flush()
+        except OSError as error:
+            raise StorageError("write", tempfile.gettempdir(), str(error)) from error
+        self._closed.append(_Range(offset, len(data)))
+        self._open, self._open_bytes = [], 0
+
+    def _read(self, found: _Range) -> bytes:
+        assert self._file is not None
+        try:
+            self._file.seek(found.offset)
+            data = self._file.read(found.size_bytes)
+        except OSError as error:
+            raise StorageError("read", tempfile.gettempdir(), str(error)) from error
+        if len(data) != found.size_bytes:
+            problem = f"a temporary file lost {found.size_bytes - len(data)} bytes"
+            raise StorageError("read", tempfile.gettempdir(), problem, is_transient=False)
+        return data
+
+    def _encoded(self, batches: Iterable[pa.RecordBatch], options: pa.ipc.IpcWriteOptions) -> bytes:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self._schema, options=options) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        return memoryview(sink.getvalue()).tobytes()
+
+
+_WHOLE = b"1\n"
+_INDEX = b"2\n"
+
+PieceReader: TypeAlias = Callable[[SnapshotPart], memoryview]
+
+
+class LedgerOutput:
+    """The records of one subtask and checkpoint. Iterating reads them from the checkpoint, a batch at a time.
+
+    Attributes:
+        name: identifies the output; no other output ever has this name. Write it into the ledger together with the
+            records.
+    """
+
+    def __init__(self, committable: Committable, read: PieceReader) -> None:
+        """Look at the name; no record is read yet.
+
+        Raises:
+            CorruptionError: the payload has another form, or pieces are missing.
+        """
+        self._committable, self._read = committable, read
+        payload = committable.payload
+        end = payload.find(b"\n", len(_WHOLE))
+        if not payload.startswith((_WHOLE, _INDEX)) or end < 0:
+            raise self._damage("version 1 or 2 and a name", repr(payload[:20]))
+        self.name = payload[len(_WHOLE) : end].decode(errors="replace")
+        rest = memoryview(payload)[end + 1 :]
+        self._whole = rest if payload.startswith(_WHOLE) else None
+        if self._whole is None:
+            self._refuse_other_count(bytes(rest[:20]).decode(errors="replace"))
+
+    @property
+    def checkpoint(self) -> int:
+        """The checkpoint that the records belong to."""
+        return int(self._committable.checkpoint)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Yield the records in the order in which they were written.
+
+        Raises:
+            CorruptionError: they are damaged or gone.
+            StorageError: they cannot be read now.
+        """
+        if self._whole is not None:
+            yield from self._batches(self._whole)
+        for piece in self._committable.pieces:
+            yield from self._batches(self._read(piece))
+
+    def _batches(self, data: memoryview) -> Iterator[pa.RecordBatch]:
+        try:
+            batches = read_stream(data, is_compressed=True)[1]
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptionError(f"output {self.name}", 0, "an Arrow stream", str(error)) from error
+        yield from batches
+
+    def _refuse_other_count(self, said: str) -> None:
+        found = str(len(self._committable.pieces))
+        if said != found:
+            raise self._damage(f"{said} pieces", found)
+
+    def _damage(self, expected: str, found: str) -> CorruptionError:
+        one = self._committable
+        return CorruptionError(f"committable of sink '{one.sink}' for checkpoint {one.checkpoint}", 0, expected, found)
+
+
+def encode_whole(name: str, records: bytes) -> bytes:
+    """Return the payload of output that is not in pieces."""
+    return b"".join((_WHOLE, name.encode(), b"\n", records))
+
+
+def encode_index(name: str, pieces_count: int) -> bytes:
+    """Return the payload of output in pieces."""
+    return b"%s%s\n%d" % (_INDEX, name.encode(), pieces_count)
+
+
+def checkpoint_of(name: str) -> int:
+    """Return the checkpoint of a name in a ledger.
+
+    Raises:
+        UsageError: it is none.
+    """
+    found = OutputName.parse(name)
+    if found is None:
+        raise UsageError(f"'{name}' is no name of published output; names look like pipeline:sink-0000000001-00000-…")
+    return found.number
+
+
+INLINE_BYTES_MAX = 64 << 10
+"""Output of no more bytes is no piece, but in the manifest."""
+
+
+class LedgerSink(FencedSink):
+    """Base class of sinks for a target with ordinary transactions, such as a SQL database.
+
+    ``publish`` writes the records of a checkpoint and their names into the target, all or nothing. The driver calls all
+    methods, and may repeat each call after it raised or after its answer was lost. However large the output of a
+    checkpoint is, a worker and the driver each hold only about ``piece_bytes`` of it in memory at a time.
+
+    Attributes:
+        transient_errors: exceptions of the target after which another try may help. All others stop the pipeline.
+        piece_bytes: after this many bytes of records, a new piece begins.
+    """
+
+    transient_errors: tuple[type[Exception], ...] = (OSError,)
+    piece_bytes: int = 8 << 20
+
+    # -- what users write -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def publish(self, outputs: Sequence[LedgerOutput], fence: Fence) -> None:
+        """In one transaction, compare ``fence``, then write the records and the name of each of ``outputs``.
+
+        Skip an output if the ledger already has its name; look this up in the same transaction. Iterating over an
+        output reads its records, a batch at a time. If the iteration raises, roll the transaction back.
+
+        Raises:
+            FencedError: a newer generation or another life has claimed the target (``fence.refuse_if_replaced_by``).
+                Nothing must be written then.
+        """
+
+    def forget(self, owner: str, before: int) -> None:
+        """Remove the names of ``owner`` that belong to checkpoints below ``before``: they are not needed any more.
+
+        ``output_checkpoint(name)`` returns the checkpoint of a name. The default does nothing, so the ledger grows.
+        """
+
+    # -- what the runtime calls -------------------------------------------------------------------------------------
+
+    def open(self, context: SinkContext) -> _Writer:
+        """See ``connectors.base.Sink``."""
+        return _Writer(context, self.piece_bytes)
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> _Committer:
+        """See ``connectors.base.Sink``."""
+        return _Committer(self, Fence(owner_of(pipeline, node), int(generation)))
+
+
+def output_checkpoint(name: str) -> int:
+    """Return the checkpoint that an output belongs to, by the name that ``LedgerSink.publish`` received.
+
+    Raises:
+        UsageError: the text is not such a name.
+    """
+    return checkpoint_of(name)
+
+
+class _Writer(SinkWriter):
+    """Keeps the records of the checkpoint that comes."""
+
+    def __init__(self, context: SinkContext, piece_bytes: int) -> None:
+        self._context, self._piece_bytes = context, piece_bytes
+        self._records = self._fresh()
+        self._sealed: list[_Sealed] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """See ``SinkWriter``.
+
+        Raises:
+            StorageError: a temporary file cannot be written.
+        """
+        self._records.add(batch)
+
+    def seal(self, checkpoint: CheckpointId) -> _Sealed:
+        """See ``SinkWriter``."""
+        context = self._context
+        owner = owner_of(context.pipeline, context.node)
+        name = OutputName(owner, int(checkpoint), context.subtask_index, int(context.generation))
+        sealed = _Sealed(str(name), self._records)
+        self._records = self._fresh()
+        self._sealed = [one for one in self._sealed if not one.is_over]
+        self._sealed.append(sealed)
+        return sealed
+
+    def close(self) -> None:
+        """What is not prepared is abandoned."""
+        self._records.close()
+        for sealed in self._sealed:
+            sealed.close()
+
+    def _fresh(self) -> PieceBuffer:
+        return PieceBuffer(self._context.schema, self._piece_bytes)
+
+
+class _Sealed(SealedTransaction):
+    """The records of one checkpoint and subtask: see ``SealedTransaction``."""
+
+    def __init__(self, name: str, records: PieceBuffer) -> None:
+        self._name, self._records = name, records
+        self._payload: bytes | None = None
+        self.is_over = records.is_empty
+        """Whether it was prepared, or there is nothing to prepare."""
+
+    @property
+    def pieces_count(self) -> int:
+        """See ``SealedTransaction``: what is small is not stored beside the manifest."""
+        return 0 if self._is_small() else self._records.count
+
+    def piece(self, number: int) -> bytes:
+        """See ``SealedTransaction``."""
+        return self._records.piece(number)
+
+    def prepare(self) -> bytes | None:
+        """Return the records, or where they are: durable with the snapshot that has this committable."""
+        if not self.is_over:
+            small = self._is_small()
+            records = self._records
+            self._payload = (
+                encode_whole(self._name, records.piece(0)) if small else encode_index(self._name, records.count)
+            )
+            self.close()
+        return self._payload
+
+    def close(self) -> None:
+        """Drop the records."""
+        self.is_over = True
+        self._records.close()
+
+    def _is_small(self) -> bool:
+        records = self._records
+        return records.is_empty or (not records.has_closed and len(records.piece(0)) <= INLINE_BYTES_MAX)
+
+
+class _Committer(Committer):
+    """Publishes what completed checkpoints hold (CS3, CS6)."""
+
+    def __init__(self, sink: LedgerSink, fence: Fence) -> None:
+        self._sink, self._fence = sink, fence
+        self._read: PieceReader = _read_nothing
+        self.can_forget = type(sink).forget is not LedgerSink.forget
+
+    def read_pieces_with(self, read: PieceReader) -> None:
+        """See ``Committer``."""
+        self._read = read
+
+    def recover(self, keep: Sequence[Committable]) -> None:
+        """See ``Committer``: nothing is in the target that was not published for good."""
+        with transient(self._sink.transient_errors, "recover", self._fence.owner):
+            self._fence = with_stored_life(self._sink, self._fence)
+            self._sink.claim(self._fence)
+
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        """See ``Committer``."""
+        outputs = [LedgerOutput(committable, self._read) for committable in in_order(permit, committables)]
+        if outputs:
+            with transient(self._sink.transient_errors, "publish", self._fence.owner):
+                self._sink.publish(outputs, self._fence)
+
+    def forget(self, before: CheckpointId, promised: Callable[[], Sequence[Committable]]) -> None:
+        """See ``Committer``: each name says its checkpoint."""
+        with transient(self._sink.transient_errors, "forget", self._fence.owner):
+            self._sink.forget(self._fence.owner, int(before))
+
+
+def _read_nothing(piece: SnapshotPart) -> NoReturn:
+    raise AssertionError(f"nobody said how {piece.path} is read")

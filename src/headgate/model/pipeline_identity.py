@@ -1,0 +1,125 @@
+"""The identity of a pipeline for its sinks (docs/spec/lives.md), and what it writes to (docs/spec/starting-over.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from headgate.model.ids import Generation
+
+LIFE_VERSION = 1
+
+NO_GENERATION = Generation(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Who a pipeline is to the targets of its sinks. Drawn once, at its very first start (LV1).
+
+    Attributes:
+        id: random; nothing else counts when two are compared.
+        home: the checkpoint directory that it was drawn in.
+        host: the machine that drew it.
+        begun_ms: when, in milliseconds since 1970.
+        after_generation: the newest generation that ``home`` knew before: 0, or more where version 0.1 had run,
+            which drew none.
+    """
+
+    id: str
+    home: str
+    host: str
+    begun_ms: int
+    after_generation: Generation = NO_GENERATION
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What a sink's target remembers of the pipeline that writes to it.
+
+    Attributes:
+        life: None when nobody told it (a new target, or one that only version 0.1 wrote to), or it was made to forget.
+        generation: the newest one that it fences for; 0 when there was none.
+        is_forgotten: somebody made it forget: the next life that comes may have it.
+        others: what else a pipeline of that name wrote to it, by other sinks or by the former name of this one.
+            Known only where somebody asks what the target remembers.
+    """
+
+    life: Life | None = None
+    generation: Generation = NO_GENERATION
+    is_forgotten: bool = False
+    others: tuple[OtherSink, ...] = ()
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the target knows nothing of this sink."""
+        return self.life is None and not self.generation and not self.is_forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSink:
+    """A sink of a pipeline of the same name, in front of the same target. ``sink``: its name."""
+
+    sink: str
+    owner: Owner
+
+
+Mine: TypeAlias = Callable[[Owner], bool]
+"""Whether a pipeline that starts over may delete what such an owner wrote (SO4)."""
+
+
+TARGETS_VERSION = 1
+
+
+class TargetKind(Enum):
+    """What is at a target, and so who can empty it."""
+
+    FILES = "files"
+    STREAM = "stream"
+    NOTHING = "nothing"
+    """The sink keeps nothing, such as ``Discard``."""
+    OWN = "own"
+    """Of a class of a user's own: only a program that has the sink knows how to empty it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one sink writes to.
+
+    Attributes:
+        sink: name of the sink in the pipeline.
+        kind: says what the other fields mean.
+        place: directory or URL of files, root of a stream store, or the name of a user's class.
+        stream: its name; the rest is how the sink makes it, if it does.
+    """
+
+    sink: str
+    kind: TargetKind
+    place: str = ""
+    stream: str = ""
+    create: bool = True
+    segments: int = 0
+    routing_key: str | None = None
+    retention_age_ms: int | None = None
+    retention_size_bytes: int | None = None
+
+    @property
+    def place_key(self) -> tuple[str, TargetKind, str, str]:
+        """Equal for two records of the same sink in front of the same target."""
+        return (self.sink, self.kind, self.place, self.stream)
+
+
+@dataclass(frozen=True, slots=True)
+class ResetOrder:
+    """Somebody wants a pipeline to start over: it counts once the log says so (SO2).
+
+    Attributes:
+        token: nothing else is called so; the entry of the log that makes it count names it.
+        targets: all that has to be emptied.
+        beside: paths of what was captured and set aside when it was given. What comes there later is not the order's.
+    """
+
+    token: str
+    targets: tuple[Target, ...]
+    beside: tuple[str, ...] = ()

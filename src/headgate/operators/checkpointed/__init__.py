@@ -1,1 +1,0 @@
-"""How users' functions, readers and writers take part in checkpoints: as listeners, and with operator state."""

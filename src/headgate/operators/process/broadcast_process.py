@@ -1,0 +1,314 @@
+"""Functions with a broadcast side, by row and by batch, and the order of its records (docs/spec/broadcast.md).
+
+All records of the broadcast side go through the first subtask of ``BroadcastOrderSpec``, which sends them on to every
+subtask in one order (BC2, BC3). Modelled on Flink's ``KeyedBroadcastProcessFunction``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import polars as pl
+import pyarrow as pa
+
+from headgate.errors import UsageError
+from headgate.model.graph import BROADCAST_INPUT, MAIN, MAIN_INPUT, InputName, OutputTag
+from headgate.operators.bad_records import divert_unreadable
+from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState, key_columns
+from headgate.operators.checkpoint_listeners import CheckpointedFunction
+from headgate.operators.process.batch_aggregation import BatchStateHandle
+from headgate.operators.process.batch_process import BatchProcessFunction, BatchProcessOperator, BatchProcessSpec
+from headgate.operators.process.batch_state import BatchHandleFactory, CurrentKeys
+from headgate.operators.process.broadcast_state import BroadcastSide
+from headgate.operators.process.row_process import ProcessFunction, ProcessOperator, ProcessSpec, StateHandle, each_row
+from headgate.operators.process.row_state import CurrentKey, RowHandleFactory
+from headgate.operators.process.state_declaration import StatefulFunctionSpec, declare_states
+from headgate.operators.process.timers import CallContext, OperatorTime, Times
+from headgate.operators.row_functions import Row, paused_gc, rows_of
+from headgate.operators.schemas import frame_of
+from headgate.operators.user_functions import batch_error, copied, user_error
+from headgate.protocol.watermarks import Origin
+from headgate.state.backend import ColumnBackend, RowCells
+from headgate.state.descriptors import StateDescriptor
+from headgate.state.snapshot import FrozenState
+from headgate.state.ttl import StateTime
+from headgate.state.worker_backends import MemoryStates
+
+
+class BroadcastContext(CallContext, Times):
+    """The context of a call of ``process_broadcast``: the times, and the subtask that is calling.
+
+    Attributes:
+        subtask_index: the number of this subtask, among ``parallelism`` subtasks that all receive the same records.
+    """
+
+
+class BroadcastProcessFunction(ProcessFunction):
+    """Base class of functions with a broadcast side that process one record at a time.
+
+    Pass an instance to ``stream.connect(rules.broadcast()).process``. Every subtask receives all records of the
+    broadcast side, in the same order, and keeps the same data of them in states that it declares with
+    ``state.broadcast(name, key_type, type)``. All other states belong to keys and need ``key_by`` before ``connect``.
+    """
+
+    def process_broadcast(self, row: Row, context: BroadcastContext) -> Iterable[Row] | None:
+        """Process one record of the broadcast side. Return or yield results, or return None.
+
+        Headgate calls it in every subtask, and it must do the same in each: what it writes may depend only on the
+        record and on broadcast states. Every subtask emits its results. To emit each result only once, check
+        ``context.subtask_index == 0``.
+        """
+        raise NotImplementedError
+
+
+class BatchBroadcastProcessFunction(BatchProcessFunction):
+    """Base class of functions with a broadcast side that process batches. See ``BroadcastProcessFunction``."""
+
+    def process_broadcast(self, batch: pl.DataFrame, context: BroadcastContext) -> pl.DataFrame | None:
+        """Process one batch of the broadcast side. Return the results, or None.
+
+        Headgate calls it in every subtask, and it must do the same in each.
+        """
+        raise NotImplementedError
+
+
+def two_inputs(
+    spec: StatefulFunctionSpec[Any], inputs: Mapping[InputName, pa.Schema], node: str
+) -> Mapping[OutputTag, pa.Schema]:
+    """Return the schemas of the outputs of a function that has a broadcast side.
+
+    Raises:
+        UsageError: an input is missing.
+    """
+    if set(inputs) != {MAIN_INPUT, BROADCAST_INPUT}:
+        raise UsageError(f"operator '{node}' needs a stream and a broadcast one beside it")
+    return {MAIN: spec.output_schema(inputs[MAIN_INPUT], node)}
+
+
+def refuse_keyed_state(node: str, descriptor: StateDescriptor) -> NoReturn:
+    """Refuse a state that belongs to a key where there is none (BC9).
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        f"operator '{node}': state '{descriptor.name}' belongs to a key, and the stream has none; call key_by(...) "
+        "before connect, or declare it with state.broadcast if all subtasks shall have the same"
+    )
+
+
+def check_function(node: str, function: Any, keys: tuple[str, ...], *, has_timers: bool) -> None:
+    """Refuse what a function with a broadcast side cannot be.
+
+    Raises:
+        UsageError: it has timers and no key, or keeps operator state.
+    """
+    if has_timers and not keys:
+        raise UsageError(
+            f"operator '{node}': {type(function).__name__}.on_timer would never be called, because timers belong to "
+            "keys, and the stream has none; call key_by(...) before connect"
+        )
+    if isinstance(function, CheckpointedFunction):
+        raise UsageError(
+            f"operator '{node}': {type(function).__name__} is a headgate.CheckpointedFunction and has a broadcast "
+            "side; keep the lists in a function of its own, before it or after it"
+        )
+
+
+class BroadcastOperatorBase(Operator):
+    """What operators of both forms do with their two sides. To stand in front of the one by row or by batch."""
+
+    _side: BroadcastSide
+    _time: OperatorTime
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """See ``Operator``."""
+        self._side = BroadcastSide(context.node)
+        super().open(context, output)
+        self._side.begin()
+        self._broadcast_context = BroadcastContext(context, self._time)
+
+    @abstractmethod
+    def _process_broadcast(self, batch: pa.RecordBatch) -> None:
+        """Take records of the broadcast side."""
+
+    def process_input(self, name: InputName, batch: pa.RecordBatch) -> None:
+        """See ``Operator``."""
+        if name == BROADCAST_INPUT:
+            self._process_broadcast(batch)
+        else:
+            self.process(batch)
+
+    def freeze_broadcast(self, *, is_own: bool) -> FrozenState | None:
+        """See ``Operator``."""
+        return self._side.freeze(self.context, is_own=is_own)
+
+    def restore_broadcast(self, states: Sequence[RestoredState]) -> None:
+        """See ``Operator``."""
+        self._side.restore(states, self.context)
+
+
+@dataclass(frozen=True)
+class BroadcastProcessSpec(ProcessSpec):
+    """Call a function for the records of two sides. Made by ``row_broadcast_spec``."""
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return BroadcastOperator(self)
+
+    def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
+        """See ``catalog.NamedSchemasSpec``."""
+        return two_inputs(self, inputs, node)
+
+
+def row_broadcast_spec(
+    node: str, keys: tuple[str, ...], function: BroadcastProcessFunction, schema: pa.Schema
+) -> BroadcastProcessSpec:
+    """Return the spec of ``function`` on a stream of ``schema`` with these ``keys``, which may be none.
+
+    Raises:
+        UsageError: a wrong declaration.
+        UserFunctionError: its ``open`` raised.
+    """
+    columns = key_columns(schema, keys)
+
+    def cells(descriptor: StateDescriptor) -> RowCells:
+        return MemoryStates().by_row(columns, [descriptor]).cells(descriptor) if keys else _none(node, descriptor)
+
+    learning = StateHandle(node, RowHandleFactory(node, CurrentKey(), cells, StateTime()), BroadcastSide(node))
+    descriptors = declare_states(node, copied(node, function), learning)
+    spec = BroadcastProcessSpec(keys, function, schema, descriptors, learning.forgotten, learning.broadcasts)
+    check_function(node, function, keys, has_timers=spec.has_timers)
+    return spec
+
+
+def _none(node: str, descriptor: StateDescriptor) -> NoReturn:
+    refuse_keyed_state(node, descriptor)
+
+
+class BroadcastOperator(BroadcastOperatorBase, ProcessOperator):
+    """Calls ``process`` for records of the main side, ``process_broadcast`` for those of the broadcast side."""
+
+    _function: BroadcastProcessFunction
+
+    def _handle(self, maker: RowHandleFactory) -> StateHandle:
+        return StateHandle(self.context.node, maker, self._side)
+
+    def _process_broadcast(self, batch: pa.RecordBatch) -> None:
+        self._begin_call()
+        function, context, row = self._function.process_broadcast, self._broadcast_context, Row()
+        results: list[Any] = []
+        with paused_gc():
+            try:
+                with self._side.writing():
+                    for row in rows_of(batch):
+                        found = function(row, context)
+                        if found is not None:
+                            results.extend(each_row(found))
+            except Exception as error:
+                raise user_error(self.context.node, row, error) from None
+            self._emit(results)
+
+
+@dataclass(frozen=True)
+class BatchBroadcastProcessSpec(BatchProcessSpec):
+    """Call a function for the batches of two sides. Made by ``batch_broadcast_spec``."""
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return BatchBroadcastOperator(self)
+
+    def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
+        """See ``catalog.NamedSchemasSpec``."""
+        return two_inputs(self, inputs, node)
+
+
+def batch_broadcast_spec(
+    node: str, keys: tuple[str, ...], function: BatchBroadcastProcessFunction, schema: pa.Schema
+) -> BatchBroadcastProcessSpec:
+    """Return the spec of ``function`` on a stream of ``schema`` with these ``keys``, which may be none.
+
+    Raises:
+        UsageError: a wrong declaration.
+        UserFunctionError: its ``open`` raised.
+    """
+    columns = key_columns(schema, keys)
+
+    def backend(descriptor: StateDescriptor) -> ColumnBackend:
+        if not keys:
+            refuse_keyed_state(node, descriptor)
+        return MemoryStates().by_column(columns, [descriptor])
+
+    learning = BatchStateHandle(node, BatchHandleFactory(node, CurrentKeys(), backend), BroadcastSide(node))
+    descriptors = declare_states(node, copied(node, function), learning)
+    spec = BatchBroadcastProcessSpec(keys, function, schema, descriptors, learning.forgotten, learning.broadcasts)
+    check_function(node, function, keys, has_timers=spec.has_timers)
+    return spec
+
+
+class BatchBroadcastOperator(BroadcastOperatorBase, BatchProcessOperator):
+    """Calls ``process`` for batches of the main side, ``process_broadcast`` for those of the broadcast side."""
+
+    _function: BatchBroadcastProcessFunction
+
+    def _handle(self, maker: BatchHandleFactory) -> BatchStateHandle:
+        return BatchStateHandle(self.context.node, maker, self._side)
+
+    def _process_broadcast(self, batch: pa.RecordBatch) -> None:
+        self._begin_call()
+        try:
+            with self._side.writing():
+                result = self._function.process_broadcast(frame_of(batch), self._broadcast_context)
+        except Exception as error:
+            raise batch_error(self.context.node, batch.num_rows, error) from None
+        self._emit(result)
+
+
+@dataclass(frozen=True)
+class BroadcastOrderSpec:
+    """Pass records on.
+
+    Attributes:
+        is_timed: they have event times; else they never hold those of the other side back.
+        by_row: they are for a Python function, which cannot be given every time (OP4).
+    """
+
+    is_timed: bool
+    by_row: bool
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return BroadcastOrderOperator(self)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return ``schema``."""
+        return schema
+
+
+class BroadcastOrderOperator(Operator):
+    """Passes records on; event time only if they have some."""
+
+    def __init__(self, spec: BroadcastOrderSpec) -> None:
+        self._spec = spec
+
+    def on_splits(self, origins: Sequence[Origin]) -> None:
+        """See ``Operator``. A side without event times is idle from the start (BC8)."""
+        if not self._spec.is_timed:
+            self.output.emit_idle(True)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """See ``Operator``. A record that no function could be given is a bad one here, once, and not everywhere."""
+        self.output.emit(divert_unreadable(self, batch) if self._spec.by_row else batch)
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """See ``Operator``."""
+        if self._spec.is_timed or watermark_ms == WATERMARK_MAX_MS:
+            self.output.emit_watermark(watermark_ms)
+
+    def on_idle(self, is_idle: bool) -> None:
+        """See ``Operator``."""
+        if self._spec.is_timed:
+            self.output.emit_idle(is_idle)

@@ -1,0 +1,391 @@
+"""Tumbling event-time windows: hold rows until event time passes the end of their window, then fire it.
+
+``WindowMerge`` merges partial results of ``window_combine`` after the shuffle. ``WindowBuffer`` keeps records and
+lets Polars aggregate them, for aggregates that do not decompose (medians, distinct counts ...). State: the rows of
+each open window, and the watermark, so that a window never fires twice (WN4).
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.model.ids import key_groups_of_subtask
+from headgate.model.state_schema import Form
+from headgate.operators.base import (
+    WATERMARK_MAX_MS,
+    WATERMARK_MIN_MS,
+    KeyedOperator,
+    Operator,
+    OperatorContext,
+    Output,
+    RestoredState,
+)
+from headgate.operators.schemas import batch_of
+from headgate.operators.user_functions import batch_error
+from headgate.operators.window_combine import WindowCombineSpec
+from headgate.operators.window_plan import (
+    TumblingAggregate,
+    WindowPlan,
+    WindowShape,
+    decompose,
+    results,
+    window_shape,
+    window_state_text,
+)
+from headgate.state.backend import META, PartedWindows, StateFactory, WindowBackend, WindowRows
+from headgate.state.descriptors import KeyColumns, Section
+from headgate.state.key_hash import Words, column_words, hash_columns, is_text, key_groups
+from headgate.state.snapshot import FrozenState
+from headgate.state.vectors import Mask
+from headgate.state.window_aggregates import MergedRows, partial_rows
+
+
+class FiredGroups:
+    """The watermark per key group of one subtask, until its own watermark has passed all of them."""
+
+    def __init__(self) -> None:
+        self._first = 0
+        self._ms: npt.NDArray[np.int64] | None = None
+        self._max_parallelism = 0
+        self._restored_ms = self._restored_before_end_ms = np.empty(0, np.int64)
+        self._before_end_ms = WATERMARK_MIN_MS
+
+    def restore(self, context: OperatorContext, states: Sequence[tuple[RestoredState, bytes]]) -> int:
+        """Take over what ``encode`` wrote in every former subtask; return the watermark to go on with."""
+        owned = key_groups_of_subtask(context.subtask_index, context.max_parallelism, context.parallelism)
+        found = np.full(context.max_parallelism, WATERMARK_MIN_MS, np.int64)
+        before_end = found.copy()
+        for state, encoded in states:
+            meta = json.loads(encoded)
+            former = key_groups_of_subtask(state.subtask_index, context.max_parallelism, state.parallelism)
+            found[former.start : former.stop] = meta["watermark_ms"]
+            for group, watermark_ms in meta.get("ahead", ()):
+                found[group] = watermark_ms
+            before_end[former.start : former.stop] = meta.get("before_end_ms", WATERMARK_MIN_MS)
+        self._max_parallelism, self._first = context.max_parallelism, owned.start
+        self._restored_ms = found[owned.start : owned.stop]
+        self._restored_before_end_ms = before_end[owned.start : owned.stop]
+        self._before_end_ms = int(self._without_end().min())
+        return self._start_at(self._restored_ms)
+
+    def resume(self) -> int:
+        """Return the watermark to go on with when more input comes: what the end alone has fired is not late (WN13)."""
+        return max(self._start_at(self._without_end()), self._before_end_ms)
+
+    def _without_end(self) -> npt.NDArray[np.int64]:
+        has_ended = self._restored_ms == WATERMARK_MAX_MS
+        return np.where(has_ended, self._restored_before_end_ms, self._restored_ms)
+
+    def _start_at(self, found: npt.NDArray[np.int64]) -> int:
+        lowest = int(found.min())
+        self._ms = found if found.max() > lowest else None
+        return lowest
+
+    @property
+    def is_any_ahead(self) -> bool:
+        """Whether windows of some keys fired further than the subtask's watermark says."""
+        return self._ms is not None
+
+    def advance(self, watermark_ms: int) -> None:
+        """Forget what the subtask's own watermark covers."""
+        if watermark_ms < WATERMARK_MAX_MS:
+            self._before_end_ms = watermark_ms
+        if self._ms is not None and watermark_ms >= self._ms.max():
+            self._ms = None
+
+    def encode(self, watermark_ms: int) -> bytes:
+        """Return ``watermark_ms`` of the subtask, and the key groups that are ahead of it."""
+        meta: dict[str, Any] = {"watermark_ms": watermark_ms, "before_end_ms": self._before_end_ms}
+        if self._ms is not None:
+            ahead = np.flatnonzero(self._ms > watermark_ms)
+            meta["ahead"] = [[self._first + int(i), int(self._ms[i])] for i in ahead]
+        return json.dumps(meta).encode()
+
+    def late(self, batch: pa.RecordBatch, keys: Sequence[str], ends_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which rows belong to windows that fired already (WN3). Only while ``is_any_ahead``.
+
+        Args:
+            batch: records, or partial results.
+            keys: its key columns.
+            ends_ms: for each row the end, excluded, of its window.
+        """
+        assert self._ms is not None
+        groups = key_groups(hash_columns(batch, keys), self._max_parallelism)
+        late: npt.NDArray[np.bool_] = ends_ms - 1 <= self._ms[groups.astype(np.int64) - self._first]
+        return late
+
+
+Held = TypeVar("Held")
+
+_BATCH_ROWS_MAX = 65_536
+
+
+class WindowOperator(KeyedOperator, Generic[Held]):
+    """Adds rows to their windows, drops late ones, and fires the windows that have ended."""
+
+    _backend: WindowBackend[Held]
+
+    def __init__(self, shape: WindowShape, rows: WindowRows) -> None:
+        self._shape = shape
+        self._rows = rows
+        self._watermark_ms = WATERMARK_MIN_MS
+        self._fired = FiredGroups()
+
+    @abstractmethod
+    def _records_in(self, rows: pa.RecordBatch) -> int:
+        """Return how many records ``rows`` stand for."""
+
+    @abstractmethod
+    def _new_backend(self, states: StateFactory, keys: KeyColumns) -> WindowBackend[Held]:
+        """Return empty state for ``self._rows``."""
+
+    @abstractmethod
+    def _results(self, window: int, held: Held) -> pa.RecordBatch:
+        """Return the results of a window with what it held, sorted by key (WN10)."""
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """See ``Operator``."""
+        super().open(context, output)
+        self._backend = self._new_backend(context.states, KeyColumns(self._shape.keys, self._shape.key_types))
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """See ``Operator``. Goes on with the lowest of the former watermarks (WN4)."""
+        former = [(state, bytes(sections[META])) for state, sections in self._restore_backend(states)]
+        self._watermark_ms = self._fired.restore(self.context, former)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """See ``Operator``."""
+        windows = self._rows.window_of(batch)
+        late = self._late(batch, windows)
+        if late is not None:
+            self.context.metrics.add("late", self._records_in(batch.filter(pa.array(late))))
+            batch, windows = batch.filter(pa.array(~late)), windows[~late]
+        if batch.num_rows:
+            self._backend.add(windows, batch)
+
+    def _late(self, batch: pa.RecordBatch, windows: Words) -> Mask | None:
+        """Return which rows lie in windows that fired already, also before a restore; None when none do."""
+        ended = (self._watermark_ms + 1) // self._shape.size_ms - 1
+        if self._fired.is_any_ahead:
+            late = self._fired.late(batch, self._shape.keys, (windows + 1) * self._shape.size_ms)
+            return late | (windows <= ended)
+        return windows <= ended if windows.min() <= ended else None
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """Fire the windows that ended, oldest first, then pass the watermark on."""
+        self._watermark_ms = max(self._watermark_ms, watermark_ms)
+        self._fired.advance(self._watermark_ms)
+        for window in self._backend.windows():
+            if self._shape.end_ms(window) - 1 > self._watermark_ms:
+                break
+            results = self._all_results(window)
+            for start in range(0, results.num_rows, _BATCH_ROWS_MAX):
+                self.output.emit(results.slice(start, _BATCH_ROWS_MAX))
+        self.output.emit_watermark(watermark_ms)
+
+    def _all_results(self, window: int) -> pa.RecordBatch:
+        """Return the results of a window that ends, sorted by key, however it is read."""
+        if not isinstance(self._backend, PartedWindows):
+            return self._results(window, self._backend.take(window))
+        parts = [self._results(window, held) for held in self._backend.parts(window)]
+        if len(parts) == 1:
+            return parts[0]
+        whole = pa.concat_batches(parts)
+        return whole.take(key_order(whole, self._shape.keys))
+
+    def on_resumed(self) -> None:
+        """Go on with the event time before the end: what the end alone has fired is not late (WN13)."""
+        self._watermark_ms = self._fired.resume()
+
+    def freeze(self) -> FrozenState | None:
+        """See ``Operator``."""
+        self._backend.meta = self._fired.encode(self._watermark_ms)
+        return super().freeze()
+
+
+def bounds(shape: WindowShape, window: int, count: int) -> list[pa.Array]:
+    """Return the columns ``window_start`` and ``window_end`` of one window."""
+    start_us = window * shape.size_ms * 1_000
+    values = (start_us, start_us + shape.size_ms * 1_000)
+    return [pa.array(np.full(count, value)).view(pa.timestamp("us")) for value in values]
+
+
+def key_order(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.Array:
+    """Return the order that sorts rows with distinct keys. numpy is six times as fast for one number or time."""
+    column = batch.column(keys[0])
+    if len(keys) > 1 or is_text(column.type):
+        return pc.sort_indices(batch, [(key, "ascending") for key in keys])
+    if pa.types.is_floating(column.type):
+        return pa.array(np.argsort(column.to_numpy(zero_copy_only=False)))
+    words = column_words(column)
+    return pa.array(np.argsort(words.view(np.uint64) if pa.types.is_uint64(column.type) else words))
+
+
+@dataclass(frozen=True)
+class WindowMergeSpec:
+    """Merge partial results of ``plan`` and emit each window's results when event time passes its end."""
+
+    plan: WindowPlan
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return WindowMergeOperator(self.plan)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return keys, window bounds and aggregates."""
+        return self.plan.shape.output
+
+    def state_text(self) -> str:
+        """See ``catalog.state_text``."""
+        aggregates = [
+            f"{m.accumulator.kind.value} {m.accumulator.dtype} {'validity of ' if m.is_count else ''}"
+            f"{self.plan.inners[m.inner]}"
+            for m in self.plan.measures
+        ]
+        return window_state_text(self.plan.shape, Form.WINDOW_RESULTS, aggregates)
+
+
+class WindowMergeOperator(WindowOperator[MergedRows]):
+    """Rows are partial results; the backend merges those of a key."""
+
+    def __init__(self, plan: WindowPlan) -> None:
+        self._plan = plan
+        self._accumulators = tuple(measure.accumulator for measure in plan.measures)
+        section = Section("windows", plan.partial_schema(), plan.shape.keys)
+        super().__init__(plan.shape, WindowRows(section, self._window_of))
+
+    def _new_backend(self, states: StateFactory, keys: KeyColumns) -> WindowBackend[MergedRows]:
+        return states.merged_by_window(keys, self._rows, self._accumulators)
+
+    def _window_of(self, batch: pa.RecordBatch) -> Words:
+        windows: Words = batch.column(len(self._plan.shape.keys)).to_numpy()
+        return windows
+
+    def _records_in(self, rows: pa.RecordBatch) -> int:
+        return int(partial_rows(rows, self._accumulators).sum())
+
+    def _results(self, window: int, held: MergedRows) -> pa.RecordBatch:
+        times = bounds(self._shape, window, len(held.table.rows))
+        arrays = [*held.keys, *times, *results(self._plan, held.table)]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._shape.output)
+        return batch.take(key_order(batch, self._shape.keys))
+
+
+@dataclass(frozen=True)
+class WindowBufferSpec:
+    """Keep the records (``kept``: the columns needed of them) of each window and aggregate them at its end."""
+
+    shape: WindowShape
+    aggregates: tuple[pl.Expr, ...]
+    kept: pa.Schema
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return WindowBufferOperator(self)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return keys, window bounds and aggregates."""
+        return self.shape.output
+
+    def state_text(self) -> str:
+        """See ``catalog.state_text``."""
+        return window_state_text(self.shape, Form.WINDOW_RECORDS, [f"{f.name}: {f.type}" for f in self.kept])
+
+
+class WindowBufferOperator(WindowOperator[list[pa.RecordBatch]]):
+    """Rows are records, of which only the needed columns are kept."""
+
+    def __init__(self, spec: WindowBufferSpec) -> None:
+        self._spec = spec
+        super().__init__(spec.shape, WindowRows(Section("records", spec.kept, spec.shape.keys), self._window_of))
+
+    def _new_backend(self, states: StateFactory, keys: KeyColumns) -> WindowBackend[list[pa.RecordBatch]]:
+        return states.by_window(keys, self._rows)
+
+    def _window_of(self, batch: pa.RecordBatch) -> Words:
+        time = self._spec.shape.time
+        return time.windows(time.values(batch), self._spec.shape.size_ms)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """See ``Operator``."""
+        super().process(batch.select(self._spec.kept.names))
+
+    def _records_in(self, rows: pa.RecordBatch) -> int:
+        return rows.num_rows  # type: ignore[no-any-return]
+
+    def _results(self, window: int, held: list[pa.RecordBatch]) -> pa.RecordBatch:
+        keys = list(self._shape.keys)
+        frame = pl.DataFrame(pa.Table.from_batches(held))
+        try:
+            result = frame.group_by(keys).agg(self._spec.aggregates).sort(keys)
+        except pl.exceptions.PolarsError as error:
+            raise batch_error(self.context.node, frame.height, error) from None
+        output = self._shape.output
+        values = [f for f in output if f.name not in ("window_start", "window_end")]
+        grouped = batch_of(result, pa.schema(values))
+        columns = grouped.columns
+        times = bounds(self._shape, window, grouped.num_rows)
+        return pa.RecordBatch.from_arrays([*columns[: len(keys)], *times, *columns[len(keys) :]], schema=output)
+
+
+@dataclass(frozen=True)
+class WindowOperators:
+    """The operators of one aggregation.
+
+    ``combine`` (None when an aggregate does not decompose) stands before the hash edge, ``window`` after it; the
+    edge's keys are ``keys``. ``output`` is the schema of the results.
+    """
+
+    combine: WindowCombineSpec | None
+    window: WindowMergeSpec | WindowBufferSpec
+    keys: tuple[str, ...]
+    output: pa.Schema
+
+
+def window_operators(
+    aggregate: TumblingAggregate, schema: pa.Schema, node: str, *, may_combine: bool = True
+) -> WindowOperators:
+    """Return the operators that compute ``aggregate`` over records of ``schema``.
+
+    Args:
+        aggregate: what to compute.
+        schema: canonical schema of the records.
+        node: the operator's name, for messages.
+        may_combine: False keeps records even where partial results would do (the results are the same).
+
+    Raises:
+        UsageError: unknown column, wrong type, colliding names.
+    """
+    shape = window_shape(aggregate, schema, node)
+    plan = decompose(aggregate, shape, schema) if may_combine else None
+    if plan is None:
+        kept = _kept(aggregate, shape, schema)
+        return WindowOperators(None, WindowBufferSpec(shape, aggregate.aggregates, kept), shape.keys, shape.output)
+    return WindowOperators(WindowCombineSpec(plan), WindowMergeSpec(plan), shape.keys, shape.output)
+
+
+def _kept(aggregate: TumblingAggregate, shape: WindowShape, schema: pa.Schema) -> pa.Schema:
+    """Return the columns that have to be kept of each record: all, where an expression selects by pattern."""
+    needed = {*shape.keys, shape.time.column}
+    for expression in aggregate.aggregates:
+        if _selects_by_pattern(expression):
+            return schema
+        needed.update(expression.meta.root_names())
+    return pa.schema([field for field in schema if field.name in needed])
+
+
+def _selects_by_pattern(expression: pl.Expr) -> bool:
+    try:
+        return "Selector" in expression.meta.serialize(format="json")
+    except pl.exceptions.ComputeError:  # a Python function inside cannot be looked into
+        return True

@@ -1,1 +1,0 @@
-"""Event-time windows: the plan of an aggregation, and the operators that execute it."""

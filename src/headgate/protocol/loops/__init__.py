@@ -1,1 +1,0 @@
-"""Loops: the log of a loop head, the probes that count circulating records, and rounds."""

@@ -1,0 +1,657 @@
+"""Carries out the decisions of one generation's checkpoint coordinator and loop probers.
+
+Messages to workers, writes to the checkpoint log, commits, timers. All methods are called in the driver's event
+thread, except what runs in its storage, commit and savepoint threads, which report back as events. The user's
+``on_round`` callbacks run in a thread of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, assert_never, cast
+
+from headgate import fault_points
+from headgate.codec import messages
+from headgate.environment import Pool, Queue, Thread, ThreadEnded
+from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError
+from headgate.model.checkpoint_options import CheckpointOptions, Guarantee
+from headgate.model.failure import Failure, FailureKind
+from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
+from headgate.model.manifest import Committable, Manifest, Place, Savepoint, Totals
+from headgate.model.plan import LoopNest, PipelineDefinition, Plan
+from headgate.model.progress import CheckpointProgress, PendingCheckpoint
+from headgate.operators.checkpoint_listeners import CheckpointListener
+from headgate.operators.loop_head import LoopHeadSpec
+from headgate.protocol import loop_prober
+from headgate.protocol.checkpoints import coordinator as machine
+from headgate.protocol.checkpoints import coordinator_events
+from headgate.protocol.checkpoints.commit import Commit, forgettable_before, promised_output
+from headgate.protocol.checkpoints.recovery import ObservedLog
+from headgate.protocol.machine import Ignored
+from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
+from headgate.runtime.checkpoints.savepoints import SavepointDirectory
+from headgate.runtime.driver.event_loop import Timers
+from headgate.runtime.driver.hook_calls import HookCalls, failure_text, newer_generation
+from headgate.runtime.driver.restart import NewGeneration
+from headgate.runtime.driver.source_retention import SourceRetention
+from headgate.runtime.surroundings import PROCESS, Surroundings
+
+DROPS_BETWEEN_FORGETTING = 16
+"""It reads the log, so it is not done with every checkpoint; targets remember the outcomes of so many more. Each start
+does it, too: a run may have fewer drops (K25)."""
+
+
+IN_DRIVER = WorkerIndex(-1)
+"""Confirms for listeners in the driver: no worker has this number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Threads beside the event thread, one each: what they do, they do in order."""
+
+    storage: Pool
+    commit: Pool
+    savepoint: Pool
+    """Storage of the user's, which may be slow."""
+
+
+class Recipients(Protocol):
+    """The workers, as receivers of decisions."""
+
+    def broadcast(self, message: messages.ToWorker) -> None:
+        """Send to every worker of the generation, best effort."""
+
+
+class RoundListeners(Protocol):
+    """Objects given to ``on_round=`` that listen to checkpoints in the driver."""
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether there is one."""
+
+    def tell(
+        self,
+        tell: Callable[[CheckpointListener], None],
+        failed: Callable[[str, BaseException], None],
+        told: Callable[[], None],
+    ) -> None:
+        """Have ``tell`` called with each, in another thread; then ``told``, or ``failed`` for each call that raised."""
+
+
+class CoordinatorReports(Protocol):
+    """What a coordination tells the driver."""
+
+    def generation_failed(self, effect: coordinator_events.FailGeneration) -> None:
+        """The coordinator gave up."""
+
+    def generation_done(self, effect: coordinator_events.ConcludeGeneration) -> None:
+        """Everything is committed."""
+
+    def checkpoint_completed(self, progress: CheckpointProgress, manifest: Manifest) -> None:
+        """Show a completed checkpoint."""
+
+    def request_answered(self, effect: coordinator_events.AnswerRequest) -> None:
+        """A requested checkpoint was completed or given up."""
+
+    def note(self, text: str) -> None:
+        """A sentence for the user."""
+
+
+class CoordinatorHost:
+    """The coordinator of one generation, for real."""
+
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        begun: NewGeneration,
+        log: CheckpointLog,
+        timers: Timers,
+        workers: Recipients,
+        reports: CoordinatorReports,
+        pools: Pools,
+        around: Surroundings = PROCESS,
+        hooks: HookCalls | None = None,
+        rounds: RoundListeners | None = None,
+    ) -> None:
+        """``rounds``: the ``on_round=`` objects of the driver."""
+        self._around = around
+        self._hooks = HookCalls() if hooks is None else hooks
+        self._rounds = rounds if rounds is not None and rounds.is_listening else None
+        self.generation: Generation = begun.generation
+        self._definition = definition
+        self._begun = begun
+        self._log = log
+        self._timers = timers
+        self._workers = workers
+        self._reports = reports
+        self._pools = pools
+        self._triggered: dict[CheckpointId, tuple[int, int]] = {}
+        self._with_savepoints: dict[CheckpointId, Manifest | None] = {}
+        """What is completed of the checkpoints that carry savepoints."""
+        self._is_closed = False
+        self._drops_count = 0
+        self._holds = SourceRetention(definition, log, begun.generation)
+        self.is_started = False
+        """Whether every participant runs; what they report before is remembered."""
+        plan = definition.plan
+        self.machine = machine.Coordinator(
+            begun.generation,
+            plan.subtasks(),
+            definition.config.checkpoints,
+            begun.first_checkpoint,
+            begun.retained,
+            self._hooks.timeouts,
+            {vertex.id: plan.behind(vertex.id) for vertex in plan.vertices if vertex.is_source},
+        )
+        if self._rounds is not None:
+            self.machine.handle(coordinator_events.ListenerFound(self.generation, IN_DRIVER))  # HL19
+
+    def start(self, first_delay_ms: int) -> None:
+        """Every participant runs: begin to take checkpoints."""
+        self.is_started = True
+        self.handle(coordinator_events.Started(first_delay_ms))
+
+    def handle(self, event: coordinator_events.Event) -> None:
+        """Give the machine an event; carry out its effects. Ignores everything after ``close``."""
+        if self._is_closed:
+            return
+        for effect in self.machine.handle(event):
+            self._run(effect)
+
+    def close(self) -> None:
+        """The generation is over: results of writes under way no longer matter."""
+        self._is_closed = True
+        self._pools.commit.submit(self._begun.commits.close)
+
+    def pending_checkpoint(self) -> PendingCheckpoint | None:
+        """Return how far the oldest checkpoint under way has come."""
+        if not self.machine.pending:
+            return None
+        checkpoint = self.machine.pending[0]
+        triggered = self._triggered.get(checkpoint)
+        age_ms = 0 if triggered is None else self._around.monotonic_ms() - triggered[0]
+        missing = [f"hook {name}" for name in self.machine.awaited_hooks(checkpoint)]
+        return PendingCheckpoint(checkpoint, age_ms, (*missing, *(str(s) for s in self.machine.missing(checkpoint))))
+
+    def _run(self, effect: coordinator_events.Effect) -> None:
+        match effect:
+            case Ignored():  # first: nearly every acknowledgement
+                return
+            case coordinator_events.ArmTimer():
+                timer = effect.timer
+                self._timers.arm((self.generation, timer), effect.after_ms, lambda: self._fire(timer))
+            case coordinator_events.CancelTimer():
+                self._timers.cancel_timer((self.generation, effect.timer))
+            case coordinator_events.ReserveId():
+                self._pools.storage.submit(self._reserve, effect.checkpoint)
+            case coordinator_events.AnnounceCheckpoint():
+                self._has_begun(effect.checkpoint, effect.options)
+                self._workers.broadcast(messages.Announce(self.generation, effect.checkpoint, effect.options))
+            case coordinator_events.CallHook():
+                self._call_hook(effect)
+            case coordinator_events.TriggerSources():
+                self._has_begun(effect.checkpoint, effect.options)
+                fault_points.reach("before-trigger")
+                self._workers.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint, effect.options))
+            case coordinator_events.DrainSources():
+                self._workers.broadcast(messages.Drain(self.generation))
+            case coordinator_events.WriteManifest():
+                oldest_retained = self.machine.checkpoints.retention.oldest_with(effect.checkpoint)
+                self._pools.storage.submit(self._write_manifest, self._manifest(effect), oldest_retained)
+            case coordinator_events.NotifyComplete():
+                self._workers.broadcast(messages.Complete(self.generation, effect.checkpoint))
+                self._tell("notify_checkpoint_complete", effect.checkpoint)
+            case coordinator_events.NotifyAbort():
+                self._triggered.pop(effect.checkpoint, None)
+                self._with_savepoints.pop(effect.checkpoint, None)
+                self._reports.note(f"checkpoint {effect.checkpoint} was aborted: {effect.reason.text}")
+                self._workers.broadcast(messages.Abort(self.generation, effect.checkpoint))
+                self._tell("notify_checkpoint_aborted", effect.checkpoint)
+            case coordinator_events.DeleteParts():
+                self._pools.storage.submit(self._quietly, lambda: self._log.files.delete(effect.parts))
+            case coordinator_events.DropCheckpoint():
+                self._pools.storage.submit(self._quietly, lambda: self._drop(effect.checkpoint))
+            case coordinator_events.WriteSavepoint():
+                manifest = self._with_savepoints.pop(effect.checkpoint)
+                assert manifest is not None, "a savepoint is written after the manifest of its checkpoint"
+                self._pools.savepoint.submit(self._write_savepoint, effect, manifest)
+            case coordinator_events.DropSavepoint():
+                self._pools.savepoint.submit(
+                    self._quietly, lambda: _remove_savepoint_attempt(Place.parse(effect.target))
+                )
+            case Commit():
+                self._pools.commit.submit(self._commit, effect)
+            case coordinator_events.FailGeneration():
+                self._reports.generation_failed(effect)
+            case coordinator_events.ConcludeGeneration():
+                if self.machine.retained:
+                    self._pools.storage.submit(self._quietly, self._log.files.sweep)
+                self._reports.generation_done(effect)
+            case coordinator_events.AnswerRequest():
+                self._reports.request_answered(effect)
+            case _:
+                assert_never(effect)
+
+    def _fire(self, timer: coordinator_events.Timer) -> None:
+        if isinstance(timer, coordinator_events.HookTimer) and not self._is_closed:
+            self._reports.note(f"hook '{timer.hook}' did not answer for checkpoint {timer.checkpoint} in time")
+        self.handle(coordinator_events.TimerFired(timer))
+
+    def _has_begun(self, checkpoint: CheckpointId, options: CheckpointOptions) -> None:
+        if options.target is not None:
+            self._with_savepoints[checkpoint] = None
+        self._triggered.setdefault(checkpoint, (self._around.monotonic_ms(), self._around.wall_ms()))
+
+    def _manifest(self, effect: coordinator_events.WriteManifest) -> Manifest:
+        plan = self._definition.plan
+        begun_ms, wall_ms = self._triggered.get(effect.checkpoint, (self._around.monotonic_ms(), 0))
+        return Manifest(
+            effect.checkpoint,
+            self.generation,
+            plan.parallelism,
+            plan.max_parallelism,
+            tuple(entry.without_totals() for entry in effect.entries),
+            effect.carried,
+            plan.state_texts(),
+            effect.is_final,
+            wall_ms,
+            self._around.monotonic_ms() - begun_ms,
+            is_draining=effect.is_draining,
+            mode=self._definition.config.checkpoints.mode,
+            hooks=effect.hooks,
+            origin=self._begun.origin,
+            left=self._begun.left,
+            totals=sum_totals(
+                restored_totals(self._begun.restored), *(entry.totals for entry in effect.entries)
+            ),  # OM1
+            lineages=self._definition.lineages,
+        )
+
+    # -- hooks ------------------------------------------------------------------------------------------------------
+
+    def _call_hook(self, effect: coordinator_events.CallHook) -> None:
+        """What it answers, it says from its own thread; an answer that comes too late changes nothing (EI6)."""
+        checkpoint, hook = effect.checkpoint, effect.hook
+
+        def failed(error: BaseException) -> None:
+            newer = newer_generation(error)
+            if newer is not None:
+                self._report(coordinator_events.GenerationReplaced(newer))
+                return
+            self._note(failure_text(f"hook '{hook}'", f"trigger({checkpoint})", error))
+            self._report(coordinator_events.HookFailed(checkpoint, hook))
+
+        self._hooks.trigger(
+            checkpoint,
+            hook,
+            lambda: checkpoint in self._triggered and not self._is_closed,
+            lambda data: self._report(coordinator_events.HookAnswered(checkpoint, hook, data)),
+            failed,
+        )
+
+    def _tell(self, call: str, checkpoint: CheckpointId) -> None:
+        """Notify the listeners in the driver."""
+
+        def tell(listener: CheckpointListener) -> None:
+            getattr(listener, call)(int(checkpoint))
+
+        def failed(whose: str, error: BaseException) -> None:
+            sentence = failure_text(whose, f"{call}({checkpoint})", error)
+            self._timers.post(lambda: self._listener_failed(sentence))
+
+        self._hooks.tell(tell, failed)
+        if self._rounds is not None:
+            told = coordinator_events.CompletionTold(self.generation, IN_DRIVER, checkpoint)
+            self._rounds.tell(tell, failed, lambda: self._report(told))
+
+    def _listener_failed(self, sentence: str) -> None:
+        """As any listener's (HL6, EI11): the checkpoint stays what it is, and the generation starts again."""
+        if self._is_closed:
+            self._reports.note(sentence)
+        else:
+            self._reports.generation_failed(coordinator_events.FailGeneration(Failure(FailureKind.LOST, sentence)))
+
+    # -- in the storage thread ------------------------------------------------------------------------------------
+
+    def _reserve(self, checkpoint: CheckpointId) -> None:
+        try:
+            self._log.reserve(checkpoint)
+        except FencedError as error:
+            self._report(coordinator_events.GenerationReplaced(Generation(error.newest)))
+            return
+        except ThreadEnded:
+            raise
+        except BaseException as error:
+            self._note(f"cannot begin checkpoint {checkpoint}: {error}")
+            self._report(coordinator_events.ReserveFailed(checkpoint))
+            return
+        self._report(coordinator_events.IdReserved(checkpoint))
+
+    def _write_manifest(self, manifest: Manifest, oldest_retained: CheckpointId) -> None:
+        fault_points.reach("before-manifest")
+        try:
+            outcome = self._append(manifest, oldest_retained)
+        except FencedError as error:
+            self._report(coordinator_events.GenerationReplaced(Generation(error.newest)))
+            return
+        fault_points.reach("after-manifest")
+        match outcome:
+            case Outcome.WRITTEN:
+                self._timers.post(lambda: self._completed(manifest))
+            case Outcome.FAILED:
+                self._note(f"cannot write the manifest of checkpoint {manifest.checkpoint}: {self._log.problem}")
+                self._report(coordinator_events.ManifestFailed(manifest.checkpoint))
+            case Outcome.UNKNOWN:
+                why = f": {self._log.problem}" if self._log.problem else ""
+                self._note(f"it is not known whether the manifest of checkpoint {manifest.checkpoint} was written{why}")
+                self._report(coordinator_events.ManifestUnknown(manifest.checkpoint))
+
+    def _append(self, manifest: Manifest, oldest_retained: CheckpointId) -> Outcome:
+        try:
+            return self._log.append(manifest, oldest_retained)
+        except (FencedError, ThreadEnded):
+            raise
+        except BaseException as error:  # whatever it was, the write may have taken effect (C12)
+            self._note(f"cannot write the manifest of checkpoint {manifest.checkpoint}: {error}")
+            return Outcome.UNKNOWN
+
+    def _completed(self, manifest: Manifest) -> None:
+        """Hand over from the storage thread: the manifest is durable, so that its output may be committed (C12)."""
+        assert manifest.generation == self.generation, "a manifest of another generation was written"
+        self._triggered.pop(manifest.checkpoint, None)
+        if manifest.checkpoint in self._with_savepoints:
+            self._with_savepoints[manifest.checkpoint] = manifest
+        self._reports.checkpoint_completed(
+            CheckpointProgress(
+                manifest.checkpoint,
+                manifest.duration_ms,
+                manifest.size_bytes,
+                manifest.trigger_wall_ms,
+                self.generation,
+                manifest.is_final,
+            ),
+            manifest,
+        )
+        self.handle(coordinator_events.ManifestWritten(manifest.checkpoint))
+
+    def _quietly(self, call: Callable[[], None]) -> None:
+        """Removing what is not needed may fail; it is tried again when the next generation sweeps."""
+        try:
+            call()
+        except ThreadEnded:
+            raise
+        except BaseException as error:
+            self._note(f"could not remove old checkpoint files: {error}")
+
+    # -- in the thread of savepoints --------------------------------------------------------------------------------
+
+    def _write_savepoint(self, effect: coordinator_events.WriteSavepoint, manifest: Manifest) -> None:
+        if self._is_closed:
+            return
+        place = Place.parse(effect.target)
+        whole = replace(manifest, entries=effect.entries, carried=(), origin=None, follows=None, log_start=0)  # SV2
+        drawn, name = self._around.token(16).hex(), self._definition.config.name
+        try:
+            fault_points.reach("before-savepoint")
+            is_same_cut = effect.is_end or manifest.mode is not Guarantee.AT_MOST_ONCE  # SV9
+            life, now_ms = self._log.life_id, self._around.wall_ms()
+            savepoint = Savepoint(drawn, name, now_ms, place.prefix, whole, life, is_same_cut)
+            SavepointDirectory(place.url).write(savepoint)
+            fault_points.reach("after-savepoint")
+        except ThreadEnded:
+            raise
+        except BaseException as error:
+            said = str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
+            self._report(coordinator_events.SavepointFailed(effect.checkpoint, said))
+            return
+        self._report(coordinator_events.SavepointWritten(effect.checkpoint))
+
+    def _drop(self, checkpoint: CheckpointId) -> None:
+        self._log.drop(checkpoint, CheckpointId(checkpoint + 1))
+        self._drops_count += 1
+        if self._drops_count % DROPS_BETWEEN_FORGETTING != 0:
+            return
+        observed = self._log.observe()
+        self._pools.commit.submit(self._tell_sources, observed)
+        before = forgettable_before(observed)
+        if before is not None:
+            self._pools.commit.submit(self._quietly, lambda: self._forget(before, promised_output(observed)))
+
+    # -- in the commit thread -------------------------------------------------------------------------------------
+
+    def _tell_sources(self, observed: ObservedLog) -> None:
+        """Let sources release input; what fails now is repeated after further checkpoints."""
+        if self._is_closed:
+            return
+        try:
+            self._holds.tell(observed)
+        except ThreadEnded:
+            raise
+        except BaseException as error:
+            self._note(f"the sources could not be told what checkpoints still need: {error}")
+
+    def _forget(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
+        if not self._is_closed:
+            self._begun.commits.forget(before, promised)
+
+    def _commit(self, effect: Commit) -> None:
+        checkpoint = effect.permit.checkpoint
+        if self._is_closed:
+            return
+        try:
+            self._begun.commits.commit(effect.permit, effect.committables)
+        except FencedError as error:
+            self._report(coordinator_events.GenerationReplaced(Generation(error.newest)))
+        except StorageError as error:
+            self._note(f"commit of checkpoint {checkpoint} failed: {error}")
+            self._report(coordinator_events.CommitFailed(checkpoint, str(error), error.is_transient))
+        except OutputDenied as error:
+            self._report(
+                coordinator_events.CommitFailed(checkpoint, f"sink '{error.sink}': {error.cause}", is_transient=False)
+            )
+        except HeadgateError as error:
+            self._report(coordinator_events.CommitFailed(checkpoint, str(error), is_transient=False))
+        except ThreadEnded:
+            raise
+        except BaseException as error:  # CS26
+            self._report(
+                coordinator_events.CommitFailed(checkpoint, f"{type(error).__name__}: {error}", is_transient=False)
+            )
+        else:
+            fault_points.reach("after-commit")
+            self._report(coordinator_events.CommitSucceeded(checkpoint))
+
+    def _report(self, event: coordinator_events.Event) -> None:
+        self._timers.post(lambda: self.handle(event))
+
+    def _note(self, text: str) -> None:
+        self._timers.post(lambda: self._reports.note(text))
+
+
+def restored_totals(restored: Manifest | None) -> Totals:
+    """Return what had been counted when the checkpoint was taken that a generation continues from."""
+    return {} if restored is None else restored.totals
+
+
+def sum_totals(*counted: Totals) -> Totals:
+    """Return the sums; what was never counted is left out."""
+    sums: Totals = {}
+    for totals in counted:
+        for node, counts in totals.items():
+            of_node = sums.setdefault(node, {})
+            for name, count in counts.items():
+                if count:
+                    of_node[name] = of_node.get(name, 0) + count
+    return {node: of_node for node, of_node in sorted(sums.items()) if of_node}
+
+
+def _remove_savepoint_attempt(place: Place) -> None:
+    SavepointDirectory(place.url).give_up(place)
+
+
+CLOSE_S = 0.5
+"""After a success the callbacks have returned; after a failure one may still be busy."""
+
+
+class RoundCallbacks:
+    """Calls ``on_round`` of all loops in all generations of a run, one call after another.
+
+    The thread is a daemon: a callback that never returns must not keep the process of a pipeline that has failed.
+    """
+
+    def __init__(self, note: Callable[[str], None], around: Surroundings = PROCESS) -> None:
+        """``note`` shows the user a sentence; called from the callbacks' thread."""
+        self._note = note
+        self._around = around
+        self._calls: Queue[Callable[[], None] | None] = around.queue()
+        self._thread: Thread | None = None
+
+    def submit(self, loop: NodeName, callback: Callable[[int], object], round_: int) -> None:
+        """Call ``callback`` when those before it have returned; what it raises becomes a note."""
+        self._put(lambda: self._call(loop, callback, round_))
+
+    def tell(
+        self,
+        name: str,
+        listener: CheckpointListener,
+        tell: Callable[[CheckpointListener], None],
+        failed: Callable[[str, BaseException], None],
+    ) -> None:
+        """Notify ``listener`` of the end of a checkpoint, after the earlier callbacks (HL19)."""
+
+        def call() -> None:
+            try:
+                tell(listener)
+            except ThreadEnded:
+                raise
+            except BaseException as error:
+                failed(name, error)
+
+        self._put(call)
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call ``call`` when all callbacks so far have returned: in their thread, or at once if there were none."""
+        if self._thread is None:
+            call()
+        else:
+            self._put(call)
+
+    def close(self) -> None:
+        """End the thread after the waiting callbacks; wait for it, but not long: they are the user's."""
+        self._calls.put(None)
+        if self._thread is not None and not self._thread.is_current:
+            self._thread.join(CLOSE_S)
+
+    def _put(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+        if self._thread is None:
+            self._thread = self._around.thread(self._loop, "headgate-rounds")
+            self._thread.start()
+
+    def _loop(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+    def _call(self, loop: NodeName, callback: Callable[[int], object], round_: int) -> None:
+        try:
+            callback(round_)
+        except ThreadEnded:
+            raise
+        except BaseException as error:  # whatever it is, the run's end waits for this thread
+            self._note(f"on_round of loop '{loop}' failed in round {round_}: {type(error).__name__}: {error}")
+
+
+class LoopHost:
+    """All nests of one generation."""
+
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        generation: Generation,
+        timers: Timers,
+        workers: Recipients,
+        callbacks: RoundCallbacks,
+    ) -> None:
+        plan = definition.plan
+        self._generation = generation
+        self._timers = timers
+        self._workers = workers
+        self._is_closed = False
+        self._nest_of = {vertex.id: vertex.nest for vertex in plan.vertices}
+        self._specs = {nest.name: cast(LoopHeadSpec, definition.graph.node(nest.name).spec) for nest in plan.nests()}
+        self._probers = {nest.name: _prober(plan, nest, self._specs[nest.name]) for nest in plan.nests()}
+        self._callbacks = callbacks
+
+    def on_message(self, message: messages.EntranceEnded | messages.ProbeReturned) -> None:
+        """Take a report of a worker of this generation."""
+        nest = self._nest_of.get(message.event.subtask.vertex)
+        if self._is_closed or nest is None or message.generation != self._generation:
+            return
+        for effect in self._probers[nest].handle(message.event):
+            self._run(nest, effect)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether any ``on_round=`` object listens to checkpoints."""
+        return any(isinstance(spec.on_round, CheckpointListener) for spec in self._specs.values())
+
+    def tell(
+        self,
+        tell: Callable[[CheckpointListener], None],
+        failed: Callable[[str, BaseException], None],
+        told: Callable[[], None],
+    ) -> None:
+        """Notify them of the end of a checkpoint, after the rounds so far; then call ``told`` if none failed (HL19)."""
+        problems: list[BaseException] = []
+
+        def note(whose: str, error: BaseException) -> None:
+            problems.append(error)
+            failed(whose, error)
+
+        for nest, spec in self._specs.items():
+            if isinstance(spec.on_round, CheckpointListener):
+                self._callbacks.tell(f"on_round of loop '{nest}'", spec.on_round, tell, note)
+        self._callbacks.when_done(lambda: None if problems else told())
+
+    def close(self) -> None:
+        """The generation is over. Callbacks that wait still run: the next generation may not finish those rounds."""
+        self._is_closed = True
+
+    def _run(self, nest: NodeName, effect: loop_prober.ProberEffect) -> None:
+        match effect:
+            case loop_prober.StartProbe():
+                self._start(nest, effect)
+            case loop_prober.EndLoop():
+                self._workers.broadcast(messages.EndLoop(self._generation, nest))
+            case loop_prober.RoundFinished():
+                callback = self._specs[nest].on_round
+                if callback is not None:
+                    self._callbacks.submit(nest, callback, effect.round_)
+            case Ignored():
+                return
+
+    def _start(self, nest: NodeName, effect: loop_prober.StartProbe) -> None:
+        message = messages.StartProbe(self._generation, nest, effect.probe)
+
+        def send() -> None:
+            if not self._is_closed:
+                self._workers.broadcast(message)
+
+        if effect.after_ms:
+            self._timers.arm((self._generation, "probe", nest), effect.after_ms, send)
+        else:
+            send()
+
+
+def _prober(plan: Plan, nest: LoopNest, spec: LoopHeadSpec) -> loop_prober.LoopProber:
+    def subtasks(vertices: tuple[VertexId, ...]) -> list[SubtaskId]:
+        return [SubtaskId(vertex, index) for vertex in vertices for index in range(plan.parallelism)]
+
+    return loop_prober.LoopProber(
+        subtasks(nest.entrances),
+        subtasks(nest.heads[:1]),
+        subtasks(nest.heads[1:]),
+        subtasks(nest.leaves),
+        has_rounds=spec.round_column is not None,
+    )

@@ -1,0 +1,284 @@
+"""Stop a pipeline of another process of this machine, or request a checkpoint or savepoint from it.
+
+Finds the process by the pipeline's lock, and signals it. A request is a file beside the lock; the pipeline's process
+takes it, does what it says, and writes the outcome to another file. Never signals a process without being certain
+that it holds the lock: a process id in a file may have been reused.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headgate.codec.json_files import Ending, LockHolder
+from headgate.errors import StorageError, UsageError
+from headgate.model.progress import CheckpointOutcome, ControlRequest
+from headgate.runtime.driver.liveness import record_stop_of_dead_driver
+from headgate.runtime.driver.pipeline_lock import LOCK_NAME, read_holder
+from headgate.storage.permissions import access_in, write_created
+from headgate.storage.urls import local_directory, open_storage
+
+if TYPE_CHECKING:
+    import psutil
+
+
+ASKED, TAKEN, WRITTEN, ANSWERED = ".asked", ".taken", ".written", ".answered"
+
+
+class RequestFile:
+    """One question and its answer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @classmethod
+    def leave(cls, root: str, pipeline: str, request: ControlRequest | None = None) -> RequestFile:
+        """Leave a question beside the lock of ``pipeline``."""
+        local = local_directory(root)
+        assert local is not None, "only a local pipeline can be rung for"
+        ask = cls(local / pipeline / f"checkpoint-{os.getpid()}-{secrets.token_hex(8)}")
+        ask._put(ASKED, b"" if request is None else msgspec.json.encode(request))
+        return ask
+
+    def _put(self, suffix: str, data: bytes) -> None:
+        """Write atomically, with the permissions of the lock's directory (SE1, SE2)."""
+        written = self._path.with_suffix(WRITTEN)
+        write_created(written, data, access_in(written.parent))
+        written.rename(self._path.with_suffix(suffix))
+
+    def take(self) -> ControlRequest | None:
+        """Take the request, which only one process can; None: it was withdrawn, or taken by another one."""
+        try:
+            self._path.with_suffix(ASKED).rename(self._path.with_suffix(TAKEN))
+            data = self._path.with_suffix(TAKEN).read_bytes()
+        except FileNotFoundError:
+            return None
+        return msgspec.json.decode(data, type=ControlRequest) if data else ControlRequest()
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the requesting process has died."""
+        pid = self._path.name.split("-")[1]
+        return not (pid.isdecimal() and Path(f"/proc/{pid}").exists())
+
+    def answer(self, outcome: CheckpointOutcome) -> None:
+        """Write the outcome, unless the request was withdrawn."""
+        asked = self._path.with_suffix(ASKED), self._path.with_suffix(TAKEN)
+        if any(path.exists() for path in asked):
+            self._put(ANSWERED, msgspec.json.encode(outcome))
+            for path in asked:
+                path.unlink(missing_ok=True)
+
+    def answered(self) -> CheckpointOutcome | None:
+        """Return the outcome, or None before there is one."""
+        try:
+            return msgspec.json.decode(self._path.with_suffix(ANSWERED).read_bytes(), type=CheckpointOutcome)
+        except FileNotFoundError:
+            return None
+
+    def remove(self) -> None:
+        """Forget it, answered or not."""
+        for suffix in (ASKED, TAKEN, WRITTEN, ANSWERED):
+            self._path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def waiting_requests(root: str, pipeline: str) -> list[RequestFile]:
+    """Return the requests of living processes; remove the files of dead ones."""
+    local = local_directory(root)
+    paths = [] if local is None else sorted((local / pipeline).glob("checkpoint-*-*.*"))
+    asks = {path.with_suffix(""): RequestFile(path.with_suffix("")) for path in paths}
+    for ask in asks.values():
+        if ask.is_given_up:
+            ask.remove()
+    return [RequestFile(path.with_suffix("")) for path in paths if path.suffix == ASKED and path.exists()]
+
+
+def take_requests(root: str, pipeline: str, run: str) -> list[tuple[RequestFile, ControlRequest]]:
+    """Take the requests to ``run``; remove those to a former run, even if their process id is in use again (C76)."""
+    asks = ((ask, ask.take()) for ask in waiting_requests(root, pipeline))
+    found = [(ask, request) for ask, request in asks if request is not None]
+    for ask, request in found:
+        if not request.is_for(run):
+            ask.remove()
+    return [(ask, request) for ask, request in found if request.is_for(run)]
+
+
+STOP = signal.SIGTERM
+DRAIN = signal.SIGUSR1
+ASK = signal.SIGUSR2
+
+
+class RunningPipeline:
+    """A pipeline that a process of this machine runs. Make it with ``find``."""
+
+    def __init__(self, root: str, pipeline: str, holder: LockHolder) -> None:
+        self._root = root
+        self._pipeline = pipeline
+        self.holder = holder
+        self._keeper = _keeper_of(holder)
+
+    @classmethod
+    def find(cls, root: str, pipeline: str) -> RunningPipeline:
+        """Return the pipeline with its checkpoints below ``root``.
+
+        Raises:
+            UsageError: it does not run, runs on another machine, or cannot be stopped from outside.
+        """
+        local = local_directory(root)
+        if local is None:
+            raise UsageError(
+                f"the checkpoints of '{pipeline}' are in {root}, which does not say which process runs the pipeline; "
+                "on its machine send that process SIGTERM to stop it or SIGUSR1 to drain it"
+            )
+        _refuse_unreadable(local / pipeline / LOCK_NAME, pipeline)
+        holder = read_holder(root, pipeline)
+        is_elsewhere = holder is not None and holder.host != socket.gethostname()
+        is_over = holder is None or holder.ending is not Ending.NONE
+        if holder is None or is_over or not (is_elsewhere or _has_open(holder.pid, local / pipeline / LOCK_NAME)):
+            raise UsageError(f"no pipeline '{pipeline}' runs with its checkpoints in {local}; {_running_text(local)}")
+        if is_elsewhere:
+            raise UsageError(f"pipeline '{pipeline}' is run by {holder.owner}; stop it on that machine")
+        if not holder.takes_signals:
+            raise UsageError(
+                f"pipeline '{pipeline}' is run by {holder.owner}, a program that started it with start(); call stop() "
+                "or stop(drain=True) of its handle there"
+            )
+        return cls(root, pipeline, holder)
+
+    def ask(self, *, drain: bool) -> None:
+        """Send the signal that stops, or drains. Call at once after ``find``.
+
+        Of a pipeline with a keeper, that one gets it: else it would start the driver again if that dies over it (KR14).
+
+        Raises:
+            UsageError: the process belongs to another user, or has just ended.
+        """
+        try:
+            os.kill(self.holder.pid if self._keeper is None else self._keeper.pid, DRAIN if drain else STOP)
+        except (PermissionError, ProcessLookupError) as error:
+            raise UsageError(f"cannot signal {self.holder.owner}, which runs '{self._pipeline}': {error}") from None
+
+    def ask_for(self, request: ControlRequest) -> RequestFile:
+        """Leave a question and ring. Call at once after ``find``.
+
+        Raises:
+            UsageError: the process belongs to another user, or has just ended.
+        """
+        ask = RequestFile.leave(self._root, self._pipeline, replace(request, run=self.holder.nonce))
+        try:
+            os.kill(self.holder.pid, ASK)
+        except (PermissionError, ProcessLookupError) as error:
+            ask.remove()
+            raise UsageError(f"cannot signal {self.holder.owner}, which runs '{self._pipeline}': {error}") from None
+        return ask
+
+    def insist(self, ended: LockHolder, *, drain: bool) -> None:
+        """Repeat the request to supervisor and standbys of a driver that has died or failed: they may start it again.
+
+        The supervisor is the one that it had (KR15): any other process was started on purpose.
+        """
+        drains_on = self._tell_keeper(DRAIN if drain else STOP) and drain  # a standby would be in its way
+        if ended.ending is not Ending.REPLACED and not drains_on:
+            with suppress(StorageError):
+                record_stop_of_dead_driver(open_storage(self._root), self._pipeline, self.holder, drain=drain)
+
+    def _tell_keeper(self, number: int) -> bool:
+        """Return whether there is one."""
+        import psutil
+
+        if self._keeper is None:
+            return False
+        try:
+            self._keeper.send_signal(number)
+        except psutil.Error:  # it has ended; whoever has its number now is left alone
+            return False
+        return True
+
+    def ended(self) -> LockHolder | None:
+        """Return how this run ended, or None while it goes on.
+
+        ``ending`` is ``NONE`` when it died without a word, and ``REPLACED`` when another run has overwritten it.
+        """
+        local = local_directory(self._root)
+        assert local is not None, "find() accepts only local directories"
+        is_there = _has_open(self.holder.pid, local / self._pipeline / LOCK_NAME)  # first: it writes, then leaves
+        found = read_holder(self._root, self._pipeline)
+        if found is not None and found.nonce == self.holder.nonce:
+            return found if found.ending is not Ending.NONE or not is_there else None
+        if found is None:  # being written, by this run or the next
+            return None if is_there else self.holder
+        return replace(self.holder, ending=Ending.REPLACED)
+
+
+def _keeper_of(holder: LockHolder) -> psutil.Process | None:
+    """Return the supervisor of a running driver. It must be its parent: a process id in a file may have been reused."""
+    import psutil
+
+    try:
+        parent = psutil.Process(holder.pid).parent() if holder.keeper else None
+    except psutil.Error:
+        return None
+    return parent if parent is not None and parent.pid == holder.keeper else None
+
+
+def _refuse_unreadable(lock: Path, pipeline: str) -> None:
+    """Refuse a lock that only another user may read: the pipeline may well run."""
+    try:
+        lock.open("rb").close()
+    except PermissionError:
+        raise UsageError(
+            f"whether pipeline '{pipeline}' runs cannot be told, because {lock} may not be read; ask as its owner"
+        ) from None
+    except OSError:  # there is none
+        return
+
+
+def running_pipelines(root: Path) -> list[str]:
+    """Return the names of the pipelines below ``root`` that a process of this machine runs."""
+    found = []
+    for lock in sorted(root.glob(f"*/{LOCK_NAME}")):
+        with suppress(UsageError):  # of another user: not one that could be meant
+            found += [lock.parent.name] if is_running_here(str(root), lock.parent.name) else []
+    return found
+
+
+def is_running_here(root: str, pipeline: str) -> bool:
+    """Return whether a process of this machine runs the pipeline with its checkpoints below ``root``.
+
+    Raises:
+        UsageError: the process belongs to another user.
+    """
+    local, holder = local_directory(root), read_holder(root, pipeline)
+    if local is None or holder is None or holder.ending is not Ending.NONE:
+        return False
+    return holder.host == socket.gethostname() and _has_open(holder.pid, local / pipeline / LOCK_NAME)
+
+
+def _running_text(root: Path) -> str:
+    return f"running there: {', '.join(running_pipelines(root)) or 'none'}"
+
+
+def _has_open(pid: int, lock: Path) -> bool:
+    """Whether process ``pid`` has this very file open: so it is the holder, and not one that got its number later.
+
+    Raises:
+        UsageError: the process belongs to another user.
+    """
+    import psutil
+
+    try:
+        opened = [file.path for file in psutil.Process(pid).open_files()]
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        raise UsageError(f"process {pid} holds {lock} and belongs to another user; stop it as that user") from None
+    wanted = os.path.realpath(lock)
+    return any(os.path.realpath(path) == wanted for path in opened)

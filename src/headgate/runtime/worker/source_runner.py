@@ -1,0 +1,416 @@
+"""Reads the source of one subtask: gives its records to the chain, and tells the machine of markers and the end.
+
+Everything happens in the mailbox thread. ``AheadReader`` reads ahead of what is processed, for pipelines that count
+every record at most once: records wait in memory until a checkpoint has recorded a position after them (GM30–GM37 of
+docs/spec/guarantees.md). ``protocol.subtasks.induced`` decides when a source that sets its own barrier is cut.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from headgate.connectors.base import AnyReader, CheckpointMarker, InducedReader, Polled, SourceBatch
+from headgate.errors import UsageError
+from headgate.model.checkpoint_options import Guarantee
+from headgate.model.ids import CheckpointId
+from headgate.protocol.subtasks import subtask as machine
+from headgate.protocol.subtasks.subtask import SplitsSeen
+from headgate.protocol.subtasks.weaker_guarantees import ReadAhead
+from headgate.runtime.worker.subtask_parts import SubtaskParts
+
+HELD_BYTES_MAX = 64 << 20
+"""What one subtask holds; reading waits beyond it (GM36)."""
+
+WAIT_MS = 1_000
+"""Where nothing can be read, a completed checkpoint wakes the mailbox earlier."""
+
+
+def is_progress(polled: Polled) -> bool:
+    """Whether reading has come forward: a batch without records is none, unless its split has ended with it."""
+    if not isinstance(polled, SourceBatch):
+        return polled is not None
+    return polled.is_split_finished or polled.batch.num_rows > 0 or polled.bad is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A batch, its size, and where reading would have begun to read it again."""
+
+    batch: SourceBatch
+    size_bytes: int
+    positions: dict[str, bytes]
+
+
+class AheadReader:
+    """A ``SourceReader`` that hands over what a completed checkpoint covers."""
+
+    def __init__(self, inner: AnyReader) -> None:
+        self._inner = inner
+        self._gate = ReadAhead()
+        self._held: deque[_Held] = deque()
+        self._held_bytes = 0
+        self._is_ended = False
+        self.read_count = 0
+        """Batches and markers that were read, whether or not they were handed over."""
+
+    # -- what a source cannot know ------------------------------------------------------------------------------
+
+    def cut(self, checkpoint: CheckpointId, *, is_last: bool) -> dict[str, bytes]:
+        """Return the positions of a snapshot that is taken now (GM31, GM32)."""
+        is_ahead = self._gate.cut(checkpoint, is_last=is_last)
+        return self._inner.positions() if is_ahead else self.unprocessed_from
+
+    @property
+    def unprocessed_from(self) -> dict[str, bytes]:
+        """Positions in front of everything that is held (SV9)."""
+        return self._held[0].positions if self._held else self._inner.positions()
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """What ``checkpoint`` covers may be processed."""
+        self._gate.completed(checkpoint)
+
+    def end(self) -> None:
+        """Read nothing more; what is held is still to be processed (GM37)."""
+        self._is_ended = True
+
+    # -- what a source does ---------------------------------------------------------------------------------------
+
+    def splits(self) -> Sequence[str]:
+        """Return those that something may still be handed over of."""
+        return tuple(dict.fromkeys((*self._inner.splits(), *(held.batch.split for held in self._held))))
+
+    def poll(self) -> Polled:
+        """Read on, if there is room, and hand the next batch over, if it may be processed.
+
+        A marker is returned when it is read: the positions of its snapshot are those of reading (GM31, EI30).
+        """
+        marker = self._read_on()
+        if marker is not None:
+            return marker
+        if not self._gate.may_take:
+            return None
+        self._gate.take()
+        held = self._held.popleft()
+        self._held_bytes -= held.size_bytes
+        return held.batch
+
+    def _read_on(self) -> CheckpointMarker | None:
+        if self._is_ended or self.is_full:
+            return None
+        positions = self._inner.positions()
+        batch: Polled = self._inner.poll()
+        self.read_count += is_progress(batch)
+        if isinstance(batch, CheckpointMarker):
+            return batch
+        if batch is not None:
+            size_bytes = batch.batch.nbytes + (0 if batch.bad is None else batch.bad.nbytes)
+            self._held.append(_Held(batch, size_bytes, positions))
+            self._held_bytes += size_bytes
+            self._gate.read()
+        return None
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more is read."""
+        return self._is_ended
+
+    @property
+    def is_full(self) -> bool:
+        """Whether reading waits until something of what is held may be processed (GM36)."""
+        return self._held_bytes >= HELD_BYTES_MAX
+
+    def is_finished(self) -> bool:
+        """Whether everything that is read has been handed over, and nothing follows."""
+        return not self._held and (self._is_ended or self._inner.is_finished())
+
+    def positions(self) -> dict[str, bytes]:
+        """Return where reading goes on. Snapshots ask ``cut``."""
+        return self._inner.positions()
+
+    def wakeup_ms(self) -> int:
+        """See ``SourceReader``."""
+        if self._gate.may_take:
+            return 0
+        reads_on = not (self.is_full or self._is_ended or self._inner.is_finished())
+        return self._inner.wakeup_ms() if reads_on else WAIT_MS
+
+    def close(self) -> None:
+        """Drop what is held."""
+        self._held.clear()
+        self._inner.close()
+
+
+REPORTS_PER_TIMEOUT = 4
+"""How often a source says that it reads towards a marker: one report that is late must not look like a standstill."""
+
+
+@dataclass(slots=True)
+class MarkerReports:
+    """When a source that sets its own barrier says that it comes forward (EI34).
+
+    No report is made about a marker that is met soon.
+    """
+
+    period_ms: int
+    _since: tuple[int, int] | None = None
+    """When it was last looked, and how much had been read then."""
+    _told: tuple[CheckpointId, ...] = ()
+
+    def due(self, awaited: tuple[CheckpointId, ...], read_count: int, now_ms: int) -> tuple[CheckpointId, ...] | None:
+        """Return for which checkpoints to report that it is not cut yet; None: no report is due.
+
+        Args:
+            awaited: those that it has not been cut for.
+            read_count: how much it has read.
+            now_ms: the time.
+        """
+        if any(checkpoint not in awaited for checkpoint in self._told):  # a cut begins the timeout (EI35): at once
+            self._told = tuple(checkpoint for checkpoint in self._told if checkpoint in awaited)
+            return self._told
+        if not awaited:
+            self._since = None
+        elif self._since is None:
+            self._since = now_ms, read_count
+        elif now_ms - self._since[0] >= self.period_ms and read_count > self._since[1]:
+            self._since, self._told = (now_ms, read_count), awaited
+            return awaited
+        return None
+
+
+@dataclass(slots=True)
+class SourceState:
+    """What is read in one subtask."""
+
+    reader: AnyReader | AheadReader
+    ahead: AheadReader | None = None
+    """``reader``, if it reads ahead of what is processed (GM30)."""
+    splits: tuple[str, ...] | None = None
+    """The splits last announced to the chain; None: none yet."""
+    finished_splits: set[str] = field(default_factory=set)
+    is_over: bool = False
+    """Whether it is not read any more, even if there is more to read (E7, E9)."""
+    markers: InducedReader | None = None
+    """What reads, if it sets the barriers of this subtask (EI20)."""
+    seen: SplitsSeen = field(default_factory=lambda: SplitsSeen(()))
+    """What the machine knows of its splits, if it does."""
+    _polled_count: int = 0
+
+    @staticmethod
+    def of(reader: AnyReader | None, mode: Guarantee, *, is_over: bool) -> SourceState | None:
+        """Return the source that ``reader`` reads, if there is one."""
+        if reader is None:
+            return None
+        ahead = AheadReader(reader) if mode is Guarantee.AT_MOST_ONCE else None
+        markers = reader if isinstance(reader, InducedReader) else None
+        return SourceState(ahead or reader, ahead, is_over=is_over, markers=markers)
+
+    def positions(self, checkpoint: CheckpointId, *, is_last: bool) -> dict[str, bytes]:
+        """Return those of a snapshot that is taken now."""
+        return self.reader.positions() if self.ahead is None else self.ahead.cut(checkpoint, is_last=is_last)
+
+    @property
+    def unprocessed_from(self) -> dict[str, bytes] | None:
+        """Where reading goes on without the held batches (SV9); None: as in every snapshot."""
+        return None if self.ahead is None else self.ahead.unprocessed_from
+
+    def poll(self) -> Polled:
+        """Read, unless it is over."""
+        polled = None if self.is_over else self.reader.poll()
+        self._polled_count += is_progress(polled)
+        return polled
+
+    @property
+    def read_count(self) -> int:
+        """How often reading came forward."""
+        return self._polled_count if self.ahead is None else self.ahead.read_count
+
+    def splits_now(self) -> SplitsSeen:
+        """Return which splits a marker may still come from (EI25, EI26, EI30)."""
+        assert self.markers is not None, "only sources that set barriers have markers"
+        if self.is_over or (self.ahead is not None and self.ahead.is_ended):
+            return SplitsSeen((), is_read=False)
+        return SplitsSeen(tuple(self.markers.splits()), is_read=self.ahead is None or not self.ahead.is_full)
+
+    def check_marker(self, marker: CheckpointMarker, held: Collection[str], name: str) -> bool:
+        """Return whether ``marker`` is to be reported: not if its split has ended with it, which counts as well (EI25).
+
+        Raises:
+            UsageError: the reader must not have met it (EI21).
+        """
+        if self.markers is None:
+            problem = "and has no read_on() that would have it go on"
+        elif marker.split in held:
+            problem = "and had gone on in it before read_on() named that split"
+        elif marker.split in self.seen.splits:
+            return True
+        elif marker.split in self.markers.positions():
+            return False
+        else:
+            problem = "which it does not own"
+        raise UsageError(
+            f"the reader of source '{name}' met the marker of checkpoint {marker.checkpoint_id} in split "
+            f"'{marker.split}', {problem}"
+        )
+
+    def check_records(self, polled: SourceBatch, held: Collection[str], name: str) -> None:
+        """Refuse records that follow a marker (EI21). Records that were read ahead of it may come later.
+
+        Raises:
+            UsageError
+        """
+        if self.ahead is None and polled.split in held:
+            raise UsageError(
+                f"the reader of source '{name}' returned records of split '{polled.split}' behind a marker before "
+                "read_on() named that split: they would be in the wrong checkpoint"
+            )
+
+
+class SourceRunner:
+    """What is read in one subtask, and how far."""
+
+    def __init__(
+        self,
+        source: SourceState,
+        parts: SubtaskParts,
+        subtask: machine.Subtask,
+        handle: Callable[[machine.Event], None],
+        resume: Callable[[], None],
+    ) -> None:
+        """Make it; ``handle`` gives the machine an event, ``resume`` says that there is more input (T10)."""
+        self.source = source
+        self._subtask = parts.subtask
+        self._chain = parts.chain
+        self._reports = parts.reports
+        self._machine = subtask
+        self._handle = handle
+        self._resume = resume
+        self._marker_reports = None if source.markers is None else MarkerReports(parts.reads_on_ms)
+        self._has_ended = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether only barriers may follow."""
+        return self._has_ended
+
+    @property
+    def sets_barriers(self) -> bool:
+        """Whether it sets the barriers of this subtask (EI20)."""
+        return self.source.markers is not None
+
+    def start(self) -> None:
+        """Announce the splits, once, before the first step."""
+        if not self.source.is_over:
+            if not self.source.reader.is_finished():
+                self._resume()
+            if self.source.reader.splits():  # whoever has none may find some with the first poll, and is not idle yet
+                self._update_splits()
+        self.see_splits()
+
+    def drain(self) -> None:
+        """Read nothing more: it ends with the next step, and its positions stay where they are (E7, E8)."""
+        if self.source.ahead is not None:
+            self.source.ahead.end()
+        else:
+            self.source.is_over = True
+        self.see_splits()  # EI26: no marker is met any more
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """``checkpoint`` is complete: what waited for that may be processed."""
+        if self.source.ahead is not None:
+            self.source.ahead.completed(checkpoint)
+
+    def read_on(self, splits: tuple[str, ...]) -> None:
+        """Have it read on after the markers of ``splits``."""
+        assert self.source.markers is not None, "only sources that set barriers have markers"
+        self.source.markers.read_on(splits)
+
+    def tick(self, now_ms: int) -> None:
+        """Say that it comes forward, if that is due (EI34)."""
+        if self._marker_reports is None:
+            return
+        uncut = self._marker_reports.due(self._machine.awaited_markers, self.source.read_count, now_ms)
+        if uncut is not None:
+            self._reports.reads_on(self._subtask, uncut)
+
+    def wakeup_ms(self) -> int | None:
+        """Return when to read again; None: not before a message comes."""
+        if self._machine.is_suspended or self._stands_still():
+            return None
+        return self.source.reader.wakeup_ms()
+
+    def step(self) -> bool:
+        """Read; return whether anything was done."""
+        if self._has_ended or self._machine.is_suspended:
+            return False
+        polled = self._chain.head.timed(self.source.poll)
+        if isinstance(polled, CheckpointMarker):
+            self._meet(polled)
+            return True
+        if polled is not None:
+            self.process(polled)
+            return True
+        if not self.source.is_over:
+            self._update_splits()
+            if not self.source.reader.is_finished():
+                self.see_splits()
+                return False
+        self._has_ended = True
+        self._handle(machine.SourceEnded())
+        self.see_splits()  # behind the end of data: a source at its end counts as cut (EI25)
+        return True
+
+    def _meet(self, marker: CheckpointMarker) -> None:
+        """The reader has met a marker; it reads on when the machine says so (EI21)."""
+        self.see_splits()
+        if self.source.check_marker(marker, self._machine.held_splits, str(self._chain.vertex.head.name)):
+            self._handle(machine.MarkerMet(marker.split, CheckpointId(marker.checkpoint_id)))
+
+    def see_splits(self) -> None:
+        """Tell the machine of a source that sets its barriers which splits may still bring one, if that changed."""
+        if self.source.markers is None:
+            return
+        now = machine.SplitsSeen(()) if self._has_ended else self.source.splits_now()
+        if now != self.source.seen:
+            self.source.seen = now
+            self._handle(now)
+
+    def _stands_still(self) -> bool:
+        """Whether nothing can be read before a message comes: every split has met its marker."""
+        held = self._machine.held_splits
+        return bool(held) and set(self.source.seen.splits) <= set(held)
+
+    def process(self, polled: SourceBatch) -> None:
+        """Give the chain what was read."""
+        self.source.check_records(polled, self._machine.held_splits, str(self._chain.vertex.head.name))
+        self._resume()
+        if self.source.splits is None or polled.split not in self.source.splits:
+            self._update_splits(polled.split)
+        self._chain.set_origin(polled.split)
+        if polled.bad is not None:
+            self._chain.head.output.divert(polled.bad)
+        if polled.batch.num_rows:
+            self._chain.head.process(polled.batch)
+        if polled.is_split_finished:
+            self._update_following(polled.split)
+            self.source.finished_splits.add(polled.split)
+            self._chain.on_split_finished(polled.split)
+            self.see_splits()
+
+    def _update_splits(self, also: str | None = None) -> None:
+        owned = tuple(self.source.reader.splits())
+        if also is not None and also not in owned:
+            owned = (*owned, also)
+        if owned != self.source.splits:
+            self.source.splits = owned
+            self._chain.on_splits(owned)
+
+    def _update_following(self, ended: str) -> None:
+        """Announce splits that came with the end of one before that: else event time would pass over them."""
+        if set(self.source.reader.splits()) - set(self.source.splits or ()):
+            self._update_splits(ended)
+
+    def close(self) -> None:
+        """Release the reader."""
+        self.source.reader.close()

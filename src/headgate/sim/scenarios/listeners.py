@@ -1,0 +1,83 @@
+"""What listeners hear, twice, late and out of order: more than the runtime does to them (HL21).
+
+The runtime tells each completion once, and ids rise (HL5); ``publishing.Outside`` judges that. ``PublishOnCheckpoint``
+must not depend on it. So here everybody publishes, and between the runtime and each publisher stands a user who
+keeps words back, repeats them and mixes them up; what is public in the end is judged as ever. All of it is drawn from a
+generator of its own. Rules of docs/spec/listeners.md.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+from headgate.sim.product.checkpoint_publication import Outside
+from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+
+Word = tuple[Literal["complete", "aborted"], int]
+"""What is said of which checkpoint."""
+
+KEPT_RATE = 0.25
+REPEATED_RATE = 0.3
+
+
+class Disorder:
+    """Stands between the runtime and one publisher.
+
+    What was said of the final checkpoint is passed on at once: no later call could make up for it.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._kept: list[Word] = []
+        self._said: list[Word] = []
+        self.repeated = 0
+        self.overtaken = 0
+
+    def hear(self, word: Word, *, is_last: bool) -> list[Word]:
+        """Take what the runtime says; return what the publisher is notified of now."""
+        if not is_last and self._rng.random() < KEPT_RATE:
+            self._kept.append(word)
+            return []
+        self.overtaken += len(self._kept)
+        words = [*self._repeated(), word, *self._shuffled(), *self._repeated()]
+        self._said += [word, *self._kept]
+        self._kept = []
+        return words
+
+    def between(self) -> list[Word]:
+        """Return what the publisher is notified of again directly after a barrier."""
+        return self._repeated()
+
+    def _repeated(self) -> list[Word]:
+        if not self._said or self._rng.random() >= REPEATED_RATE:
+            return []
+        self.repeated += 1
+        return [self._rng.choice(self._said)]
+
+    def _shuffled(self) -> list[Word]:
+        return self._rng.sample(self._kept, len(self._kept))
+
+
+class ListeningRun(Run):
+    """Everybody publishes, and is informed out of order."""
+
+    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
+        super().__init__(seed, is_traced=is_traced, events_max=events_max)
+        rng = random.Random(f"disorder of seed {seed}")
+        self.disorders: list[Disorder] = []
+        self.settings.grows, self.settings.hidden = False, set()  # HL8: what is added would not be read
+        outside = self.settings.outside
+        if outside is None:
+            outside = self.settings.outside = Outside(seed, self.tasks, self.faults, lambda: self.history)
+
+        def disorder() -> Disorder:
+            self.disorders.append(Disorder(rng))
+            return self.disorders[-1]
+
+        outside.disorder = disorder
+
+
+def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
+    """Run one seed."""
+    return result_of(ListeningRun(seed, is_traced=is_traced, events_max=events_max), seed, is_traced=is_traced)

@@ -1,0 +1,339 @@
+"""Pipelines that write through sinks of users into a database outside, and read from a source of a user's own.
+
+The sinks derive from ``TwoPhaseSink`` and ``LedgerSink``, the source is a plain class (``own_connectors``). Judged
+beside everything else: each record is in the database once; nothing is visible that no completed checkpoint promises,
+and nothing after what a later one promised; who was replaced changes nothing; and when the pipeline has ended nothing
+is prepared or open (CS1 to CS7). Everything drawn here comes from a generator of its own (SM80).
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from enum import Enum
+
+import headgate as hg
+from headgate.connectors import ledger_sink
+from headgate.connectors.base import Sink
+from headgate.connectors.fenced_sink import Fence, OutputName, owner_of
+from headgate.errors import BringOutputBack, HeadgateError
+from headgate.model.manifest import Committable, Manifest
+from headgate.protocol.supervision import restart_policy
+from headgate.runtime.checkpoints import snapshot_writer
+from headgate.sim.machine.database import LATE_MS, Database, Row, Unreachable
+from headgate.sim.machine.external_log import Feed
+from headgate.sim.machine.faults import Fault
+from headgate.sim.product import history as histories
+from headgate.sim.product.history import History
+from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.settings import NAME, Settings
+from headgate.sim.product.verdict import Order, Verdict
+from headgate.sim.product.workloads import Splits, Values, draw_splits
+from headgate.sim.scenarios.user_connectors import FeedSource, PreparingSink, PublishingSink
+from headgate.sim.world import Violation
+
+SAFETY_MS = 3_000
+"""Virtual time in which something may go wrong; the records come in its first half."""
+
+GOES_BACK_RATE = 0.2
+"""Of the runs, so many may restore a checkpoint before damaged ones."""
+
+RESCALE_RATE = 0.5
+DEATH_RATE = 0.15
+"""How often a process dies soon after output that was prepared, or promised."""
+
+STORED_BYTES = 400
+"""In some runs what a sink prepares beyond this size is a file of its own (SF9)."""
+
+PIECES_RATE = 0.4
+"""Of the runs, so many have ledgers that go in pieces of ``PIECE_BYTES`` (SF13)."""
+
+PIECE_BYTES = 200
+
+KEEPS_RATE = 0.25
+KEEPS_MS = 650
+"""In so many runs the database ends what is prepared for so long (CS9), and checkpoints that go well take less."""
+
+_GIVES_UP = re.compile(rf"PipelineFailed: (cannot commit checkpoint \d+: )?{Unreachable.__name__}:")
+"""What a driver says that does not try again what may pass; one that has tried says what it wanted to do (CS5)."""
+
+
+class Kind(Enum):
+    """What a sink writes through."""
+
+    TWO_PHASES = "two phases"
+    LEDGER = "ledger"
+    FILES = "files"
+
+
+class CustomSettings(Settings):
+    """The settings of any run, for a pipeline between a user's own source and sinks."""
+
+    database: Database
+    feed: Feed[Row]
+    acknowledges: bool
+    at_once: bool
+    stores_output: bool
+    piece_bytes: int | None = None
+    chance: random.Random
+    kinds: dict[str, Kind]
+
+    def kind_of(self, sink: str) -> Kind:
+        """Return what a sink writes through; some run beside sinks of files."""
+        if sink not in self.kinds:
+            kinds = [Kind.TWO_PHASES, Kind.LEDGER] * 2 + [Kind.FILES] * (bool(self.kinds) and not self.stores_output)
+            self.kinds[sink] = self.chance.choice(kinds)
+        return self.kinds[sink]
+
+    def _sink_to(self, name: str) -> Sink:
+        match self.kind_of(name):
+            case Kind.TWO_PHASES:
+                return PreparingSink(self.database, at_once=self.at_once)
+            case Kind.LEDGER:
+                return PublishingSink(self.database, self.piece_bytes)
+            case Kind.FILES:
+                return super()._sink_to(name)
+
+    def _source(self, listed: Splits, index: int, now_ms: Callable[[], int], trouble: Callable[[], bool]) -> FeedSource:
+        return FeedSource(self.feed, list(listed), self.pace, now_ms, acknowledges=self.acknowledges)
+
+
+class CustomRun(Run):
+    """The user of one such pipeline."""
+
+    settings: CustomSettings
+
+    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
+        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
+        rng = self._rng = random.Random(f"custom of seed {seed}")
+        self._draw_faults(rng)
+        self.settings = self._draw(self.settings, rng)
+        self.database = self.settings.database
+        retained = self.settings.checkpointing.retained
+        self.history = History(retained, self._on_manifest, files_of=self._names)
+        self._kills_left = rng.choice((0, 3, 6))
+        self._safety_ms = SAFETY_MS
+        self._promises: dict[str, int] = {}
+        """Names that manifests promise, with their checkpoints."""
+        self._newest: Counter[str] = Counter()
+        """The newest checkpoint of which something is visible, by sink."""
+        self._latest: Counter[str] = Counter()
+        """The newest generation that did anything in the database, by owner."""
+        self._rolled_back: dict[str, tuple[Row, ...]] = {}
+        self._goes_back = False
+        self.expired_count = 0
+        """What had been promised, and was not kept for long enough."""
+        self._draw_damage(random.Random(f"custom damage of seed {seed}"))
+        self._draw_limits(random.Random(f"custom limits of seed {seed}"))
+        self.world.at(rng.randint(50, 800), self._restart_database)
+
+    def _draw_faults(self, rng: random.Random) -> None:
+        faults = self.faults
+        if rng.random() < 0.5:
+            faults.on |= {Fault.PUT_FAILS, Fault.PUT_FAILS_AFTER, Fault.PUT_LANDS_LATE}
+        if rng.random() < 0.7:  # somebody dies, and a new driver starts
+            faults.on |= {rng.choice((Fault.DRIVER_CRASH, Fault.DRIVER_PAUSE, Fault.STOP)), Fault.WORKER_CRASH}
+            faults.budget += 4
+
+    def _draw(self, drawn: Settings, rng: random.Random) -> CustomSettings:
+        values = {each.name: getattr(drawn, each.name) for each in fields(Settings)}
+        settings = CustomSettings(**{**values, "files": None, "outside": None})
+        settings.chance, settings.kinds = rng, {}
+        settings.acknowledges = rng.random() < 0.4
+        if settings.acknowledges:  # HL8: a finished pipeline runs again, for those who may not have heard of it
+            settings.hidden, settings.grows = set(), False
+            self.faults.on -= {Fault.DAMAGE}  # nobody goes back behind what was acknowledged
+        settings.at_once, settings.stores_output = rng.random() < 0.6, rng.random() < 0.3
+        settings.checkpointing = replace(drawn.checkpointing, tolerable_failures=rng.choice((5, 20)))
+        if not settings.grows:
+            count, rows_count = len(drawn.inputs), rng.choice((1, 100, 200, 300))
+            settings.inputs = [draw_splits(rng, i, rng.choice((1, 2, 3)), rows_count // count) for i in range(count)]
+        settings.database = Database(
+            self.tasks, self.faults, rng, self._on_visible, self._on_change, rng.choice((0, 2, 4))
+        )
+        parts = {name: rows for splits in settings.inputs for name, rows in splits.items()}
+        settings.feed = Feed(self.tasks, self.faults, rng, parts)
+        return settings
+
+    def _draw_damage(self, rng: random.Random) -> None:
+        """Have some runs go back past damaged checkpoints: what they promised stays, and is made again (K18)."""
+        settings = self.settings
+        if not settings.acknowledges and rng.random() < GOES_BACK_RATE:
+            self.faults.on |= {Fault.DAMAGE, Fault.DRIVER_CRASH}
+            self.faults.on -= {Fault.AWAY}
+            self.faults.rates[Fault.DAMAGE] = 1.0
+            self._goes_back, self._kills_left = True, 6
+            self.faults.budget += 4
+            settings.on_damaged = "previous"
+            settings.checkpointing = replace(settings.checkpointing, retained=3)
+            self.history.retained = 3
+
+    def _draw_limits(self, rng: random.Random) -> None:
+        """Have some ledgers go in pieces, and some databases end what is prepared for too long."""
+        settings = self.settings
+        if rng.random() < PIECES_RATE:
+            settings.piece_bytes = PIECE_BYTES
+        if rng.random() < KEEPS_RATE:
+            settings.database.keeps_ms = KEEPS_MS
+            settings.checkpointing = replace(settings.checkpointing, timeout="500ms", tolerable_failures=0)
+            settings.restart = hg.FixedDelay(delay="20ms")
+
+    def run(self) -> Violation | None:
+        """See ``Run``."""
+        usual = snapshot_writer.PAYLOAD_BYTES_MAX, ledger_sink.INLINE_BYTES_MAX, restart_policy.TAKEOVER_MS
+        try:
+            restart_policy.TAKEOVER_MS = 0  # no standby is here
+            if self.settings.stores_output:
+                snapshot_writer.PAYLOAD_BYTES_MAX = STORED_BYTES
+            if self.settings.piece_bytes is not None:
+                ledger_sink.INLINE_BYTES_MAX = 0
+            return super().run()
+        finally:
+            snapshot_writer.PAYLOAD_BYTES_MAX, ledger_sink.INLINE_BYTES_MAX, restart_policy.TAKEOVER_MS = usual
+
+    def start(self) -> None:
+        """See ``Run``."""
+        if not self.started:
+            self.settings.feed.begin(SAFETY_MS // 2)
+        elif self._rng.random() < RESCALE_RATE:
+            self.settings.parallelism = self._rng.choice((1, 2, 3))
+        super().start()
+
+    # -- what happens outside ---------------------------------------------------------------------------------------
+
+    def _restart_database(self) -> None:
+        if self.faults.is_healed or self.is_finished:
+            return
+        self.world.tell("world", "the database starts anew")
+        self.database.restart()
+        self.world.at(self._rng.randint(300, 3_000), self._restart_database)
+
+    def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
+        """A checkpoint is complete: perhaps a process dies, or rolls back by hand what it promises."""
+        promised = [(self._name(c), int(c.checkpoint)) for c in manifest.committables if self._is_own(c.sink)]
+        self._promises.update(promised)
+        waiting = [name for name, _ in promised if name in self.database.prepared]
+        if waiting and not self._rolled_back and self.faults.strikes(Fault.DENIED):
+            name = self._rng.choice(waiting)
+            self.world.tell("world", f"{name} is rolled back by hand")
+            self._rolled_back[name] = self.database.prepared.pop(name)
+        elif promised:
+            self._perhaps_kill()
+
+    def _perhaps_kill(self) -> None:
+        """Something is prepared, or promised: perhaps a process dies before it is decided."""
+        if self._kills_left and not self.faults.is_healed and self._rng.random() < DEATH_RATE:
+            self._kills_left -= 1
+            self.world.at(self._rng.randint(0, 12), self._kill)
+
+    def _kill(self) -> None:
+        drivers = [one.process for one in self.started if one.process.is_alive]
+        workers = [p for one in self.started for p in one.spark.workers if p.is_alive]
+        living = drivers if drivers and (self._goes_back or self._rng.random() < 0.6) else workers
+        if living and not self.faults.is_healed:
+            self._rng.choice(living).kill()
+
+    def _judge(self, words: str) -> None:
+        if _GIVES_UP.match(words):
+            self.history.fail("CS5", f"what may pass stops the pipeline for good: {words}")
+        super()._judge(words)
+
+    def _heed(self, error: HeadgateError) -> None:
+        if isinstance(error.remedy, BringOutputBack):
+            expired = {name: rows for name, rows in self.database.expired.items() if name in self._promises}
+            self.expired_count += len(expired)
+            self.database.prepared |= self._rolled_back | expired
+            self._rolled_back.clear()
+            self.database.expired.clear()
+        super()._heed(error)
+
+    # -- what is visible --------------------------------------------------------------------------------------------
+
+    def _is_own(self, sink: str) -> bool:
+        return self.settings.kind_of(sink) is not Kind.FILES
+
+    def _name(self, committable: Committable) -> str:
+        """Return under which name the output of a user's sink becomes visible."""
+        if self.settings.kind_of(committable.sink) is Kind.TWO_PHASES:
+            return committable.payload.removeprefix(b"1\n").decode()
+        where = owner_of(NAME, committable.sink)
+        return str(OutputName(where, committable.checkpoint, committable.subtask_index, committable.generation))
+
+    def _names(self, committables: Sequence[Committable]) -> dict[str, frozenset[str]]:
+        found = histories.files_of([c for c in committables if not self._is_own(c.sink)])
+        own: dict[str, set[str]] = {}
+        for committable in committables:
+            if self._is_own(committable.sink):
+                own.setdefault(committable.sink, set()).add(self._name(committable))
+        return found | {sink: frozenset(names) for sink, names in own.items()}
+
+    def _on_change(self, fence: Fence, what: str) -> None:
+        """The database let a generation do something."""
+        if fence.generation < self._latest[fence.owner]:
+            self.history.fail("I8", f"generation {fence.generation} of {fence.owner} was replaced, and may {what}")
+        self._latest[fence.owner] = fence.generation
+        if what == "prepare":
+            self._perhaps_kill()
+
+    def _on_visible(self, owner: str, names: Sequence[str], generation: int) -> None:
+        """Something became visible, in one step."""
+        sink, history = owner.partition(":")[2], self.history
+        self._on_change(Fence(owner, generation), f"commit {names}")
+        for name in names:
+            checkpoint = self._promises.get(name)
+            if checkpoint is None:
+                history.fail("I1", f"{sink} commits {name}, which no completed checkpoint promises")
+            elif checkpoint < self._newest[sink]:
+                history.fail("I1", f"{sink} commits {name} of {checkpoint} behind {self._newest[sink]}")
+            self._newest[sink] = max(self._newest[sink], checkpoint or 0)
+        if self.settings.at_once and self.settings.kind_of(sink) is Kind.TWO_PHASES:
+            history.on_read(sink, [one.name for one in self.database.visible[owner]])
+
+    def _list_committed(self) -> None:
+        """Who reads the database sees what the watcher saw."""
+
+    def _verify(self) -> None:
+        self.tasks.park(LATE_MS)
+        _Verdict(self, self.listed_at).check()
+        left = [*self.database.prepared, *(session.name for session in self.database.sessions)]
+        if left:
+            raise Violation("I6", f"prepared or open in the database: {sorted(left)[:4]}")
+        self._is_verified = True
+
+    def rows_of(self, sink: str) -> list[tuple[Row, ...]]:
+        """Return what became visible of a sink, in order, but for what was made again after damage."""
+        found = self.database.visible.get(owner_of(NAME, sink), [])
+        return [one.rows for one in found if not self._is_taken_back(one.name)]
+
+    def _is_taken_back(self, name: str) -> bool:
+        parsed = OutputName.parse(name)
+        assert parsed is not None, name
+        return self.history.is_taken_back(self._promises[name], parsed.generation)
+
+
+class _Verdict(Verdict):
+    """Reads the database, too."""
+
+    def __init__(self, run: CustomRun, listed_at: Mapping[int, list[Splits]]) -> None:
+        super().__init__(run.settings, run.history, listed_at)
+        self._run = run
+
+    def _committed(self, sink: str, columns: tuple[str, ...]) -> Counter[Values]:
+        if not self._run._is_own(sink):
+            return super()._committed(sink, columns)
+        found: Counter[Values] = Counter()
+        order = Order(sink)
+        for rows in self._run.rows_of(sink):
+            values = [tuple(row[column] for column in columns) for row in rows]
+            found.update(values)
+            if sink in self._settings.job.rising:
+                order.follow(values)
+        return found
+
+
+def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
+    """Run one seed."""
+    return result_of(CustomRun(seed, is_traced=is_traced, events_max=events_max), seed, is_traced=is_traced)

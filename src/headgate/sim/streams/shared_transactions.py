@@ -1,0 +1,345 @@
+"""Transactions that two processes share, which die, beside a pipeline between streams (SM99).
+
+Round after round two processes write into one transaction of a stream of their own; one of them begins it, and
+prepares, commits, aborts or leaves it when both are done. Both are killed and stopped at any moment, and come again
+while their former life may still be there. A blackboard, which never fails, tells them the id of a round's transaction
+and who is done with it; if the lease is over before that, they begin the round again. Meanwhile a user scales the
+stream and sets the date. What must hold: of each round that was to be committed each event is there once, of every
+other none; the process that looks sees a round as a whole or not at all; the events of a participant are in its order;
+nothing is left undecided. Counterpart: ``streams``. Drawn from a generator of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import ModuleType
+
+import pyarrow as pa
+
+from headgate.errors import FencedError, HeadgateError, StorageError
+from headgate.protocol.store.transactions import Status
+from headgate.sim.machine.tasks import SimProcess
+from headgate.sim.product.run import Result, result_of
+from headgate.sim.streams.stream_changes import Scaler
+from headgate.sim.streams.streams import STORE, Event, StreamRun
+from headgate.sim.world import Violation
+from headgate.store import shared_transactions
+from headgate.store.shared_transactions import SharedTransaction, TransactionWriter
+from headgate.store.store import Store
+from headgate.store.streams import StreamDefinition
+
+STREAM = "shared/events"
+SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("n", pa.int64())])
+NAMES = ("left", "right")
+COORDINATOR = NAMES[0]
+OWNER = "sharers"
+ENDINGS = ("commit", "commit", "prepare", "abort", "leave")
+"""What becomes of a round: ``prepare`` is committed, too, later; ``leave`` is up to its lease."""
+
+LEASES_MS = (300, 1_000, 20_000)
+SMALL: tuple[ModuleType, str, int] = (shared_transactions, "FLUSH_BYTES", 300)
+"""A bound that is small here, so that what is written reaches it."""
+
+KEYS = 5
+KILLS_MAX = 12
+DATES_MS = (0, 0, 90_000, -90_000)
+"""By how much the date is set, some time."""
+
+
+@dataclass(slots=True)
+class Round:
+    """What two processes write in one transaction.
+
+    Attributes:
+        batches: what each writes, in this order.
+        id: of the transaction that is written now.
+        done: who has flushed everything into that.
+        prepared: the id of a transaction that was prepared: nothing but a verdict ends it.
+        is_over: no process has anything to do any more.
+        had: transactions that there were of it.
+    """
+
+    number: int
+    ending: str
+    lease_ms: int
+    batches: dict[str, list[list[Event]]]
+    id: str = ""
+    done: set[str] = field(default_factory=set)
+    prepared: str = ""
+    is_over: bool = False
+    had: int = 0
+
+    @property
+    def events(self) -> list[Event]:
+        """All that is to be there if it is committed."""
+        return [event for batches in self.batches.values() for batch in batches for event in batch]
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether its events are to be there at the end."""
+        return self.ending in ("commit", "prepare")
+
+
+class SharingRun(StreamRun):
+    """A run of streams with two processes that share transactions."""
+
+    def __init__(self, seed: int, *, is_traced: bool = False, is_plain: bool = True) -> None:
+        super().__init__(seed, is_traced=is_traced, is_plain=True)
+        rng = self._rng = random.Random(f"shared transactions of seed {seed}")
+        count = rng.randint(2, 6)
+        self.rounds = [_draw_round(rng, number) for number in range(count)]
+        self.lives = dict.fromkeys(NAMES, 0)
+        self.kills_count = self.expired_count = self.looked_count = self.fenced_count = 0
+        self._processes: dict[str, SimProcess] = {}
+        self._scaler = Scaler(seed, STORE, (STREAM,))
+
+    def run(self) -> Violation | None:
+        """See ``Run``."""
+        module, name, value = SMALL
+        usual = getattr(module, name)
+        setattr(module, name, value)
+        try:
+            definition = StreamDefinition(STREAM, SCHEMA, 2, "k")
+            self.stores.behind("store").create_stream(definition, 0, if_not_exists=False)
+            for who in NAMES:
+                self.world.at(0, self._start, who)
+            self.world.at(30, self._strike)
+            self.world.at(50, self._look_soon_at_rounds)
+            self.world.at(40, self._expire_soon)
+            self.world.at(self._rng.randint(0, 1_000), self._set_date)
+            if self._scaler.is_drawn:
+                self.world.at(15, self._scale_soon, self._scaler)
+            return super().run()
+        finally:
+            setattr(module, name, usual)
+
+    # -- what goes wrong ---------------------------------------------------------------------------------------------
+
+    def _start(self, name: str) -> None:
+        self.lives[name] += 1
+        life = self.lives[name]
+        process = self._processes[name] = SimProcess(self.tasks, f"{name}{life}", partial(self._on_gone, name, life))
+        self.tasks.spawn(process, lambda: self._live(process, name, life), "main")
+
+    def _on_gone(self, name: str, life: int, code: int) -> None:
+        if code and life == self.lives[name]:
+            self.world.at(self._rng.choice((5, 150, 1_500)), self._start, name)
+
+    def _strike(self) -> None:
+        """Kill one, stop one for a while, or start another life beside it; come back later."""
+        if self.kills_count >= KILLS_MAX or self.faults.is_healed:
+            return
+        if self._rng.random() < 0.4:
+            for name in NAMES:
+                self._stop(name, 1_500)
+        else:
+            self._strike_one(self._rng.choice(NAMES), self._rng.random())
+        self.world.at(self._rng.randint(5, 250), self._strike)
+
+    def _strike_one(self, name: str, how: float) -> None:
+        if how < 0.5 and self._processes[name].is_alive:
+            self.kills_count += 1
+            self._processes[name].kill()
+        elif how >= 0.5:
+            self._stop(name, self._rng.choice((50, 1_500)))
+            if how > 0.7:
+                self._start(name)
+
+    def _stop(self, name: str, for_ms: int) -> None:
+        process = self._processes[name]
+        if process.is_alive and not process.is_paused:
+            self.kills_count += 1
+            process.pause()
+            self.world.at(for_ms, process.resume)
+
+    def _expire_soon(self) -> None:
+        """A user looks at leases, again and again, beside those who use the stream."""
+        if not self.is_finished:
+            self.tasks.spawn(SimProcess(self.tasks, "janitor"), self._expire, "main")
+            self.world.at(self._rng.randint(20, 400), self._expire_soon)
+
+    def _expire(self) -> None:
+        try:
+            Store.shared(STORE).expire_transactions(STREAM)
+        except HeadgateError as problem:
+            self.world.tell("janitor", str(problem))
+
+    def _set_date(self) -> None:
+        self.stores.wall_shift_ms = self._rng.choice(DATES_MS)
+
+    # -- the two processes -------------------------------------------------------------------------------------------
+
+    def _live(self, process: SimProcess, name: str, life: int) -> None:
+        while True:
+            round_ = next((one for one in self.rounds if not one.is_over), None)
+            if round_ is None or self.lives[name] != life:
+                process.end(0)
+                return
+            id_ = round_.id
+            try:
+                self._work(Store.shared(STORE), round_, name)
+            except StorageError as error:
+                self.world.tell(process.name, str(error))
+                self.tasks.park(self._rng.randint(1, 40))
+            except FencedError as error:
+                self.fenced_count += 1
+                self.world.tell(process.name, str(error))
+                self._on_fenced(round_, id_)
+
+    def _work(self, store: Store, round_: Round, name: str) -> None:
+        """Do what is next in a round."""
+        if not round_.id:
+            if name == COORDINATOR:
+                begun = store.begin_shared(STREAM, lease=f"{round_.lease_ms}ms", owner=OWNER)
+                if not round_.id and not round_.is_over:  # else another life was quicker; this one is left
+                    round_.id, round_.done, round_.had = begun.id, set(), round_.had + 1
+            else:
+                self.tasks.park(10)
+            return
+        id_ = round_.id
+        transaction = store.transaction(STREAM, id_)
+        if name not in round_.done:
+            self._write(transaction, round_, name)
+            if round_.id == id_:
+                round_.done.add(name)
+        elif name == COORDINATOR and len(round_.done) == len(NAMES):
+            self._decide(transaction, round_, id_)
+        else:
+            transaction.ping()
+            self.tasks.park(self._rng.randint(5, 60))
+
+    def _write(self, transaction: SharedTransaction, round_: Round, name: str) -> None:
+        """Write all from the beginning: what is there already is dropped."""
+        writer = transaction.writer(name)
+        for number, batch in enumerate(round_.batches[name], start=1):
+            rows = [dict(zip(SCHEMA.names, event, strict=True)) for event in batch]
+            writer.write(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), sequence=number)
+            if self._rng.random() < 0.5:
+                self._flush(writer)
+            self.tasks.park(self._rng.randint(0, 30))
+        self._flush(writer)
+
+    def _flush(self, writer: TransactionWriter) -> None:
+        """A writer that could not flush goes on with what it holds; sometimes a new one has to find out."""
+        while True:
+            try:
+                return writer.flush()
+            except StorageError:
+                if self._rng.random() < 0.3:
+                    raise
+                self.tasks.park(self._rng.randint(1, 40))
+
+    def _decide(self, transaction: SharedTransaction, round_: Round, id_: str) -> None:
+        if round_.ending == "prepare":
+            transaction.prepare()
+            round_.prepared = id_
+            self.tasks.park(self._rng.choice((0, 100, 2 * round_.lease_ms)))
+        if round_.is_committed:
+            transaction.commit()
+        elif round_.ending == "abort":
+            transaction.abort()
+        if round_.id == id_:
+            round_.is_over = True
+
+    def _on_fenced(self, round_: Round, id_: str) -> None:
+        """Another program has this participant, or the transaction has ended: if it should not have.
+
+        It is begun again.
+        """
+        status = self._behind(id_)
+        if round_.id != id_ or status in (Status.OPEN, Status.PREPARED):
+            self.tasks.park(self._rng.randint(1, 20))
+        elif status is Status.COMMITTED or not round_.is_committed:
+            round_.is_over = True
+        else:
+            self.expired_count += 1
+            if round_.prepared == id_:
+                self.history.finding = self.history.finding or Violation("S12", f"{id_} was prepared, and aborted")
+            round_.id, round_.done = "", set()
+
+    def _behind(self, id_: str) -> Status:
+        """Return what became of a transaction, as no client sees it."""
+        (found,) = self.stores.behind("store").transactions(OWNER, id_, STREAM)
+        return found.status
+
+    # -- what must hold ----------------------------------------------------------------------------------------------
+
+    def _look_soon_at_rounds(self) -> None:
+        if not self.is_finished:
+            self.tasks.spawn(SimProcess(self.tasks, "onlooker of rounds"), self._look_at_rounds, "main")
+            self.world.at(self._rng.randint(20, 200), self._look_soon_at_rounds)
+
+    def _look_at_rounds(self) -> None:
+        """Look at the stream as it is at one moment: of each round all is there, or nothing."""
+        behind = self.stores.behind("store")
+        ends = {number: extent.end for number, extent in behind.extents(behind.find_stream(STREAM)).items()}
+        try:
+            found = self._events(Store.shared(STORE), ends)
+        except HeadgateError as problem:
+            self.world.tell("onlooker of rounds", str(problem))
+            return
+        there = Counter(event for segment in found for event in segment)
+        for round_ in self.rounds:
+            count = sum(there[event] for event in round_.events)
+            if count not in (0, len(round_.events)):
+                self.history.finding = self.history.finding or Violation(
+                    "S14", f"{count} of {len(round_.events)} events of round {round_.number} are there"
+                )
+        self.looked_count += 1
+
+    def _verify(self) -> None:
+        while not all(one.is_over for one in self.rounds) or any(x.is_alive for x in self._processes.values()):
+            self.tasks.park(50)
+        store = Store.shared(STORE)
+        while [x for x in store.list_transactions(owner=OWNER) if x.status is Status.OPEN]:
+            self.tasks.park(max(LEASES_MS))  # of those that nobody ends, the leases end
+            store.expire_transactions(STREAM)
+        self._check_rounds(store)
+        super()._verify()
+
+    def _check_rounds(self, store: Store) -> None:
+        behind = self.stores.behind("store")
+        ends = {number: extent.end for number, extent in behind.extents(behind.find_stream(STREAM)).items()}
+        found = self._events(store, ends)
+        there = Counter(event for segment in found for event in segment)
+        wanted = Counter(event for one in self.rounds if one.is_committed for event in one.events)
+        if there != wanted:
+            lost, more = sorted((wanted - there).elements()), sorted((there - wanted).elements())
+            raise Violation("I1", f"{STREAM} lost {len(lost)} {lost[:4]}, has {len(more)} more {more[:4]}")
+        events = [event for segment in found for event in segment]
+        for key in range(KEYS):
+            for name in range(len(NAMES)):
+                numbers = [n for k, n in events if k == key and n // 1_000 % 10 == name]
+                if numbers != sorted(numbers):
+                    raise Violation("I6", f"{STREAM} has key {key} of {NAMES[name]} in the order {numbers[:10]}")
+
+    def _events(self, store: Store, ends: dict[int, int]) -> list[list[Event]]:
+        """Return what is in front of these ends."""
+        found: list[list[Event]] = []
+        for segment in sorted(ends):
+            events: list[Event] = []
+            reader = store.reader(STREAM, segment)
+            while (batch := reader.read()) is not None:
+                events += zip(*batch.to_pydict().values(), strict=True)
+            found.append(events[: ends[segment]])
+        return found
+
+
+def _draw_round(rng: random.Random, number: int) -> Round:
+    batches: dict[str, list[list[Event]]] = {}
+    for at, name in enumerate(NAMES):
+        first = number * 10_000 + at * 1_000  # numbers say who wrote them, and in which order
+        sizes: Sequence[int] = [rng.choice((0, 1, 6, 20)) for _ in range(rng.randint(0, 5))]
+        batches[name] = [
+            [(rng.randrange(KEYS), first + before * 100 + n) for n in range(size)] for before, size in enumerate(sizes)
+        ]
+    return Round(number, rng.choice(ENDINGS), rng.choice(LEASES_MS), batches)
+
+
+def run_seed(seed: int, *, is_traced: bool = False, is_plain: bool = True) -> Result:
+    """Run one seed."""
+    return result_of(SharingRun(seed, is_traced=is_traced), seed, is_traced=is_traced)

@@ -1,0 +1,273 @@
+"""Keyed state by column in memory: one index from keys to slots, and arrays by slot for each state.
+
+Counterpart: ``operators.process.batch_process``. Keys that have lost all their state keep their slots until they are
+the majority; then the living ones are renumbered (ST7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.state.backend import ListColumns, MapColumns, Ownership, ValueColumns, restored_states, restored_timers
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of
+from headgate.state.key_hash import Hashes, hash_columns
+from headgate.state.key_index import FrozenKeys, Slots, make_key_index
+from headgate.state.memory.change_tracking import ChangedSlots
+from headgate.state.memory.column_states import MemoryLists, MemoryMaps, MemoryValues
+from headgate.state.memory.incremental_restore import continue_from
+from headgate.state.memory.incremental_snapshot import Change, ChunkedState, ChunkLog, Replaced, replaced_timers
+from headgate.state.memory.timers import MemoryColumnTimers
+from headgate.state.memory.ttl import ExpiringLists, ExpiringMaps, ExpiringValues, Sweep
+from headgate.state.snapshot import StoredFiles
+from headgate.state.timers import (
+    TIMERS,
+    ColumnTimers,
+    TimeKind,
+    TimersByKind,
+    TimersMeta,
+    timers_by_kind,
+    timers_of_each_kind,
+)
+from headgate.state.ttl import TTL, TTL_SECTION, StateTime, TtlMeta
+from headgate.state.vectors import FrozenChanges, FrozenRows, KeyedColumns
+
+Expiring: TypeAlias = ExpiringValues | ExpiringLists | ExpiringMaps
+State: TypeAlias = MemoryValues | MemoryLists | MemoryMaps | Expiring
+
+_RENUMBER_MIN = 65_536
+_ENCODE_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class _Barrier:
+    """What there is at a barrier.
+
+    Attributes:
+        keys: of all slots.
+        states: with which of their slots, or entries, changed; and the timers of each kind.
+        timers: what belongs to no key of them, if there may be any.
+        now_ms: what time it was, if anything expires.
+    """
+
+    keys: FrozenKeys = list
+    states: Sequence[tuple[Replaced, FrozenRows]] = ()
+    timers: TimersMeta | None = None
+    now_ms: int | None = None
+
+
+class _FrozenColumnState(ChunkedState):
+    """The slots of all states at a barrier."""
+
+    def __init__(self, log: ChunkLog, number: int, barrier: _Barrier) -> None:
+        super().__init__(log, number)
+        self._at = barrier
+
+    def _rows(self) -> Mapping[str, int]:
+        return {state.section.name: frozen.count() for state, frozen in self._at.states}
+
+    def _meta(self) -> Mapping[str, bytes]:
+        of_ttl = {} if self._at.now_ms is None else {TTL_SECTION: TtlMeta(self._at.now_ms).encode()}
+        return {**self._meta_of_rows(), **of_ttl}
+
+    def _meta_of_rows(self) -> Mapping[str, bytes]:
+        return {} if self._at.timers is None else {TIMERS: self._at.timers.encode()}
+
+    def _now_ms(self) -> int | None:
+        return self._at.now_ms
+
+    def _changes(self, after: int | None) -> list[Change]:
+        keys = self._at.keys()
+        return [_change(state, frozen, keys, after) for state, frozen in self._at.states]
+
+    def _changed_counts(self, after: int) -> Mapping[str, int | None]:
+        places = {state.section.name: _changed(frozen).after(after) for state, frozen in self._at.states}
+        return {name: None if found is None else len(found) for name, found in places.items()}
+
+    def _forget(self) -> None:
+        self._at = _Barrier(now_ms=self._at.now_ms)
+
+
+def _changed(frozen: FrozenRows) -> FrozenChanges:
+    assert frozen.changes is not None
+    return frozen.changes
+
+
+def _change(state: Replaced, frozen: FrozenRows, keys: Sequence[pa.Array], after: int | None) -> Change:
+    """Return what changed of a state after a snapshot, or all of it (MC11)."""
+    schema = state.section.schema
+    places = None if after is None else _changed(frozen).after(after)
+    if places is None:
+        return Change(state, _batches(schema, keys, frozen.rows()), is_whole=True)
+    rows, gone = frozen.of(places), _changed(frozen).gone(places)
+    return Change(state, _batches(schema, keys, rows), _batches(state.gone, keys, gone))
+
+
+def _batches(schema: pa.Schema, keys: Sequence[pa.Array], rows: KeyedColumns) -> list[pa.RecordBatch]:
+    slots, columns = rows
+    taken = [column.take(pa.array(slots)) for column in keys]
+    found: list[pa.RecordBatch] = pa.Table.from_arrays([*taken, *columns], schema=schema).to_batches(_ENCODE_ROWS)
+    return found
+
+
+class MemoryColumnBackend:
+    """See ``backend.ColumnBackend``."""
+
+    timers: TimersByKind[ColumnTimers] | None
+
+    def __init__(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False) -> None:
+        self._keys = keys
+        self._index = make_key_index(keys.types)
+        self._log = ChunkLog()
+        self.time = StateTime()
+        self._states: dict[StateDescriptor, State] = {d: self._made(d) for d in descriptors}
+        self._timers = timers_of_each_kind(self._timers_of) if has_timers else {}
+        self.timers = timers_by_kind(self._timers)
+        self._expiring = [state for state in self._states.values() if isinstance(state, Expiring)]
+        self._sweep = Sweep()
+        self._renumber_at = _RENUMBER_MIN
+
+    def _made(self, descriptor: StateDescriptor) -> State:
+        if descriptor.ttl is not None:
+            return self._made_to_expire(descriptor, descriptor.ttl)
+        changed = ChangedSlots(self._log.interval)
+        match descriptor.kind:
+            case StateKind.VALUE:
+                return MemoryValues(descriptor.type, self._keys_count, changed)
+            case StateKind.LIST:
+                return MemoryLists(descriptor.type, self._keys_count, changed=changed)
+            case StateKind.MAP:
+                return MemoryMaps(descriptor.key_type, descriptor.type, self._keys_count, changed)
+
+    def _made_to_expire(self, descriptor: StateDescriptor, ttl: TTL) -> Expiring:
+        changed = ChangedSlots(self._log.interval)
+        match descriptor.kind:
+            case StateKind.VALUE:
+                return ExpiringValues(descriptor.type, self._keys_count, ttl, self.time, changed)
+            case StateKind.LIST:
+                return ExpiringLists(descriptor.type, self._keys_count, ttl, self.time, changed)
+            case StateKind.MAP:
+                return ExpiringMaps(descriptor.key_type, descriptor.type, self._keys_count, ttl, self.time, changed)
+
+    def _timers_of(self, kind: TimeKind) -> MemoryColumnTimers:
+        return MemoryColumnTimers(self._hashes, self._log.interval)
+
+    def _keys_count(self) -> int:
+        return len(self._index)
+
+    def _hashes(self, slots: Slots) -> Hashes:
+        names = self._keys.section_names
+        return hash_columns(pa.RecordBatch.from_arrays(self._index.columns(slots), names=names), names)
+
+    def values(self, descriptor: StateDescriptor) -> ValueColumns:
+        """See ``ColumnBackend``."""
+        state = self._states[descriptor]
+        assert isinstance(state, MemoryValues)
+        return state
+
+    def lists(self, descriptor: StateDescriptor) -> ListColumns:
+        """See ``ColumnBackend``."""
+        state = self._states[descriptor]
+        assert isinstance(state, MemoryLists | ExpiringLists)
+        return state
+
+    def maps(self, descriptor: StateDescriptor) -> MapColumns:
+        """See ``ColumnBackend``."""
+        state = self._states[descriptor]
+        assert isinstance(state, MemoryMaps)
+        return state
+
+    def slots(self, columns: Sequence[pa.Array]) -> Slots:
+        """See ``ColumnBackend``."""
+        return self._index.slots(columns)
+
+    def key_columns(self, slots: Slots) -> list[pa.Array]:
+        """See ``ColumnBackend``."""
+        return self._index.columns(slots)
+
+    def all_slots(self) -> Slots:
+        """See ``ColumnBackend``."""
+        living = np.zeros(len(self._index), np.bool_)
+        for state in self._states.values():
+            living |= state.living()
+        return np.flatnonzero(living)
+
+    def prepare(self) -> None:
+        """See ``ColumnBackend``."""
+        self._drop_some_that_expired()
+        if len(self._index) < self._renumber_at:
+            return
+        living = self._held_slots()
+        if 2 * len(living) < len(self._index):
+            index = make_key_index(self._keys.types)
+            index.slots(self._index.columns(living))
+            for state in self._states.values():
+                state.renumber(living)
+            for timers in self._timers.values():
+                timers.renumber(living)
+            self._index = index
+        self._renumber_at = max(_RENUMBER_MIN, 2 * len(self._index))
+
+    def _drop_some_that_expired(self) -> None:
+        """Go on through the states with a TTL; when all keys were seen, see whether most have lost all state (TL8)."""
+        if not self._expiring:
+            return
+        for state in self._expiring:
+            state.sweep()
+        _, end = self._sweep.turn(len(self._index))
+        if end == len(self._index) >= _RENUMBER_MIN:
+            self._renumber_at = end
+
+    def _held_slots(self) -> Slots:
+        """Return the slots of all keys that have any state or timer."""
+        living = np.zeros(len(self._index), np.bool_)
+        living[self.all_slots()] = True
+        for timers in self._timers.values():
+            timers.tidy()
+            living |= timers.living(len(self._index))
+        return np.flatnonzero(living)
+
+    def freeze(self) -> _FrozenColumnState:
+        """See ``StateBackend``."""
+        states = [(self._replaced(descriptor), state.freeze()) for descriptor, state in self._states.items()]
+        timers = [(replaced_timers(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
+        meta = None if self.timers is None else self.timers.meta
+        now_ms = self.time.now_ms if self._expiring else None
+        barrier = _Barrier(self._index.freeze(), [*states, *timers], meta, now_ms)
+        return _FrozenColumnState(self._log, self._log.end_interval(), barrier)
+
+    def _replaced(self, descriptor: StateDescriptor) -> Replaced:
+        """Return what a row of a state replaces: a value, a list, an entry of a map."""
+        section = section_of(self._keys, descriptor)
+        width = len(self._keys.names) + (descriptor.kind is StateKind.MAP)
+        return Replaced(section, tuple(section.schema.names[:width]))
+
+    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
+        """See ``ContinuingBackend``."""
+        states = [self._replaced(descriptor) for descriptor in self._states]
+        timers = [replaced_timers(self._keys, kind) for kind in self._timers]
+        if not continue_from(self, self._log, [*states, *timers], stored, owner):
+            return False
+        for found in self._timers.values():
+            found.track_changes()
+        return True
+
+    def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
+        """See ``StateBackend``."""
+        width = len(self._keys.names)
+        for descriptor, state in self._states.items():
+            for batch in restored_states(sections, section_of(self._keys, descriptor), path, owner):
+                slots = self._index.slots(batch.columns[:width])
+                state.restore(slots, batch.columns[width:])
+        for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
+            times_ms = batch.columns[width].to_numpy().copy()  # what was read is given up
+            timers.register(self._index.slots(batch.columns[:width]), times_ms)
+
+    def end_restore(self) -> None:
+        """See ``TimedBackend``."""
+        for state in self._expiring:
+            state.end_restore()

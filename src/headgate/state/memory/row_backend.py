@@ -1,0 +1,345 @@
+"""Keyed state by row in memory: a dict from key to object for each state, and an overlay while a snapshot is held.
+
+Counterparts: ``operators.process.row_process`` and ``reduce``, which has one record per key. Freezing only puts
+the dict aside; a later change of a key goes to the overlay (ST5). A list or dict of a key is copied when it is first
+changed after a barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.state.backend import Ownership, Record, restored_batches, restored_states, restored_timers
+from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
+from headgate.state.memory.copy_on_write import FrozenCells, MemoryCells
+from headgate.state.memory.incremental_restore import continue_from
+from headgate.state.memory.incremental_snapshot import Change, ChunkedState, ChunkLog, Replaced, replaced_timers
+from headgate.state.memory.timers import FrozenRowTimers, MemoryRowTimers, key_arrays, timer_batches, timer_pair_batches
+from headgate.state.memory.ttl import ExpiringCells
+from headgate.state.row_values import conversion, python_values
+from headgate.state.snapshot import FrozenState, StoredFiles
+from headgate.state.timers import TIMERS, RowTimers, TimersByKind, TimersMeta, timers_by_kind, timers_of_each_kind
+from headgate.state.ttl import EXPIRES_COLUMN, TTL_SECTION, StateTime, TtlMeta, live_objects
+
+_ENCODE_KEYS = 16_384
+
+
+@dataclass(frozen=True)
+class _Barrier:
+    """What there is at a barrier.
+
+    Attributes:
+        states: the objects of each.
+        time_ms: what time it was: what had expired is not among the rows (TL6).
+        timers: of each kind.
+        meta: of timers.
+    """
+
+    states: Sequence[tuple[StateDescriptor, FrozenCells]]
+    time_ms: int
+    timers: Sequence[tuple[Replaced, FrozenRowTimers]]
+    meta: TimersMeta | None
+
+
+class _FrozenRowState(ChunkedState):
+    """The objects of all states at a barrier, and the timers."""
+
+    def __init__(self, log: ChunkLog, number: int, keys: KeyColumns, barrier: _Barrier) -> None:
+        super().__init__(log, number)
+        self._keys = keys
+        self._at = barrier
+
+    def _rows(self) -> Mapping[str, int]:
+        rows = {d.name: _count_rows(d, cells.objects, self._at.time_ms) for d, cells in self._at.states}
+        return rows | {state.section.name: found.count for state, found in self._at.timers}
+
+    def _meta(self) -> Mapping[str, bytes]:
+        found = self._meta_of_rows()
+        if self._now_ms() is not None:
+            found[TTL_SECTION] = TtlMeta(self._at.time_ms).encode()
+        return found
+
+    def _meta_of_rows(self) -> dict[str, bytes]:
+        return {} if self._at.meta is None else {TIMERS: self._at.meta.encode()}
+
+    def _now_ms(self) -> int | None:
+        return self._at.time_ms if any(descriptor.ttl is not None for descriptor, _ in self._at.states) else None
+
+    def _changes(self, after: int | None) -> list[Change]:
+        states = [self._change(descriptor, cells, after) for descriptor, cells in self._at.states]
+        return [*states, *(self._change_of_timers(state, found, after) for state, found in self._at.timers)]
+
+    def _change(self, descriptor: StateDescriptor, cells: FrozenCells, after: int | None) -> Change:
+        state, objects = _replaced(self._keys, descriptor), cells.objects
+        schema = state.section.schema
+        changed = None if after is None else cells.changes.after(after)
+        if changed is None:
+            living = _living(descriptor, objects, self._at.time_ms)
+            return Change(state, list(_batches(schema, descriptor, living)), is_whole=True)
+        rows = _batches(schema, descriptor, [(key, objects[key]) for key in changed if key in objects])
+        gone = [key for key in changed if key not in objects]
+        columns = [pa.RecordBatch.from_arrays(key_arrays(self._keys, gone), schema=state.gone)] if gone else []
+        return Change(state, list(rows), columns)
+
+    def _change_of_timers(self, state: Replaced, found: FrozenRowTimers, after: int | None) -> Change:
+        changed = None if after is None else found.changes.after(after)
+        if changed is None:
+            every = timer_batches(state.section, self._keys, found.cells, _ENCODE_KEYS)
+            return Change(state, list(every), is_whole=True)
+        there = [pair for pair in changed if found.has(*pair)]
+        gone = [pair for pair in changed if not found.has(*pair)]
+        rows, columns = (timer_pair_batches(state.gone, self._keys, pairs, _ENCODE_KEYS) for pairs in (there, gone))
+        return Change(state, list(rows), list(columns))
+
+    def _changed_counts(self, after: int) -> Mapping[str, int | None]:
+        noted = {descriptor.name: cells.changes for descriptor, cells in self._at.states}
+        noted |= {state.section.name: found.changes for state, found in self._at.timers}
+        return {name: None if (keys := found.after(after)) is None else len(keys) for name, found in noted.items()}
+
+    def _forget(self) -> None:
+        for cells in (*(cells for _, cells in self._at.states), *(found.cells for _, found in self._at.timers)):
+            cells.release()
+        self._at = _Barrier((), self._at.time_ms, (), None)
+
+
+def _replaced(keys: KeyColumns, descriptor: StateDescriptor) -> Replaced:
+    """Return what the rows of a key replace: all that it had, whether a value, a list or a map."""
+    section = section_of(keys, descriptor)
+    return Replaced(section, section.key_names)
+
+
+class MemoryRowBackend:
+    """See ``backend.RowBackend``."""
+
+    timers: TimersByKind[RowTimers] | None
+
+    def __init__(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False) -> None:
+        self._keys = keys
+        self._log = ChunkLog()
+        self.time = StateTime()
+        self._cells = {descriptor: self._made(descriptor) for descriptor in descriptors}
+        self._expiring = [cells for cells in self._cells.values() if isinstance(cells, ExpiringCells)]
+        self._timers = timers_of_each_kind(lambda _: MemoryRowTimers(keys, self._log.interval)) if has_timers else {}
+        self.timers = timers_by_kind(self._timers)
+
+    def _made(self, descriptor: StateDescriptor) -> MemoryCells:
+        interval = self._log.interval
+        if descriptor.ttl is None:
+            return MemoryCells(interval)
+        return ExpiringCells(descriptor.ttl, self.time, interval)
+
+    def cells(self, descriptor: StateDescriptor) -> MemoryCells:
+        """See ``RowBackend``."""
+        return self._cells[descriptor]
+
+    def all_keys(self) -> list[Any]:
+        """See ``RowBackend``."""
+        found: dict[Any, None] = {}
+        for cells in self._cells.values():
+            found.update(dict.fromkeys(cells.keys()))
+        return list(found)
+
+    def absorb(self) -> None:
+        """See ``RowBackend``: gives up the overlays of snapshots that are released."""
+        for cells in self._cells.values():
+            cells.absorb()
+        for timers in self._timers.values():
+            timers.absorb()
+        for expiring in self._expiring:
+            expiring.sweep()  # TL8
+
+    def expect(self, columns: Sequence[pa.Array]) -> None:
+        """See ``RowBackend``: everything is here."""
+
+    def freeze(self) -> _FrozenRowState:
+        """See ``StateBackend``."""
+        states = [(descriptor, cells.freeze()) for descriptor, cells in self._cells.items()]
+        timers = [(replaced_timers(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
+        meta = None if self.timers is None else self.timers.meta
+        barrier = _Barrier(states, self.time.now_ms, timers, meta)
+        return _FrozenRowState(self._log, self._log.end_interval(), self._keys, barrier)
+
+    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
+        """See ``ContinuingBackend``."""
+        states = [_replaced(self._keys, descriptor) for descriptor in self._cells]
+        timers = [replaced_timers(self._keys, kind) for kind in self._timers]
+        if not continue_from(self, self._log, [*states, *timers], stored, owner):
+            return False
+        for cells in self._cells.values():
+            cells.track_changes()
+        for found in self._timers.values():
+            found.track_changes()
+        return True
+
+    def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
+        """See ``StateBackend``."""
+        for descriptor, cells in self._cells.items():
+            for batch in restored_states(sections, section_of(self._keys, descriptor), path, owner):
+                _add_rows(cells, descriptor, batch, len(self._keys.names))
+        for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
+            times_ms = batch.columns[-1].to_pylist()
+            for key, time_ms in zip(_keys_of(batch, len(self._keys.names)), times_ms, strict=True):
+                timers.register(key, time_ms)
+
+    def end_restore(self) -> None:
+        """See ``TimedBackend``."""
+        for cells in self._expiring:
+            cells.end_restore()
+
+
+def _living(descriptor: StateDescriptor, objects: dict[Any, Any], now_ms: int) -> Iterable[tuple[Any, Any]]:
+    """Return keys and objects without what has expired."""
+    items = objects.items()
+    return items if descriptor.ttl is None else live_objects(items, now_ms)
+
+
+def _keys_of(batch: pa.RecordBatch, width: int) -> list[Any]:
+    columns = [python_values(column) for column in batch.columns[:width]]
+    return columns[0] if width == 1 else list(zip(*columns, strict=True))
+
+
+def _add_rows(cells: MemoryCells, descriptor: StateDescriptor, batch: pa.RecordBatch, width: int) -> None:
+    keys = _keys_of(batch, width)
+    store = conversion(descriptor.type).store
+    values = [store(value) for value in python_values(batch.column("value"))]
+    if descriptor.ttl is not None:
+        values = list(zip(values, batch.column(EXPIRES_COLUMN).to_pylist(), strict=True))
+    match descriptor.kind:
+        case StateKind.VALUE:
+            for key, value in zip(keys, values, strict=True):
+                cells.put(key, value)
+        case StateKind.LIST:
+            for key, value in zip(keys, values, strict=True):
+                _writable_or_new(cells, key, list).append(value)
+        case StateKind.MAP:
+            for key, map_key, value in zip(keys, python_values(batch.columns[width]), values, strict=True):
+                _writable_or_new(cells, key, dict)[map_key] = value
+
+
+def _writable_or_new(cells: MemoryCells, key: Any, make: type) -> Any:
+    found = cells.writable(key)
+    if found is None:
+        found = make()
+        cells.put(key, found)
+    return found
+
+
+def _count_rows(descriptor: StateDescriptor, objects: dict[Any, Any], now_ms: int) -> int:
+    is_value = descriptor.kind is StateKind.VALUE
+    if is_value and descriptor.ttl is None:
+        return len(objects)
+    living = _living(descriptor, objects, now_ms)
+    return sum(1 if is_value else len(found) for _, found in living)  # a generator: other threads run in between
+
+
+def _batches(
+    schema: pa.Schema, descriptor: StateDescriptor, objects: Iterable[tuple[Any, Any]]
+) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a section: one per value, element or entry (ST3)."""
+    load = conversion(descriptor.type).load
+    items = iter(objects)
+    while part := list(islice(items, _ENCODE_KEYS)):  # in parts, because each holds up the processing thread
+        keys: list[Any] = []
+        inner: list[list[Any]] = []
+        expiries: list[list[int]] = []
+        match descriptor.kind:
+            case StateKind.VALUE:
+                keys, values = [key for key, _ in part], [found for _, found in part]
+            case StateKind.LIST:
+                keys = [key for key, found in part for _ in found]
+                values = [element for _, found in part for element in found]
+            case StateKind.MAP:
+                keys = [key for key, found in part for _ in found]
+                inner = [[map_key for _, found in part for map_key in found]]
+                values = [value for _, found in part for value in found.values()]
+        if descriptor.ttl is not None:
+            values, expiries = [pair[0] for pair in values], [[pair[1] for pair in values]]
+        width = len(schema) - len(inner) - 1 - len(expiries)
+        outer = [keys] if width == 1 else [list(column) for column in zip(*keys, strict=True)]
+        columns = [*outer, *inner, values if load is None else list(map(load, values)), *expiries]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+_ENCODE_ROWS = 16_384
+
+
+class _FrozenRecords(ChunkedState):
+    """The records at a barrier."""
+
+    def __init__(self, log: ChunkLog, number: int, state: Replaced, cells: FrozenCells) -> None:
+        super().__init__(log, number)
+        self._state = state
+        self._cells = cells
+
+    def _rows(self) -> Mapping[str, int]:
+        return {self._state.section.name: len(self._cells.objects)}
+
+    def _changes(self, after: int | None) -> list[Change]:
+        """A record never goes."""
+        objects = self._cells.objects
+        changed = None if after is None else self._cells.changes.after(after)
+        found = objects.values() if changed is None else [objects[key] for key in changed]
+        return [Change(self._state, list(_record_batches(self._state.section.schema, found)), is_whole=changed is None)]
+
+    def _changed_counts(self, after: int) -> Mapping[str, int | None]:
+        changed = self._cells.changes.after(after)
+        return {self._state.section.name: None if changed is None else len(changed)}
+
+    def _forget(self) -> None:
+        self._cells.release()
+
+
+def _record_batches(schema: pa.Schema, found: Iterable[Record]) -> Iterator[pa.RecordBatch]:
+    records = iter(found)
+    while part := list(islice(records, _ENCODE_ROWS)):  # in parts, because each holds up the processing thread
+        columns = zip(*part, strict=True)
+        arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class MemoryRecords:
+    """See ``backend.RecordBackend``."""
+
+    def __init__(self, section: Section) -> None:
+        self._section = section
+        self._log = ChunkLog()
+        self._cells = MemoryCells(self._log.interval)
+        self._key_of = itemgetter(*(section.schema.get_field_index(name) for name in section.key_names))
+
+    def load(self, keys: Iterable[Any]) -> dict[Any, Record]:
+        """See ``RecordBackend``."""
+        self._cells.absorb()
+        return self._cells.get_all(keys)
+
+    def store(self, records: Mapping[Any, Record]) -> None:
+        """See ``RecordBackend``."""
+        self._cells.put_all(records)
+
+    def freeze(self) -> FrozenState:
+        """See ``StateBackend``; until a release, changes go to an overlay (OP8)."""
+        cells = self._cells.freeze()
+        return _FrozenRecords(self._log, self._log.end_interval(), self._replaced, cells)
+
+    @property
+    def _replaced(self) -> Replaced:
+        return Replaced(self._section, self._section.key_names)
+
+    def continue_from(self, stored: StoredFiles, owner: Ownership) -> bool:
+        """See ``ContinuingBackend``."""
+        if not continue_from(self, self._log, [self._replaced], stored, owner):
+            return False
+        self._cells.track_changes()
+        return True
+
+    def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
+        """See ``StateBackend``."""
+        for batch in restored_batches(sections, self._section, path, owner):
+            records = zip(*(python_values(column) for column in batch.columns), strict=True)
+            self._cells.put_all({self._key_of(record): record for record in records})

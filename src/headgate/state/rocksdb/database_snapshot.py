@@ -1,0 +1,320 @@
+"""Snapshot of a database: a RocksDB checkpoint at a barrier, written as its files or as portable rows (RB7, RB20).
+
+The checkpoint's files are links. It is read in the upload thread, through a handle of its own: whatever becomes of
+the database, nothing here changes. Files that earlier checkpoints hold are referred to instead of written; which may
+be shared is decided by ``protocol.checkpoints``. As portable rows, in canonical sections (ST3), any backend restores
+it at any parallelism. Counterpart: ``database_restore``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeAlias
+
+import pyarrow as pa
+import xxhash
+
+from headgate.codec.snapshot import DATABASE_DESCRIPTION, Buffer, encode_sections
+from headgate.model.manifest import KeyGroups, SnapshotPart
+from headgate.state.descriptors import Section
+from headgate.state.key_hash import hash_columns, key_groups
+from headgate.state.rocksdb.database import FileRange, Scanned, disk_error
+from headgate.state.rocksdb.file_manifest import AnyTable, Description, can_describe, sections_of
+from headgate.state.rocksdb.local_databases import LocalDatabase
+from headgate.state.rocksdb.row_encoding import group_start, runs
+from headgate.state.rocksdb.sst_checksums import check_blocks
+from headgate.state.rocksdb.tables import PackedTable
+from headgate.state.rocksdb.ttl import expired_counts
+from headgate.state.snapshot import (
+    RANGE_BYTES_MIN,
+    RANGES_MAX,
+    FrozenState,
+    LocalDamage,
+    OwnedKeys,
+    Rows,
+    SnapshotTarget,
+    encode_batches,
+)
+
+SIZE_BYTES_MIN = 1 << 20
+"""A database with smaller files is written as rows: there is little to be saved, and any backend reads these."""
+
+KnownFiles: TypeAlias = dict[str, tuple[int, int]]
+"""Size and checksum of files of one database, by name, as far as they were once read or written whole."""
+
+SST_SUFFIX = ".sst"
+_UNDESCRIBED_ENDINGS = (SST_SUFFIX, ".log", "LOG", "LOCK", "IDENTITY")
+"""Endings of what is in no description: nothing was logged (RB4), and opening it makes the others."""
+
+_OPTIONS_PREFIX = "OPTIONS-"
+"""Files of options are in no description either: a restored database is opened with options of its own (RB21)."""
+
+
+def can_write_files(checkpoint: Path, tables: Sequence[object]) -> bool:
+    """Whether a checkpoint is written as its files: they are large enough, and can be described."""
+    return (
+        can_describe(tables)
+        and sum(path.stat().st_size for path in checkpoint.glob(f"*{SST_SUFFIX}")) >= SIZE_BYTES_MIN
+    )
+
+
+def write_files(
+    target: SnapshotTarget,
+    shareable: Mapping[str, SnapshotPart],
+    checkpoint: Path,
+    known: KnownFiles,
+    description: Description,
+    ranges: Mapping[str, FileRange],
+    rows: Mapping[str, int],
+) -> None:
+    """Write what is not shareable yet, and refer to the rest. May be repeated.
+
+    Args:
+        target: where they go.
+        shareable: what may be referred to.
+        checkpoint: the directory of the files.
+        known: of this database; what is written is added.
+        description: what the database is; its files are added.
+        ranges: where each of the large files is.
+        rows: of each state.
+
+    Raises:
+        LocalDamage: a file is not as it was written; nothing of it is (RB23).
+        StorageError
+    """
+    large = sorted(checkpoint.glob(f"*{SST_SUFFIX}"))
+    for path in large:
+        there = shareable.get(path.name)
+        if there is not None and known.get(path.name) == (there.size_bytes, there.checksum):
+            target.share(there)
+            continue
+        data = _read(path)
+        _check(path, data, known.get(path.name))
+        part = target.put_file(path.name, [data])
+        known[path.name] = part.size_bytes, part.checksum
+    small = {path.name: _read(path) for path in sorted(checkpoint.iterdir()) if _is_described(path.name)}
+    names = [path.name for path in large]
+    if set(names) != ranges.keys():
+        raise LocalDamage(str(checkpoint), 0, f"the files {sorted(ranges)}", f"{names}")
+    assert description.is_whole, "only a restore leaves files out"
+    whole = replace(description, names=names, ranges=[ranges[name] for name in names], small=small)
+    target.describe_files(whole.encode(), rows, DATABASE_DESCRIPTION)
+
+
+def _is_described(name: str) -> bool:
+    return not name.startswith(_OPTIONS_PREFIX) and not name.endswith(_UNDESCRIBED_ENDINGS)
+
+
+def _check(path: Path, data: bytes, known: tuple[int, int] | None) -> None:
+    """Make sure that ``data`` is what it was when it was ``known``, or else that it is what RocksDB wrote (RB23)."""
+    if known is None:
+        check_blocks(data, path)
+        return
+    found = len(data), xxhash.xxh3_64_intdigest(data)
+    if found != known:
+        raise LocalDamage(
+            str(path), 0, f"{known[0]} bytes with checksum {known[1]:016x}", f"{found[0]} with {found[1]:016x}"
+        )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise LocalDamage(str(path), 0, "a file of a RocksDB database", "no file") from error
+    except OSError as error:
+        raise disk_error("read", path, error) from error
+
+
+PART_BYTES = 16 << 20
+"""Files of so many bytes make about one part: it is in memory while it is written, and again while it is restored."""
+
+_BATCH_ROWS = 65_536
+
+
+def _no_rows() -> Rows:
+    return []
+
+
+@dataclass(frozen=True)
+class ExtraSections:
+    """What a snapshot has that is not in the database: timers in memory (RB11), and what belongs to no key.
+
+    Attributes:
+        rows: returns rows of sections, which the database may have more of.
+        counts: returns how many each of these has.
+        meta: sections that belong to no key.
+        now_ms: what time it was: what had expired is in no snapshot (TL6).
+        forget: gives all of it up.
+    """
+
+    rows: Callable[[], Rows] = _no_rows
+    counts: Callable[[], Mapping[str, int]] = dict
+    meta: Mapping[str, bytes] = field(default_factory=dict)
+    now_ms: int = 0
+    forget: Callable[[], object] = dict
+
+
+class FrozenDatabase(FrozenState):
+    """The rows of all tables at a barrier."""
+
+    def __init__(
+        self,
+        local: LocalDatabase,
+        path: Path,
+        tables: Sequence[AnyTable],
+        counts: Mapping[str, int],
+        beside: ExtraSections,
+    ) -> None:
+        """Make it of a checkpoint.
+
+        Args:
+            local: of the database.
+            path: the checkpoint, which becomes this one's.
+            tables: what is in it.
+            counts: of the rows of each table, expired or not.
+            beside: what is not in it.
+        """
+        super().__init__()
+        self._local = local
+        self._database = local.database
+        self._has_files = False
+        self._path = path
+        self._tables = {table.number: table for table in tables}
+        self._counts = dict(counts)
+        self._extra = beside
+        self._removal = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+
+    def _rows(self) -> Mapping[str, int]:
+        """Return what was counted; in files, what has expired and did not go yet is there, and counts (RB24)."""
+        beside, counts = self._extra.counts(), self._counts if self._has_files else self._living_counts
+        return {**beside, **{name: count + beside.get(name, 0) for name, count in counts.items()}}
+
+    @cached_property
+    def _living_counts(self) -> Mapping[str, int]:
+        """What was counted, less what the database says has expired: so a row that was lost is missed all the same."""
+        if all(table.ttl is None for table in self._tables.values()):
+            return self._counts
+        with closing(self._database.opened(self._path)) as rows:
+            expired = expired_counts(rows, list(self._tables.values()), self._extra.now_ms)
+        return {name: count - expired.get(name, 0) for name, count in self._counts.items()}
+
+    def _encode(self) -> Sequence[Buffer]:
+        with closing(self._database.opened(self._path)) as rows:
+            return self._encoded(rows.scan(b"", None), self._extra.rows())[0]
+
+    def _write(self, target: SnapshotTarget) -> None:
+        """Write the files of the database (RB20), or a part for each range of key groups (SF11)."""
+        keys, shareable, beside = target.keys, target.files, self._extra.rows()
+        if keys is not None and shareable is not None and can_write_files(self._path, list(self._tables.values())):
+            self._write_files(target, keys, shareable, beside)
+            return
+        with closing(self._database.opened(self._path)) as rows:
+            if keys is None:
+                target.put(*self._encoded(rows.scan(b"", None), beside))
+                return
+            for groups in self._ranges(keys.groups):
+                start, end = group_start(groups.first), group_start(groups.first + groups.count)
+                found = [(section, [_within(b, section, groups, keys) for b in batches]) for section, batches in beside]
+                target.put(*self._encoded(rows.scan(start, end), found), groups)
+
+    def _write_files(
+        self, target: SnapshotTarget, keys: OwnedKeys, shareable: Mapping[str, SnapshotPart], beside: Rows
+    ) -> None:
+        """Write the database as it is, and what is beside it as ever."""
+        ranges = self._database.check(self._path)
+        self._has_files = True
+        about = self._extra
+        found, counts = self._encoded((), beside)
+        if beside or about.meta:
+            target.put(found, counts, keys.groups)
+        description = Description(list(self._tables.values()), keys, meta=about.meta, now_ms=about.now_ms)
+        write_files(target, shareable, self._path, self._local.known, description, ranges, self._counts)
+
+    def _ranges(self, groups: KeyGroups) -> list[KeyGroups]:
+        size_bytes = sum(path.stat().st_size for path in self._path.glob("*.sst"))
+        wanted = max(min(RANGES_MAX, size_bytes // RANGE_BYTES_MIN), size_bytes // PART_BYTES)
+        count = max(1, min(wanted, groups.count))
+        ends = [groups.count * number // count for number in range(count + 1)]
+        return [KeyGroups(groups.first + a, b - a) for a, b in pairwise(ends)]
+
+    def _encoded(self, rows: Iterable[Scanned], beside: Rows) -> tuple[list[Buffer], dict[str, int]]:
+        """Return a container of all sections, and how many rows each has."""
+        return encode_sections_of(list(self._tables.values()), rows, beside, self._extra.meta, self._extra.now_ms)
+
+    def _forget(self) -> None:
+        if self._has_files and self._removal.detach() is not None:
+            self._local.keep(self._path)
+        self._removal()
+        self._extra.forget()
+        self._extra = ExtraSections(now_ms=self._extra.now_ms)
+
+
+def encode_sections_of(
+    tables: Sequence[AnyTable],
+    rows: Iterable[Scanned],
+    beside: Rows = (),
+    meta: Mapping[str, bytes] | None = None,
+    now_ms: int = 0,
+) -> tuple[list[Buffer], dict[str, int]]:
+    """Return a container of the sections of all tables, and of ``beside``, and how many rows each has.
+
+    A section that a table and ``beside`` have holds the rows of both. What has expired at ``now_ms`` is left out (TL6).
+    """
+    by_number = {table.number: table for table in tables}
+    sections = {section.name: section for table in tables for section in sections_of(table)}
+    batches: dict[str, list[pa.RecordBatch]] = {name: [] for name in sections}
+    for name, batch in _batches(by_number, rows, now_ms):
+        batches[name].append(batch)
+    others = {section.name: (section, made) for section, made in beside}
+    found: list[tuple[Section, Sequence[pa.RecordBatch]]] = []
+    for name, made in batches.items():
+        section = sections[name]
+        found.append((section, [*made, *others.pop(name, (section, ()))[1]]))
+    found += others.values()
+    parts: dict[str, Sequence[Buffer]] = {name: [data] for name, data in (meta or {}).items()}
+    parts |= {section.name: encode_batches(section.schema, made) for section, made in found}
+    return encode_sections(parts), {section.name: sum(b.num_rows for b in made) for section, made in found}
+
+
+def _batches(
+    tables: Mapping[int, AnyTable], rows: Iterable[Scanned], now_ms: int
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the rows of each section, by its name, many at a time, in their order."""
+    waiting: dict[int, tuple[list[bytes], list[bytes]]] = {number: ([], []) for number in tables}
+    for scanned, found in rows:
+        for number, start, end in runs(scanned):
+            if number not in waiting:  # heads
+                continue
+            keys, values = waiting[number]
+            keys += scanned[start:end]
+            values += found[start:end]
+            if len(keys) >= _BATCH_ROWS:
+                yield from _of_sections(tables[number], keys, values, now_ms)
+                waiting[number] = [], []
+    for number, (keys, values) in waiting.items():
+        if keys:
+            yield from _of_sections(tables[number], keys, values, now_ms)
+
+
+def _of_sections(
+    table: AnyTable, keys: Sequence[bytes], values: Sequence[bytes], now_ms: int
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    if isinstance(table, PackedTable):
+        for section, batch in zip(sections_of(table), table.batches(keys, values, now_ms), strict=True):
+            yield section.name, batch
+    else:
+        yield table.section.name, table.batch(keys, values, now_ms)
+
+
+def _within(batch: pa.RecordBatch, section: Section, groups: KeyGroups, keys: OwnedKeys) -> pa.RecordBatch:
+    """Return the rows of ``batch`` with keys in ``groups``."""
+    found = key_groups(hash_columns(batch, section.key_names), keys.max_parallelism)
+    return batch.filter(pa.array((found >= groups.first) & (found < groups.first + groups.count)))

@@ -1,0 +1,142 @@
+"""Which storage a URL means.
+
+Source: docs/spec/storage.md. Never opens two kinds for one URL.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import unquote, unquote_plus, urlsplit
+
+from headgate.distribution import install_command
+from headgate.errors import StorageError, UsageError
+from headgate.model.config import Access
+from headgate.plain_text import encodable, printable
+from headgate.storage.base import Storage
+from headgate.storage.local import LocalStorage
+from headgate.storage.memory import memory_storage
+
+OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
+OBSTORE_PREFIX = "obstore+"
+OPENERS: dict[str, Callable[[str], Storage]] = {}
+"""Storages of other surroundings, by scheme: the simulator's."""
+_SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
+_SECRET = re.compile(r"secret|passw|token|credential|signature|key|^sig\Z", re.IGNORECASE)
+"""Of the names of settings in a URL: those with values that open something."""
+
+
+def open_storage(url: str, access: Access | None = None) -> Storage:
+    """Return the storage at ``url``: a path, ``file://…``, ``memory://name``, ``s3://`` and the like.
+
+    ``obstore+file:///dir`` and ``obstore+memory:///`` take obstore's own stores instead of ours. ``access`` says who
+    may read what is written to a local directory (default: see ``local.LocalStorage``).
+
+    Raises:
+        UsageError: the scheme is unknown, the URL has a secret in it, or the directory cannot be created.
+    """
+    refuse_secrets(url)
+    match = _SCHEME.match(url)
+    if match is None:
+        if not url:
+            raise UsageError("storage location is empty; give a directory or a URL such as s3://bucket/path")
+        return LocalStorage(url, access)
+    scheme = match.group(1).lower()
+    if scheme.startswith(OBSTORE_PREFIX):
+        return _object_storage(url, url[len(OBSTORE_PREFIX) :])
+    if scheme in OPENERS:
+        return OPENERS[scheme](url.removeprefix(f"{scheme}://"))
+    if scheme == "file":
+        return LocalStorage(file_path(url), access)
+    if scheme == "memory":
+        return memory_storage(url[len("memory://") :])
+    if scheme in OBJECT_SCHEMES:
+        return _object_storage(url, url)
+    known = ", ".join(f"{name}://" for name in ("file", "memory", *OBJECT_SCHEMES))
+    raise UsageError(f"storage URL {url} has the unknown scheme '{scheme}'; use a directory or one of {known}")
+
+
+def refuse_secrets(url: str) -> None:
+    """Refuse a URL with a password or key in it: it is shown, and written down, wherever the storage is (SE21).
+
+    Raises:
+        UsageError: it has one, which is not shown.
+    """
+    if _SCHEME.match(url) is None:
+        return
+    before, _, query = url.partition("://")[2].partition("#")[0].partition("?")
+    user, _, host = before.partition("/")[0].rpartition("@")
+    names = (unquote_plus(setting.partition("=")[0]) for setting in query.split("&"))
+    secret = next((name for name in names if _SECRET.search(name)), "")
+    if ":" in unquote_plus(user) or secret:
+        what = f", {printable(secret)}=" if secret else ""
+        raise UsageError(
+            f"the storage URL at {printable(host)} has a password or key in it{what}; leave it out, since the URL is "
+            "shown wherever the storage is, and give it in the environment of the driver and of every worker"
+        )
+
+
+def absolute_location(location: str | os.PathLike[str]) -> str:
+    """Return a URL unchanged and a path as absolute: workers may have another working directory.
+
+    Raises:
+        UsageError: it has characters that no file name, or no message, can hold, or a secret.
+    """
+    text = os.fspath(location)
+    refuse_secrets(text)
+    if "\0" in text or encodable(text) != text:
+        raise UsageError(
+            f"the location '{printable(text)}' has a NUL or bytes that are not UTF-8, which checkpoints cannot record; "
+            "give the directory another name"
+        )
+    if text.startswith("file:/") and not text.startswith("file://"):
+        text = f"file://{text.removeprefix('file:')}"  # as Hadoop writes it
+    return text if _SCHEME.match(text) else os.path.abspath(os.path.expanduser(text))
+
+
+def local_directory(url: str) -> Path | None:
+    """Return the local directory that ``url`` means, whether it is there or not; None where it means other storage."""
+    match = _SCHEME.match(url)
+    if match is None:
+        return Path(url).expanduser().absolute()
+    return Path(file_path(url)) if match.group(1).lower() == "file" else None
+
+
+def is_missing(url: str) -> bool:
+    """Whether ``url`` is a local directory that is not there. A read-only caller asks first: opening makes it.
+
+    Raises:
+        StorageError: one may not even look.
+    """
+    local = local_directory(url)
+    try:
+        return local is not None and not local.is_dir()
+    except OSError as error:
+        raise StorageError("look at", str(local), error.strerror or str(error), is_transient=False) from error
+
+
+def _object_storage(url: str, location: str) -> Storage:
+    try:
+        from headgate.storage.object_store import ObjectStorage
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        raise UsageError(
+            f"object stores such as {url} need the package obstore, in the driver and on every worker: "
+            f"{install_command('s3')}"
+        ) from None
+    return ObjectStorage(location)
+
+
+def file_path(url: str) -> str:
+    """Return the absolute path that a ``file:`` URL means.
+
+    Raises:
+        UsageError: it names another machine.
+    """
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise UsageError(f"storage URL {url} names the host '{parts.netloc}'; write file:///absolute/path")
+    return unquote(parts.path)

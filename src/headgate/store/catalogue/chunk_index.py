@@ -1,0 +1,285 @@
+"""Chunks, their parts and the numbers of their writers in the tables: where every event is.
+
+Counterpart: ``sql`` calls these inside its transactions. Source: rules LY3, LY4, S7, S9 and S14 of
+docs/spec/stream-store.md. Never reads or writes a chunk file, and never lets an older epoch of a writer pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from headgate.codec.chunk import PartEntry
+from headgate.errors import CorruptionError, FencedError, TruncatedError, UsageError
+from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.catalogue.records import AppendFound, ChunkRecord, Numbers, PartsFound, StoredPart
+from headgate.store.catalogue.stream_rows import check_writable, inserted_id
+from headgate.store.catalogue.tables import checked_row
+from headgate.store.streams import RemovedFileError, StreamInfo
+
+
+@t.implements(Catalogue.register_writer)
+def register_writer(connection: Connection, stream: StreamInfo, writer_id: str, epoch: int) -> int:
+    """Fence older epochs of the writer id (S9); return its last sequence number."""
+    where = (t.writers.c.stream_id == stream.stream_id, t.writers.c.writer_id == writer_id)
+    row = connection.execute(sa.select(t.writers).where(*where)).one_or_none()
+    if row is None:
+        key = {"stream_id": stream.stream_id, "writer_id": writer_id}
+        connection.execute(t.writers.insert().values(**key, epoch=epoch, sequence=0))
+        return 0
+    if row.epoch > epoch:
+        raise FencedError(f"writer '{writer_id}' of stream '{stream.name}'", epoch, row.epoch)
+    connection.execute(t.writers.update().where(*where).values(epoch=epoch))
+    return int(row.sequence)
+
+
+def advance_writer(connection: Connection, stream: StreamInfo, numbers: Numbers) -> None:
+    """Compare-and-set the last sequence number, in the transaction that appends (S7)."""
+    where = (t.writers.c.stream_id == stream.stream_id, t.writers.c.writer_id == numbers.writer_id)
+    row = connection.execute(sa.select(t.writers).where(*where)).one_or_none()
+    who = f"writer '{numbers.writer_id}' of stream '{stream.name}'"
+    if row is None:
+        raise CorruptionError(who, 0, "its numbers in the catalogue", "none")
+    if row.epoch != numbers.epoch:
+        raise FencedError(who, numbers.epoch, row.epoch)
+    if row.sequence != numbers.first - 1:
+        raise UsageError(f"{who} is used twice at the same time; give each a writer id or epoch of its own")
+    connection.execute(t.writers.update().where(*where).values(sequence=numbers.last))
+
+
+_PATHS_AT_A_TIME = 500
+
+
+@t.implements(Catalogue.append)
+def append(
+    connection: Connection, stream: StreamInfo, chunk: ChunkRecord, numbers: Numbers | None, now_ms: int
+) -> dict[int, int]:
+    """Record a durable chunk and make its parts visible."""
+    check_writable(connection, stream)
+    if numbers is not None:
+        advance_writer(connection, stream, numbers)
+    chunk_id = insert_chunk(connection, stream.stream_id, chunk)
+    return assign_positions(connection, stream.stream_id, [(chunk_id, entry) for entry in chunk.entries], now_ms)
+
+
+def insert_chunk(connection: Connection, stream_id: int, chunk: ChunkRecord) -> int:
+    """Record a chunk file, without its parts; return its number.
+
+    Raises:
+        RemovedFileError: it was condemned (S89).
+    """
+    if _is_condemned(connection, chunk.path):
+        raise RemovedFileError(
+            f"the file {chunk.path} was removed as an orphan before its events were recorded, so none of them is in "
+            "the store: write them again, and remove orphans only while no process writes"
+        )
+    values = {
+        "stream_id": stream_id,
+        "file": chunk.path,
+        "size_bytes": chunk.size_bytes,
+        "schema_version": chunk.schema_version,
+    }
+    return inserted_id(connection.execute(t.chunks.insert().values(values)))
+
+
+def assign_positions(
+    connection: Connection, stream_id: int, parts: Sequence[tuple[int, PartEntry]], now_ms: int
+) -> dict[int, int]:
+    """Make (chunk number, part) visible at the ends of their segments, in order (S14: all with this transaction).
+
+    The date that is recorded with them is never before that of what the stream has already (S66).
+
+    Returns:
+        segment → position of its first new event.
+
+    Raises:
+        CorruptionError: a segment of the layout by which they were routed is lost.
+    """
+    touched = sorted({entry.segment for _, entry in parts})
+    columns = (t.segments.c.segment_id, t.segments.c.end_position, t.segments.c.latest_ms)
+    found = connection.execute(sa.select(*columns).where(*t.open_segments(stream_id))).all()
+    for row in found:
+        checked_row(row, int, int, int)
+    ends: dict[int, int] = {row.segment_id: row.end_position for row in found}
+    lost = [segment for segment in touched if segment not in ends]
+    if lost:
+        where = f"the layout of stream {stream_id}"
+        raise CorruptionError(where, 0, f"segment {lost[0]} among those that take events", "none")
+    visible_ms = max([now_ms, *(row.latest_ms for row in found)])
+    first = {segment: ends[segment] for segment in touched}
+    rows = []
+    for chunk_id, entry in parts:
+        place = {"stream_id": stream_id, "start": ends[entry.segment], "visible_ms": visible_ms}
+        rows.append(place | part_row(chunk_id, entry))
+        ends[entry.segment] += entry.events_count
+    if rows:
+        connection.execute(t.parts.insert(), rows)
+        connection.execute(
+            t.segments.update()
+            .where(t.segments.c.stream_id == stream_id, t.segments.c.segment_id == sa.bindparam("at"))
+            .values(end_position=sa.bindparam("now"), latest_ms=visible_ms),
+            [{"at": segment, "now": ends[segment]} for segment in touched],
+        )
+    return first
+
+
+@t.implements(Catalogue.chunk_paths)
+def chunk_paths(connection: Connection, below: str = "") -> set[str]:
+    """Return the recorded chunk files below a directory."""
+    query = sa.select(t.chunks.c.file)
+    if below:
+        query = query.where(t.chunks.c.file.startswith(f"{below}/", autoescape=True))
+    return set(t.checked_values(connection.scalars(query), str))
+
+
+@t.implements(Catalogue.known_chunks)
+def known_chunks(connection: Connection, paths: Collection[str]) -> set[str]:
+    """Return those of these files that are recorded."""
+    found: set[str] = set()
+    ordered = sorted(paths)
+    for at in range(0, len(ordered), _PATHS_AT_A_TIME):
+        some = t.chunks.c.file.in_(ordered[at : at + _PATHS_AT_A_TIME])
+        found.update(connection.scalars(sa.select(t.chunks.c.file).where(some)))
+    return found
+
+
+@t.implements(Catalogue.condemn)
+def condemn(connection: Connection, paths: Collection[str]) -> set[str]:
+    """Return those of these files that are not recorded. They never will be from now on (S89)."""
+    condemned = set(paths) - known_chunks(connection, paths)
+    left = sorted(condemned)
+    for at in range(0, len(left), _PATHS_AT_A_TIME):
+        some = left[at : at + _PATHS_AT_A_TIME]
+        listed = set(connection.scalars(sa.select(t.garbage.c.path).where(t.garbage.c.path.in_(some))))
+        new = [{"path": path, "stream_id": t.NO_STREAM} for path in some if path not in listed]
+        if new:
+            connection.execute(t.garbage.insert(), new)
+    return condemned
+
+
+def _is_condemned(connection: Connection, path: str) -> bool:
+    return connection.scalar(_OF_GARBAGE, {"path": path}) == t.NO_STREAM
+
+
+_OF_GARBAGE = sa.select(t.garbage.c.stream_id).where(t.garbage.c.path == sa.bindparam("path"))
+
+
+@t.implements(Catalogue.find_append)
+def find_append(connection: Connection, path: str) -> AppendFound:
+    """Return what became of the append of a chunk (S68)."""
+    chunk_id = connection.scalar(sa.select(t.chunks.c.id).where(t.chunks.c.file == path))
+    if chunk_id is None:
+        of_stream = connection.scalar(_OF_GARBAGE, {"path": path})
+        is_truncated = of_stream is not None and of_stream != t.NO_STREAM
+        return AppendFound(is_truncated=is_truncated, is_condemned=of_stream == t.NO_STREAM)
+    query = (
+        sa.select(t.parts.c.segment_id, sa.func.min(t.parts.c.start))
+        .where(t.parts.c.chunk_id == chunk_id)
+        .group_by(t.parts.c.segment_id)
+    )
+    return AppendFound({int(row[0]): int(row[1]) for row in connection.execute(query)})
+
+
+@t.implements(Catalogue.parts)
+def find_parts(connection: Connection, stream: StreamInfo, segment: int, position: int, limit: int) -> PartsFound:
+    """Return the parts of a segment that hold events from ``position`` on. One that is closed has an end (S74).
+
+    Raises:
+        UsageError: the stream was deleted.
+        TruncatedError: the segment begins behind ``position`` (S67).
+        CorruptionError: the row of the next one holds what it never holds.
+    """
+    head = connection.scalar(_HEAD, {"stream_id": stream.stream_id, "segment": segment})
+    if head is not None and position < head:
+        raise TruncatedError(stream.name, segment, position, head)
+    values = {"stream_id": stream.stream_id, "segment": segment, "position": position, "most": limit}
+    rows = connection.execute(_PARTS, values).all()
+    parts = tuple(stored_part(row) for row in itertools.takewhile(is_sound_part, rows))
+    if parts:  # those before the damage are read; the next look begins with it
+        return PartsFound(parts, is_at_end=False)
+    if rows:
+        where = f"the catalogue's part of stream '{stream.name}', segment {segment}, from position {position} on"
+        raise CorruptionError(where, 0, "where its events are", str(tuple(rows[0])))
+    row = connection.execute(_ENDED, {"stream_id": stream.stream_id, "segment": segment}).one_or_none()
+    if row is None:
+        if connection.scalar(sa.select(t.streams.c.id).where(t.streams.c.id == stream.stream_id)) is not None:
+            raise CorruptionError(f"the layout of stream '{stream.name}'", 0, f"segment {segment}", "none")
+        raise UsageError(f"stream '{stream.name}' was deleted while it was read")
+    is_sealed, closed_epoch, end = checked_row(row, bool, int | None, int)
+    return PartsFound((), is_at_end=is_sealed or closed_epoch is not None, end=end)
+
+
+def part_row(chunk_id: int, entry: PartEntry) -> dict[str, object]:
+    """Return the columns that ``parts`` and ``prepared_parts`` share."""
+    return {
+        "segment_id": entry.segment,
+        "events_count": entry.events_count,
+        "chunk_id": chunk_id,
+        "offset": entry.offset,
+        "size_bytes": entry.size_bytes,
+        "checksum": entry.checksum.to_bytes(8, "big"),
+    }
+
+
+def part_entry(row: Any) -> PartEntry:
+    """Return the part that a row of either table says."""
+    checksum = int.from_bytes(row.checksum, "big")
+    return PartEntry(row.segment_id, row.events_count, row.offset, row.size_bytes, checksum)
+
+
+def stored_part(row: Any) -> StoredPart:
+    """Return the part that a row of ``parts`` with the path of its chunk says."""
+    return StoredPart(row.start, row.file, part_entry(row), row.schema_version)
+
+
+def is_sound_part(row: Any) -> bool:
+    """Whether a row for ``stored_part`` holds what it must: SQLite keeps anything in any column (CT14)."""
+    return tuple(map(type, row)) == _TYPES
+
+
+STORED_PARTS = sa.select(
+    t.parts.c.segment_id,
+    t.parts.c.start,
+    t.parts.c.events_count,
+    t.parts.c.offset,
+    t.parts.c.size_bytes,
+    t.parts.c.checksum,
+    t.chunks.c.file,
+    t.chunks.c.schema_version,
+).join_from(t.parts, t.chunks, t.parts.c.chunk_id == t.chunks.c.id)
+"""What ``stored_part`` takes."""
+
+_TYPES = (int, int, int, int, int, bytes, str, int)
+
+_first = (
+    sa.select(sa.func.max(t.parts.c.start))
+    .where(
+        t.parts.c.stream_id == sa.bindparam("stream_id"),
+        t.parts.c.segment_id == sa.bindparam("segment"),
+        t.parts.c.start <= sa.bindparam("position"),
+    )
+    .scalar_subquery()
+)
+_PARTS = (
+    STORED_PARTS.where(
+        t.parts.c.stream_id == sa.bindparam("stream_id"),
+        t.parts.c.segment_id == sa.bindparam("segment"),
+        t.parts.c.start >= sa.func.coalesce(_first, 0),
+        t.parts.c.start + t.parts.c.events_count > sa.bindparam("position"),
+    )
+    .order_by(t.parts.c.start)
+    .limit(sa.bindparam("most"))
+)
+_HEAD = sa.select(t.segments.c.head_position).where(
+    t.segments.c.stream_id == sa.bindparam("stream_id"), t.segments.c.segment_id == sa.bindparam("segment")
+)
+_ENDED = (
+    sa.select(t.streams.c.is_sealed, t.segments.c.closed_epoch, t.segments.c.end_position)
+    .join_from(t.streams, t.segments, t.streams.c.id == t.segments.c.stream_id)
+    .where(t.streams.c.id == sa.bindparam("stream_id"), t.segments.c.segment_id == sa.bindparam("segment"))
+)

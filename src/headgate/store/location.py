@@ -1,0 +1,135 @@
+"""Where a shared store is: the catalogue on a database server or behind a server of ours, and the chunks.
+
+Counterparts: ``store.Store`` opens it by its URL; ``catalogue.postgresql`` and ``client.remote_store`` connect.
+Source: DB1, DB2 and DB13 of docs/spec/shared-store.md, SS1 of docs/spec/served-store.md. Never lets two stores have
+one place: one would take the chunks of the other for its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from headgate.distribution import install_command
+from headgate.environment import Clock
+from headgate.errors import StorageError, UsageError
+from headgate.storage.base import AlreadyExists, NotFound, Storage
+from headgate.storage.urls import absolute_location, open_storage
+from headgate.store.addresses import is_postgres_url, is_server_url, parse_postgres_url, parse_server_url
+from headgate.store.catalogue.base import Catalogue
+
+MARK = "headgate-store"
+"""The object beside the chunks that says to which store they belong."""
+
+_seen: set[str] = set()
+
+
+def shared_store_url(text: str) -> str | None:
+    """Return the URL of a store in its one spelling, if it is one that machines share.
+
+    Raises:
+        UsageError: it cannot be one; a password in it is not shown.
+    """
+    if is_server_url(text):
+        return parse_server_url(text).url
+    return parse_postgres_url(text).url if is_postgres_url(text) else None
+
+
+def is_shared(root: str) -> bool:
+    """Return whether ``root`` is the URL of such a store."""
+    return is_postgres_url(root) or is_server_url(root)
+
+
+def is_served(root: str) -> bool:
+    """Return whether ``root`` is the URL of a store that another process has."""
+    return is_server_url(root)
+
+
+def shared_exists(root: str) -> bool:
+    """Return whether there is such a store; makes none. One that was there is not looked for again.
+
+    Raises:
+        UsageError, StorageError: its server cannot be asked.
+    """
+    if root not in _seen and _is_there(root):
+        _seen.add(root)
+    return root in _seen
+
+
+def _is_there(root: str) -> bool:
+    if is_server_url(root):
+        from headgate.store.client.remote_store import open_remote_store
+
+        open_remote_store(root).close()  # a server has a store
+        return True
+    with _client_library():
+        from headgate.store.catalogue.postgresql import exists
+    return exists(parse_postgres_url(root))
+
+
+def open_shared(root: str, chunks: str | os.PathLike[str] | None) -> tuple[Catalogue, Storage, Clock]:
+    """Return catalogue, chunks and clock of a store; make it where there is none, if ``chunks`` says where they go.
+
+    Raises:
+        UsageError: there is none, it has its chunks elsewhere, they are another store's, or we are not let in.
+        StorageError: server or storage cannot be reached.
+    """
+    with _client_library():
+        from headgate.store.catalogue.postgresql import open_catalogue
+        from headgate.store.server_signals import ServerClock
+    place = None if chunks is None else _checked_place(chunks)
+    catalogue, found = open_catalogue(parse_postgres_url(root), place)
+    try:
+        storage = open_storage(found.chunks)
+        _claim(storage, found.store_id, root)
+        return catalogue, open_storage(f"{found.chunks.rstrip('/')}/chunks"), ServerClock(catalogue.date_ms)
+    except StorageError as error:
+        catalogue.close()
+        if error.is_transient:
+            raise
+        raise UsageError(f"the chunks of the store at {root} cannot be reached: {error}") from error
+    except BaseException:
+        catalogue.close()
+        raise
+
+
+@contextlib.contextmanager
+def _client_library() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "psycopg":
+            raise
+        raise UsageError(
+            "a store on PostgreSQL needs the package psycopg, in the driver and on every worker: "
+            f"{install_command('postgres')}"
+        ) from None
+
+
+def _checked_place(chunks: str | os.PathLike[str]) -> str:
+    return absolute_location(chunks).rstrip("/")
+
+
+def _claim(storage: Storage, store_id: str, root: str) -> None:
+    """Mark the place as this store's; the process that made the store may have died before that."""
+    with contextlib.suppress(NotFound):
+        _check_mark(storage, store_id, root)
+        return
+    try:
+        storage.put_if_absent(MARK, [store_id.encode()])
+    except AlreadyExists:
+        pass
+    except NotFound as error:
+        raise UsageError(
+            f"the chunks of the store at {root} cannot be reached: there is no {storage.url}; make the bucket first"
+        ) from error
+    _check_mark(storage, store_id, root)
+
+
+def _check_mark(storage: Storage, store_id: str, root: str) -> None:
+    if storage.get(MARK).decode(errors="replace") != store_id:
+        raise UsageError(
+            f"{storage.url} has the chunks of another store than the one at {root}, or of one whose tables were "
+            "deleted; give this one another place, or delete what is there if it is not needed"
+        )

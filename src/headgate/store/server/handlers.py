@@ -1,0 +1,276 @@
+"""Request handlers.
+
+What a server answers to known clients, verbs of catalogue and storage first, and what it counts.
+
+Counterparts: ``connections`` brings the requests; ``client.remote_store``. Source: SS6, SS9 and SS16 to SS18 of
+docs/spec/served-store.md; SS15 for the counts. Never calls anything that is no verb.
+"""
+
+from __future__ import annotations
+
+import http
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from headgate.environment import SYSTEM_ENVIRONMENT, SYSTEM_THREADS, Clock, Environment, Threads
+from headgate.errors import ProtocolViolation
+from headgate.model.pipeline_identity import Mine, Owner
+from headgate.storage.base import Storage
+from headgate.store.catalogue.base import VERBS, Catalogue
+from headgate.store.client.messages import (
+    CATALOGUE_SIGNATURES,
+    OF_THE_CATALOGUE,
+    OF_THE_STORAGE,
+    STORAGE_SIGNATURES,
+    Judged,
+    Signature,
+    UnjudgedError,
+    decode,
+    encode,
+    encode_failure,
+)
+from headgate.store.client.remote_store import CHECK, DATE, NEWS, UNTOUCHED, CheckRequest, SeenChanges
+from headgate.store.client.requests import SETTLE
+from headgate.store.fsck import check_store
+from headgate.store.server.connections import ChunkStorage, IncompleteError, Range
+from headgate.store.server.long_polls import ChangeFeed, CheckJobs, Deduplication, VoidError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCounts:
+    """Since the server began.
+
+    Attributes:
+        requests: questions answered; those for news do not count.
+        errors: of them, answered by an error that the store's rules give, such as a stream that is not there.
+        failures: of them, that the server could not answer: a mistake of ours.
+        refused: greetings of those who do not know the token, or are of another version, and what was no question.
+        bytes_in, bytes_out: of chunks.
+        connections: open now.
+    """
+
+    requests: int = 0
+    errors: int = 0
+    failures: int = 0
+    refused: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    connections: int = 0
+
+
+class ServerMetrics:
+    """The counts of a server; threads share it."""
+
+    def __init__(self, threads: Threads = SYSTEM_THREADS) -> None:
+        self._lock = threads.lock()
+        self._counts = ServerCounts()
+
+    @property
+    def counts(self) -> ServerCounts:
+        """As they are now."""
+        return self._counts
+
+    def add(self, **more: int) -> None:
+        """Count."""
+        with self._lock:
+            self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})
+
+
+class VerbDispatcher:
+    """The verbs of one store."""
+
+    def __init__(self, catalogue: Catalogue, storage: Storage) -> None:
+        self._verbs: dict[tuple[str, str], tuple[Signature, Callable[..., Any]]] = {}
+        for of, signatures, owner in (
+            (OF_THE_CATALOGUE, CATALOGUE_SIGNATURES, catalogue),
+            (OF_THE_STORAGE, STORAGE_SIGNATURES, storage),
+        ):
+            self._verbs |= {(of, name): (x, getattr(owner, name)) for name, x in signatures.items()}
+
+    def carry_out(self, of: str, name: str, data: bytes) -> bytes:
+        """Carry out the verb ``name`` with the arguments in ``data``; return its answer.
+
+        Raises:
+            ProtocolViolation: there is no such verb, or these are none of its arguments.
+            Exception: what the verb raises.
+        """
+        if (of, name) not in self._verbs:
+            raise ProtocolViolation("store server", f"a verb that there is not: {of}/{name}")
+        signature, verb = self._verbs[of, name]
+        return encode(verb(**_arguments(signature, data)))
+
+
+def _arguments(signature: Signature, data: bytes) -> dict[str, Any]:
+    told = decode(data, signature.takes)
+    found = {name: getattr(told, name) for name in signature.takes.__struct_fields__}
+    for name, kinds in signature.kinds.items():
+        found[name] = _of_its_kind(kinds, found[name])
+    if signature.judge:
+        found[signature.judge] = _mine(found[signature.judge])
+    return found
+
+
+def _of_its_kind(kinds: Mapping[str, type], told: tuple[str, Any]) -> object:
+    kind = kinds.get(told[0])
+    if kind is None:
+        raise ProtocolViolation("store server", f"a value of the unknown kind {told[0]!r}")
+    try:
+        return msgspec.convert(told[1], kind)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ProtocolViolation("store server", f"no {told[0]}: {error}") from error
+
+
+def _mine(judged: Judged) -> Mine:
+    known = dict(judged)
+
+    def is_mine(owner: Owner) -> bool:
+        if owner not in known:
+            raise UnjudgedError(owner)
+        return known[owner]
+
+    return is_mine
+
+
+NEWS_S = 25.0
+"""How long a client waits for news before it asks again."""
+
+SETTLE_S = 10.0
+"""How long a client waits for a request under way before it asks again for the lost answer."""
+
+CHECK_S = 20.0
+
+VERB = "/verb/"
+
+_log = logging.getLogger("headgate")
+
+
+class RequestHandlers:
+    """What there is to say about one store."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        storage: ChunkStorage,
+        instance: str,
+        counting: ServerMetrics,
+        around: Environment = SYSTEM_ENVIRONMENT,
+    ) -> None:
+        self._catalogue = catalogue
+        self._storage = storage
+        self._instance = instance
+        self._counting = counting
+        self._clock: Clock = around
+        self._carrying = VerbDispatcher(catalogue, storage)
+        self._settling = Deduplication(around)
+        self._news = ChangeFeed(catalogue.changes, around)
+        first = int.from_bytes(around.token(5))
+        self._checking = CheckJobs(lambda verify: check_store(catalogue, storage, verify_events=verify), first, around)
+
+    def close(self) -> None:
+        """Wake all clients that wait for news."""
+        self._news.close()
+
+    def answer(self, path: str, name: str | None, data: bytes) -> tuple[int, bytes]:
+        """Return status and answer; ``name`` is that of a question that may change something."""
+        if path.startswith(VERB):
+            of, _, verb = path.removeprefix(VERB).partition("/")
+            return self._once(name, lambda: self._carry_out(of, verb, data))
+        if path == NEWS:
+            return self._said(lambda: encode(self._tell(decode(data, SeenChanges))))
+        asked: dict[str, Callable[[], object]] = {
+            SETTLE: lambda: self._settling.settle(decode(data, str), SETTLE_S),
+            DATE: self._clock.wall_ms,
+            UNTOUCHED: lambda: self._catalogue.is_untouched,
+            CHECK: lambda: self._check(decode(data, CheckRequest)),
+        }
+        if path not in asked:
+            return http.HTTPStatus.NOT_FOUND, b"there is no such question"
+        return self._counted(self._said(lambda: encode(asked[path]())))
+
+    def take_chunk(self, path: str, name: str | None, parts: Iterable[bytes], *, if_absent: bool) -> tuple[int, bytes]:
+        """Keep a chunk.
+
+        Raises:
+            IncompleteError: it did not come whole and undamaged; nothing was kept.
+        """
+        put = self._storage.put_if_absent if if_absent else self._storage.put
+
+        def counted() -> Iterable[bytes]:
+            for part in parts:
+                self._counting.add(bytes_in=len(part))
+                yield part
+
+        def take() -> bytes:
+            put(path, counted())
+            return b""
+
+        return self._once(name, take)
+
+    def give_chunk(self, path: str, offset: int, size_bytes: int | None) -> Range | tuple[int, bytes]:
+        """Return what to give of a chunk, or why not."""
+        found: list[Range] = []
+
+        def look() -> bytes:
+            found.append(Range(self._storage, path, offset, size_bytes))
+            return b""
+
+        status, data = self._counted(self._said(look))
+        if not found:
+            return status, data
+        self._counting.add(bytes_out=found[0].size_bytes)
+        return found[0]
+
+    def _once(self, name: str | None, work: Callable[[], bytes]) -> tuple[int, bytes]:
+        """Do it unless it was given up; remember the answer, which may be lost on its way (SS9)."""
+        if name is None:
+            return self._counted(self._said(work))
+        try:
+            with self._settling.under_way(name) as outcome:
+                outcome.status, outcome.data = self._counted(self._said(work))
+                return outcome.status, outcome.data
+        except VoidError:
+            return http.HTTPStatus.GONE, b"the question was given up before it came, or comes twice"
+
+    def _carry_out(self, of: str, verb: str, data: bytes) -> bytes:
+        try:
+            return self._carrying.carry_out(of, verb, data)
+        finally:
+            if of == OF_THE_CATALOGUE and verb in VERBS and not VERBS[verb].is_reading:
+                self._news.changed()
+
+    def _tell(self, seen: SeenChanges) -> SeenChanges:
+        number = seen.number if seen.instance == self._instance else -1
+        return SeenChanges(self._instance, self._news.wait(number, NEWS_S))
+
+    def _check(self, asked: CheckRequest) -> object:
+        return self._checking.ask(asked.number, CHECK_S, verify_events=asked.verify_events)
+
+    def _said(self, work: Callable[[], bytes]) -> tuple[int, bytes]:
+        """Return what ``work`` returns, or what it raises, as an answer."""
+        try:
+            return http.HTTPStatus.OK, work()
+        except IncompleteError:
+            raise
+        except ProtocolViolation as violation:
+            return http.HTTPStatus.BAD_REQUEST, str(violation).encode(errors="replace")
+        except Exception as error:
+            failure = encode_failure(error)
+            if failure is not None:
+                return http.HTTPStatus.UNPROCESSABLE_ENTITY, failure
+            _log.exception("the server of a store could not answer a question")
+            said = f"the server failed, which its output says more about: {type(error).__name__}: {error}"
+            return http.HTTPStatus.INTERNAL_SERVER_ERROR, said.encode(errors="replace")
+
+    def _counted(self, answer: tuple[int, bytes]) -> tuple[int, bytes]:
+        status = answer[0]
+        self._counting.add(
+            requests=1,
+            errors=int(status == http.HTTPStatus.UNPROCESSABLE_ENTITY),
+            failures=int(status == http.HTTPStatus.INTERNAL_SERVER_ERROR),
+            refused=int(status == http.HTTPStatus.BAD_REQUEST),
+        )
+        return answer

@@ -1,0 +1,361 @@
+"""Scenarios for every sink: kills, lost answers, other parallelism, concurrent writers, closing."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+from collections.abc import Callable
+from enum import Enum
+
+import psutil
+
+from headgate.connectors.fenced_sink import OutputName, owner_of
+from headgate.connectors.two_phase_sink import TwoPhaseSink
+from headgate.errors import FencedError
+from headgate.model.ids import CheckpointId
+from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.testing.sinks.fake_pipeline import (
+    NODE,
+    NUMBERS_MAX,
+    PIPELINE,
+    Checkpoint,
+    FakePipeline,
+    Name,
+    SinkGeneration,
+    Target,
+)
+
+NEIGHBOURS = (Name(PIPELINE, f"{NODE}2", NUMBERS_MAX), Name(f"{PIPELINE}2", NODE, 2 * NUMBERS_MAX))
+"""Their names begin as ours do."""
+
+
+def check_stale_generation(target: Target) -> None:
+    """B18, B19: two generations at once: the older one changes nothing; its commit and recovery are fenced."""
+    pipeline = FakePipeline(target, 6, "a stale generation goes on")
+    old = pipeline.start(2)
+    pipeline.advance(old)
+    old.write(6)
+    new = pipeline.start(2)
+    try:
+        stale = old.prepare(CheckpointId(1_000))
+    except FencedError:
+        stale = Checkpoint(CheckpointId(1_000), old.position, ())
+    pipeline.check_visible(pipeline.completed.shown, "after the stale prepare")
+    if stale.committables:
+        expect_fenced(lambda: old.commit(stale), "committed")
+        pipeline.check_visible(pipeline.completed.shown, "after the stale commit")
+    expect_fenced(old.recover, "recovered")
+    pipeline.check_visible(pipeline.completed.shown, "after the stale recovery")
+    pipeline.advance(new)
+    pipeline.check_end(2)
+
+
+def check_commit_in_flight(target: Target, *, is_late: bool) -> None:
+    """B5: the commit of a dead driver arrives while the next generation recovers, or after that."""
+    pipeline = FakePipeline(
+        target, 6, "the commit of a dead driver arrives " + ("late" if is_late else "in the recovery")
+    )
+    old = pipeline.start(2)
+    old.finish()
+    done = pipeline.prepare(old)
+    pipeline.complete(done)
+    heir = pipeline.next_generation(2)
+    heir.recover()
+    if is_late:
+        heir.recommit()
+    with contextlib.suppress(FencedError):  # it may be told that it is late
+        old.commit(done)
+    heir.recommit()
+    pipeline.check_visible(done.shown, "after both")
+    pipeline.advance(heir)
+    pipeline.check_end(2)
+
+
+def expect_fenced(attempt: Callable[[], None], what: str) -> None:
+    """Check that ``attempt`` raises FencedError; ``what`` describes it."""
+    try:
+        attempt()
+    except FencedError:
+        return
+    raise AssertionError(f"a stale generation {what} without a FencedError")
+
+
+def check_neighbours(target: Target) -> None:
+    """B3: another sink and another pipeline, with names that begin as ours, prepare at the same target."""
+    others = [
+        FakePipeline(target, 4, f"{name.pipeline}/{name.node} shares the target", name=name) for name in NEIGHBOURS
+    ]
+    for pipeline in others:
+        run = pipeline.start(2)
+        run.finish()
+        pipeline.complete(pipeline.prepare(run))  # promised, not committed
+        pipeline.prepare(run)  # and this one is given up
+    ours = FakePipeline(target, 4, "others share the target")
+    ours.advance(ours.start(2))
+    ours.advance(ours.start(1))
+    ours.check_visible(ours.completed.shown, "beside others")
+    for pipeline in others:
+        pipeline.start(1)
+        pipeline.check_visible(pipeline.completed.shown, "after the others went on")
+    ours.check_end(2)
+
+
+class KillPoint(Enum):
+    """Where all processes die."""
+
+    WRITING = "during write"
+    PREPARED_SOME = "after some subtasks prepared"
+    PREPARED_ALL = "after all prepared, before the checkpoint completed"
+    COMPLETED = "after the checkpoint completed, before its commit"
+    COMMITTED_SOME = "between two commits"
+    COMMITTED = "after the commit, before anybody knows"
+    RECOVERED = "during restore, before the commits are repeated"
+    RECOMMITTED = "during restore, after the commits were repeated"
+
+
+def check_kill(
+    target: Target, point: KillPoint, before: int, after: int, overlap: int, rows: int, story: str = ""
+) -> None:
+    """One kill, then a restart, a healthy checkpoint and another restart."""
+    pipeline = FakePipeline(target, rows, story or point.value)
+    run = pipeline.start(before)
+    pipeline.advance(run)
+    for _ in range(overlap - 1):
+        pipeline.prepare(run)
+    _die(pipeline, run, point, after)
+    run = pipeline.start(after)
+    pipeline.check_visible(pipeline.completed.shown, "after the restart")
+    pipeline.advance(run)
+    pipeline.check_end(before)
+
+
+def check_first_epoch(target: Target, point: KillPoint) -> None:
+    """B14: killed before the first checkpoint completed, then started with fewer subtasks: nothing blocks."""
+    pipeline = FakePipeline(target, 7, f"killed in its first epoch, {point.value}")
+    _die(pipeline, pipeline.start(5), point, 1)
+    run = pipeline.start(1)
+    pipeline.check_visible(pipeline.completed.shown, "after the restart")
+    pipeline.advance(run)
+    pipeline.check_end(1)
+
+
+def _die(pipeline: FakePipeline, run: SinkGeneration, point: KillPoint, after: int) -> None:
+    """Run up to ``point``, where all processes die."""
+    if point is KillPoint.WRITING:
+        run.write(pipeline.rows)
+        return
+    subtasks = len(run.writers) // 2 if point is KillPoint.PREPARED_SOME else None
+    done = pipeline.prepare(run, subtasks)
+    if point in (KillPoint.PREPARED_SOME, KillPoint.PREPARED_ALL):
+        return
+    pipeline.complete(done)
+    if point is KillPoint.COMMITTED_SOME:
+        half = done.committables[: len(done.committables) // 2]
+        run.committer.commit(CommitPermit(done.checkpoint, run.generation), half)
+    if point is KillPoint.COMMITTED:
+        run.commit(done)
+    if point in (KillPoint.RECOVERED, KillPoint.RECOMMITTED):
+        second = pipeline.next_generation(after)
+        second.recover()
+        if point is KillPoint.RECOMMITTED:
+            second.recommit()
+
+
+PARALLELISMS = (1, 2, 3, 2, 5, 3, 5, 6, 5, 2, 1)
+"""Flink's sinks are rescaled so; each step has prepared output outstanding."""
+
+PENDING_MANY = 20
+"""Checkpoints prepared and not completed, more than any pool of connections should care about."""
+
+
+def check_lost_answers(target: Target) -> None:
+    """B6, B11: the answer to every call is lost once: the repeated call changes nothing and gets the same answer."""
+    pipeline = FakePipeline(target, 6, "every answer was lost once", calls=2)
+    run = pipeline.start(2)
+    pipeline.advance(run)
+    pipeline.complete(pipeline.prepare(run))
+    run = pipeline.start(3)
+    pipeline.check_visible(pipeline.completed.shown, "after the restart")
+    pipeline.advance(run)
+    pipeline.check_end(2)
+
+
+def check_end_of_input(target: Target) -> None:
+    """B8: all input ends in a run that has gone on for some time: everything is shown, without a restart."""
+    pipeline = FakePipeline(target, 5, "all input ended")
+    run = pipeline.start(2)
+    pipeline.advance(run)
+    pipeline.advance(run)
+    run.write(pipeline.rows)
+    pipeline.finish(run)
+    pipeline.check_visible(pipeline.completed.position, "at the end")
+    pipeline.check_end(2)
+
+
+def check_restarts_in_a_row(target: Target) -> None:
+    """B22: several generations begin, at any parallelism, and die before they write anything."""
+    pipeline = FakePipeline(target, 5, "restarted again and again")
+    run = pipeline.start(3)
+    pipeline.advance(run)
+    pipeline.complete(pipeline.prepare(run))
+    for parallelism in (1, 4, 2):
+        pipeline.start(parallelism)
+        pipeline.check_visible(pipeline.completed.shown, f"after a restart at parallelism {parallelism}")
+    pipeline.advance(pipeline.start(2))
+    pipeline.check_end(1)
+
+
+def check_rescaling(target: Target) -> None:
+    """B25: one parallelism after the other, each time with output that is promised, and output that is not."""
+    pipeline = FakePipeline(target, 12, "started at one parallelism after the other")
+    for number, parallelism in enumerate(PARALLELISMS):
+        run = pipeline.start(parallelism)
+        pipeline.check_visible(pipeline.completed.shown, f"after a start at parallelism {parallelism}")
+        done = pipeline.prepare(run)
+        if number % 3:
+            pipeline.complete(done)
+        if number % 3 == 1:
+            pipeline.prepare(run)
+    pipeline.check_end(2)
+
+
+def check_many_pending(target: Target) -> None:
+    """B17: many checkpoints in a row are prepared and given up; the one that completes commits all of them."""
+    pipeline = FakePipeline(target, 2, f"{PENDING_MANY} checkpoints were given up in a row")
+    run = pipeline.start(2)
+    for _ in range(PENDING_MANY):
+        done = pipeline.prepare(run)
+    pipeline.complete(done)
+    run.commit(done)
+    pipeline.check_visible(done.shown, "after the commit")
+    pipeline.check_end(2)
+
+
+def check_late_commits(target: Target) -> None:
+    """B9, K7: output of an earlier checkpoint is committed after that of a later one."""
+    pipeline = FakePipeline(target, 4, "earlier output was committed after later output")
+    run = pipeline.start(2)
+    run.finish()
+    first = pipeline.prepare(run)
+    second = pipeline.prepare(run)
+    pipeline.complete(second)
+    permit = CommitPermit(second.checkpoint, run.generation)
+    late = set(first.committables)
+    run.committer.commit(permit, [c for c in second.committables if c not in late])
+    run.committer.commit(permit, first.committables)
+    found = sorted(int(row["number"]) for row in target.read())
+    assert found == list(range(second.position)), f"{pipeline.story}: visible are {found}"
+    run.committer.commit(CommitPermit(first.checkpoint, run.generation), first.committables)
+    assert sorted(int(row["number"]) for row in target.read()) == found, f"{pipeline.story}: a repetition changed it"
+
+
+def check_older_checkpoint(target: Target) -> None:
+    """K6: newer checkpoints were completed, nothing of them was committed, and an older one is restored."""
+    pipeline = FakePipeline(target, 5, "restored from an older checkpoint")
+    run = pipeline.start(2)
+    pipeline.advance(run)
+    older = pipeline.completed
+    pipeline.prepare(run)
+    pipeline.prepare(run)  # completed, but its manifest is damaged before anything is committed
+    pipeline.go_back_to(older)
+    run = pipeline.start(2)
+    pipeline.check_visible(older.shown, "after going back")
+    pipeline.advance(run)
+    pipeline.advance(run)
+    pipeline.check_end(2)
+
+
+def check_rewound(target: Target) -> None:
+    """B1, K7: an older checkpoint is restored after newer commits: later ones have ids that the target has seen."""
+    pipeline = FakePipeline(target, 5, "restored from a checkpoint older than the newest commit")
+    run = pipeline.start(2)
+    run.finish()
+    pipeline.advance(run)
+    older = pipeline.completed
+    for _ in range(3):
+        pipeline.advance(run)
+    newest = pipeline.completed.position
+    pipeline.go_back_to(older)
+    run = pipeline.start(2)
+    run.finish()
+    run.position = newest  # what is written now is told apart from what is there (K18)
+    for _ in range(2):
+        run.write(pipeline.rows)
+        done = run.prepare(pipeline.next_id())
+        pipeline.complete(done)
+        run.commit(done)
+        pipeline.check_visible(done.position, "after going back")
+    pipeline.check_end(2)
+
+
+def check_forgetting(target: Target) -> str | None:
+    """K20, CS24: the target forgets what no retained checkpoint promises; what one promises is known for ever."""
+    pipeline = FakePipeline(target, 5, "the target forgot what nobody promises")
+    neighbour = FakePipeline(target, 5, "another sink forgot what nobody promises", name=NEIGHBOURS[0])
+    run, beside = pipeline.start(2), neighbour.start(2)
+    if not run.can_forget:
+        return "the sink has nothing that forgets"
+    beside.finish()
+    neighbour.advance(beside)
+    run.finish()
+    for _ in range(3):
+        pipeline.advance(run)
+        retained = [pipeline.completed]
+        pipeline.advance(run)
+        retained.append(pipeline.completed)
+        known = remembered(target)
+        for _ in range(2):
+            run.forget(retained)
+        _check_forgotten(pipeline, known, sum(len(one.committables) for one in retained))
+        for one in retained:
+            run.commit(one)
+        pipeline.check_visible(retained[-1].shown, "after repeated commits of the retained checkpoints")
+        beside.commit(neighbour.completed)
+        neighbour.check_visible(neighbour.completed.shown, "after a repeated commit of another sink")
+        run = pipeline.start(2)
+        pipeline.check_visible(pipeline.completed.shown, "after a restart")
+        run.finish()
+    pipeline.check_end(1)
+    return None
+
+
+def remembered(target: Target) -> set[str]:
+    """Return the committed names of ours that the sink lists."""
+    if not isinstance(target.sink, TwoPhaseSink):
+        return set()
+    owner = owner_of(PIPELINE, NODE)
+    parsed = {name: OutputName.parse(name) for name in target.sink.committed(owner)}
+    return {name for name, parts in parsed.items() if parts is not None and parts.owner == owner}
+
+
+def _check_forgotten(pipeline: FakePipeline, known: set[str], promised: int) -> None:
+    """CS24: of what was ``known`` no more is left than is ``promised``; forgetting again changes nothing."""
+    sink, left = pipeline.target.sink, remembered(pipeline.target)
+    assert len(left) <= promised, f"{pipeline.story}: it was told to forget, and remembers {sorted(left)[:3]}"
+    if isinstance(sink, TwoPhaseSink) and known > left:
+        sink.forget(sorted(known - left))
+        assert remembered(pipeline.target) == left, f"{pipeline.story}: told again, it forgot something else"
+
+
+LIVES = 4
+"""So many are closed one after the other. What the first opens for the whole process may stay."""
+
+
+def check_closed(target: Target) -> str | None:
+    """Generations open, write, commit and are closed: the process has no more open files than after the first one."""
+    me = psutil.Process()
+    if not hasattr(me, "num_fds"):
+        return "open files and connections: this system does not count them"
+    pipeline = FakePipeline(target, 3, "a sink was closed")
+    counts: list[int] = []
+    for _ in range(LIVES):
+        run = pipeline.start(2)
+        pipeline.advance(run)
+        run.close()
+        del run
+        gc.collect()  # what only lost objects hold is closed with them
+        counts.append(me.num_fds())
+    grown = [after - before for before, after in itertools.pairwise(counts)]
+    assert min(grown) <= 0, f"{pipeline.story}: each time {min(grown)} more files or connections stay open"
+    return None

@@ -1,0 +1,209 @@
+"""What a page shows of a run: the graph, the latest numbers, and what happened lately. Bounded, whatever happens (PG2).
+
+Its only side effect is a lock: the observer of the run adds, requests of browsers read, in their own threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from enum import Enum
+from typing import Any, TypeAlias
+
+from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
+from headgate.model.graph import MAIN, Partitioner
+from headgate.model.ids import CheckpointId, NodeName
+from headgate.model.plan import PipelineDefinition, Plan, PlanEdge
+from headgate.model.progress import NodeProgress, Progress, SubtaskAlignment
+from headgate.operators.expressions import runs_with
+
+CHECKPOINTS_MAX = 100
+RESTARTS_MAX = 100
+NOTES_MAX = 200
+RATES_MAX = 600
+"""Points of the curves, one per second: ten minutes."""
+RATE_PERIOD_MS = 1_000
+SUBTASKS_MAX = 200
+"""Of those that a checkpoint held up: the ones that waited longest."""
+
+JsonObject: TypeAlias = dict[str, Any]
+"""What goes to browsers as JSON."""
+
+
+class RunView:
+    """The state of one run's page. Times are dates in milliseconds since 1970, for people to read."""
+
+    def __init__(self, definition: PipelineDefinition) -> None:
+        self._lock = threading.Lock()
+        self._fixed = {"pipeline": definition.config.name, "settings": settings_of(definition)}
+        self._graph = graph_of(definition.plan)
+        self._sources = frozenset(node["name"] for node in self._graph["nodes"] if node["role"] == "source")
+        self._sinks = frozenset(node["name"] for node in self._graph["nodes"] if node["role"] == "sink")
+        self._progress: Progress | None = None
+        self._rated_ms: int | None = None
+        self._rates: deque[tuple[int, float, float]] = deque(maxlen=RATES_MAX)
+        self._checkpoints: deque[JsonObject] = deque(maxlen=CHECKPOINTS_MAX)
+        self._restarts: deque[JsonObject] = deque(maxlen=RESTARTS_MAX)
+        self._notes: deque[JsonObject] = deque(maxlen=NOTES_MAX)
+        self._alignments: Mapping[CheckpointId, Sequence[SubtaskAlignment]] = {}
+        self._ended: JsonObject | None = None
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """A number that grows with every change."""
+        return self._version
+
+    def set_progress(self, progress: Progress, at_ms: int, uptime_ms: int) -> None:
+        """Take the latest numbers. ``uptime_ms``: by a clock that only goes forward; it paces the curves."""
+        with self._lock:
+            self._progress = progress
+            if self._rated_ms is None or uptime_ms - self._rated_ms >= RATE_PERIOD_MS:
+                self._rated_ms = uptime_ms
+                self._rates.append((at_ms, *self._rates_of(progress.nodes)))
+            self._version += 1
+
+    def set_alignments(self, alignments: Mapping[CheckpointId, Sequence[SubtaskAlignment]]) -> None:
+        """Take how long the latest checkpoints held up each subtask; replaces what was there."""
+        with self._lock:
+            if alignments != self._alignments:
+                self._alignments = alignments
+                self._version += 1
+
+    def alignment(self, checkpoint: int) -> JsonObject | None:
+        """Return how long ``checkpoint`` held up each subtask, the longest first; None: nothing is known of it."""
+        with self._lock:
+            found = self._alignments.get(CheckpointId(checkpoint))
+        if found is None:
+            return None
+        longest = sorted(found, key=lambda one: -one.aligned_us)
+        shown = [asdict(one) for one in longest[:SUBTASKS_MAX]]
+        return {"checkpoint": checkpoint, "subtasks": shown, "left_out": len(longest) - len(shown)}
+
+    def add_checkpoint(self, checkpoint: int, duration_ms: int, size_bytes: int, at_ms: int) -> None:
+        """Add a completed checkpoint."""
+        shown = {"checkpoint": checkpoint, "duration_ms": duration_ms, "size_bytes": size_bytes, "at_ms": at_ms}
+        self._add(self._checkpoints, shown)
+
+    def add_restart(self, reason: str, delay_ms: int, at_ms: int) -> None:
+        """Add a failure that the pipeline is started again after."""
+        self._add(self._restarts, {"reason": reason, "delay_ms": delay_ms, "at_ms": at_ms})
+
+    def add_note(self, text: str, at_ms: int) -> None:
+        """Add one sentence."""
+        self._add(self._notes, {"text": text, "at_ms": at_ms})
+
+    def set_end(self, outcome: str, text: str, at_ms: int) -> None:
+        """The run is over; this is the last call."""
+        with self._lock:
+            self._ended = {"outcome": outcome, "text": text, "at_ms": at_ms}
+            self._version += 1
+
+    def to_json(self) -> JsonObject:
+        """Return everything as of now, for a browser."""
+        with self._lock:
+            return {
+                **self._fixed,
+                "version": self._version,
+                "graph": self._graph,
+                "progress": None if self._progress is None else _plain(asdict(self._progress)),
+                "rates": list(self._rates),
+                "checkpoints": [self._with_alignment(one) for one in self._checkpoints],
+                "restarts": list(self._restarts),
+                "notes": list(self._notes),
+                "ended": self._ended,
+            }
+
+    def _add(self, to: deque[JsonObject], shown: JsonObject) -> None:
+        with self._lock:
+            to.append(shown)
+            self._version += 1
+
+    def _with_alignment(self, checkpoint: JsonObject) -> JsonObject:
+        """Return ``checkpoint`` with the subtask that waited longest for its barriers; None: no report yet."""
+        found = self._alignments.get(checkpoint["checkpoint"], ())
+        longest = max(found, key=lambda one: one.aligned_us, default=None)
+        return {**checkpoint, "longest": None if longest is None else asdict(longest)}
+
+    def _rates_of(self, nodes: tuple[NodeProgress, ...]) -> tuple[float, float]:
+        read = sum(node.records_out_per_second for node in nodes if node.node in self._sources)
+        written = sum(node.records_in_per_second for node in nodes if node.node in self._sinks)
+        return read, written
+
+
+def graph_of(plan: Plan) -> JsonObject:
+    """Return the operators and what flows between them: chained ones, too, which are a function call apart.
+
+    ``index`` is that of an edge between chains, of which more is measured (OM14); None: within a chain.
+    """
+    last = runs_with(plan)
+
+    def pass_of(name: NodeName) -> NodeName:
+        return last.get(name, name)
+
+    nodes = [
+        {"name": str(node.name), "role": node.role.value, "chain": str(vertex.id), "columns": node.schema_text}
+        for vertex in plan.vertices
+        for node in vertex.nodes
+    ]
+    chained = [
+        {
+            "from": str(edge.upstream),
+            "to": str(node.name),
+            "how": "one pass" if pass_of(edge.upstream) == pass_of(node.name) else "chained",
+            "is_feedback": False,
+            "index": None,
+        }
+        for vertex in plan.vertices
+        for node in vertex.nodes[1:]
+        for edge in node.inputs
+    ]
+    return {"nodes": nodes, "edges": chained + [_edge(plan, edge) for edge in plan.edges]}
+
+
+def settings_of(definition: PipelineDefinition) -> list[tuple[str, str]]:
+    """Return what the pipeline was started with, for people: pairs of what and how."""
+    config, checkpoints = definition.config, definition.config.checkpoints
+    every = f"every {checkpoints.interval_ms:,} ms" if checkpoints.interval_ms else "only when asked for"
+    return [
+        ("parallelism", f"{config.parallelism}, at most {config.max_parallelism}"),
+        ("guarantee", checkpoints.mode.value.replace("_", " ")),
+        ("checkpoints", every),
+        ("checkpoint directory", config.checkpoint_root),
+        ("retained checkpoints", str(checkpoints.retained)),
+        ("restart", _restart_text(config.restart)),
+    ]
+
+
+def _restart_text(strategy: RestartStrategy) -> str:
+    match strategy:
+        case NoRestart():
+            return "never"
+        case FixedDelay(attempts, delay_ms):
+            return f"after {delay_ms:,} ms" + ("" if attempts is None else f", {attempts} times at most")
+        case FailureRate(failures_max, interval_ms, delay_ms):
+            return f"after {delay_ms:,} ms, unless more than {failures_max} failures come within {interval_ms:,} ms"
+        case ExponentialDelay():
+            return f"after {strategy.initial_ms:,} ms, then longer and longer, up to {strategy.max_ms:,} ms"
+
+
+def _edge(plan: Plan, edge: PlanEdge) -> JsonObject:
+    how = edge.partitioner.value
+    if edge.partitioner is Partitioner.HASH:
+        how = f"by {', '.join(edge.keys)}"
+    if edge.tag != MAIN:
+        how = f"{edge.tag}, {how}"
+    target = plan.vertex(edge.target).head.name
+    ends = {"from": str(edge.from_node), "to": str(target)}
+    return {**ends, "how": how, "is_feedback": edge.is_feedback, "index": edge.index}
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` as JSON can hold it."""
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.value if isinstance(value, Enum) else value

@@ -1,0 +1,187 @@
+"""The command line as a whole: errors, exit codes, and looking at what is not there (CT13)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from headgate import __version__
+from headgate.cli import app as cli
+from headgate.cli.app import app
+from headgate.cli.output import report_error, result_text
+from headgate.errors import HeadgateError, PipelineFailed, StorageError, UsageError
+from headgate.model.ids import CheckpointId
+from headgate.model.progress import RunResult
+from headgate.store.store import Store
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["headgate", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"headgate {__version__}\n"
+
+
+def commands(app: typer.Typer = cli.app, *above: str) -> list[list[str]]:
+    """Every command and group that is shown, below ``app`` itself."""
+    found = [[*above, command.name or ""] for command in app.registered_commands if not command.hidden]
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        found += commands(group.typer_instance, *above, group.name or "")
+    return [[*above], *found]
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_every_command_has_help_that_fits_a_narrow_terminal(command: list[str]) -> None:
+    result = CliRunner().invoke(cli.app, [*command, "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+    assert "… │" not in result.output  # nothing is cut
+
+
+def test_paragraphs_of_the_help_flow() -> None:
+    result = CliRunner().invoke(cli.app, ["run", "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
+    text = result.output[: result.output.index("Arguments")].splitlines()
+    for line, following in itertools.pairwise(text):
+        if line.strip() and following.strip() and line[1] != "╭":
+            first_word = following.split()[0]
+            assert len(line.rstrip()) + 1 + len(first_word) > 78, (line, following)
+
+
+@pytest.mark.parametrize(
+    "command", ["stop", "cancel", "checkpoints list", "checkpoints show", "checkpoints take", "savepoints take"]
+)
+def test_what_cannot_be_a_pipeline_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    for name in ("", "../x"):
+        assert run(monkeypatch, *command.split(), name, *(["/tmp/x"] if command == "savepoints take" else [])) == 2
+        assert "a pipeline must be named with 1 to 100 letters, digits, '.', '_' or '-', " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["run", "stop", "cancel", "doctor", "checkpoints list", "checkpoints take", "savepoints take", "state show"],
+)
+def test_the_directory_of_checkpoints_is_called_dir_everywhere(command: str) -> None:
+    result = CliRunner().invoke(cli.app, [*command.split(), "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
+    assert "--dir" in result.output
+
+
+def test_wrong_use_is_one_sentence_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "run", "nowhere.py") == 2
+    assert capsys.readouterr().err == "Error: there is no file nowhere.py\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("do that"), 2),
+        (StorageError("put", "x", "disk full"), 1),
+        (PipelineFailed("operator 'map' failed", "Traceback: line 3"), 1),
+    ],
+)
+def test_errors_have_exit_codes_and_pipelines_bring_their_users_traceback(
+    error: HeadgateError, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_error(error) == code
+    assert capsys.readouterr().err == f"Error: {error}\n"
+
+
+def test_describe_prints_the_plan_without_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import headgate as hg\np = hg.Pipeline('shown')\n"
+        "p.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())\np.run()\n",
+        encoding="utf-8",
+    )
+    where = str(tmp_path / "checkpoints")
+    assert run(monkeypatch, "run", str(program), "-p", "7", "--dir", where, "--describe") == 0
+    assert f"pipeline shown: 1 chains, parallelism 7, checkpoints in {where}" in capsys.readouterr().out
+
+
+def test_describe_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SC7
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.chdir(tmp_path)
+    with Store.open(tmp_path / "in") as store:
+        store.create_stream("lines", pa.schema([("line", pa.large_string())]))
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import headgate as hg\np = hg.Pipeline('shown')\nlines = p.source(hg.StreamSource('lines', store='in'))\n"
+        "lines.sink(hg.StreamSink('copies', store='in'), name='a')\n"
+        "lines.sink(hg.StreamSink('copies', store='elsewhere'), name='b')\n"
+        "lines.sink(hg.FileSink('files'), name='c')\np.run()\n",
+        encoding="utf-8",
+    )
+    assert run(monkeypatch, "run", str(program), "--describe") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "program.py"]
+    with Store.open(tmp_path / "in") as store:
+        assert [stream.name for stream in store.list_streams()] == ["lines"]
+
+
+def test_how_a_run_ended_is_said_in_one_sentence() -> None:
+    finished = RunResult(True, 1_000, 10, CheckpointId(3), 1, 65_000)
+    stopped = RunResult(False, 1_000, 10, CheckpointId(3), 0, 900)
+    assert result_text(finished) == "finished after 1 min 05 s: 1,000 records in, 10 out, 1 restart"
+    assert result_text(stopped) == (
+        "stopped; the same command continues from checkpoint 3 after 900 ms: 1,000 records in, 10 out, 0 restarts"
+    )
+
+
+COMMANDS = {
+    "checkpoints list": "There are no checkpoints in",
+    "checkpoints list p": "there are no checkpoints at",
+    "checkpoints show p": "there are no checkpoints at",
+    "checkpoints discard p": "there are no checkpoints at",
+    "savepoints list here": "there is no directory",
+    "savepoints show here": "there is no directory",
+    "sinks list out": "No sink has written to",
+    "sinks forget p/out out -y": "no pipeline has written to",
+    "stop p": "no pipeline 'p' runs",
+    "cancel p": "no pipeline 'p' runs",
+    "streams list": "no streams in",
+    "streams describe app/log": "there is no stream store at",
+    "streams read app/log": "there is no stream store at",
+    "streams seal app/log": "there is no stream store at",
+    "streams delete app/log -y": "there is no stream store at",
+    "streams forget p/out -y": "there is no stream store at",
+    "streams check": "there is no stream store at",
+    "streams write app/log": "there is no stream store at",
+}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEADGATE_STORE", raising=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_looking_at_what_is_not_there_makes_nothing(tmp_path: Path, command: str) -> None:  # CT13
+    result = CliRunner().invoke(app, command.split(), input="a line\n")
+    said = str(result.exception) if isinstance(result.exception, UsageError) else result.output
+    assert COMMANDS[command] in said
+    assert os.listdir(tmp_path) == []
+
+
+def test_streams_are_made_by_who_creates_one(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["streams", "create", "app/log"]).exit_code == 0
+    assert CliRunner().invoke(app, ["streams", "write", "app/more", "--create"], input="a\n").exit_code == 0
+    assert "app/more" in CliRunner().invoke(app, ["streams", "list", "--json"]).output

@@ -1,0 +1,133 @@
+"""What a directory remembers of who writes to it (docs/spec/lives.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.storage.looked import Looked
+
+from headgate.connectors.files.file_sink import FileSink
+from headgate.connectors.files.ownership import FileOwner, owners_in
+from headgate.connectors.files.publish_log import SinkIdentity
+from headgate.errors import CorruptionError, StorageError
+from headgate.model.ids import Generation
+from headgate.model.pipeline_identity import Life, OtherSink, Owner
+from headgate.storage.base import AlreadyExists, Bytes
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.memory import MemoryStorage
+
+SINK = SinkIdentity("p.q", "out/1")
+A, B = Life("a", "/a", "h", 1), Life("b", "/b", "h", 2)
+
+
+class MetOnTheWay(MemoryStorage):
+    """Another life comes between the look and the put."""
+
+    def __init__(self) -> None:
+        super().__init__("met")
+        self.meets: Callable[[], object] | None = None
+
+    def put_if_absent(self, path: str, parts: list[Bytes]) -> None:  # type: ignore[override]
+        meets, self.meets = self.meets, None
+        if meets is not None:
+            meets()
+        super().put_if_absent(path, parts)
+
+
+def test_of_two_lives_that_come_at_once_one_gets_the_directory() -> None:  # LV3
+    storage = MetOnTheWay()
+    mine, other = FileOwner(storage, SINK), FileOwner(storage, SINK)
+    storage.meets = lambda: other.own(B)
+    assert mine.own(A) == Owner(B)
+    assert mine.owner() == other.own(B) == Owner(B)
+
+
+def test_telling_and_forgetting_twice_changes_nothing() -> None:  # LV3, LV4
+    storage = MemoryStorage("twice")
+    owner = FileOwner(storage, SINK)
+    assert owner.owner() == Owner()
+    assert owner.own(A) == owner.own(A) == Owner(A)
+    written = storage.list("")
+    assert len(written) == 1
+    assert owner.forget() == Owner(A)
+    assert owner.forget() == Owner(is_forgotten=True)
+    assert owner.own(B) == Owner(B)
+    assert owner.own(A) == Owner(B)
+    assert len(storage.list("")) == 3
+
+
+def test_an_answer_that_was_lost_is_given_again() -> None:  # LV3
+    storage = FaultyStorage(MemoryStorage("lost"), [Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent")])
+    owner = FileOwner(storage, SINK)
+    with pytest.raises(StorageError):
+        owner.own(A)
+    assert owner.own(A) == Owner(A)
+
+
+def test_a_damaged_record_is_named_and_never_taken_for_nobody(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path)
+    sink.own("p", "out", A)
+    (record,) = (tmp_path / "_owners/p.out").iterdir()
+    record.write_bytes(record.read_bytes().replace(b'"/a"', b'"/b"'))
+    with pytest.raises(CorruptionError, match=r"_owners/p\.out/0000000001"):
+        sink.own("p", "out", B)
+
+
+def test_forgetting_keeps_the_fence(tmp_path: Path) -> None:  # LV4
+    sink = FileSink(tmp_path)
+    sink.open_committer("p", "out", Generation(7)).recover([])
+    sink.own("p", "out", A)
+    sink.target("p", "out").forget()
+    assert sink.owner("p", "out") == Owner(None, Generation(7), is_forgotten=True)
+
+
+@pytest.mark.parametrize("name", ["p", "a.b", "ä-x", "a~2e", "p.q"])
+def test_an_identity_is_read_back_from_its_text(name: str) -> None:
+    assert SinkIdentity.parse(str(SinkIdentity(name, "out-" + name))) == SinkIdentity(name, "out-" + name)
+
+
+@pytest.mark.parametrize("call", [lambda owner: owner.own(A), lambda owner: owner.forget()])
+def test_whoever_always_finds_another_one_quicker_gives_up_with_a_sentence(call: Callable[[FileOwner], object]) -> None:
+    class Busy(MemoryStorage):
+        def put_if_absent(self, path: str, parts: list[Bytes]) -> None:  # type: ignore[override]
+            raise AlreadyExists(path)
+
+    with pytest.raises(StorageError, match="others change it all the time") as caught:
+        call(FileOwner(Busy("busy"), SINK))
+    assert caught.value.is_transient
+
+
+def test_other_sinks_of_the_pipeline_are_known_and_nothing_else_is_one() -> None:  # LV9, O25
+    storage = MemoryStorage("others")
+    former = SinkIdentity("p.q", "former")
+    FileOwner(storage, former).own(B)
+    storage.put(former.claim(Generation(7)), [b""])
+    storage.put(SinkIdentity("p.q", "told-nothing").claim(Generation(2)), [b""])
+    FileOwner(storage, SinkIdentity("p", "q")).own(B)
+    for stray in (
+        f"{former.owners}/notes",
+        "_owners/p~2eq.empty/README",
+        "_owners/p~2Eq.other/0000000001",
+        "_owners/7",
+    ):
+        storage.put(stray, [b"somebody else's"])
+    others = (OtherSink("former", Owner(B, Generation(7))), OtherSink("told-nothing", Owner(None, Generation(2))))
+    assert FileOwner(storage, SINK).owner() == Owner(others=others)
+    FileOwner(storage, SINK).own(A)
+    assert FileOwner(storage, SINK).owner() == Owner(A, others=others)
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_one_look_at_a_directory_says_whose_all_its_sinks_are(count: int) -> None:  # LV10
+    storage = Looked()
+    sinks = [SinkIdentity(f"p{number % 2}", f"out-{number:02}") for number in range(count)]
+    for sink in sinks:
+        FileOwner(storage, sink).own(A)
+    storage.put(SinkIdentity("p0", "told-nothing").claim(Generation(2)), [b""])
+    storage.put("_owners/p0.empty/notes", [b"somebody else's"])
+    storage.seen.clear()
+    told = {sink: Owner(A) for sink in sinks}
+    assert owners_in(storage) == {**told, SinkIdentity("p0", "told-nothing"): Owner(None, Generation(2))}
+    assert storage.seen == ["_claims", "_owners", *(f"{sink.owners}/0000000001" for sink in sorted(sinks))]

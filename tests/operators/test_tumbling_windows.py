@@ -1,0 +1,491 @@
+"""Windowed aggregation against one Polars query over the whole input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+from tests.operators.harness import Harness, encoded
+from tests.state.backends import IN_FILES, NAMES, Chosen, choose
+
+from headgate.errors import UsageError
+from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
+from headgate.operators.catalog import state_text
+from headgate.operators.keys import partition
+from headgate.operators.timestamps import WithTimestampsSpec
+from headgate.operators.tumbling_windows import WindowOperators, window_operators
+from headgate.operators.window_plan import TumblingAggregate
+
+SIZE_MS = 1_000
+SCHEMA = pa.schema(
+    [
+        ("key", pa.int64()),
+        ("name", pa.large_string()),
+        ("flag", pa.bool_()),
+        ("i64", pa.int64()),
+        ("i32", pa.int32()),
+        ("u64", pa.uint64()),
+        ("f64", pa.float64()),
+        ("at", pa.timestamp("us")),
+        ("ts", pa.int64()),
+        ("big", pa.uint64()),
+        ("real", pa.float64()),
+    ]
+)
+COLUMNS = ("flag", "i64", "i32", "u64", "f64", "at")
+EVERY = (
+    pl.len().alias("n"),
+    *(pl.col(c).count().alias(f"count_{c}") for c in COLUMNS),
+    *(getattr(pl.col(c), a)().alias(f"{a}_{c}") for c in COLUMNS for a in ("min", "max")),
+    *(pl.col(c).sum().alias(f"sum_{c}") for c in COLUMNS[:-1]),
+    *(pl.col(c).mean().alias(f"mean_{c}") for c in ("flag", "i32", "f64")),
+    (pl.col("i64") * 2 + pl.col("i32")).sum().alias("computed"),
+    (pl.col("name") == "b").sum().alias("named"),
+    pl.col("name").len().alias("m"),
+)
+BUFFERED = (pl.col("i64").n_unique().alias("u"), (pl.col("i64").sum() / pl.len()).alias("r"), *EVERY[:1])
+
+ROW = st.fixed_dictionaries(
+    {
+        "key": st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1),
+        "name": st.sampled_from(["a", "b", "", "ü"]),
+        "flag": st.none() | st.booleans(),
+        "i64": st.none() | st.integers(-(2**63), 2**63 - 1),
+        "i32": st.none() | st.integers(-(2**31), 2**31 - 1),
+        "u64": st.none() | st.integers(0, 2**64 - 1),
+        "f64": st.none() | st.integers(-(2**30), 2**30).map(float) | st.just(float("nan")),
+        "at": st.none() | st.integers(0, 2**50),
+        "ts": st.integers(0, 12_000),
+        "big": st.sampled_from([0, 1, 2**63, 2**64 - 1]),
+        "real": st.sampled_from([-0.0, 0.0, 1.5, -1.5, -2.5, 1e300]),
+    }
+)
+
+
+def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    columns = [pa.array([row[f.name] for row in rows], f.type) for f in SCHEMA]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def expected(rows: list[dict[str, Any]], keys: list[str], aggregates: tuple[pl.Expr, ...]) -> pl.DataFrame:
+    frame = pl.DataFrame(pl.from_arrow(batch_of(rows)))
+    start = pl.from_epoch(pl.col("ts") // SIZE_MS * SIZE_MS, "ms").cast(pl.Datetime("us"))
+    frame = frame.with_columns(window_start=start, window_end=start + pl.duration(milliseconds=SIZE_MS))
+    return frame.group_by(*keys, "window_start", "window_end").agg(*aggregates).sort("window_start", *keys)
+
+
+@dataclass
+class Worker:
+    """Combine (if there is one) and window operator of one subtask."""
+
+    combine: Harness | None
+    window: Harness
+
+
+class Pipeline:
+    """All subtasks of one aggregation, with the shuffle between its two operators done by hand."""
+
+    def __init__(self, operators: WindowOperators, parallelism: int, states: list[RestoredState] | None = None) -> None:
+        self.operators = operators
+        self.parallelism = parallelism
+        self.workers: list[Worker] = []
+        for i in range(parallelism):
+            combine = Harness(operators.combine, subtask=(i, parallelism)) if operators.combine else None
+            window = Harness(operators.window, states or [], subtask=(i, parallelism), worker=Chosen.worker)
+            self.workers.append(Worker(combine, window))
+
+    def send(self, sender: int, batch: pa.RecordBatch) -> None:
+        combine = self.workers[sender].combine
+        if combine is None:
+            self._shuffle([batch])
+        else:
+            combine.send(batch)
+            self._drain(combine)
+
+    def flush(self) -> None:
+        for worker in self.workers:
+            if worker.combine is not None:
+                worker.combine.operator.before_barrier()
+                self._drain(worker.combine)
+
+    def watermark(self, watermark_ms: int) -> None:
+        for worker in self.workers:
+            if worker.combine is not None:
+                worker.combine.operator.on_watermark(watermark_ms)
+                self._drain(worker.combine)
+        for worker in self.workers:
+            worker.window.operator.on_watermark(watermark_ms)
+
+    def snapshot(self) -> list[RestoredState]:
+        self.flush()
+        return [encoded(w.window.operator, w.window.context) for w in self.workers]
+
+    def _drain(self, combine: Harness) -> None:
+        batches, combine.out.batches = combine.out.batches, []
+        self._shuffle(batches)
+
+    def _shuffle(self, batches: list[pa.RecordBatch]) -> None:
+        for batch in batches:
+            for i, part in enumerate(partition(batch, self.operators.keys, 128, self.parallelism)):
+                if part is not None:
+                    self.workers[i].window.send(part)
+
+    def results(self) -> list[pa.RecordBatch]:
+        return [batch for worker in self.workers for batch in worker.window.out.batches]
+
+    def late(self) -> int:
+        return sum(w.window.context.metrics.counters.get("late", 0) for w in self.workers)
+
+
+def frame_of(batches: list[pa.RecordBatch], operators: WindowOperators) -> pl.DataFrame:
+    return pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches, schema=operators.output)))
+
+
+@pytest.fixture(autouse=True, params=NAMES)
+def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    with choose(request.param):
+        yield
+
+
+histories = given(
+    rows=st.lists(ROW, min_size=1, max_size=60),
+    keys=st.sampled_from([("key",), ("name",), ("name", "key"), ("key", "name", "ts"), ("big",), ("real",)]),
+    aggregates=st.sampled_from([EVERY, BUFFERED]),
+    may_combine=st.booleans(),
+    data=st.data(),
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("_on_each_backend", ["memory"], indirect=True)
+@settings(max_examples=120)
+@histories
+def test_any_batching_flushing_and_restoring_gives_what_one_query_gives(**drawn: Any) -> None:  # WN1, WN6, WN7, WN8
+    check_history(**drawn)
+
+
+@pytest.mark.parametrize("_on_each_backend", ["rocksdb", "rocksdb-without-cache", IN_FILES], indirect=True)
+@settings(max_examples=15)
+@histories
+def test_any_windows_on_rocksdb_give_what_one_query_gives(**drawn: Any) -> None:  # RB12
+    check_history(**drawn)
+
+
+def check_history(
+    rows: list[dict[str, Any]],
+    keys: tuple[str, ...],
+    aggregates: tuple[pl.Expr, ...],
+    may_combine: bool,
+    data: st.DataObject,
+) -> None:
+    aggregate = TumblingAggregate(keys, "ts", SIZE_MS, aggregates)
+    operators = window_operators(aggregate, SCHEMA, "node", may_combine=may_combine)
+    assert (operators.combine is not None) == (may_combine and aggregates is EVERY)
+    # any order within the out-of-orderness: event times may run at most 2 s behind the latest one
+    rows = sorted(rows, key=lambda row: row["ts"] + data.draw(st.integers(0, 2_000)))
+    pipeline = Pipeline(operators, data.draw(st.integers(1, 3)))
+    done: list[pa.RecordBatch] = []
+    at, latest = 0, 0
+    while at < len(rows):
+        size = data.draw(st.integers(1, 25))
+        batch = rows[at : at + size]
+        at += size
+        pipeline.send(data.draw(st.integers(0, pipeline.parallelism - 1)), batch_of(batch))
+        latest = max(latest, *(row["ts"] for row in batch))
+        match data.draw(st.sampled_from(["nothing", "flush", "watermark", "restore", "pass"])):
+            case "flush":
+                pipeline.flush()
+            case "watermark":
+                pipeline.watermark(latest - 2_001)
+            case "pass":
+                for worker in pipeline.workers:
+                    if worker.combine is not None:
+                        pipeline.flush()
+                        worker.combine.operator._pass_rows = 30  # type: ignore[attr-defined]
+            case "restore":
+                states = pipeline.snapshot()
+                done += pipeline.results()
+                pipeline = Pipeline(operators, data.draw(st.integers(1, 3)), states)
+    pipeline.watermark(WATERMARK_MAX_MS)
+    assert pipeline.late() == 0
+    for batch in done + pipeline.results():
+        frame = frame_of([batch], operators)
+        assert frame.equals(frame.sort("window_start", *keys))
+    found = frame_of(done + pipeline.results(), operators).sort("window_start", *keys)
+    assert_frame_equal(found, expected(rows, list(keys), aggregates), rel_tol=1e-9)
+
+
+def aggregated(*aggregates: pl.Expr, keys: tuple[str, ...] = ("key",)) -> WindowOperators:
+    return window_operators(TumblingAggregate(keys, "ts", SIZE_MS, aggregates), SCHEMA, "counts")
+
+
+def row(ts: int, key: int = 1, **values: object) -> dict[str, Any]:
+    return {**dict.fromkeys(SCHEMA.names), "key": key, "ts": ts, **values}
+
+
+@pytest.mark.parametrize("may_combine", [True, False])
+def test_late_records_are_dropped_and_counted_one_by_one(may_combine: bool) -> None:  # WN2, WN3
+    aggregate = TumblingAggregate(("key",), "ts", SIZE_MS, (pl.len().alias("n"),))
+    pipeline = Pipeline(window_operators(aggregate, SCHEMA, "node", may_combine=may_combine), 2)
+    pipeline.send(0, batch_of([row(10), row(20, 2), row(1_500)]))
+    pipeline.watermark(998)
+    assert pipeline.results() == []
+    pipeline.watermark(999)
+    assert sum(b.num_rows for b in pipeline.results()) == 2
+    pipeline.send(0, batch_of([row(999), row(999), row(0, 2), row(1_000)]))
+    pipeline.watermark(WATERMARK_MAX_MS)
+    assert pipeline.late() == 3
+    assert [r["n"] for b in pipeline.results() for r in b.to_pylist() if r["window_start"].second == 1] == [2]
+
+
+def test_a_window_does_not_fire_again_after_a_restore() -> None:  # WN4
+    operators = aggregated(pl.len().alias("n"))
+    first = Pipeline(operators, 1)
+    first.send(0, batch_of([row(10)]))
+    first.watermark(999)
+    second = Pipeline(operators, 2, first.snapshot())
+    second.send(0, batch_of([row(20)]))
+    second.watermark(WATERMARK_MAX_MS)
+    assert second.results() == []
+    assert second.late() == 1
+
+
+@pytest.mark.parametrize("aggregate", [pl.len().alias("n"), pl.col("i64").n_unique().alias("n")])
+@pytest.mark.parametrize("again", [False, True])
+def test_keys_whose_windows_fired_further_do_not_fire_again_and_the_others_lose_nothing(
+    aggregate: pl.Expr, again: bool
+) -> None:  # WN3, WN4
+    """Former subtasks were at different watermarks: one had fired the first window of its keys, one had not."""
+    operators = aggregated(aggregate)
+    first = Pipeline(operators, 2)
+    keys = range(20)
+    first.send(0, batch_of([row(10, key, i64=1) for key in keys]))
+    first.flush()
+    ahead = first.workers[1].window
+    ahead.operator.on_watermark(999)
+    fired = {r["key"] for r in ahead.out.rows()}
+    assert 0 < len(fired) < len(keys)
+    states = first.snapshot()
+    if again:  # what is ahead is state, too
+        states = Pipeline(operators, 3, states).snapshot()
+    second = Pipeline(operators, 1, states)
+    second.send(0, batch_of([row(20, key, i64=1 + key % 2) for key in keys] + [row(1_500, key) for key in keys]))
+    second.watermark(500)
+    second.flush()
+    assert second.late() == len(fired)
+    second.watermark(999)
+    rows = [r for b in second.results() for r in b.to_pylist()]
+    assert {r["key"] for r in rows} == set(keys) - fired
+    assert second.late() == len(fired)
+    second.send(0, batch_of([row(30, key) for key in keys]))
+    second.flush()
+    assert second.late() == len(fired) + len(keys)
+    second.watermark(WATERMARK_MAX_MS)
+    assert len(second.results()[-1].to_pylist()) == len(keys)
+
+
+@pytest.mark.parametrize("aggregate", [pl.len().alias("n"), pl.col("i64").n_unique().alias("n")])
+def test_a_watermark_between_those_of_former_subtasks_makes_late_what_it_has_passed(aggregate: pl.Expr) -> None:  # WN3
+    operators = aggregated(aggregate)
+    first = Pipeline(operators, 2)
+    first.workers[0].window.operator.on_watermark(999)
+    first.workers[1].window.operator.on_watermark(4_999)
+    second = Pipeline(operators, 1, first.snapshot())
+    second.watermark(2_999)
+    second.send(0, batch_of([row(1_500, key, i64=1) for key in range(20)]))
+    second.flush()
+    assert second.late() == 20
+    second.watermark(WATERMARK_MAX_MS)
+    assert second.results() == []
+
+
+def test_results_are_emitted_before_the_watermark_and_sorted_by_window_and_key() -> None:  # WN2, WN10
+    pipeline = Pipeline(aggregated(pl.len().alias("n")), 1)
+    pipeline.send(0, batch_of([row(1_500, 9), row(1_500, 3), row(20, 7), row(20, -7)]))
+    pipeline.watermark(5_000)
+    out = pipeline.workers[0].window.out
+    assert [(r["window_start"].second, r["key"]) for r in out.rows()] == [(0, -7), (0, 7), (1, 3), (1, 9)]
+    assert out.log == [("batch", 2), ("batch", 2), ("watermark", 5_000)]
+
+
+def test_a_frozen_snapshot_does_not_see_later_records() -> None:  # WN11
+    for operators in (aggregated(pl.len().alias("n")), aggregated(pl.col("i64").n_unique().alias("n"))):
+        pipeline = Pipeline(operators, 1)
+        pipeline.send(0, batch_of([row(10, i64=1)]))
+        pipeline.flush()
+        frozen = pipeline.workers[0].window.operator.freeze()
+        pipeline.send(0, batch_of([row(10, i64=2), row(20, 2, i64=2)]))
+        pipeline.flush()
+        assert frozen is not None
+        payload = memoryview(b"".join(bytes(memoryview(b)) for b in frozen.encode()))
+        restored = Pipeline(operators, 1, [RestoredState(0, 1, payload)])
+        restored.watermark(WATERMARK_MAX_MS)
+        assert [(r["key"], r["n"]) for b in restored.results() for r in b.to_pylist()] == [(1, 1)]
+
+
+def test_combine_holds_records_until_a_tick_a_barrier_or_the_end_of_their_window() -> None:  # WN9
+    operators = aggregated(pl.len().alias("n"))
+    assert operators.combine is not None
+    combine = Harness(operators.combine)
+    combine.send(batch_of([row(10)]))
+    combine.operator.on_watermark(500)
+    assert combine.out.log == [("watermark", 500)]
+    combine.advance(4)
+    assert combine.out.batches == []
+    combine.advance(1)
+    assert combine.out.log[1:] == [("batch", 1)]
+    combine.send(batch_of([row(10), row(10)]))
+    combine.operator.on_watermark(999)
+    assert combine.out.log[2:] == [("batch", 1), ("watermark", 999)]
+    combine.context.is_busy = True
+    combine.send(batch_of([row(1_010)]))
+    combine.now_ms += 29
+    combine.send(batch_of([row(1_010)]))
+    assert len(combine.out.log) == 4
+    combine.now_ms += 1
+    combine.send(batch_of([row(1_010)]))
+    assert combine.out.rows()[-1]["__rows"] == 3
+
+
+def test_what_combine_holds_goes_out_at_the_end_whatever_the_watermark() -> None:  # WN9
+    operators = aggregated(pl.len().alias("n"))
+    assert operators.combine is not None
+    combine = Harness(operators.combine)
+    combine.send(batch_of([row(10), row(10)]))
+    combine.operator.finish()
+    assert combine.out.log == [("batch", 1)]
+
+
+def test_records_with_nearly_distinct_keys_pass_uncombined_until_the_next_trial() -> None:  # WN12
+    operators = aggregated(pl.len().alias("n"), pl.col("i64").min())
+    assert operators.combine is not None
+    combine = Harness(operators.combine)
+    distinct = pl.DataFrame(pl.from_arrow(batch_of([row(10)]))).select(
+        pl.all().exclude("key").repeat_by(10_000).explode(), key=pl.int_range(10_000)
+    )
+    batch = pa.RecordBatch.from_arrays([pa.array(distinct[f.name].to_list(), f.type) for f in SCHEMA], schema=SCHEMA)
+    combine.send(batch)
+    combine.operator.before_barrier()
+    assert len(combine.out.rows()) == 10_000
+    for _ in range(32):
+        combine.send(batch)
+    assert len(combine.out.rows()) == 33 * 10_000
+    combine.send(batch)
+    combine.send(batch)
+    combine.operator.before_barrier()
+    assert len(combine.out.rows()) == 34 * 10_000
+
+
+@pytest.mark.parametrize(
+    "aggregate",
+    [
+        pl.col("i64").median(),
+        pl.col("i64").std(),
+        pl.col("i64").sum() + 1,
+        pl.col("name").max(),
+        pl.col("i64").cum_sum().max(),
+        pl.col("i64").filter(pl.col("flag")).sum(),
+        pl.lit(1).sum(),
+        pl.col("at").mean(),
+        pl.col("i64", "i32").sum(),
+        pl.max("i64") - pl.min("i64"),
+    ],
+)
+def test_aggregates_that_do_not_decompose_keep_the_records(aggregate: pl.Expr) -> None:  # WN5
+    operators = aggregated(aggregate)
+    assert operators.combine is None
+    rows = [row(10, i64=4, i32=1, flag=True, name="x"), row(20, i64=6, i32=2, flag=False, name="y")]
+    pipeline = Pipeline(operators, 1)
+    pipeline.send(0, batch_of(rows))
+    pipeline.watermark(WATERMARK_MAX_MS)
+    assert_frame_equal(frame_of(pipeline.results(), operators), expected(rows, ["key"], (aggregate,)))
+
+
+@pytest.mark.parametrize(
+    ("aggregate", "message"),
+    [
+        (TumblingAggregate(("kye",), "ts", 1, (pl.len(),)), "no column 'kye'; the columns are key: int64"),
+        (TumblingAggregate(("key",), "name", 1, (pl.len(),)), "must be a timestamp, a date or integer"),
+        (TumblingAggregate(("key",), "ts", 0, (pl.len(),)), "at least 1 ms"),
+        (TumblingAggregate(("key",), "ts", 1, ()), "at least one aggregate"),
+        (TumblingAggregate(("key",), "ts", 1, (pl.col("x").sum(),)), "operator 'counts': .*\"x\""),
+        (TumblingAggregate(("key",), "ts", 1, (pl.len().alias("window_start"),)), "same name"),
+        (TumblingAggregate((), "ts", 1, (pl.len(),)), "at least one column"),
+    ],
+)
+def test_wrong_use_is_one_sentence_that_names_the_operator(aggregate: TumblingAggregate, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        window_operators(aggregate, SCHEMA, "counts")
+    assert "operator 'counts'" in str(caught.value)
+
+
+def test_time_columns_of_every_type_give_the_same_windows() -> None:
+    days = [0, 1, 1]
+    columns = {
+        "date": pa.array(days, pa.int32()).view(pa.date32()),
+        "at": pa.array([d * 86_400_000_000 + 5 for d in days]).view(pa.timestamp("us")),
+        "ts": pa.array([d * 86_400_000 + 5 for d in days]),
+    }
+    batch = pa.record_batch({"key": pa.array([1, 1, 1]), **columns})
+    for name in columns:
+        aggregate = TumblingAggregate(("key",), name, 86_400_000, (pl.len().alias("n"),))
+        pipeline = Pipeline(window_operators(aggregate, batch.schema, "node"), 1)
+        pipeline.send(0, batch)
+        pipeline.watermark(WATERMARK_MAX_MS)
+        assert [(r["window_start"].day, r["n"]) for r in pipeline.workers[0].window.out.rows()] == [(1, 1), (2, 2)]
+
+
+def test_state_text_tells_sizes_keys_and_aggregates_apart_and_stateless_operators_have_none() -> None:
+    texts = {
+        state_text(operators.window)
+        for operators in (
+            aggregated(pl.len()),
+            aggregated(pl.col("i64").sum()),
+            aggregated(pl.col("i64").max()),
+            aggregated(pl.col("i64").sum(), keys=("name",)),
+            aggregated(pl.col("i64").n_unique()),
+        )
+    }
+    assert len(texts) == 5
+    combine = aggregated(pl.len()).combine
+    assert combine is not None
+    assert state_text(combine) == ""
+    assert state_text(WithTimestampsSpec("ts")) == "with_timestamps(ts)"
+
+
+def test_finishing_again_emits_nothing_again() -> None:  # R17: after a restore at another parallelism
+    operators = aggregated(pl.len().alias("n"))
+    assert operators.combine is not None
+    combine = Harness(operators.combine)
+    combine.send(batch_of([row(1), row(2)]))
+    combine.operator.finish()
+    emitted = len(combine.out.batches)
+    assert emitted
+    combine.operator.finish()
+    assert len(combine.out.batches) == emitted
+
+
+def test_what_the_end_alone_has_fired_is_not_late_when_more_input_comes() -> None:  # WN13
+    for operators in (aggregated(pl.len().alias("n")), aggregated(pl.col("i64").n_unique().alias("n"))):
+        ended = Pipeline(operators, 1)
+        ended.send(0, batch_of([row(10, i64=1), row(1_500, i64=1)]))
+        ended.flush()
+        ended.watermark(1_200)
+        ended.watermark(WATERMARK_MAX_MS)
+        frozen = ended.workers[0].window.operator.freeze()
+        assert frozen is not None
+        payload = memoryview(b"".join(bytes(memoryview(b)) for b in frozen.encode()))
+        again = Pipeline(operators, 1, [RestoredState(0, 1, payload)])
+        again.workers[0].window.operator.on_resumed()
+        again.send(0, batch_of([row(20, i64=2), row(1_600, i64=2)]))
+        again.flush()
+        again.watermark(WATERMARK_MAX_MS)
+        assert [(r["window_start"].second, r["n"]) for b in again.results() for r in b.to_pylist()] == [(1, 1)]
+        assert again.late() == 1, "the first window had fired before the end"

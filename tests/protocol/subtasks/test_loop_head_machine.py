@@ -1,0 +1,205 @@
+"""The log of one loop head (docs/spec/loops.md)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.protocol.making import ch, cp
+
+from headgate.errors import ProtocolViolation
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks.alignment import BlockChannel, Decline, UnblockChannels
+from headgate.protocol.subtasks.loop_head import (
+    DropLog,
+    Event,
+    FeedbackReceived,
+    ForwardFeedback,
+    GivenUp,
+    LogFeedback,
+    LoopHead,
+    OpenLog,
+    Released,
+    SealLog,
+    SentinelReceived,
+    SnapshotTaken,
+)
+
+NOT_WAITED_FOR = [Ignored("a sentinel that no log waits for")]
+NOTHING_HERE = [Ignored("no log of it is open here")]
+
+
+def taken(checkpoint: int) -> SnapshotTaken:
+    return SnapshotTaken(cp(checkpoint))
+
+
+def sentinel(channel: int, checkpoint: int) -> SentinelReceived:
+    return SentinelReceived(ch(channel), cp(checkpoint))
+
+
+def feedback(channel: int) -> FeedbackReceived:
+    return FeedbackReceived(ch(channel))
+
+
+def released(checkpoint: int) -> Released:
+    return Released(cp(checkpoint))
+
+
+def head(*events: Event, channels: int = 1) -> LoopHead:
+    made = LoopHead(ch(i) for i in range(channels))
+    for event in events:
+        made.handle(event)
+    return made
+
+
+def logged(*checkpoints: int) -> list[object]:
+    return [LogFeedback(tuple(map(cp, checkpoints))), ForwardFeedback()]
+
+
+# -- the log --------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_begins_with_the_barrier() -> None:  # L1
+    fresh = head()
+    assert fresh.handle(feedback(0)) == [ForwardFeedback()]
+    assert fresh.handle(taken(1)) == [OpenLog(cp(1))]
+    assert fresh.pending == (cp(1),)
+
+
+def test_records_are_logged_before_they_are_processed() -> None:  # L2
+    assert head(taken(1)).handle(feedback(0)) == logged(1)
+
+
+def test_a_sentinel_ends_the_log() -> None:  # L3, L4
+    open_log = head(taken(1), feedback(0))
+    assert open_log.handle(sentinel(0, 1)) == [SealLog(cp(1))]
+    assert open_log.handle(feedback(0)) == [ForwardFeedback()]
+    assert open_log.pending == ()
+
+
+def test_a_log_that_a_newer_sentinel_passes_is_dropped_and_declined() -> None:  # L3
+    two = head(taken(1), taken(2), taken(3))
+    assert two.handle(sentinel(0, 2)) == [
+        DropLog(cp(1)),
+        Decline(cp(1), AbortReason.OVERTAKEN),
+        SealLog(cp(2)),
+    ]
+    assert two.pending == (cp(3),)
+
+
+def test_a_log_is_complete_with_the_last_sentinel() -> None:  # L4
+    waiting = head(taken(1), channels=3)
+    assert waiting.handle(sentinel(1, 1)) == NOT_WAITED_FOR
+    assert waiting.handle(sentinel(0, 1)) == NOT_WAITED_FOR
+    assert waiting.handle(sentinel(2, 1)) == [SealLog(cp(1))]
+
+
+def test_each_channel_is_cut_at_its_own_sentinel() -> None:  # L11
+    cut = head(taken(1), sentinel(0, 1), channels=2)
+    assert cut.handle(feedback(0)) == [ForwardFeedback()]
+    assert cut.handle(feedback(1)) == logged(1)
+
+
+def test_records_go_into_every_log_that_is_open_on_their_channel() -> None:  # L12
+    overlapping = head(taken(1), sentinel(0, 1), taken(2), channels=2)
+    assert overlapping.handle(feedback(0)) == logged(2)
+    assert overlapping.handle(feedback(1)) == logged(1, 2)
+
+
+def test_a_newer_log_may_be_complete_on_one_channel_before_an_older_one_on_another() -> None:  # L11, L12
+    overlapping = head(taken(1), taken(2), sentinel(0, 1), sentinel(0, 2), channels=2)
+    assert overlapping.handle(feedback(0)) == [ForwardFeedback()]
+    assert overlapping.handle(sentinel(1, 1)) == [SealLog(cp(1))]
+    assert overlapping.handle(feedback(1)) == logged(2)
+    assert overlapping.handle(sentinel(1, 2)) == [SealLog(cp(2))]
+
+
+# -- given up -------------------------------------------------------------------------------------------------------
+
+
+def test_an_abort_drops_its_log_and_no_other() -> None:  # L5
+    two = head(taken(1), taken(2))
+    assert two.handle(released(1)) == [DropLog(cp(1))]
+    assert two.handle(feedback(0)) == logged(2)
+    assert two.handle(sentinel(0, 1)) == NOT_WAITED_FOR
+    assert two.handle(sentinel(0, 2)) == [SealLog(cp(2))]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param((), id="for a checkpoint that never came here"),
+        pytest.param((taken(1), released(1)), id="twice"),
+        pytest.param((taken(1), sentinel(0, 1)), id="when its log is sealed"),
+        pytest.param((taken(1), taken(2), sentinel(0, 2)), id="when its log is dropped"),
+        pytest.param((GivenUp(cp(1)),), id="when it was given up here"),
+    ],
+)
+def test_an_abort_may_come_late_and_twice(before: tuple[Event, ...]) -> None:  # L5
+    assert head(*before).handle(released(1)) == NOTHING_HERE
+
+
+# -- early sentinels ------------------------------------------------------------------------------------------------
+
+
+def test_a_channel_is_held_while_its_sentinel_is_early() -> None:  # L6
+    early = head(channels=2)
+    assert early.handle(sentinel(0, 1)) == [BlockChannel(ch(0))]
+    assert early.held == {ch(0)}
+    assert early.handle(feedback(1)) == [ForwardFeedback()]
+    assert early.handle(taken(1)) == [OpenLog(cp(1)), UnblockChannels((ch(0),))]
+    assert early.handle(feedback(0)) == [ForwardFeedback()]  # behind its sentinel
+    assert early.handle(feedback(1)) == logged(1)
+    assert early.handle(sentinel(1, 1)) == [SealLog(cp(1))]
+
+
+def test_a_log_whose_sentinels_were_all_early_is_empty() -> None:  # L1, L6
+    early = head(sentinel(1, 1), sentinel(0, 1), channels=2)
+    assert early.handle(taken(1)) == [OpenLog(cp(1)), SealLog(cp(1)), UnblockChannels((ch(0), ch(1)))]
+
+
+def test_a_held_channel_is_not_read() -> None:  # L6
+    with pytest.raises(ProtocolViolation, match="channel 0, which is held"):
+        head(sentinel(0, 1)).handle(feedback(0))
+    with pytest.raises(ProtocolViolation, match="sentinel of 2 on channel 0 after 1"):
+        head(sentinel(0, 1)).handle(sentinel(0, 2))
+
+
+@pytest.mark.parametrize("given_up", [released(1), GivenUp(cp(1)), GivenUp(cp(2)), taken(2)])
+def test_a_held_channel_is_read_again_when_its_checkpoint_is_given_up(given_up: Event) -> None:  # L6
+    early = head(sentinel(0, 1))
+    assert early.handle(given_up)[-1] == UnblockChannels((ch(0),))
+    assert early.held == frozenset()
+
+
+def test_a_channel_is_not_held_for_a_checkpoint_that_was_aborted_before() -> None:  # L5, L6
+    early = head(released(1))
+    assert early.handle(sentinel(0, 1)) == NOT_WAITED_FOR
+    assert early.handle(sentinel(0, 2)) == [BlockChannel(ch(0))]
+
+
+def test_aborts_of_checkpoints_that_never_come_are_forgotten() -> None:  # L5
+    early = head(*(released(i) for i in range(1, LoopHead.RELEASED_MAX + 2)))
+    assert early.handle(sentinel(0, 1)) == [BlockChannel(ch(0))]
+    early = head(*(released(i) for i in range(1, LoopHead.RELEASED_MAX + 1)))
+    assert early.handle(sentinel(0, 1)) == NOT_WAITED_FOR, "as many are remembered"
+
+
+def test_a_channel_is_held_for_a_newer_checkpoint_only() -> None:  # L6
+    early = head(taken(1), sentinel(0, 1), sentinel(0, 3), sentinel(1, 1), channels=2)
+    skipped = [OpenLog(cp(2)), DropLog(cp(2)), Decline(cp(2), AbortReason.OVERTAKEN)]  # by whoever feeds back on 0 (L3)
+    assert early.handle(taken(2)) == skipped
+    assert early.held == {ch(0)}
+    assert early.handle(feedback(1)) == [ForwardFeedback()]
+    assert early.handle(taken(3)) == [OpenLog(cp(3)), UnblockChannels((ch(0),))]
+
+
+def test_an_abort_of_a_newer_checkpoint_holds_nothing_older_back() -> None:  # L5, L6
+    early = head(sentinel(0, 1))
+    assert early.handle(released(2)) == NOTHING_HERE
+    assert early.held == {ch(0)}
+
+
+@pytest.mark.parametrize("checkpoint", [1, 2])
+def test_sentinels_of_one_channel_rise(checkpoint: int) -> None:  # L3
+    with pytest.raises(ProtocolViolation, match=f"sentinel of {checkpoint} on channel 0 after 2"):
+        head(taken(2), sentinel(0, 2)).handle(sentinel(0, checkpoint))

@@ -1,0 +1,172 @@
+"""Every cell of the tracker's table (rules GM10–GM17 of docs/spec/guarantees.md)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.protocol.making import ch, cp
+
+from headgate.errors import ProtocolViolation
+from headgate.model.checkpoint_options import Alignment, CheckpointOptions
+from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks.alignment import (
+    AbortedIds,
+    AbortReceived,
+    Aligner,
+    BarrierReceived,
+    CancelReceived,
+    ChannelEnded,
+    Decline,
+    Effect,
+    EmitBarrier,
+    EmitCancel,
+    Event,
+    TakeSnapshot,
+)
+from headgate.protocol.subtasks.weaker_guarantees import BarrierTracker
+
+TRACKED = CheckpointOptions(alignment=Alignment.TRACKED)
+
+
+def barrier(channel: int, checkpoint: int, options: CheckpointOptions = TRACKED) -> BarrierReceived:
+    return BarrierReceived(ch(channel), cp(checkpoint), options)
+
+
+def cancel(channel: int, checkpoint: int) -> CancelReceived:
+    return CancelReceived(ch(channel), cp(checkpoint))
+
+
+def abort(checkpoint: int) -> AbortReceived:
+    return AbortReceived(cp(checkpoint))
+
+
+def end(channel: int) -> ChannelEnded:
+    return ChannelEnded(ch(channel))
+
+
+def taken(checkpoint: int) -> list[Effect]:
+    return [TakeSnapshot(cp(checkpoint), TRACKED), EmitBarrier(cp(checkpoint), TRACKED)]
+
+
+def given_up(checkpoint: int, reason: AbortReason = AbortReason.OVERTAKEN) -> list[Effect]:
+    return [EmitCancel(cp(checkpoint)), Decline(cp(checkpoint), reason)]
+
+
+def after(channels_count: int, *events: Event) -> BarrierTracker:
+    tracker = BarrierTracker(channels_count)
+    for event in events:
+        tracker.handle(event)
+    return tracker
+
+
+# GM10
+def test_no_channel_is_ever_blocked() -> None:
+    tracker = after(3, barrier(0, 1), barrier(0, 2), barrier(1, 1))
+    assert tracker.blocked == frozenset()
+    assert tracker.pending == (1, 2)
+
+
+# GM11
+def test_the_last_barrier_takes_the_snapshot_and_goes_on() -> None:
+    tracker = BarrierTracker(2)
+    assert tracker.handle(barrier(0, 1)) == [Ignored("barriers are missing on other channels")]
+    assert tracker.handle(barrier(1, 1)) == taken(1)
+    assert tracker.pending == ()
+
+
+# GM11
+def test_a_completed_checkpoint_gives_up_older_ones() -> None:
+    tracker = after(2, barrier(0, 1), barrier(0, 2), barrier(0, 3), barrier(1, 2))
+    assert tracker.pending == (3,)
+    tracker = after(2, barrier(0, 1), barrier(0, 2))
+    assert tracker.handle(barrier(1, 2)) == [*given_up(1), *taken(2)]
+
+
+# GM11
+def test_several_checkpoints_complete_one_after_the_other() -> None:
+    tracker = after(2, barrier(0, 1), barrier(0, 2))
+    assert tracker.handle(barrier(1, 1)) == taken(1)
+    assert tracker.handle(barrier(1, 2)) == taken(2)
+
+
+# GM12
+def test_a_barrier_of_a_finished_or_older_checkpoint_is_ignored() -> None:
+    finished = after(3, barrier(0, 1), barrier(0, 2), barrier(1, 2), barrier(2, 2))
+    assert finished.handle(barrier(1, 1)) == [Ignored("barrier of a finished checkpoint")]
+    assert after(2, cancel(0, 2)).handle(barrier(1, 2)) == [Ignored("barrier of a finished checkpoint")]
+    assert after(2, barrier(0, 2), abort(2)).handle(barrier(1, 2)) == [Ignored("barrier of a finished checkpoint")]
+
+
+# GM13
+def test_the_oldest_of_too_many_is_given_up() -> None:
+    tracker = after(2, *(barrier(0, n) for n in range(1, BarrierTracker.PENDING_MAX + 1)))
+    assert tracker.handle(barrier(0, BarrierTracker.PENDING_MAX + 1)) == given_up(1)
+    assert tracker.handle(barrier(1, 1)) == [Ignored("barrier of a finished checkpoint")]
+    assert tracker.handle(barrier(1, 2)) == taken(2)
+
+
+# GM14
+def test_a_cancel_marker_gives_up_its_checkpoint_and_older_ones() -> None:
+    tracker = after(3, barrier(0, 1), barrier(0, 2), barrier(0, 3))
+    assert tracker.handle(cancel(1, 2)) == [*given_up(1), *given_up(2, AbortReason.CANCELLED_UPSTREAM)]
+    assert tracker.handle(cancel(2, 2)) == [Ignored("cancel marker of a finished checkpoint")]
+    assert tracker.pending == (3,)
+    assert after(2, abort(2)).handle(cancel(0, 2)) == [EmitCancel(cp(2))], "the coordinator knows"
+    assert after(2, barrier(0, 2), abort(2)).handle(cancel(1, 2)) == [Ignored("cancel marker of a finished checkpoint")]
+
+
+# GM15
+def test_an_abort_gives_up_one_checkpoint_alone() -> None:
+    tracker = after(2, barrier(0, 1), barrier(0, 2), barrier(0, 3))
+    assert tracker.handle(abort(2)) == [EmitCancel(cp(2))]
+    assert tracker.handle(abort(2)) == [Ignored("abort of a finished checkpoint")]
+    assert tracker.handle(barrier(1, 1)) == taken(1)
+    assert tracker.handle(barrier(1, 2)) == [Ignored("barrier of a finished checkpoint")]
+    assert tracker.handle(barrier(1, 3)) == taken(3)
+
+
+# GM15
+def test_an_abort_before_the_first_barrier_is_remembered() -> None:
+    tracker = after(2, barrier(0, 1))
+    assert tracker.handle(abort(2)) == [Ignored("abort remembered until the barrier comes")]
+    assert tracker.handle(barrier(0, 2)) == [EmitCancel(cp(2))]
+    assert tracker.handle(barrier(1, 1)) == taken(1)
+    assert tracker.handle(barrier(1, 2)) == [Ignored("barrier of a finished checkpoint")]
+
+
+# GM15
+def test_what_is_remembered_of_aborts_is_bounded() -> None:
+    tracker = after(2, *(abort(n) for n in range(1, AbortedIds.COUNT_MAX + 2)))
+    assert tracker.handle(barrier(0, 1)) == [Ignored("barriers are missing on other channels")], (
+        "the first is forgotten"
+    )
+    assert tracker.handle(barrier(0, 2)) == [EmitCancel(cp(2))]
+
+
+# GM16
+def test_the_end_of_a_channel_completes_the_newest_that_misses_nothing_else() -> None:
+    tracker = after(3, barrier(0, 1), barrier(1, 1), barrier(0, 2), barrier(1, 2), barrier(0, 3))
+    assert tracker.handle(end(2)) == [*given_up(1), *taken(2)]
+    assert tracker.handle(barrier(1, 3)) == taken(3)
+    assert after(2, end(1)).handle(barrier(0, 1)) == taken(1)
+    assert after(2).handle(end(1)) == [Ignored("an ended channel counts as seen")]
+
+
+# GM17
+def test_what_no_correct_peer_sends_is_a_violation() -> None:
+    with pytest.raises(ProtocolViolation, match="second barrier of 1 on channel 0"):
+        after(2, barrier(0, 1), barrier(0, 1))
+    for event in (barrier(0, 1), cancel(0, 1), end(0)):
+        with pytest.raises(ProtocolViolation, match="channel 0, which has ended"):
+            after(2, end(0), event)
+    other = CheckpointOptions(alignment=Alignment.TRACKED, is_last=True)
+    with pytest.raises(ProtocolViolation, match="a barrier of 1 wants"):  # A11
+        after(2, barrier(0, 1), barrier(1, 1, other))
+
+
+# GM19
+def test_a_subtask_with_one_input_takes_the_same_snapshots_as_one_that_aligns() -> None:
+    events: list[Event] = [barrier(0, 1), barrier(0, 3), abort(4), barrier(0, 4), cancel(0, 5), barrier(0, 6)]
+    tracker, aligner = BarrierTracker(1), Aligner(1)
+    for event in events:
+        assert tracker.handle(event) == aligner.handle(event)

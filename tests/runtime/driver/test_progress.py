@@ -1,0 +1,358 @@
+"""Progress: reports of workers added up by operator and edge, of the running generation only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from tests.clocks import HandClock
+from tests.web.shop import definition
+
+import headgate as hg
+from headgate.codec.messages import AlignmentMetrics, MetricsReport
+from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId
+from headgate.model.manifest import Manifest, SnapshotPart, SubtaskEntry, Totals
+from headgate.model.metrics import (
+    BUSY,
+    BYTES_IN,
+    BYTES_OUT,
+    CLOCK_S,
+    EDGE,
+    NODE,
+    RECORDS_IN,
+    RECORDS_OUT,
+    WATERMARK_MS,
+    Sample,
+    Samples,
+)
+from headgate.model.plan import Plan
+from headgate.model.progress import (
+    EdgeProgress,
+    LoopProgress,
+    NodeProgress,
+    PendingCheckpoint,
+    PipelineState,
+    SubtaskAlignment,
+)
+from headgate.operators.expressions import runs_with
+from headgate.runtime.driver.coordinator_host import sum_totals
+from headgate.runtime.driver.progress import (
+    ALIGNED_CHECKPOINTS_MAX,
+    END_MS,
+    AlignmentHistory,
+    EdgeTotals,
+    OperatorTotals,
+    RunProgress,
+)
+from headgate.runtime.wire.exchange import ExchangeMetrics
+from headgate.runtime.worker.metrics import ALIGNMENTS_MAX, WorkerMetrics
+
+
+def report(generation: int, rows: int, busy: float = 0.5, watermark: int | None = None, late: int = 0) -> MetricsReport:
+    window, bad = ((NODE, "window"),), ((NODE, "bad-records"),)
+    samples = [
+        Sample(BUSY, (), busy),
+        Sample(RECORDS_IN, window, rows),
+        Sample(RECORDS_OUT, window, rows // 2),
+        Sample("late", window, late),
+        Sample(RECORDS_IN, bad, 1),
+        Sample(RECORDS_OUT, bad, 0),
+    ]
+    if watermark is not None:
+        samples.append(Sample(WATERMARK_MS, window, watermark))
+    return MetricsReport(generation, samples, [AlignmentMetrics("v", 1, 5, 6)])
+
+
+def test_totals_are_summed_over_workers_and_the_watermark_is_the_least() -> None:
+    book = RunProgress("bad-records", HandClock().monotonic_ns)
+    book.begin(Generation(1))
+    book.add(0, report(1, 10, 0.2, watermark=50, late=1))
+    book.add(1, report(1, 30, 0.9, watermark=40, late=2))
+    book.add(1, report(1, 34, 0.8, watermark=45, late=2))
+    found = book.snapshot(
+        PipelineState.RUNNING, Generation(1), 2, PendingCheckpoint(CheckpointId(3), 7, ("window[0]",))
+    )
+    node = next(n for n in found.nodes if n.node == "window")
+    assert (node.records_in, node.records_out, dict(node.counters)) == (44, 22, {"late": 3})
+    assert (found.watermark_ms, found.busy, found.late_records, found.bad_records) == (45, 0.8, 3, 2)
+    assert found.pending_checkpoint is not None
+    assert found.pending_checkpoint.missing == ("window[0]",)
+
+
+def test_reports_of_another_generation_do_not_count_and_a_new_one_begins_at_zero() -> None:
+    book = RunProgress("bad-records", HandClock().monotonic_ns)
+    book.begin(Generation(2))
+    book.add(0, report(1, 10))
+    assert book.reports() == {}
+    book.add(0, report(2, 10))
+    book.begin(Generation(3))
+    assert book.snapshot(PipelineState.RUNNING, Generation(3), 0, None).nodes == ()
+
+
+def test_loops_are_summed_over_their_heads_but_for_times_and_rounds() -> None:
+    book = RunProgress("bad-records", HandClock().monotonic_ns)
+    book.begin(Generation(1))
+    loop, other = NodeName("ranks"), NodeName("other")
+    book.add(0, MetricsReport(1, loops=[LoopProgress(loop, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1), LoopProgress(other, 1)]))
+    book.add(1, MetricsReport(1, loops=[LoopProgress(loop, 10, 20, 30, 40, 50, 60, 70, 80, 7, 2)]))
+    found = book.snapshot(PipelineState.RUNNING, Generation(1), 0, None).loops
+    assert found == (LoopProgress(loop, 11, 22, 33, 44, 55, 66, 77, 88, 9, 2), LoopProgress(other, 1))
+
+
+def test_alignments_are_reported_once_and_bounded() -> None:
+    metrics = WorkerMetrics(HandClock().monotonic_ns)
+    for number in range(ALIGNMENTS_MAX + 5):
+        metrics.snapshot_taken(SubtaskId(VertexId("v"), 0), CheckpointId(number + 1), 1, 2)
+    exchange = ExchangeMetrics(1, 2, 3, 4, 5)
+    first = metrics.message(Generation(1), 0.5, [], exchange)
+    assert len(first.alignments) == ALIGNMENTS_MAX
+    samples = Samples(first.samples)
+    assert (samples.value(BYTES_IN), samples.value(BYTES_OUT), samples.value(BUSY)) == (1, 2, 0.5)
+    assert metrics.message(Generation(1), 0.5, [], exchange).alignments == []
+
+
+def test_alignments_are_kept_by_checkpoint_and_subtask_and_bounded() -> None:  # PG15
+    book = AlignmentHistory()
+    for number in range(1, ALIGNED_CHECKPOINTS_MAX + 3):
+        for worker in (10, 2):
+            book.add(worker, [AlignmentMetrics("w", number, 5, 6)])
+    found = book.latest()
+    assert list(found) == list(range(3, ALIGNED_CHECKPOINTS_MAX + 3))
+    assert found[CheckpointId(3)] == (SubtaskAlignment("w[2]", 5, 6), SubtaskAlignment("w[10]", 5, 6))
+    book.add(2, [AlignmentMetrics("w", 1, 9, 9)])
+    assert book.latest() == found, "one that comes late drives nothing newer out"
+
+
+def test_the_busy_fraction_is_what_was_not_slept_by_the_clock_of_the_surroundings() -> None:
+    clock = HandClock(passed_ms=5_000)
+    metrics = WorkerMetrics(clock.monotonic_ns)
+    clock.advance(1_000)
+    metrics.start()
+    assert metrics.busy_fraction() == 1.0
+    clock.advance(400)
+    metrics.slept(100_000_000)
+    assert metrics.busy_fraction() == 0.75
+    clock.advance(400)
+    metrics.slept(400_000_000)
+    assert metrics.busy_fraction() == 0.0
+
+
+def test_times_go_by_the_clock_of_the_surroundings() -> None:
+    clock = HandClock(passed_ms=5_000)
+    book = RunProgress("bad-records", clock.monotonic_ns)
+    book.begin(Generation(1))
+    book.add(0, report(1, 10))
+    clock.advance(2_000)
+    assert book.snapshot(PipelineState.RUNNING, Generation(1), 0, None).uptime_ms == 2_000
+
+
+def test_a_watermark_that_is_no_time_is_none() -> None:
+    book = RunProgress("bad-records", HandClock().monotonic_ns)
+    book.begin(Generation(1))
+    book.add(0, MetricsReport(Generation(1), [Sample(WATERMARK_MS, (("node", "map"),), (1 << 63) - 1)], [], []))
+    assert book.snapshot(PipelineState.RUNNING, Generation(1), 0, None).watermark_ms is None
+
+
+def test_a_report_is_due_once_per_period() -> None:
+    metrics = WorkerMetrics(HandClock().monotonic_ns)
+    assert metrics.is_due(1_000, 500)
+    assert not metrics.is_due(1_499, 500)
+    assert metrics.is_due(1_500, 500)
+
+
+# -- operators as their workers measured them -----
+
+
+def nodes_at(clock_s: float, **nodes: dict[str, Any]) -> Samples:
+    samples = [Sample(CLOCK_S, (), clock_s)]
+    for node, measured in nodes.items():
+        samples += [Sample(name, ((NODE, node),), value) for name, value in measured.items()]
+    return Samples(samples)
+
+
+def manifest(totals: Totals, *parts: SnapshotPart) -> Manifest:
+    entry = SubtaskEntry(SubtaskId(VertexId("v"), 0), parts)
+    return Manifest(CheckpointId(1), Generation(1), 1, 128, (entry,), totals=totals)
+
+
+def only(book: OperatorTotals) -> NodeProgress:
+    (node,) = book.nodes()
+    return node
+
+
+def test_a_generation_counts_on_from_what_its_checkpoint_had_counted() -> None:  # OM1
+    book = OperatorTotals(HandClock().wall_ms)
+    book.begin({"map": {"records_in": 100, "late": 7}})
+    assert (only(book).records_in, only(book).late_records) == (100, 7)
+    book.add(0, nodes_at(1.0, map={"records_in": 10, "records_out": 5, "late": 1}))
+    book.add(1, nodes_at(1.0, map={"records_in": 20, "records_out": 5, "bad_records": 2}))
+    found = only(book)
+    assert (found.records_in, found.records_out, found.bad_records) == (130, 10, 2)
+    assert (found.late_records, found.counters) == (8, (("late", 8),))
+
+
+def test_a_restart_takes_totals_back_and_not_the_work() -> None:  # OM1, OM3
+    book = OperatorTotals(HandClock().wall_ms)
+    book.begin({})
+    book.add(0, nodes_at(1.0, map={"records_in": 90, "busy_ms": 400, "queued_bytes": 8, "watermark_ms": 5}))
+    book.begin({"map": {"records_in": 60}})
+    found = only(book)
+    assert found.records_in == 60
+    (subtask,) = found.subtasks
+    assert (subtask.records_in, subtask.busy_ms) == (90, 400)
+    assert (subtask.queued_bytes, subtask.watermark_ms) == (0, None), "nothing waits and nothing is known yet"
+    book.add(0, nodes_at(1.0, map={"records_in": 40, "busy_ms": 100}))
+    found = only(book)
+    assert (found.records_in, found.subtasks[0].records_in, found.busy_ms) == (100, 130, 500)
+
+
+def test_totals_are_no_less_than_those_of_the_newest_checkpoint() -> None:  # OM1
+    book = OperatorTotals(HandClock().wall_ms)
+    book.begin({})
+    book.add(0, nodes_at(1.0, map={"records_in": 10}))
+    book.completed(manifest({"map": {"records_in": 25}}))
+    assert only(book).records_in == 25, "its workers left without a last report_nodes"
+    book.add(0, nodes_at(2.0, map={"records_in": 30}))
+    assert only(book).records_in == 30
+
+
+def test_shares_are_those_of_the_busiest_subtask_between_its_last_two_reports() -> None:  # OM2
+    book = OperatorTotals(HandClock().wall_ms)
+    book.begin({})
+    for worker, busy_ms, held_back_ms in ((0, 900, 50), (1, 100, 800)):
+        start = {"busy_ms": 10_000, "held_back_ms": 10_000, "idle_ms": 10_000}
+        book.add(worker, nodes_at(100.0 + worker, map=start))
+        end = {"busy_ms": 10_000 + busy_ms, "held_back_ms": 10_000 + held_back_ms, "idle_ms": 10_050}
+        book.add(worker, nodes_at(101.0 + worker, map=end))
+    found = only(book)
+    assert (found.busy, found.held_back, round(found.idle, 9)) == (0.9, 0.05, 0.05)
+    assert [(s.busy, s.held_back) for s in found.subtasks] == [(0.9, 0.05), (0.1, 0.8)]
+    assert (found.busy_ms, found.held_back_ms, found.idle_ms) == (21_000, 20_850, 20_100)
+
+
+def test_queues_watermark_and_lag_of_an_operator() -> None:
+    book = OperatorTotals(HandClock(date_ms=10_000).wall_ms)
+    book.begin({})
+    book.add(0, nodes_at(1.0, map={"watermark_ms": 9_000, "queued_batches": 2, "queued_bytes": 100}))
+    book.add(1, nodes_at(1.0, map={"watermark_ms": 8_500, "queued_batches": 1, "queued_bytes": 10}))
+    found = only(book)
+    assert (found.watermark_ms, found.lag_ms, found.queued_batches, found.queued_bytes) == (8_500, 1_500, 3, 110)
+    book.begin({})
+    book.add(0, nodes_at(1.0, map={"watermark_ms": END_MS}))
+    assert (only(book).lag_ms, only(book).watermark_ms) == (None, None), "all input has ended"
+    book.add(1, nodes_at(1.0, map={"watermark_ms": 8_500}))
+    assert only(book).watermark_ms == 8_500
+    book.add(1, nodes_at(1.5, map={"watermark_ms": -(1 << 63)}))
+    assert only(book).watermark_ms is None, "none has come yet"
+
+
+def test_rates_are_those_between_reports_however_they_meet_the_snapshots() -> None:
+    """Four workers of 250 records a second each, which report_nodes when they can: it is 1,000 at every moment."""
+    book = OperatorTotals(HandClock().wall_ms)
+    book.begin({})
+    seen = []
+    for tick in range(40):
+        for worker in range(4):
+            if (tick + worker) % 3 == 0:
+                clock_s = 0.25 * tick + 0.03 * worker
+                book.add(worker, nodes_at(clock_s, map={"records_in": 250 * clock_s, "records_out": 500 * clock_s}))
+        seen.append(
+            (round(only(book).records_in_per_second), round(only(book).records_out_per_second)) if tick else (0, 0)
+        )
+    assert set(seen[7:]) == {(1_000, 2_000)}
+
+
+def test_rates_follow_a_change_within_their_window() -> None:
+    book = OperatorTotals(HandClock().wall_ms)
+    book.begin({})
+    for half in range(20):
+        book.add(0, nodes_at(half / 2, map={"records_in": min(half, 10) * 50}))
+    assert only(book).records_in_per_second == 0
+    book.begin({})
+    assert [node.records_in_per_second for node in book.nodes()] == []
+
+
+def test_the_size_of_the_state_is_that_of_the_last_checkpoint() -> None:
+    book = OperatorTotals(HandClock().wall_ms)
+    book.begin({"map": {"records_in": 1}})
+    parts = (
+        SnapshotPart(100, 1, section="state/map", rows={"map": {"total": 4, "last": 3}}),
+        SnapshotPart(20, 1, section="files/map"),
+        SnapshotPart(5_000, 1, section="state/other", rows={"other": {"x": 1}}),
+        SnapshotPart(9_000, 1),
+    )
+    book.completed(manifest({}, *parts))
+    found = next(node for node in book.nodes() if node.node == NodeName("map"))
+    assert (found.state_rows, found.state_bytes) == (7, 120)
+
+
+def test_sums_leave_out_what_was_never_counted() -> None:
+    assert sum_totals({"b": {"x": 1}}, {"b": {"x": 2, "y": 0}, "a": {"z": 0}, "c": {"x": 5}}) == {
+        "b": {"x": 3},
+        "c": {"x": 5},
+    }
+
+
+def test_operators_of_one_pass_name_the_one_that_has_their_time() -> None:  # OM15
+    pipeline = hg.Pipeline("p")
+    kept = pipeline.source(hg.FromRows([{"n": 1}])).filter(pl.col("n") > 0, name="kept").select("n", name="chosen")
+    kept.with_columns(name="more", m=pl.col("n") + 1).map(lambda row: row, name="other").sink(hg.Discard(), name="end")
+    book = OperatorTotals(HandClock().wall_ms, runs_with(pipeline.definition(1).plan))
+    book.begin({})
+    book.add(
+        0,
+        nodes_at(
+            1.0, kept={"records_in": 2}, chosen={"records_in": 1}, more={"records_in": 1}, other={"records_in": 1}
+        ),
+    )
+    told = {str(node.node): node.runs_with for node in book.nodes()}
+    assert told == {"kept": "more", "chosen": "more", "more": None, "other": None}
+
+
+# -- edges as workers measured their two ends -----
+
+
+PLAN = definition(Path("/nowhere")).plan
+AT = next(edge.index for edge in PLAN.edges if edge.from_node == NodeName("key-by"))
+
+
+def edges_at(clock_s: float, **measured: float) -> Samples:
+    samples = [Sample(name, ((EDGE, str(AT)),), value) for name, value in measured.items()]
+    return Samples([Sample(CLOCK_S, (), clock_s), Sample("records", ((NODE, "key-by"),), 1_000_000), *samples])
+
+
+def found(book: EdgeTotals) -> EdgeProgress:
+    return book.edges()[AT]
+
+
+def test_edges_are_added_up_over_their_subtasks() -> None:  # OM14
+    book = EdgeTotals(PLAN)
+    book.begin()
+    assert book.edges() == (), "nobody has reported"
+    for worker, busy_ms, held_ms, fill in ((0, 900, 50, 0.25), (1, 100, 800, 0.75)):
+        start = {"records": 100, "busy_ms": 10_000, "held_back_ms": 10_000, "fill": 1.0, "queued_bytes": 7_000}
+        book.add(worker, edges_at(100.0 + worker, **start))
+        end = {"records": 300, "busy_ms": 10_000 + 2 * busy_ms, "held_back_ms": 10_000 + 2 * held_ms, "fill": fill}
+        book.add(worker, edges_at(102.0 + worker, **end, queued_batches=1, queued_bytes=100))
+    wanted = EdgeProgress(AT, NodeName("key-by"), NodeName("latest"), 200.0, 0.9, 0.8, 2, 200, 0.75)
+    assert replace(found(book), busy=round(found(book).busy, 9)) == wanted
+    assert [edge.edge for edge in book.edges()] == [edge.index for edge in PLAN.edges]
+
+
+def test_a_restart_begins_with_nothing() -> None:  # OM14
+    book = EdgeTotals(PLAN)
+    book.begin()
+    book.add(0, edges_at(1.0, records=100, queued_bytes=5))
+    book.begin()
+    assert book.edges() == ()
+    book.add(0, edges_at(9.0, records=100))
+    assert (found(book).records_per_second, found(book).queued_bytes) == (0.0, 0), "one report_edges tells no rate"
+
+
+def test_a_plan_without_edges_has_none() -> None:
+    book = EdgeTotals(Plan((), (), 1, 1))
+    book.begin()
+    book.add(0, edges_at(1.0, records=1))
+    assert book.edges() == ()

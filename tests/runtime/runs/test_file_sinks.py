@@ -1,0 +1,80 @@
+"""Files of real pipelines whose records wait for a later checkpoint: killed, stopped, rescaled and edited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.running import Run, definition_of, pipeline_at
+from tests.runtime.runs.test_results import events, generator, same
+
+import headgate as hg
+from headgate.connectors.files.file_committer import committed_files, read_committed
+from headgate.errors import PipelineFailed
+
+Start = Any
+SOURCE = generator(8_000, 4_000, splits=2)
+
+
+def copying(
+    root: Path, *, parallelism: int = 2, roll_interval: str | int = "1h", sink: str = "out", **options: Any
+) -> Any:
+    pipeline = pipeline_at(root, parallelism=parallelism)
+    stream = pipeline.source(SOURCE)
+    stream.sink(hg.FileSink(root / "out", "parquet", roll_interval=roll_interval, **options), name=sink)
+    return definition_of(pipeline, inline_bytes_max=0)
+
+
+def finish(run: Run, root: Path) -> None:
+    assert run.result().is_finished
+    same(read_committed(str(root / "out")), events(SOURCE))
+
+
+@pytest.mark.parametrize("roll_interval", ["1h", "100ms", 0])
+def test_records_that_wait_survive_kills(start: Start, tmp_path: Path, roll_interval: str | int) -> None:
+    # D13, D14
+    run = start(copying(tmp_path, roll_interval=roll_interval))
+    for count in (1, 2):
+        run.wait_checkpoints(3)
+        run.kill(count % 2)
+        run.wait_restarts(count)
+    finish(run, tmp_path)
+
+
+def test_records_that_wait_make_few_files(start: Start, tmp_path: Path) -> None:
+    # D13
+    run = start(copying(tmp_path))
+    run.wait_checkpoints(9)
+    finish(run, tmp_path)
+    assert len(committed_files(str(tmp_path / "out"))) == 2
+
+
+def test_what_waits_at_a_stop_is_written_by_the_next_start_at_any_parallelism(start: Start, tmp_path: Path) -> None:
+    # D14
+    first = start(copying(tmp_path))
+    first.wait_checkpoints(3)
+    first.driver.stop()
+    assert not first.result().is_finished
+    assert committed_files(str(tmp_path / "out")) == []
+    second = start(copying(tmp_path, parallelism=3))
+    second.wait_checkpoints(2)
+    second.driver.stop()
+    second.result()
+    assert committed_files(str(tmp_path / "out")) != []
+    finish(start(copying(tmp_path, parallelism=1)), tmp_path)
+
+
+def test_a_pipeline_without_the_sink_that_holds_records_is_refused(start: Start, tmp_path: Path) -> None:
+    # D15
+    first = start(copying(tmp_path))
+    first.wait_checkpoints(3)
+    first.driver.stop()
+    first.result()
+    with pytest.raises(PipelineFailed, match=r"holds \d+ records that sink 'out' has not written yet.*bring it back"):
+        start(copying(tmp_path, sink="other")).result()
+    other = pipeline_at(tmp_path, parallelism=2)
+    other.source(SOURCE).sink(hg.Discard(), name="out")
+    with pytest.raises(PipelineFailed, match="now it is of another kind"):
+        start(definition_of(other)).result()
+    finish(start(copying(tmp_path)), tmp_path)

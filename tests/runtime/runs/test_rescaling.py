@@ -1,0 +1,155 @@
+"""A checkpoint restored at another parallelism, with the real driver and real workers: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from tests.runtime.running import Run, definition_of, pipeline_at
+from tests.runtime.runs.test_results import events, generator, recounted, same
+
+import headgate as hg
+from headgate.connectors.files.file_committer import read_committed
+from headgate.model.plan import PipelineDefinition
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
+
+Start = Any
+
+SLOW = 1_000
+"""Rows each second of a run that is stopped: it must not end before, however busy the machine is."""
+
+
+def added(total: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "n": total["n"] + row["n"], "value": total["value"] + row["value"]}
+
+
+def everything(root: Path, source: hg.Generator, parallelism: int, rate: int | None) -> PipelineDefinition:
+    """Windows with partial results, windows that keep their records, a reduce, and the rows themselves."""
+    pipeline = pipeline_at(root, parallelism=parallelism)
+    source = replace(source, rows_per_second=rate)
+    stream = pipeline.source(source).with_timestamps("ts")
+    keyed = stream.key_by("key").window(hg.Tumbling("1s"))
+    counts = keyed.agg(n=pl.len(), total=pl.col("value").sum())
+    counts.sink(hg.FileSink(root / "windows", "parquet"), name="windows")
+    distinct = keyed.agg(distinct=pl.col("value").n_unique())
+    distinct.sink(hg.FileSink(root / "distinct", "parquet"), name="distinct")
+    sums = stream.select("key", "value", n=pl.lit(1)).key_by("key").reduce(added)
+    sums.sink(hg.FileSink(root / "sums", "parquet"), name="sums")
+    stream.sink(hg.FileSink(root / "rows", "parquet", roll_interval=0), name="rows")
+    return definition_of(pipeline)
+
+
+def check_everything(root: Path, source: hg.Generator) -> None:
+    made = events(source)
+    same(read_committed(str(root / "rows")), made)
+    same(read_committed(str(root / "windows")), recounted(source))
+    start = pl.col("ts").dt.truncate("1s").alias("window_start")
+    same(
+        read_committed(str(root / "distinct")),
+        made.group_by("key", start).agg(distinct=pl.col("value").n_unique().cast(pl.UInt32)),
+    )
+    sums = read_committed(str(root / "sums"))
+    numbers = made.group_by("key").agg(n=pl.int_range(1, pl.len() + 1)).explode("n")
+    same(sums.select("key", "n"), numbers)
+    same(sums.group_by("key").agg(value=pl.col("value").max()), made.group_by("key").agg(value=pl.col("value").sum()))
+
+
+def stopped(run: Run) -> None:
+    run.wait_checkpoints(2)
+    run.driver.stop()
+    assert not run.result().is_finished
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2)])
+def test_a_pipeline_continues_at_another_parallelism(start: Start, tmp_path: Path, before: int, after: int) -> None:
+    source = generator(8_000, splits=None)
+    stopped(start(everything(tmp_path, source, before, SLOW)))
+    run = start(everything(tmp_path, source, after, 3_000))
+    run.wait_checkpoints(1)
+    run.kill(after - 1)
+    assert run.result().is_finished
+    said = f"which parallelism {before} wrote, at parallelism {after}"
+    assert len([note for note in run.notes if said in note]) == 1, "from then on its own checkpoints are restored"
+    check_everything(tmp_path, source)
+
+
+def test_the_parallelism_may_change_again_and_again(start: Start, tmp_path: Path) -> None:  # R15
+    source = generator(12_000, splits=4)
+    for parallelism in (2, 3, 1):
+        stopped(start(everything(tmp_path, source, parallelism, SLOW)))
+    assert start(everything(tmp_path, source, 2, None)).result().is_finished
+    check_everything(tmp_path, source)
+
+
+def followed(root: Path, parallelism: int) -> PipelineDefinition:
+    pipeline = pipeline_at(root, parallelism=parallelism)
+    schema = pa.schema([("file", pa.string()), ("number", pa.int64())])
+    rows = pipeline.source(hg.JsonLines(root / "in", schema, follow=True, discovery_interval="20ms"))
+    rows.sink(hg.FileSink(root / "rows", "parquet", roll_interval=0), name="rows")
+    return definition_of(pipeline)
+
+
+def append(root: Path, name: str, numbers: range) -> None:
+    (root / "in").mkdir(exist_ok=True)
+    with (root / "in" / name).open("a") as file:
+        file.writelines(json.dumps({"file": name, "number": number}) + "\n" for number in numbers)
+
+
+def committed(root: Path) -> list[tuple[str, int]]:
+    found = read_committed(str(root / "rows"))
+    return found.rows() if found.width else []
+
+
+def test_a_growing_directory_is_read_on_at_another_parallelism(start: Start, tmp_path: Path) -> None:  # N2, R16
+    for name in "abcde":
+        append(tmp_path, name, range(100))
+    run = start(followed(tmp_path, 1))
+    run.wait(lambda: len(committed(tmp_path)) == 500, "the first records")
+    run.driver.stop()
+    run.result()
+    for name in "abcdefgh":  # files that grew, and new ones
+        append(tmp_path, name, range(100, 200))
+    run = start(followed(tmp_path, 3))
+    run.wait(lambda: len(committed(tmp_path)) >= 1_300, "what came between the runs")
+    run.kill(0)
+    for name in "afi":
+        append(tmp_path, name, range(200, 300))
+    run.wait(lambda: len(committed(tmp_path)) >= 1_600, "what came after the kill")
+    run.driver.stop()
+    run.result()
+    found = committed(tmp_path)
+    assert len(found) == len(set(found)) == 1_600
+
+
+def listed(root: Path, parallelism: int, rate: int | None) -> PipelineDefinition:
+    pipeline = pipeline_at(root, parallelism=parallelism)
+    schema = pa.schema([("file", pa.string()), ("number", pa.int64())])
+    rows = pipeline.source(hg.JsonLines(root / "in", schema))
+    paced = pipeline.source(generator(5_000, rate, splits=2)).select(file=pl.lit("generated"), number=pl.col("id"))
+    rows.union(paced).sink(hg.FileSink(root / "rows", "parquet", roll_interval=0), name="rows")
+    return definition_of(pipeline)
+
+
+@pytest.mark.parametrize("after", [2, 3])
+def test_a_list_of_files_that_grew_between_two_runs_shifts_nobodys_position(
+    start: Start, tmp_path: Path, after: int
+) -> None:  # N1, R16
+    """The new file comes first in the list: every other file gets another owner, at the same parallelism too."""
+    for name in "bcd":
+        append(tmp_path, name, range(100))
+    stopped(start(listed(tmp_path, 2, SLOW)))
+    append(tmp_path, "a", range(100))
+    assert start(listed(tmp_path, after, None)).result().is_finished
+    found = committed(tmp_path)
+    assert len(found) == len(set(found))
+    assert {name for name, _ in found} == {"a", "b", "c", "d", "generated"}
+    assert len([name for name, _ in found if name in "abcd"]) == 400
+    assert len([name for name, _ in found if name == "generated"]) == 5_000

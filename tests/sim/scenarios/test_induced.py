@@ -1,0 +1,76 @@
+"""Hooks and markers in the machine room: sound code passes, and what is wrong is seen (SM40)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import HookState, Manifest
+from headgate.sim.scenarios.induced import HOOK, InducedRun, Tape, TapeHook, run_seed
+
+SMOKE = (1, 5, 6)
+MENDED = {211: "a claim that stayed (R43)", 3017: "a marker that was never reached (EI36)"}
+
+
+def test_seeds_with_hooks_and_markers_pass() -> None:  # SM40
+    faults = 0
+    for seed in SMOKE:
+        run = InducedRun(seed)
+        assert (seed, run.run()) == (seed, None)
+        assert len(run.history.completed) > 2
+        faults += run.tapes.faults_count
+    assert faults > 8, "markers and hooks met faults"
+
+
+@pytest.mark.parametrize("seed", MENDED)
+def test_seeds_that_found_something_pass(seed: int) -> None:  # SM40
+    assert run_seed(seed).violation is None, MENDED[seed]
+
+
+@pytest.fixture
+def run() -> InducedRun:
+    made = InducedRun(1)
+    made.tapes.tapes = {"a": Tape([{}, {}, {}], [0, 1, -7, 2], 3)}  # type: ignore[dict-item]
+    made.tapes.behind = {7: {"a": {3}}}
+    made.tapes.returned = {7: b"data"}
+    made.tapes.cuts = {7: {"a": 3}}
+    return made
+
+
+def manifest(**changes: Any) -> Manifest:
+    hooks = (HookState(HOOK, b"data"),)
+    return replace(Manifest(CheckpointId(7), Generation(2), 1, 8, (), hooks=hooks), **changes)
+
+
+def test_a_checkpoint_behind_its_marker_passes(run: InducedRun) -> None:  # SM40
+    run.tapes.on_manifest(manifest())
+    assert run.history.finding is None
+    run.tapes.cuts = {7: {"a": 4}}
+    run.tapes.on_manifest(manifest())
+    assert run.history.finding is None, "at the end of the tape"
+
+
+@pytest.mark.parametrize(
+    ("cuts", "changes", "said"),
+    [
+        ({7: {"a": 2}}, {}, "cut at 2 of a, which is not behind its marker"),
+        ({}, {}, "cut at None of a"),
+        ({7: {"a": 3}}, {"hooks": ()}, "holds {} of hooks"),
+        ({7: {"a": 3}}, {"hooks": (HookState(HOOK, b"other"),)}, "b'other'"),
+    ],
+)
+def test_a_checkpoint_that_is_cut_elsewhere_or_lacks_its_hook_is_told(
+    run: InducedRun, cuts: Any, changes: Any, said: str
+) -> None:  # SM40
+    run.tapes.cuts = cuts
+    run.tapes.on_manifest(manifest(**changes))
+    assert said in str(run.history.finding)
+
+
+def test_a_hook_that_is_called_out_of_order_is_told(run: InducedRun) -> None:  # SM40
+    run.tapes.act = lambda effect: None  # type: ignore[method-assign]
+    TapeHook(run.tapes).trigger(8)
+    assert "triggered for 8 behind 0, ready: False" in str(run.history.finding)

@@ -1,0 +1,43 @@
+"""Pipelines that follow files in the machine room."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from tests.mutants.harness import around
+from tests.sim.product.digests import digests_of
+
+from headgate.connectors.files import line_file, rotation
+from headgate.connectors.files.line_file import FileMovedError, LineFile
+from headgate.sim.scenarios.log_files import FollowedRun, Form
+
+SMOKE = (2, 24, 49, 57)
+
+
+def test_followed_files_are_read_once_whoever_renames_them() -> None:  # SM81
+    done: Counter[str] = Counter()
+    forms: Counter[Form] = Counter()
+    refusals: list[FileMovedError] = []
+
+    def moved(call: Any, self: Any, status: Any, what: str) -> FileMovedError:
+        found: FileMovedError = call(self, status, what)
+        refusals.append(found)
+        return found
+
+    usual = line_file.BLOCK_BYTES, line_file.HEAD_BYTES, rotation.HEAD_BYTES
+    with around(LineFile, "_moved", moved):
+        for seed in SMOKE:
+            run = FollowedRun(seed)
+            assert (seed, run.run()) == (seed, None)
+            done.update(run.logs.done)
+            forms[run.settings.form] += 1
+    assert usual == (line_file.BLOCK_BYTES, line_file.HEAD_BYTES, rotation.HEAD_BYTES)
+    assert set(forms) == set(Form)
+    assert done.keys() == {"rotated", "removed", "copied", "truncated", "renamed to another series"}
+    assert done["rotated"] > 10
+    assert any(refusal.is_in_place for refusal in refusals), "somebody truncated a file, and was told so"
+
+
+def test_a_seed_that_follows_files_has_one_digest() -> None:  # SM81, N70
+    assert len(digests_of("scenarios.log_files", 11)) == 1

@@ -1,0 +1,26 @@
+"""Pipelines in the machine room whose user has them start over."""
+
+from __future__ import annotations
+
+from headgate.sim.scenarios.reset import ResettingRun, run_seed
+
+SMOKE = (2, 5, 9, 10, 13, 14, 16)
+
+
+def test_pipelines_start_over_whoever_runs_them() -> None:  # SM82
+    steps = carried_out = finished = given_up = 0
+    for seed in SMOKE:
+        run = ResettingRun(seed)
+        assert run.run() is None
+        steps, given_up = (
+            steps + len(run.history.steps),
+            given_up + sum(newest for _, newest in run.history.given_up.values()),
+        )
+        carried_out, finished = carried_out + run.carried_out_count, finished + run.finished_count
+    assert steps > carried_out > 3, "some resets did not live to their end"
+    assert finished > 0, "starts finish what was begun"
+    assert given_up > steps, "there were checkpoints"
+
+
+def test_a_seed_of_starting_over_has_one_digest() -> None:  # SM82
+    assert run_seed(11).digest == run_seed(11).digest

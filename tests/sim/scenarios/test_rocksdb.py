@@ -1,0 +1,63 @@
+"""RocksDB in the machine room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headgate.model.config import RocksState
+from headgate.sim.product.run import result_of
+from headgate.sim.scenarios.rocksdb import (
+    KINDS,
+    RocksExpiringFilesRun,
+    RocksExpiringRun,
+    RocksFilesRun,
+    RocksRun,
+    RocksTimedFilesRun,
+    RocksTimedRun,
+)
+from headgate.state.rocksdb import database_snapshot
+from headgate.state.rocksdb.database import Database
+
+SMOKE = (3, 6, 9)
+
+
+def test_state_is_in_rocksdb(monkeypatch: pytest.MonkeyPatch) -> None:  # SM48
+    opened: list[Any] = []
+    begin = Database.__init__
+
+    def opens(self: Database, *arguments: Any, **options: Any) -> None:
+        opened.append(arguments)
+        begin(self, *arguments, **options)
+
+    monkeypatch.setattr(Database, "__init__", opens)
+    for seed in SMOKE:
+        assert (seed, RocksRun(seed).run()) == (seed, None)
+    assert len(opened) > 10
+
+
+def test_timers_and_ttl_are_in_rocksdb_too() -> None:  # SM48
+    kinds = {(kind, seed): kind(seed) for kind in (RocksTimedRun, RocksExpiringRun) for seed in (1, 3)}
+    for name, run in kinds.items():
+        assert (name, run.run()) == (name, None)
+        assert isinstance(run.settings.state, RocksState)
+    assert {type(run_of) for run_of in kinds.values()} < set(KINDS)
+
+
+def test_checkpoints_share_files_of_small_databases() -> None:  # SM48
+    usual = database_snapshot.SIZE_BYTES_MIN
+    runs = {seed: RocksFilesRun(seed) for seed in (6, 10)}
+    assert {seed: run.run() for seed, run in runs.items()} == dict.fromkeys(runs)
+    assert all(run.history.shared_count for run in runs.values())
+    assert usual == database_snapshot.SIZE_BYTES_MIN > 1
+    again = result_of(RocksFilesRun(6), 6, is_traced=False)
+    assert again.digest == runs[6].world.digest
+
+
+def test_checkpoints_share_files_with_timers_and_expiries() -> None:  # SM48, RB24
+    for kind, seed in ((RocksTimedFilesRun, 5), (RocksExpiringFilesRun, 7)):
+        run = kind(seed)
+        assert (kind, run.run()) == (kind, None)
+        assert run.history.shared_count
+        assert KINDS[seed % len(KINDS)] is kind

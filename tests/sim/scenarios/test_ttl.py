@@ -1,0 +1,37 @@
+"""Pipelines whose functions have state that expires, in the machine room: restored on machines whose dates differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from tests.mutants.harness import around
+
+from headgate.operators.process.timers import TimedOperator
+from headgate.sim.scenarios.ttl import ExpiringRun, Judge, run_seed
+
+SMOKE = (0, 1, 2, 3, 4)
+
+
+def test_the_simulator_restores_state_that_expires() -> None:  # SM61, TL7
+    restored: Counter[bool] = Counter()
+    seen: Counter[str] = Counter()
+
+    def counting(restore: Any, self: Any, states: Any) -> None:
+        restore(self, states)
+        if any(self.freeze().rows().values()):
+            restored[states[0].parallelism != self.context.parallelism] += 1
+
+    with around(TimedOperator, "restore", counting):
+        for seed in SMOKE:
+            run = ExpiringRun(seed)
+            assert run.run() is None
+            assert isinstance(run.settings.judge, Judge)
+            seen.update(expired=run.settings.judge.expired, lived=run.settings.judge.lived)
+    assert restored[False] > 0, "at the same parallelism"
+    assert restored[True] > 0, "at another one"
+    assert min(seen["expired"], seen["lived"]) > 100
+
+
+def test_a_seed_whose_state_expires_has_one_digest() -> None:  # SM61
+    assert run_seed(1).digest == run_seed(1).digest

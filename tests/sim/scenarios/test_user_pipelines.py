@@ -1,0 +1,53 @@
+"""Pipelines between sources and sinks that users wrote, in the machine room."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.sim.product.digests import digests_of
+
+from headgate.connectors import ledger_sink
+from headgate.runtime.checkpoints import snapshot_writer
+from headgate.sim.scenarios.user_pipelines import CustomRun, Kind
+
+SMOKE = (6, 8, 13, 35, 36)
+LIMITED = (10, 13)
+
+
+def test_users_sinks_have_every_record_once() -> None:  # SM80
+    kinds: Counter[Kind] = Counter()
+    aborted = refused = forgotten = went_back = 0
+    usual = snapshot_writer.PAYLOAD_BYTES_MAX
+    for seed in SMOKE:
+        run = CustomRun(seed)
+        assert (seed, run.run()) == (seed, None)
+        assert len(run.history.completed) > 2
+        kinds.update(run.settings.kinds.values())
+        database = run.database
+        aborted, refused = aborted + database.aborted_count, refused + database.refused_count
+        forgotten += database.forgotten_count
+        went_back += len(run.history.went_back)
+    assert kinds[Kind.TWO_PHASES] > 2
+    assert kinds[Kind.LEDGER] > 2
+    assert aborted > 0, "prepared transactions were outstanding when something died"
+    assert refused > 0, "somebody was replaced, and came late"
+    assert forgotten > 0, "a ledger stays small"
+    assert went_back > 0, "a start went back behind what was committed, and made it again"
+    assert usual == snapshot_writer.PAYLOAD_BYTES_MAX
+
+
+def test_ledgers_go_in_pieces_and_databases_forget_what_is_prepared() -> None:  # SM80
+    usual = ledger_sink.INLINE_BYTES_MAX
+    in_pieces = expired = 0
+    for seed in LIMITED:
+        run = CustomRun(seed)
+        assert (seed, run.run()) == (seed, None)
+        in_pieces += run.settings.piece_bytes is not None and Kind.LEDGER in run.settings.kinds.values()
+        expired += run.expired_count
+    assert in_pieces > 0
+    assert expired > 0, "what was promised was gone, and somebody brought it back"
+    assert usual == ledger_sink.INLINE_BYTES_MAX
+
+
+def test_a_seed_of_users_sinks_has_one_digest() -> None:  # SM80
+    assert len(digests_of("scenarios.user_pipelines", 8)) == 1

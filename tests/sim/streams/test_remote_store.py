@@ -1,0 +1,29 @@
+"""Stores afar in the machine room: what holds and what seeds reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.sim.streams.remote_store import KINDS, AfarRun, ServedRun, drawn
+from headgate.store import store as stores
+from headgate.store.client import requests
+
+SMOKE = range(12)
+
+
+@pytest.mark.early
+def test_stores_afar_pass_every_smoke_seed() -> None:  # SM93, SM94
+    """The seeds reach what they are for, too."""
+    usual = requests.PATIENCE_S
+    runs = [drawn(seed, is_traced=True) for seed in SMOKE]
+    found = [(seed, str(violation)) for seed, run in zip(SMOKE, runs, strict=True) if (violation := run.run())]
+    assert found == []
+    assert "sim" not in stores.OPENERS
+    assert usual == requests.PATIENCE_S
+    assert {type(run) for run in runs} == set(KINDS)
+    served = [run.served for run in runs if isinstance(run, ServedRun)]
+    assert {what for one in served for what in one.done} == {"link", "crash", "pause", "end", "lost", "late"}
+    assert any(isinstance(run, AfarRun) and run.fetched_count > 20 for run in runs)
+    told = ["\n".join(run.world.story) for run in runs]
+    for words in ("the answer was lost", "cannot reach headgate://", "it does not answer"):
+        assert any(words in story for story in told), words

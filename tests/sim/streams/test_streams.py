@@ -1,0 +1,31 @@
+"""The stream store in the machine room: sound code passes, and a seed is repeated exactly."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.sim.machine.faults import Fault
+from headgate.sim.streams.streams import StreamRun
+from headgate.store import store as stores
+
+SMOKE = (*range(14), 16, 36)
+
+
+@pytest.mark.early
+def test_streams_pass_every_smoke_seed() -> None:  # SM12
+    """Several starts of pipeline and producer, lost answers of the catalogue, and readers of unfinished output."""
+    runs = [StreamRun(seed, is_traced=True) for seed in SMOKE]
+    found = [(seed, str(violation)) for seed, run in zip(SMOKE, runs, strict=True) if (violation := run.run())]
+    assert found == []
+    assert "sim" not in stores.OPENERS
+    told = ["\n".join(run.world.story) for run in runs]
+    assert any("producer2" in story for story in told)
+    assert any("injected after its effect" in story for story in told)
+    assert any(len(run.started) > 2 for run in runs)
+    assert any(reader.events for run in runs for reader in run._onlookers)
+    assert any(Fault.POWER_CUT in run.faults.on for run in runs)
+    assert any(run.empties and run.emptied.kills_count for run in runs)
+    assert any(run.cuts_count > 20 for run in runs)
+    assert any(run.truncated_count for run in runs)
+    assert any(run.scales and run.scaler.scaled_count > 20 for run in runs)
+    assert any(run.has_policies and run.policies.scaled_count > 3 for run in runs)

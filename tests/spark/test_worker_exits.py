@@ -1,0 +1,93 @@
+"""How processes that a daemon forked have ended, as the next one that it forks knows it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from headgate.spark.worker_exits import WRITTEN_CHARS, SharedTail, how_ended
+
+DAEMON = """
+import os, signal, sys
+from headgate.spark.worker_exits import WATCH
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as Spark's daemon does
+WATCH.begin()
+
+def forked(function):
+    pid = os.fork()
+    if pid == 0:
+        function()
+        os._exit(0)
+    return pid
+
+def killed():
+    print("in the child")
+    print("to its error stream", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def last():
+    assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
+    grandchild = os.fork()  # of a worker: nobody watches it
+    if grandchild == 0:
+        os._exit(3)
+    assert os.waitpid(grandchild, 0)[0] == grandchild
+    for death in WATCH.known:
+        os.write(1, repr((death.pid, death.how, death.written)).encode() + b"\\n")
+
+pids = [forked(killed), forked(lambda: os._exit(7)), forked(lambda: None)]
+alive = set(pids)
+while alive:
+    alive = {pid for pid in alive if os.path.exists(f"/proc/{pid}")}
+os.write(1, repr(pids).encode() + b"\\n")
+end = forked(last)
+while os.path.exists(f"/proc/{end}"):
+    pass
+"""
+
+
+def test_the_next_process_knows_how_the_former_ones_ended() -> None:
+    told = subprocess.run([sys.executable, "-c", DAEMON], capture_output=True, text=True, timeout=120, check=True)
+    first, *rest = [line for line in told.stdout.splitlines() if line != "in the child"]
+    killed, failed, _ = eval(first)  # of this test
+    deaths = {pid: (how, written) for pid, how, written in map(eval, rest)}
+    assert deaths == {
+        killed: (
+            "was ended by SIGKILL, perhaps by the system for want of memory",
+            "in the child\nto its error stream\n",
+        ),
+        failed: ("ended with exit code 7", ""),
+    }
+    assert told.stderr == "to its error stream\n"  # it goes where it always went
+    assert "in the child" in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (0, ""),
+        (signal.SIGSEGV, "was ended by SIGSEGV"),
+        (signal.SIGKILL, "was ended by SIGKILL, perhaps by the system for want of memory"),
+        (3 << 8, "ended with exit code 3"),
+    ],
+)
+def test_a_status_is_told(status: int, told: str) -> None:
+    assert how_ended(status) == told
+
+
+def test_a_page_keeps_the_end_of_what_is_written() -> None:
+    page = SharedTail()
+    assert (page.pid, page.written) == (0, "")
+    page.claim()
+    page.add("ä" * WRITTEN_CHARS)
+    page.add("the end")
+    assert page.pid == os.getpid()
+    assert page.written == "ä" * (WRITTEN_CHARS - 7) + "the end"
+    page.add("€𝄞" * WRITTEN_CHARS)  # the widest characters fit, too
+    assert page.written == "€𝄞" * (WRITTEN_CHARS // 2)
+    page.close()

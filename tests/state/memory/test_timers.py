@@ -1,0 +1,47 @@
+"""How many timers there are, told from a former snapshot and what was done since."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.state.memory import timers
+from headgate.state.memory.timers import CountedTimers, TimerOps, count_timers, latest_changes
+
+Timer = tuple[int, int]
+TIMERS = st.tuples(st.integers(-2, 3), st.integers(0, 15))
+"""When, and the slot."""
+
+
+def changes_of(done: list[tuple[Timer, bool]]) -> TimerOps:
+    """``done``: what was done to timers, and whether they are there since."""
+    times = np.array([time for (time, _), _ in done], np.int64)
+    return times, np.array([slot << 1 | (not is_there) for (_, slot), is_there in done], np.int64)
+
+
+def timers_of(found: CountedTimers) -> list[Timer]:
+    times, changes = found.whole()
+    assert not (changes & 1).any()
+    return list(zip(times.tolist(), (changes >> 1).tolist(), strict=True))
+
+
+# MC9
+@given(
+    st.sets(TIMERS), st.lists(st.lists(st.lists(st.tuples(TIMERS, st.booleans()), min_size=1), max_size=3), max_size=6)
+)
+def test_any_history_of_counted_timers_is_that_of_a_set(
+    base: set[Timer], history: list[list[list[tuple[Timer, bool]]]]
+) -> None:
+    there = set(base)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timers, "_MERGE_SHARE", 2)
+        found = count_timers(latest_changes([changes_of([(timer, True) for timer in base])]))
+        for since in history:
+            before, was = found, timers_of(found)
+            found = found.after([changes_of(done) for done in since])
+            for timer, is_there in (one for done in since for one in done):
+                (there.add if is_there else there.discard)(timer)
+            assert (found.count, timers_of(found)) == (len(there), sorted(there))
+            assert timers_of(before) == was, "what a snapshot refers to stays as it is"

@@ -1,0 +1,263 @@
+"""State of an older program in every backend: what was restored is what plain Python makes of it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.state.backends import NAMES, rows_in, sections_of, states
+from tests.state.evolutions import Change, changes
+
+from headgate.codec.snapshot import decode_sections, encode_sections
+from headgate.errors import CorruptionError, UsageError
+from headgate.model.schema_evolution import Misfit
+from headgate.model.state_schema import read_type
+from headgate.state.backend import Ownership
+from headgate.state.descriptors import (
+    Evolution,
+    KeyColumns,
+    Section,
+    StateDescriptor,
+    StateKind,
+    check_names,
+    section_of,
+    value_type,
+)
+from headgate.state.schema_evolution import evolved_values
+from headgate.state.snapshot import encode_batches
+from headgate.state.ttl import NEVER_MS, TTL
+
+KEYS = KeyColumns(("user",), (pa.int64(),))
+VALUE, LIST, MAP = StateKind.VALUE, StateKind.LIST, StateKind.MAP
+PATH = "snapshot"
+
+
+def descriptor(kind: StateKind, dtype: pa.DataType, **given: Any) -> StateDescriptor:
+    key_type = pa.int64() if kind is MAP else None
+    return StateDescriptor(given.pop("name", kind.value), kind, dtype, key_type, **given)
+
+
+def payload(*found: tuple[Section, list[dict[str, Any]]]) -> dict[str, memoryview]:
+    """Return sections with these rows, as an older program wrote them."""
+    parts = {
+        section.name: encode_batches(section.schema, [pa.RecordBatch.from_pylist(rows, schema=section.schema)])
+        for section, rows in found
+    }
+    return decode_sections(b"".join(bytes(memoryview(part)) for part in encode_sections(parts)), PATH)
+
+
+def restored(
+    backend: str, form: str, descriptors: list[StateDescriptor], former: dict[str, memoryview], parallelism: int = 1
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of all states after a restore at ``parallelism``."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    with states(backend) as worker:
+        for subtask in range(parallelism):
+            factory = worker.of("node", subtask, 128)
+            made: Any = (factory.by_row if form == "row" else factory.by_column)(KEYS, descriptors)
+            made.restore(former, PATH, Ownership(128, parallelism, subtask))
+            made.end_restore()
+            frozen = made.freeze()
+            for name, rows in rows_in(sections_of(frozen)).items():
+                found.setdefault(name, []).extend(rows)
+            frozen.release()
+    return {name: sorted(rows, key=lambda row: (row["key0"], row.get("map_key", 0))) for name, rows in found.items()}
+
+
+@settings(max_examples=150)
+@given(changes(), st.data())
+def test_any_values_become_what_python_makes_of_them(found: tuple[Change, Evolution], data: st.DataObject) -> None:
+    change, evolution = found
+    evolution.check("state", change.new)  # EV8
+    values = data.draw(st.lists(st.none() | change.values, max_size=6))
+    array = pa.array(values, change.old)
+    for start in range(2):
+        made = evolved_values(array[start:], change.new, evolution)
+        assert not isinstance(made, Misfit), made
+        made.validate(full=True)
+        assert made.type == change.new
+        assert made.to_pylist() == [change.then(value) for value in values[start:]]  # EV2 to EV5, EV10
+    again = evolved_values(pa.array([change.then(value) for value in values], change.new), change.new, evolution)
+    assert not isinstance(again, Misfit), "what is as declared stays as it is"
+    assert again.to_pylist() == [change.then(value) for value in values]
+
+
+def test_nulls_stay_where_they_are_at_every_level() -> None:  # EV10
+    old = pa.struct([("gone", pa.int32()), ("in", pa.large_list(pa.struct([("a", pa.int32()), ("b", pa.int32())])))])
+    new = pa.struct([("in", pa.large_list(pa.struct([("b", pa.int64()), ("c", pa.int64())])))])
+    values = [None, {"gone": 1, "in": None}, {"gone": 1, "in": [None, {"a": 1, "b": 2}]}, {"gone": 1, "in": []}]
+    wanted = [None, {"in": None}, {"in": [None, {"b": 2, "c": 7}]}, {"in": []}]
+    for start in range(len(values)):
+        found = evolved_values(pa.array(values, old)[start:], new, Evolution({"in.c": 7}))
+        assert not isinstance(found, Misfit)
+        assert found.to_pylist() == wanted[start:]
+
+
+@given(changes())
+def test_a_type_is_read_as_arrow_writes_it(found: tuple[Change, Evolution]) -> None:  # EV1
+    for dtype in (found[0].old, found[0].new):
+        assert read_type(str(dtype)) == value_type(dtype)
+        assert str(value_type(dtype)) == str(dtype)
+
+
+@pytest.mark.parametrize("form", ["row", "column"])
+@pytest.mark.parametrize("backend", NAMES[:2])
+def test_every_kind_of_state_in_every_backend_at_another_parallelism(backend: str, form: str) -> None:  # EV10
+    @settings(max_examples=8, suppress_health_check=list(HealthCheck))
+    @given(changes(), st.data(), st.integers(1, 3))
+    def run(found: tuple[Change, Evolution], data: st.DataObject, parallelism: int) -> None:
+        change, evolution = found
+        keys = data.draw(st.lists(st.integers(0, 99), max_size=5, unique=True))
+        rows: dict[StateKind, list[dict[str, Any]]] = {
+            VALUE: [{"key0": key, "value": data.draw(change.values)} for key in keys],
+            LIST: [{"key0": key, "value": data.draw(change.values)} for key in keys for _ in range(key % 3)],
+            MAP: [{"key0": key, "map_key": at, "value": data.draw(change.values)} for key in keys for at in range(2)],
+        }
+        old = [section_of(KEYS, descriptor(kind, change.old)) for kind in rows]
+        new = [descriptor(kind, change.new, evolution=evolution) for kind in rows]
+        made = restored(backend, form, new, payload(*zip(old, rows.values(), strict=True)), parallelism)
+        for kind, found_rows in rows.items():
+            expected = [{**row, "value": change.then(row["value"])} for row in found_rows]
+            assert made.get(kind.value, []) == sorted(expected, key=lambda row: (row["key0"], row.get("map_key", 0)))
+
+    run()
+
+
+@pytest.mark.parametrize("form", ["row", "column"])
+@pytest.mark.parametrize("backend", NAMES[:2])
+def test_a_state_is_found_under_the_name_that_it_had(backend: str, form: str) -> None:  # EV5, EV7
+    old = section_of(KEYS, descriptor(VALUE, pa.int32(), name="count"))
+    former = payload((old, [{"key0": 1, "value": 7}]))
+    total = descriptor(VALUE, pa.int64(), name="total", evolution=Evolution(renamed_from="count"))
+    seen = descriptor(LIST, pa.int64(), name="seen", evolution=Evolution(starts_empty=True))
+    found = restored(backend, form, [total, seen], former)
+    assert found == {"total": [{"key0": 1, "value": 7}], "seen": []}
+    later = payload((section_of(KEYS, total), [{"key0": 1, "value": 8}]))
+    assert restored(backend, form, [total, seen], later)["total"] == [{"key0": 1, "value": 8}]
+    with pytest.raises(CorruptionError, match="expected state 'lost', found states"):
+        restored(backend, form, [descriptor(VALUE, pa.int32(), name="lost")], former)
+
+
+@pytest.mark.parametrize("form", ["row", "column"])
+def test_a_type_that_the_manifest_did_not_tell_is_refused_by_the_bytes(form: str) -> None:  # EV10
+    strange = [("a: int64, b", pa.int64())]
+    former = payload((section_of(KEYS, descriptor(VALUE, pa.struct(strange))), []))
+    new = pa.struct([("a", pa.int64()), ("b", pa.int64())])
+    assert read_type(str(pa.struct(strange))) == value_type(new), "it reads as something that it is not"
+    with pytest.raises(CorruptionError, match="'a' was added and has no default"):
+        restored("memory", form, [descriptor(VALUE, new)], former)
+
+
+@pytest.mark.parametrize("form", ["row", "column"])
+def test_keys_of_a_map_and_of_the_stream_never_change(form: str) -> None:  # EV6
+    section = section_of(KEYS, descriptor(MAP, pa.int32()))
+    for name in ("key0", "map_key"):
+        schema = section.schema.set(section.schema.get_field_index(name), pa.field(name, pa.int32()))
+        former = payload((Section(section.name, schema, section.key_names), []))
+        with pytest.raises(CorruptionError, match=f"'{name}' never changes its type"):
+            restored("memory", form, [descriptor(MAP, pa.int32())], former)
+
+
+@pytest.mark.parametrize("form", ["row", "column"])
+@pytest.mark.parametrize("backend", NAMES)
+def test_local_times_become_moments_wherever_they_are(backend: str, form: str) -> None:  # EV12
+    local, moment = pa.timestamp("us"), pa.timestamp("us", "UTC")
+    at = datetime(2026, 11, 1, 5, 30)
+    old = Section("map", pa.schema([("key0", local), ("map_key", local), ("value", local)]), ("key0",))
+    former = payload((old, [{"key0": at, "map_key": at, "value": at}]))
+    keys, found = KeyColumns(("at",), (moment,)), StateDescriptor("map", MAP, moment, moment)
+    with states(backend) as worker:
+        factory = worker.of("node", 0, 128)
+        made: Any = (factory.by_row if form == "row" else factory.by_column)(keys, [found])
+        made.restore(former, PATH, Ownership(128, 1, 0))
+        made.end_restore()
+        frozen = made.freeze()
+        utc = at.replace(tzinfo=UTC)
+        assert rows_in(sections_of(frozen)) == {"map": [{"key0": utc, "map_key": utc, "value": utc}]}
+        frozen.release()
+        back = StateDescriptor("map", MAP, local, local)
+        other: Any = worker.of("node", 0, 128).by_row(KeyColumns(("at",), (local,)), [back])
+        now = payload((section_of(keys, found), [{"key0": utc, "map_key": utc, "value": utc}]))
+        with pytest.raises(CorruptionError, match="never changes its type"):
+            other.restore(now, PATH, Ownership(128, 1, 0))
+
+
+@pytest.mark.parametrize("form", ["row", "column"])
+@pytest.mark.parametrize("had_ttl", [False, True])
+def test_a_state_may_get_or_lose_a_ttl_at_the_same_time(form: str, had_ttl: bool) -> None:  # EV10, TL7
+    ttl = TTL("1h")
+    old = section_of(KEYS, descriptor(VALUE, pa.int32(), ttl=ttl if had_ttl else None))
+    row = {"key0": 1, "value": 7}
+    former = payload((old, [{**row, "expires_ms": NEVER_MS} if had_ttl else row]))
+    new = descriptor(VALUE, pa.int64(), ttl=None if had_ttl else ttl)
+    found = restored("memory", form, [new], former)["value"]
+    assert found == [row if had_ttl else {**row, "expires_ms": ttl.duration_ms}]
+
+
+@pytest.mark.parametrize("backend", NAMES[:2])
+def test_records_and_windows_are_converted_as_a_whole(backend: str) -> None:  # EV9, EV10
+    schema = pa.schema([("n", pa.int32()), ("k", pa.int64()), ("gone", pa.int64())])
+    old = Section("accumulators", schema, ("k",))
+    former = payload((old, [{"n": 1, "k": 5, "gone": 0}, {"n": None, "k": 6, "gone": 0}]))
+    wide = pa.schema([("k", pa.int64()), ("m", pa.int64()), ("name", pa.large_string())])
+    new = Section("accumulators", wide, ("k",), Evolution({"name": "?"}, {"n": "m"}))
+    with states(backend) as worker:
+        records = worker.of("node", 0, 128).records(new)
+        records.restore(former, PATH, Ownership(128, 1, 0))
+        assert records.load([5, 6, 7]) == {5: (5, 1, "?"), 6: (6, None, "?")}
+        for key in (pa.int32(), pa.float64()):
+            other = Section("accumulators", wide.set(0, pa.field("k", key)), ("k",), new.evolution)
+            with pytest.raises(CorruptionError, match="the key column 'k' cannot change its type"):
+                worker.of("node", 0, 128).records(other).restore(former, PATH, Ownership(128, 1, 0))
+
+
+STRUCT = pa.struct([("a", pa.int64()), ("in", pa.large_list(pa.struct([("b", pa.int32())])))])
+
+
+@pytest.mark.parametrize(
+    ("evolution", "problem"),
+    [
+        (Evolution(defaults={"zip": 1}), "names the field 'zip', but the fields are a, in, in.b"),
+        (Evolution(renamed={"a": "zip"}), "names the field 'zip', but"),
+        (Evolution(renamed={"a": "in.b"}), "renamed from 'a', which is still a field of it"),
+        (Evolution(renamed={"x": "a", "y": "a"}), "must name one old field for 'a'"),
+        (Evolution(renamed={"in.x": "a"}), "'a' renamed from 'in.x', a field of another struct"),
+        (Evolution(renamed={"x": "in.b"}), "'in.b' renamed from 'x', a field of another struct"),
+        (Evolution(renamed={"was": "in", "in.x": "in.b"}), "'in.b' renamed from 'in.x', a field of another struct"),
+        (Evolution(defaults={"in.b": 1 << 40}), "the default 1099511627776 of field 'in.b' does not fit int32"),
+        (Evolution(defaults={"a": "text"}), "the default 'text' of field 'a' does not fit int64"),
+    ],
+)
+def test_an_evolution_that_does_not_fit_the_type_is_refused(evolution: Evolution, problem: str) -> None:  # EV8
+    with pytest.raises(UsageError, match=r"^state 'x'") as told:
+        evolution.check("state 'x'", STRUCT)
+    assert problem in str(told.value)
+    Evolution({"in.b": None, "a": 1}, {"in.old": "in.b"}).check("state 'x'", STRUCT)
+    Evolution(renamed={"was": "in", "was.x": "in.b"}).check("state 'x'", STRUCT)
+
+
+def test_what_is_no_evolution_is_refused() -> None:  # EV8
+    for wrong in ({"defaults": ["a"]}, {"renamed": {"a": 1}}, {"renamed": {1: "a"}}, {"renamed_from": ""}):
+        with pytest.raises(UsageError, match="of an Evolution is"):
+            Evolution(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("declared", "forgotten", "problem"),
+    [
+        ({"a": "b", "b": None}, set(), "'a' is said to be renamed from 'b', which is declared as well"),
+        ({"a": "c", "b": "c"}, set(), "two are said to be renamed from 'c'"),
+        ({"a": None}, {"a"}, "'a' is declared, and forget"),
+        ({"a": "c"}, {"c"}, r"forget\('c'\) leaves that behind"),
+    ],
+)
+def test_names_that_contradict_each_other_are_refused(
+    declared: dict[str, str | None], forgotten: set[str], problem: str
+) -> None:  # EV8
+    with pytest.raises(UsageError, match=problem):
+        check_names("operator 'x'", {name: Evolution(renamed_from=old) for name, old in declared.items()}, forgotten)
+    check_names("operator 'x'", {"a": Evolution(renamed_from="c"), "b": Evolution()}, {"d"})

@@ -1,0 +1,206 @@
+"""Whatever the umask is, only those who should can read what is written, and take the locks (SE1 to SE6)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headgate.errors import UsageError
+from headgate.model.config import Access
+from headgate.storage.local import LocalStorage
+from headgate.storage.local_directories import make_root
+from headgate.storage.permissions import access_in, is_open_to_others, make_directory, open_lock, restrict
+from headgate.store.store import Store
+
+NOBODY = 65534
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+@pytest.fixture(autouse=True)
+def _permissive() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user of this machine may enter and read."""
+    made = Path(tempfile.mkdtemp(prefix="headgate-public-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+def modes(root: Path) -> dict[str, int]:
+    """Return the modes of ``root`` and of everything below it."""
+    found = [root, *root.rglob("*")]
+    return {str(path.relative_to(root)): stat.S_IMODE(path.stat().st_mode) for path in found}
+
+
+def assert_modes(root: Path, files: int, directories: int) -> None:
+    found = modes(root)
+    assert found
+    wrong = {
+        name: oct(mode) for name, mode in found.items() if mode != (directories if (root / name).is_dir() else files)
+    }
+    assert wrong == {}
+
+
+def write_everything(storage: LocalStorage) -> None:
+    storage.put("a/b/put", [b"1"])
+    storage.put_if_absent("a/c/once", [b"2"])
+    storage.put("a/d/staged", [b"3"])
+    storage.rename_if_absent("a/d/staged", "e/renamed")
+
+
+# SE1
+def test_objects_are_their_owners_alone_under_a_permissive_umask(tmp_path: Path) -> None:
+    write_everything(LocalStorage(tmp_path / "parent" / "root"))
+    assert_modes(tmp_path / "parent", 0o600, 0o700)
+
+
+# SE2
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_a_directory_that_is_shared_with_its_group_says_so_to_all_that_write_there(tmp_path: Path, umask: int) -> None:
+    os.umask(umask)
+    make_root(tmp_path / "root", Access.GROUP, "checkpoint directory")
+    write_everything(LocalStorage(tmp_path / "root"))
+    make_root(tmp_path / "root", Access.GROUP, "checkpoint directory")
+    assert_modes(tmp_path / "root", 0o660, 0o2770)
+
+
+# SE2
+def test_below_a_teams_directory_nothing_is_shared_unless_somebody_says_so(tmp_path: Path) -> None:
+    team = tmp_path / "team"
+    team.mkdir()
+    team.chmod(0o2775)
+    write_everything(LocalStorage(team / "root"))
+    assert_modes(team / "root" / "a" / "b", 0o600, 0o2700)
+    assert not is_open_to_others(team / "root")
+
+
+# SE3
+def test_sharing_a_directory_that_is_not_shared_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir(0o755)
+    with pytest.raises(UsageError, match=r"is not shared with its group.*chmod -R g\+rwX"):
+        make_root(tmp_path / "old", Access.GROUP, "checkpoint directory")
+    with pytest.raises(UsageError, match=r"Store.open\(access=\) must be 'owner' or 'group', not 'all'"):
+        Store.open(tmp_path / "store", access="all")
+
+
+# SE1
+def test_a_directory_of_version_0_1_keeps_working_and_new_files_are_private(tmp_path: Path) -> None:
+    old = tmp_path / "root" / "a" / "b"
+    old.mkdir(parents=True)
+    (old / "before").write_bytes(b"0")
+    (old / "before").chmod(0o644)
+    storage = LocalStorage(tmp_path / "root")
+    write_everything(storage)
+    assert storage.get("a/b/before") == b"0"
+    found = modes(tmp_path / "root")
+    assert (found["a/b/put"], found["a/b/before"], found["a/b"]) == (0o600, 0o644, 0o777)
+
+
+# SE1
+@pytest.mark.parametrize(("access", "files", "directories"), [("owner", 0o600, 0o700), ("group", 0o660, 0o2770)])
+def test_a_store_is_private_with_its_write_ahead_log(tmp_path: Path, access: str, files: int, directories: int) -> None:
+    with Store.open(tmp_path / "store", access=access) as store:
+        store.create_stream("s", SCHEMA)
+        with store.writer("s") as writer:
+            appended = writer.append(pa.record_batch([[1, 2, 3]], schema=SCHEMA))
+            writer.flush()
+            appended.result(30)
+        assert {"catalogue.sqlite-wal", "catalogue.sqlite-shm", "catalogue.lock"} <= set(modes(tmp_path / "store"))
+        assert_modes(tmp_path / "store", files, directories)
+    with Store.open(tmp_path / "store") as store:
+        assert store.describe("s").ends
+    assert_modes(tmp_path / "store", files, directories)
+
+
+# SE1
+def test_a_store_of_version_0_1_opens(tmp_path: Path) -> None:
+    Store.open(tmp_path / "store").close()
+    for path in (tmp_path / "store").rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    with Store.open(tmp_path / "store") as store:
+        store.create_stream("s", SCHEMA)
+
+
+# SE4
+def test_a_lock_that_everybody_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    path.write_bytes(b"held")
+    path.chmod(0o644)
+    os.close(open_lock(path))
+    assert modes(path) == {".": 0o600}
+    assert path.read_bytes() == b"held"
+
+
+# SE4
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_who_may_look_into_the_directory_cannot_hold_the_lock(public: Path) -> None:
+    os.close(open_lock(public / "lock"))
+    os.seteuid(NOBODY)
+    try:
+        with pytest.raises(PermissionError):
+            os.open(public / "lock", os.O_RDONLY)
+    finally:
+        os.seteuid(0)
+    descriptor = open_lock(public / "lock")
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(descriptor)
+
+
+# SE2
+def test_a_shared_directory_is_never_seen_before_it_is_shared(tmp_path: Path) -> None:
+    make_directory(tmp_path / "made", Access.GROUP)
+    (tmp_path / "made" / "file").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        make_directory(tmp_path / "made", Access.GROUP)
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert access_in(tmp_path / "made" / "not" / "there") is Access.GROUP
+
+
+# SE5
+def test_what_spark_wrote_gets_the_modes_of_the_directory_it_is_in(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "rows" / "part").mkdir(parents=True)
+    (tmp_path / "rows" / "part" / "1.parquet").write_bytes(b"")
+    restrict(tmp_path / "rows")
+    assert_modes(tmp_path / "rows", 0o600, 0o700)
+
+
+# SE6
+@pytest.mark.parametrize(
+    ("mode", "is_open"),
+    [(0o700, False), (0o2770, False), (0o2700, False), (0o750, True), (0o755, True), (0o2775, True)],
+)
+def test_a_directory_tells_whether_others_can_read_it(tmp_path: Path, mode: int, is_open: bool) -> None:
+    tmp_path.chmod(mode)
+    assert is_open_to_others(tmp_path) is is_open
+
+
+def test_what_goes_while_a_tree_is_restricted_needs_no_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # SE5
+    (tmp_path / "rows" / "part").mkdir(parents=True)
+    for name in "ab":
+        (tmp_path / "rows" / "part" / name).touch(mode=0o644)
+    changing = os.chmod
+
+    def gone_before(path: str, mode: int) -> None:
+        if str(path).endswith("a"):
+            os.unlink(path)
+        changing(path, mode)
+
+    monkeypatch.setattr(os, "chmod", gone_before)
+    restrict(tmp_path / "rows")
+    assert modes(tmp_path / "rows")["part/b"] == 0o600

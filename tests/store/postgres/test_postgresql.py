@@ -1,0 +1,232 @@
+"""Stores on a server are made once, by one of many, and are nobody else's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.servers.postgres import PostgresServer
+from tests.servers.processes import Port
+from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
+
+from headgate.environment import SystemClock, cancellable
+from headgate.errors import StorageError, UsageError
+from headgate.model.pipeline_identity import Life
+from headgate.storage.local import LocalStorage
+from headgate.store import location
+from headgate.store.addresses import parse_postgres_url
+from headgate.store.catalogue import postgresql_database as databases
+from headgate.store.catalogue.postgresql import PostgresCatalogue
+from headgate.store.catalogue.tables import CATALOGUE_VERSION
+from headgate.store.store import Store
+from headgate.store.transactions import owner_directory
+
+
+def opened(url: str, chunks: Path | None = None) -> Store:
+    catalogue, storage, clock = location.open_shared(parse_postgres_url(url).url, chunks)
+    return Store(url, catalogue, storage, clock=clock)
+
+
+def set_version(store: Store, version: int) -> None:
+    with database_of(store).write() as connection:
+        connection.exec_driver_sql(f"UPDATE meta SET value = '{version}' WHERE key = 'version'")
+
+
+def test_a_store_is_made_once_and_remembers_where_its_chunks_are(url: str, tmp_path: Path) -> None:  # DB2
+    assert not Store.exists(url)
+    with pytest.raises(UsageError, match="say where its chunks are to be"):
+        opened(url)
+    assert not Store.exists(url)
+    with opened(url, tmp_path / "there") as store:
+        store.create_stream(STREAM, KEYED)
+        with store.writer(STREAM) as writer:
+            writer.append(keyed(("a", 1)))
+    with opened(url) as again, opened(url, tmp_path / "there") as same:
+        assert drained(again) == drained(same) == [("a", 1)]
+    with pytest.raises(UsageError, match=r"has its chunks at .*/there, not at .*/elsewhere"):
+        opened(url, tmp_path / "elsewhere")
+
+
+def test_two_stores_do_not_share_a_place(url: str, tmp_path: Path) -> None:  # DB2
+    opened(url, tmp_path).close()
+    with pytest.raises(UsageError, match="chunks of another store"):
+        opened(f"{url}_2", tmp_path)
+    with pytest.raises(UsageError, match="chunks of another store"):
+        opened(f"{url}_2")
+    opened(url).close()
+
+
+def test_a_place_is_marked_although_whoever_made_the_store_died(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # DB2
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "put_if_absent", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            opened(url, tmp_path)
+    opened(url).close()
+    with pytest.raises(UsageError, match="chunks of another store"):
+        opened(f"{url}_2", tmp_path)
+
+
+PROGRAM = """
+import sys
+from contextlib import closing
+import pyarrow as pa
+from headgate.store.store import Store
+with Store.open(sys.argv[1], chunks=sys.argv[2]) as store:
+    schema = pa.schema([("key", pa.large_string()), ("value", pa.int64())])
+    print(store.create_stream("app/events", schema, if_not_exists=True).stream_id)
+"""
+
+
+def test_first_openers_on_a_server_agree(url: str, tmp_path: Path) -> None:  # DB3
+    command = [sys.executable, "-c", PROGRAM, url, str(tmp_path)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    assert {process.communicate()[0].strip() for process in processes} == {"1"}
+    assert [process.returncode for process in processes] == [0] * 4
+    with opened(url) as store:
+        assert store.describe(STREAM).schema == KEYED
+
+
+def test_a_store_on_a_server_of_another_version_is_refused_with_one_sentence(url: str, tmp_path: Path) -> None:  # DB3
+    with opened(url, tmp_path) as store, opened(url) as reader:
+        store.create_stream(STREAM, KEYED)
+        reader.describe(STREAM)
+        set_version(store, CATALOGUE_VERSION + 1)
+        for use in (lambda: reader.describe(STREAM), lambda: reader.seal(STREAM)):
+            with pytest.raises(UsageError, match=f"has version {CATALOGUE_VERSION + 1} by now.*upgrade Headgate"):
+                use()
+        with pytest.raises(UsageError, match=f"has version {CATALOGUE_VERSION + 1}, this Headgate reads version 1"):
+            opened(url)
+
+
+def test_texts_are_in_the_order_of_their_bytes(url: str, tmp_path: Path) -> None:  # DB3, CT10
+    with opened(url, tmp_path) as store:
+        for name in ("b", "A", "a", "B", "a-b", "a_b", "ab"):
+            store.create_stream(name, KEYED)
+        assert [info.name for info in store.list_streams()] == ["A", "B", "a", "a-b", "a_b", "ab", "b"]
+        for owner in ("p/one", "p/two"):
+            transaction = store.transactions.begin("a", owner=owner, epoch=1, name=owner)
+            transaction.write(keyed(("x", 1)))
+            transaction.prepare()
+        own, _ = (owner_directory(store.find("a").stream_id, owner) for owner in ("p/one", "p/two"))
+        assert store._core.catalogue.chunk_paths(own) != set()
+        assert [other.sink for other in store.pipelines.owner("p/one", "a", "p/").others] == ["two"]
+
+
+def test_a_login_that_fails_says_so_in_one_sentence(postgres: PostgresServer, tmp_path: Path) -> None:  # DB10
+    for url, said in (
+        (postgres.url(user="nobody_here"), 'role "nobody_here" does not exist'),
+        (postgres.url(database="missing"), 'database "missing" does not exist'),
+        (postgres.url() + "&sslmode=require", "does not support SSL"),
+        (postgres.url() + "&no_such=1", "no_such"),
+        (postgres.url(user="locked"), "no password supplied"),
+    ):
+        with pytest.raises(UsageError, match=said) as caught:
+            opened(url, tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_password_is_never_shown(
+    postgres: PostgresServer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # DB1, DB10
+    with opened(url, tmp_path) as store, database_of(store).write() as connection:
+        connection.exec_driver_sql("DROP ROLE IF EXISTS locked")
+        connection.exec_driver_sql("CREATE ROLE locked LOGIN PASSWORD 'the-right-one'")
+    monkeypatch.setenv("PGPASSWORD", "the-wrong-one")
+    with pytest.raises(UsageError, match="password authentication failed") as caught:
+        opened(postgres.url(user="locked"), tmp_path)
+    assert "the-wrong-one" not in str(caught.value)
+    monkeypatch.setenv("PGPASSWORD", "the-right-one")
+    with pytest.raises(UsageError, match="permission denied for database"):
+        opened(postgres.url("of_locked", user="locked"), tmp_path / "other")
+
+
+def test_a_server_that_is_not_there_is_waited_for_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # DB8, DB10
+    monkeypatch.setattr(databases, "OPENING_PATIENCE_S", 0.2)
+    with (
+        closing(Port()) as nobodys,
+        pytest.raises(StorageError, match=r"cannot connect to postgresql://u@127\.0\.0\.1:\d+/db.*refused") as caught,
+    ):
+        opened(f"postgresql://u@127.0.0.1:{nobodys.number}/db", tmp_path)
+    assert caught.value.is_transient
+
+
+def test_what_is_called_off_waits_for_no_database(monkeypatch: pytest.MonkeyPatch) -> None:  # DB8, G16
+    monkeypatch.setattr(databases, "PATIENCE_S", 3_600.0)
+    off = threading.Event()
+    off.set()
+    with closing(Port()) as nobodys:
+        address = parse_postgres_url(f"postgresql://u@127.0.0.1:{nobodys.number}/db")
+        database = databases.PostgresDatabase(address)
+        database.patience_s = databases.PATIENCE_S
+        catalogue = PostgresCatalogue(database)
+        with pytest.raises(StorageError, match="refused"):
+            cancellable(off, lambda: catalogue.list_streams(""))()
+
+
+def test_chunks_that_cannot_be_reached_are_named(url: str, tmp_path: Path) -> None:  # DB10
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file"):
+        opened(url, tmp_path / "file" / "below")
+
+
+def test_a_commit_waits_for_the_disk_although_the_database_says_not_to(
+    postgres: PostgresServer, url: str, tmp_path: Path
+) -> None:  # DB5
+    with opened(url, tmp_path) as store, database_of(store).write() as connection:
+        connection.exec_driver_sql("ALTER ROLE postgres SET synchronous_commit TO off")
+    try:
+        with opened(url) as store, database_of(store).write() as connection:
+            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar_one() == "on"
+    finally:
+        with opened(url) as store, database_of(store).write() as connection:
+            connection.exec_driver_sql("ALTER ROLE postgres RESET synchronous_commit")
+
+
+def test_a_machine_without_the_client_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:  # DB10
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    for name in [name for name in sys.modules if name.startswith("headgate.store.catalogue.postgresql")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(UsageError, match=r"pip install 'headgate-streams\[postgres\]'"):
+        location.open_shared("postgresql://u@h/db", None)
+
+
+def test_names_that_the_server_cannot_keep_are_refused(url: str, tmp_path: Path) -> None:  # DB10
+    with opened(url, tmp_path) as store:
+        store.create_stream(STREAM, KEYED)
+        with pytest.raises(UsageError, match="cannot keep"):
+            store.writer(STREAM, writer_id="a\0b")
+        assert store.pipelines.owner("x", STREAM).life is None
+        assert store._core.catalogue.own("x", Life("a", "/a", "h", 1)).life is not None
+
+
+def test_a_machine_whose_date_is_wrong_ends_no_lease(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # DB12
+    with opened(url, tmp_path) as store:
+        store.create_stream(STREAM, KEYED)
+        transaction = store.begin_shared(STREAM, lease="10 minutes")
+        day_ms = 86_400_000
+        with opened(url) as other:
+            for days in (1, 2, 3):
+                monkeypatch.setattr(SystemClock, "wall_ms", lambda _, days=days: 1_800_000_000_000 + days * day_ms)
+                assert other.expire_transactions(STREAM) == []
+        with transaction.writer("a") as writer:
+            writer.write(keyed(("a", 1)))
+        transaction.commit()
+        assert drained(store) == [("a", 1)]
+
+
+def test_a_schema_may_be_called_as_a_word_of_sql(postgres: PostgresServer, tmp_path: Path) -> None:  # DB1
+    for word in ("user", "default", "select"):
+        with opened(postgres.url(word), tmp_path / word) as store, database_of(store).read() as connection:
+            asked = "SELECT schemaname FROM pg_tables WHERE tablename = 'meta'"
+            assert word in connection.exec_driver_sql(asked).scalars().all()
+        opened(postgres.url(word)).close()

@@ -1,0 +1,119 @@
+"""What became of a question whose answer was lost, and who hears of news: the server's memory alone."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from tests.store.served.serving import WAIT_S
+
+from headgate.errors import StorageError
+from headgate.store.client.requests import RequestOutcome
+from headgate.store.fsck import Problem
+from headgate.store.server import long_polls as settlings
+from headgate.store.server.long_polls import ChangeFeed, CheckJobs, Deduplication, VoidError
+
+
+def test_an_answer_is_kept_for_who_lost_it() -> None:  # SS9
+    settling = Deduplication()
+    with settling.under_way("a") as outcome:
+        outcome.status, outcome.data = 200, b"done"
+    assert settling.settle("a", 0) == RequestOutcome(is_over=True, status=200, data=b"done")
+    assert settling.settle("a", 0) == RequestOutcome(is_over=True, status=200, data=b"done")
+    with pytest.raises(VoidError), settling.under_way("a"):
+        raise AssertionError("a question that comes twice is carried out once")
+
+
+def test_a_question_that_comes_late_is_void() -> None:  # SS9
+    settling = Deduplication()
+    assert settling.settle("late", 0) == RequestOutcome(is_over=True, is_void=True)
+    with pytest.raises(VoidError), settling.under_way("late"):
+        raise AssertionError("nobody waits for it any more")
+    assert settling.settle("late", 0) == RequestOutcome(is_over=True, is_void=True)
+
+
+def test_who_asks_for_what_is_under_way_waits_for_it() -> None:  # SS9
+    settling = Deduplication()
+    found: list[RequestOutcome] = []
+    with settling.under_way("slow") as outcome:
+        assert settling.settle("slow", 0) == RequestOutcome(is_over=False)
+        asking = threading.Thread(target=lambda: found.append(settling.settle("slow", WAIT_S)))
+        asking.start()
+        outcome.status, outcome.data = 200, b"at last"
+    asking.join(WAIT_S)
+    assert found == [RequestOutcome(is_over=True, status=200, data=b"at last")]
+
+
+def test_a_question_that_failed_is_over() -> None:  # SS9
+    settling = Deduplication()
+    with pytest.raises(OSError, match="gone"), settling.under_way("a"):
+        raise OSError("gone")
+    assert settling.settle("a", 0) == RequestOutcome(is_over=True)
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:  # SS9
+    monkeypatch.setattr(settlings, "ANSWERS_MAX", 2)
+    monkeypatch.setattr(settlings, "ANSWER_BYTES_MAX", 3)
+    settling = Deduplication()
+    for name, data in (("a", b"abc"), ("b", b"abc"), ("large", b"abcd")):
+        with settling.under_way(name) as outcome:
+            outcome.status, outcome.data = 200, data
+    assert settling.settle("large", 0) == RequestOutcome(is_over=True), "nobody knows what was answered"
+    assert settling.settle("b", 0).data == b"abc"
+    assert len(settling._answered) == 2
+
+
+def test_news_are_heard_by_who_waits() -> None:  # SS12
+    number = [1]
+    news = ChangeFeed(lambda: number[0])
+    try:
+        first = news.wait(-1, WAIT_S)
+        heard: list[int] = []
+        waiting = threading.Thread(target=lambda: heard.append(news.wait(first, WAIT_S)))
+        waiting.start()
+        number[0] = 2  # somebody on this machine
+        waiting.join(WAIT_S)
+        assert heard[0] != first
+        news.changed()
+        assert news.wait(heard[0], WAIT_S) != heard[0]
+    finally:
+        news.close()
+
+
+def test_what_came_between_two_questions_for_news_is_heard() -> None:  # SS12
+    number = [1]
+    news = ChangeFeed(lambda: number[0])
+    try:
+        first = news.wait(-1, WAIT_S)
+        number[0] = 2  # nobody waits now
+        assert news.wait(first, 0) != first
+    finally:
+        news.close()
+    assert news.wait(first, WAIT_S) is not None, "nobody waits for a server that ends"
+
+
+def test_a_check_is_waited_for_and_another_one_is_begun_for_who_asks_anew() -> None:  # SS16
+    may_end = threading.Event()
+    begun: list[bool] = []
+
+    def check(verify: bool) -> list[Problem]:
+        begun.append(verify)
+        assert may_end.wait(WAIT_S)
+        return [Problem("here", "something")]
+
+    checking = CheckJobs(check)
+    first = checking.ask(0, 0, verify_events=True)
+    assert not first.is_over
+    may_end.set()
+    found = checking.ask(first.number, WAIT_S, verify_events=True)
+    assert (found.is_over, found.problems) == (True, (Problem("here", "something"),))
+    assert checking.ask(0, WAIT_S, verify_events=False).number != first.number
+    assert begun == [True, False]
+
+
+def test_a_check_that_fails_says_so() -> None:  # SS16
+    def check(verify: bool) -> list[Problem]:
+        raise StorageError("read", "catalogue", "disk I/O error")
+
+    with pytest.raises(StorageError, match="disk I/O error"):
+        CheckJobs(check).ask(0, WAIT_S, verify_events=True)

@@ -1,0 +1,70 @@
+"""The URL of a store that machines share: what it names, and what it must not have in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import headgate as hg
+from headgate.errors import UsageError
+from headgate.store.location import open_shared
+from headgate.store.store import Store, store_root
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("postgresql://u@h/db", "postgresql://u@h/db"),
+        ("postgres://u@h:1/db", "postgresql://u@h:1/db"),
+        ("postgresql://u@h/db?schema=headgate", "postgresql://u@h/db"),
+        ("postgresql://u@h/db?schema=b&sslmode=verify-full", "postgresql://u@h/db?sslmode=verify-full&schema=b"),
+        ("postgresql://u@h1:1,h2:2/db?target_session_attrs=read-write", None),
+        ("postgresql:///db?host=%2Frun", None),
+    ],
+)
+def test_a_store_has_one_spelling(given: str, named: str | None) -> None:  # DB1
+    assert store_root(given) == (named or given)
+    assert store_root(store_root(given)) == store_root(given)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:very-secret@h/db",
+        "postgresql://u:very-secret@h/db?schema=x",
+        "postgresql://u@h/db?password=very-secret",
+        "postgresql://u@h/db?sslmode=require&sslpassword=very-secret",
+        "postgres://u@h/db?pass%77ord=very-secret",
+    ],
+)
+def test_a_password_in_a_url_is_refused_and_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:  # DB1
+    for use in (store_root, Store.open, Store.exists, lambda x: hg.StreamSource("s", store=x)):
+        with pytest.raises(UsageError, match="has a password in it") as caught:
+            use(url)  # type: ignore[operator]
+        assert "very-secret" not in str(caught.value)
+        assert "passfile" in str(caught.value)
+    monkeypatch.setenv("HEADGATE_STORE", url)
+    with pytest.raises(UsageError, match="has a password in it"):
+        hg.StreamSink("s")
+
+
+def test_a_key_in_the_place_of_the_chunks_is_refused_and_not_shown() -> None:  # DB2
+    with pytest.raises(UsageError, match="password or key") as caught:
+        open_shared("postgresql://u@h/db", "s3://key:very-secret@bucket/prefix")
+    assert "very-secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("schema", ["", "Big", "a b", 'x"', "pg_own", "x" * 64, "a;b"])
+def test_a_schema_that_cannot_be_is_refused(schema: str) -> None:  # DB1
+    with pytest.raises(UsageError, match="schema"):
+        store_root(f"postgresql://u@h/db?schema={schema}")
+
+
+def test_what_is_said_when_the_store_is_made_is_not_part_of_its_name(tmp_path: Path) -> None:  # DB2
+    with pytest.raises(UsageError, match="chunks="):
+        store_root("postgresql://u@h/db?chunks=s3://b")
+    with pytest.raises(UsageError, match="chunks= is for a store on PostgreSQL"):
+        Store.open(tmp_path, chunks="s3://b")
+    with pytest.raises(UsageError, match="postgresql://"):
+        store_root("mysql://u@h/db")

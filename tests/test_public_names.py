@@ -1,0 +1,126 @@
+"""One table has the public names of a package: what repeats them for type checkers and readers agrees with it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import headgate as hg
+from headgate import testing
+from headgate.api.unsupported import NAMES_TO_COME
+from headgate.call_errors import OPTIONS_TO_COME
+from headgate.public_names import PublicNames
+
+PACKAGES = [hg, testing]
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def table_of(package: ModuleType) -> set[tuple[str, str]]:
+    table: dict[str, str] = package.PUBLIC_NAMES
+    return {(module, name) for module, names in table.items() for name in names.split()}
+
+
+def imports_for_type_checkers(package: ModuleType) -> set[tuple[str, str]]:
+    tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
+    blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imports = [node for node in blocks[0].body if isinstance(node, ast.ImportFrom)]
+    assert all(one.name == one.asname for node in imports for one in node.names), (
+        "write: from module import Name as Name"
+    )
+    return {(str(node.module), one.name) for node in imports for one in node.names}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_type_checkers_see_the_names_of_the_table(package: ModuleType) -> None:
+    assert imports_for_type_checkers(package) == table_of(package)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_can_be_imported(package: ModuleType) -> None:
+    names = {name for _, name in table_of(package)}
+    assert set(package.__all__) - {"__version__"} == names
+    assert [name for name in names if getattr(package, name) is None] == []
+    assert set(dir(package)) == set(package.__all__)
+
+
+def test_a_name_that_occurs_twice_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="a public name occurs twice"):
+        PublicNames("package", {"one": "Name Other", "two": "Name"})
+
+
+def test_no_public_name_is_one_to_come() -> None:
+    assert set(NAMES_TO_COME) & set(hg.__all__) == set()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_an_unknown_name_is_an_attribute_error(package: ModuleType) -> None:
+    with pytest.raises(AttributeError, match=f"{package.__name__} has no name 'Pipelin'"):
+        package.Pipelin  # noqa: B018
+
+
+def rows() -> Any:
+    return hg.Pipeline("p").source(hg.FromRows([{"k": 1, "ts": 1}]))
+
+
+def windows(**options: Any) -> Any:
+    return rows().with_timestamps("ts").key_by("k").window(hg.Tumbling("1m"), **options)
+
+
+NOT_THERE_YET: dict[str, Callable[[], object]] = {
+    "joins": lambda: rows().join(rows()),
+    "side outputs": lambda: rows().side_output("name"),
+    "sliding": lambda: hg.Sliding("5m", "1m"),
+    "session windows": lambda: hg.Session("5m"),
+    "allowed lateness": lambda: windows(allowed_lateness="1m"),
+    "Python functions over a window": lambda: windows().apply(len),
+    "Kafka": lambda: getattr(hg, "KafkaSource"),  # noqa: B009
+    "Delta": lambda: getattr(hg, "DeltaSource"),  # noqa: B009
+    "Iceberg": lambda: getattr(hg, "read_iceberg"),  # noqa: B009
+    "compressed text files": lambda: hg.TextFiles("logs/", compression="gzip"),  # type: ignore[call-arg]
+}
+"""Words of README's table of what is not there yet, and a program that asks for it."""
+
+
+@pytest.mark.parametrize("words", NOT_THERE_YET)
+def test_what_readme_says_is_not_there_yet_is_refused_in_these_words(words: str) -> None:
+    table = README[README.index("## What is not there yet") : README.index("## Numbers")]
+    assert re.search(rf"\b{words}\b", table), f"it is refused; README's table does not say so: {words}"
+    with pytest.raises((hg.UsageError, AttributeError), match=r"(is|are) not there yet"):
+        NOT_THERE_YET[words]()
+
+
+def test_no_option_to_come_is_one_that_a_public_class_takes() -> None:
+    kinds = [value for value in (getattr(hg, name) for name in hg.__all__) if isinstance(value, type)]
+    taken = {name for kind in kinds for name in getattr(inspect.unwrap(kind.__init__), "__annotations__", {})}
+    assert set(OPTIONS_TO_COME) & taken == set()
+
+
+def test_readme_says_of_no_public_name_that_it_is_not_there_yet() -> None:
+    table = README[README.index("## What is not there yet") : README.index("## Numbers")]
+    assert [name for name in hg.__all__ if re.search(rf"`(hg\.|headgate\.)?{name}\b", table)] == []
+
+
+def output_of(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_importing_headgate_imports_neither_spark_nor_arrow_nor_polars() -> None:
+    code = "import sys, headgate; print(sorted({'pyspark', 'pyarrow', 'polars', 'numpy'} & set(sys.modules)))"
+    assert output_of(code) == "[]"
+
+
+def test_building_a_pipeline_does_not_import_spark() -> None:
+    code = (
+        "import sys, headgate as hg; p = hg.Pipeline('p'); p.source(hg.FromRows([{'n': 1}])).sink(hg.Discard()); "
+        "p.definition(); print('pyspark' in sys.modules)"
+    )
+    assert output_of(code) == "False"
