@@ -71,7 +71,7 @@ class ProbeAligner(Machine):
 
     @property
     def closed_round(self) -> int:
-        """The last round whose end the operators have seen. Part of the snapshot (L36)."""
+        """The last round that has ended for the operators. Part of the snapshot (L36)."""
         return self._closed_round
 
     def handle(self, event: ProbeReceived) -> list[ProbeAlignerEffect]:
@@ -93,7 +93,7 @@ class ProbeAligner(Machine):
         return effects or [Ignored("the probe is missing on other channels")]
 
     def pass_on(self, probe: Probe) -> list[ProbeAlignerEffect]:
-        """Return what to do with a probe that is complete here (or that a head was told to start)."""
+        """Return what to do with a probe that is complete here (or that a head has to start)."""
         if probe.number != self._passed + 1:
             raise self._violation(f"probe {probe.number} was ordered after {self._passed}")
         self._passed = probe.number
@@ -191,7 +191,7 @@ class LoopProber(Machine):
     """Finds out that a nest of loops is empty, and which rounds of its outermost loop are over."""
 
     PAUSE_MS = 5
-    """Between probes that found the loop busy: they cost a trip through every subtask, and nobody waits for them."""
+    """Between probes that found the loop busy: they cost a trip through every subtask, and nothing waits for them."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ STORY_MAX = 64
 """Events kept for error messages: enough to see one checkpoint, bounded because machines live for months."""
 
 STORY_CHARS_MAX = 300
-"""Of one event: its keys and causes. State and output that travel inside are told by their size."""
+"""Of one event: its keys and causes. State and output inside it are described by their size."""
 _DEPTH_MAX = 5
 _ITEMS_MAX = 4
 _TEXT_CHARS_MAX = 80
@@ -35,7 +35,7 @@ class Machine:
     """Base of the machines: keeps the story, and refuses to go on after a broken rule."""
 
     def __init__(self) -> None:
-        self._story: deque[object] = deque(maxlen=STORY_MAX)  # told only when somebody asks: events come per batch
+        self._story: deque[object] = deque(maxlen=STORY_MAX)  # made text only on request: events come per batch
         self._dead: ProtocolViolation | None = None
 
     @property

@@ -21,7 +21,7 @@ WATERMARK_MAX_MS = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class ChannelOrigin:
-    """Where records come from behind a shuffle: an input channel, because the split is not known any more."""
+    """Origin of records after a shuffle: an input channel, because the split is not known any more."""
 
     channel: ChannelIndex
 
@@ -55,7 +55,7 @@ class OriginFinished:
 
 @dataclass(frozen=True, slots=True)
 class RecordsSeen:
-    """EVENT: a batch of ``origin`` arrived whose latest event time is ``max_ms``."""
+    """EVENT: a batch of ``origin`` arrived; its latest event time is ``max_ms``."""
 
     origin: Origin
     max_ms: int
@@ -153,7 +153,7 @@ class WatermarkTracker(Machine):
             case OriginFinished():
                 self._origins.pop(event.origin, None)  # W5
                 self._restored.pop(event.origin, None)
-                # Another channel may still deliver for the first time: the end of one makes nobody idle (W7).
+                # Another channel may still deliver for the first time: the end of one does not make it idle (W7).
                 self._is_assigned = not isinstance(event.origin, ChannelOrigin)
             case TimePassed():
                 pass
@@ -177,7 +177,7 @@ class WatermarkTracker(Machine):
         for name in event.origins:
             if name not in self._origins:
                 self._add(name, event.now_ms)
-        self._restored.clear()  # the rest has ended or belongs to others, whose snapshots hold it (W9)
+        self._restored.clear()  # the rest has ended or is in the snapshots of other subtasks (W9)
 
     def _add(self, name: Origin, now_ms: int) -> _Origin:
         start_ms = self._channels_ms if isinstance(name, ChannelOrigin) else None
@@ -244,7 +244,7 @@ class _Channel:
     watermark_ms: int = WATERMARK_MIN_MS
     is_idle: bool = False
     is_aligned: bool = True
-    """False after it came back from idle behind the output, until it has caught up (W13)."""
+    """False after it came back from idle with less than the output, until it has caught up (W13)."""
 
 
 class WatermarkMerger(Machine):

@@ -185,7 +185,7 @@ def test_behind_the_last_barrier_before_a_stop_a_retry_is_cut_at_once() -> None:
 def test_a_reader_that_goes_on_too_soon_is_a_violation() -> None:
     machine = induced("a", "b")
     machine.handle(MarkerMet("a", cp(5)))
-    with pytest.raises(ProtocolViolation, match="before it was told to"):
+    with pytest.raises(ProtocolViolation, match="before its release"):
         machine.handle(MarkerMet("a", cp(6)))
     with pytest.raises(ProtocolViolation, match="sets its own barrier"):
         Subtask(2).handle(SplitsSeen(("a",)))

@@ -210,7 +210,7 @@ def test_a_tail_that_gives_up_sends_a_cancel_marker_which_the_head_ignores() -> 
     tail = Subtask(1, place=LoopPlace(inside=frozenset({ch(0)})))
     assert EmitCancel(cp(1)) in tail.handle(CancelReceived(ch(0), cp(1)))
     cancelled = head(*aligned(1))
-    told = Ignored("whoever feeds back has told the coordinator")
+    told = Ignored("the loop tail has informed the coordinator")
     assert cancelled.handle(CancelReceived(ch(BACK), cp(1))) == [told]
     assert cancelled.open_logs == (cp(1),)
 

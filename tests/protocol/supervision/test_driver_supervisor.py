@@ -133,7 +133,7 @@ def test_a_stop_reaches_a_driver_that_does_not_listen_yet() -> None:  # KR6
 
 def test_a_wish_to_drain_waits_until_the_driver_listens_and_outlives_it() -> None:  # KR7
     keeper = running()
-    assert keeper.handle(CommandReceived(Command.DRAIN)) == [Ignored("told when the child listens")]
+    assert keeper.handle(CommandReceived(Command.DRAIN)) == [Ignored("sent when the child listens")]
     assert keeper.handle(ChildListens()) == [Tell(Command.DRAIN)]
     keeper.handle(ended(KILLED))
     keeper.handle(DelayOver())
@@ -142,7 +142,7 @@ def test_a_wish_to_drain_waits_until_the_driver_listens_and_outlives_it() -> Non
 
 def test_a_wish_between_two_drivers_is_for_the_next_one() -> None:  # KR7
     keeper = running(None, ChildListens(), ended(KILLED))
-    waits = [Ignored("told when the child listens")]
+    waits = [Ignored("sent when the child listens")]
     assert keeper.handle(CommandReceived(Command.DRAIN)) == waits
     assert keeper.handle(CommandReceived(Command.CHECKPOINT)) == waits
     keeper.handle(DelayOver())
@@ -155,7 +155,7 @@ def test_a_wish_for_a_checkpoint_is_told_once() -> None:  # KR7
     assert keeper.handle(CommandReceived(Command.CHECKPOINT)) == [Tell(Command.CHECKPOINT)]
     keeper.handle(ended(KILLED))
     keeper.handle(DelayOver())
-    assert keeper.handle(ChildListens()) == [Ignored("nobody has asked for anything")]
+    assert keeper.handle(ChildListens()) == [Ignored("nothing was requested")]
 
 
 @pytest.mark.parametrize("command", [Command.STOP, Command.INTERRUPT])

@@ -657,5 +657,5 @@ def test_a_run_that_ends_well_removes_nothing() -> None:  # C70
 
 
 def test_nothing_is_removed_that_nobody_wanted_removed() -> None:  # C70
-    with pytest.raises(ProtocolViolation, match="nobody wanted removed"):
+    with pytest.raises(ProtocolViolation, match="without an order"):
         removing(*RUN).handle(CheckpointsRemoved())

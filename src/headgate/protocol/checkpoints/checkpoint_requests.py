@@ -33,7 +33,7 @@ class Requests:
         self._served: dict[CheckpointId, list[int]] = {}
 
     def ask(self, request: int) -> None:
-        """Somebody wants a checkpoint that begins from now on."""
+        """Record a request for a checkpoint that begins from now on."""
         self._waiting.append(request)
 
     def begun(self, checkpoint: CheckpointId) -> None:
@@ -47,14 +47,14 @@ class Requests:
         return [AnswerRequest(request, None, reason) for request in waiting]
 
     def completed(self, checkpoint: CheckpointId) -> list[Effect]:
-        """A completion answers whoever waits for it or for an older one, which it covers (C15, C61)."""
+        """Answer every request that waits for ``checkpoint`` or for an older one, which it covers (C15, C61)."""
         done = [older for older in self._served if older <= checkpoint]
         return [AnswerRequest(request, checkpoint) for older in done for request in self._served.pop(older)]
 
     def check(self, under_way: Container[CheckpointId]) -> None:
         """Assert the invariants."""
         for checkpoint in self._served:
-            assert checkpoint in under_way, "whoever asked is answered in the end (C61)"
+            assert checkpoint in under_way, "a request waits only for a pending checkpoint (C61)"
 
     def failed(self, checkpoint: CheckpointId, reason: str) -> list[Effect]:
         """The checkpoint was given up, and so is the request: who asked decides whether to ask again (C61)."""
@@ -95,7 +95,7 @@ class Savepoints:
         return self._end is None and not self._taken and not self._waiting
 
     def ask(self, order: SavepointOrder) -> None:
-        """Somebody wants one of a checkpoint that begins from now on."""
+        """Record a request for a savepoint of a checkpoint that begins from now on."""
         self._waiting.append(order)
 
     def end_with(self, order: SavepointOrder | None) -> list[Effect]:
@@ -123,9 +123,9 @@ class Savepoints:
         return order
 
     def failed(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
-        """``checkpoint`` was given up. The savepoint of an end goes with the next last checkpoint (SV10).
+        """Handle a ``checkpoint`` that was given up: the savepoint of an end waits for the next last one (SV10).
 
-        Not one that took too long: nobody knows whether it ever would be quick enough, and the end must come.
+        One that timed out is not tried again: the next attempt may time out, too, and the run has to end.
         """
         taken = self._taken.get(checkpoint)
         if taken is None:
@@ -167,14 +167,14 @@ class Savepoints:
         """There is a savepoint."""
         taken = self._taken.get(checkpoint)
         if taken is None or not taken.is_written:
-            return [Ignored("nobody waits for this savepoint")]
+            return [Ignored("no request waits for this savepoint")]
         self._forget(checkpoint)
         return [AnswerRequest(taken.order.request, checkpoint)]
 
     def not_written(self, checkpoint: CheckpointId, reason: str) -> list[Effect]:
         """There is none (SV7)."""
         if checkpoint not in self._taken:
-            return [Ignored("nobody waits for this savepoint")]
+            return [Ignored("no request waits for this savepoint")]
         return self._answer(checkpoint, reason)
 
     def check(self, under_way: Container[CheckpointId]) -> None:

@@ -41,9 +41,9 @@ class Commit:
 
 
 def oldest_promised(retained: Iterable[Manifest]) -> CheckpointId | None:
-    """Return the least checkpoint whose output a retained manifest promises; None without manifests (K20).
+    """Return the oldest checkpoint with output that a retained manifest promises; None without manifests (K20).
 
-    Whatever may be restored later asks for nothing below: a manifest promises its own output, and what it carries.
+    No later restore needs an older one: a manifest promises its own output, and the committables that it carries.
     """
     needed = [min((c.checkpoint for c in m.committables), default=m.checkpoint) for m in retained]
     return min(needed, default=None)
@@ -52,7 +52,7 @@ def oldest_promised(retained: Iterable[Manifest]) -> CheckpointId | None:
 def forgettable_before(log: ObservedLog) -> CheckpointId | None:
     """Return the checkpoint below which no outcome is asked for any more, by everything that ``log`` holds (K20).
 
-    None if nothing may be forgotten: there is no manifest, or what cannot be read may be one that somebody repairs.
+    None if every outcome has to stay: there is no manifest, or an unreadable entry may be one that a user repairs.
     """
     contents = [entry.content for entry in log.entries]
     if log.lost() or any(isinstance(content, Damage) for content in contents):
@@ -87,7 +87,7 @@ class Precommit:
     def prepared(self, committables: tuple[Committable, ...]) -> None:
         """Record newly prepared committables, in checkpoint order."""
         for committable in committables:
-            # What is prepared behind its own acknowledgement would be in no manifest, and nobody would ever commit it.
+            # Output prepared after its own acknowledgement would be in no manifest, and would never be committed.
             assert committable.checkpoint > self._covered, "its checkpoint was acknowledged without it (K3)"
             assert not self._pending or self._pending[-1].checkpoint <= committable.checkpoint, (
                 "output is prepared in the order of checkpoints (K3)"
@@ -120,7 +120,7 @@ class CommitQueue:
 
     @property
     def unconfirmed(self) -> tuple[Committable, ...]:
-        """Committables of completed checkpoints whose commit has not been confirmed."""
+        """Committables of completed checkpoints, until their commit is confirmed."""
         return tuple(c for _, committables in self._queue for c in committables)
 
     @property
@@ -133,7 +133,7 @@ class CommitQueue:
         return all(queued > checkpoint for queued, _ in self._queue)
 
     def completed(self, checkpoint: CheckpointId, committables: tuple[Committable, ...]) -> list[Commit]:
-        """Queue the committables of a checkpoint whose manifest is durable.
+        """Queue the committables of a checkpoint with a durable manifest.
 
         Those still queued for an earlier checkpoint are left to it.
         """

@@ -190,7 +190,7 @@ class Matching:
     moves: Moves = ()
 
     def problem(self) -> Problem | None:
-        """Return why a node may be the wrong one, the sources first, because all else is told apart by them."""
+        """Return why a node may be the wrong one; sources first, because they identify all other nodes."""
         kinds = list(_WORDS)
         shared = sorted(self.before.keys() & self.now.keys(), key=lambda name: (kinds.index(self._kind(name)), name))
         for name in shared:

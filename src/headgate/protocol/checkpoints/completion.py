@@ -50,7 +50,7 @@ class Wanted(Enum):
     """Which checkpoints are wanted."""
 
     NONE = "not every participant runs, or all is over"
-    PERIODIC = "one at every interval, and whenever somebody asks"
+    PERIODIC = "one at every interval, and on request"
     LAST = "one, before a requested stop"
     FINAL = "one, after all input was processed"
 
@@ -76,7 +76,7 @@ class Triggering:
 
     @property
     def last_done(self) -> CheckpointId | None:
-        """The completed checkpoint behind which nothing else was wanted, if there is one."""
+        """The completed checkpoint that ended the run, if there is one."""
         return self._last_done
 
     @property
@@ -90,7 +90,7 @@ class Triggering:
         return self._last_done is not None and (self.wanted is not Wanted.FINAL or self._is_last_done_final)
 
     def request(self) -> None:
-        """Somebody wants a checkpoint now: it waits for no pause."""
+        """Request a checkpoint now, without waiting for the pause."""
         self._is_due, self._is_paused = True, False
 
     def interval_over(self) -> None:
@@ -105,7 +105,7 @@ class Triggering:
         """Begin a checkpoint if one is wanted and allowed (C2, C3, C4)."""
         if self._reserving is not None or not self._wants(pending):
             return [Ignored("no checkpoint can begin now")]
-        # A stop or a savepoint does not queue behind checkpoints that may hang: it subsumes them when it completes.
+        # A stop or a savepoint does not wait for checkpoints that may hang: it subsumes them when it completes.
         is_forced = self.wanted.is_last or self._savepoints.is_wanted  # SV8
         if not is_forced and len(pending) >= self._config.max_concurrent:
             return [Ignored("as many checkpoints are pending as allowed")]
@@ -131,7 +131,7 @@ class Triggering:
     def begun(self, checkpoint: CheckpointId, *, is_draining: bool) -> Pending:
         """Return the checkpoint whose barriers start now.
 
-        Final only if everybody had finished *before* that (C26, E3): decided here.
+        It is final only if every subtask had finished *before* that (C26, E3): decided here.
         """
         savepoint = self._savepoints.begun(checkpoint, is_last=self.wanted.is_last)
         options = self._options(savepoint)
@@ -182,7 +182,7 @@ class Completion:
         retained: tuple[CheckpointId, ...],
         commits: CommitQueue,
         hooks: Mapping[str, int],
-        behind: Mapping[VertexId, Collection[VertexId]],
+        downstream: Mapping[VertexId, Collection[VertexId]],
     ) -> None:
         self.generation = generation
         self._participants = frozenset(participants)
@@ -194,7 +194,7 @@ class Completion:
         self.tolerance = Tolerance(config.tolerable_failures)
         self._commits = commits
         self._hooks = hooks
-        self._patience = MarkerPatience(behind)
+        self._patience = MarkerPatience(downstream)
         self.requests = Requests()
         self.last_completed = CheckpointId(0)
 
@@ -232,7 +232,7 @@ class Completion:
     # -- what hooks say ---------------------------------------------------------------------------------------------
 
     def hook_answered(self, event: HookAnswered) -> list[Effect]:
-        """One hook has done its part. Behind the last one the sources are triggered (EI1)."""
+        """Record the answer of a hook; the last answer triggers the sources (EI1)."""
         if event.checkpoint not in self.pending:
             return [Ignored("a hook answered for a checkpoint that has ended")]
         pending = self.pending[event.checkpoint]
@@ -250,7 +250,7 @@ class Completion:
     def hook_failed(self, checkpoint: CheckpointId, hook: str, reason: AbortReason) -> list[Effect]:
         """One hook raised, or did not answer in time: the checkpoint is given up, and that counts (EI5)."""
         if checkpoint not in self.pending or hook not in self.pending[checkpoint].awaited:
-            return [Ignored("nobody waits for the hook any more")]
+            return [Ignored("the hook is not awaited any more")]
         return self._abort(checkpoint, reason)
 
     # -- what subtasks say ------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class Completion:
         return self._abort(checkpoint, reason)
 
     def source_reads_on(self, event: SourceReadsOn) -> list[Effect]:
-        """A source that sets its own barrier comes forward. Behind the last cut the timeout begins (EI35)."""
+        """Record that a source that sets its own barrier reads on; its last cut starts the timeout (EI35)."""
         if event.generation != self.generation or event.subtask not in self._participants:
             return [Ignored("a source of another generation")]
         cut = [c for c in self.pending.ids if self.pending[c].markers.told(event.subtask, is_uncut=c in event.uncut)]

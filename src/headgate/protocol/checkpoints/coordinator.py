@@ -95,7 +95,7 @@ _REFUSED: dict[Phase, str] = {
     Phase.STOPPING: "the pipeline stops, and takes its last checkpoint",
     Phase.ENDING: "all input is processed, and the final checkpoint is being taken",
 }
-"""Why nobody may ask for a checkpoint."""
+"""Why a request for a checkpoint is refused, by phase."""
 
 
 class Coordinator(Machine):
@@ -112,13 +112,13 @@ class Coordinator(Machine):
         first_checkpoint: CheckpointId,
         retained: tuple[CheckpointId, ...] = (),
         hooks: Mapping[str, int] | None = None,
-        behind: Mapping[VertexId, Collection[VertexId]] | None = None,
+        downstream: Mapping[VertexId, Collection[VertexId]] | None = None,
     ) -> None:
         """Make the coordinator of ``generation``.
 
         ``participants`` are all subtasks (C8). ``retained`` are the sound completed checkpoints in storage, the
-        restored one included (C35), ascending. ``hooks`` are timeouts in milliseconds by name (EI5). ``behind``: which
-        vertices the records of each source may reach (EI36).
+        restored one included (C35), ascending. ``hooks`` are timeouts in milliseconds by name (EI5). ``downstream``:
+        which vertices the records of each source may reach (EI36).
         """
         super().__init__()
         assert participants, "a checkpoint has participants (C8)"
@@ -131,9 +131,9 @@ class Coordinator(Machine):
         self._commits = CommitQueue(generation)
         self._commit_tries = 0
         self._told: dict[WorkerIndex, CheckpointId] = {}
-        """Workers in which somebody hears of completed checkpoints, and the newest that they confirmed (HL7)."""
+        """Workers with listeners for completed checkpoints, and the newest that each confirmed (HL7)."""
         self._checkpoints = Completion(
-            generation, participants, config, first_checkpoint, retained, self._commits, hooks or {}, behind or {}
+            generation, participants, config, first_checkpoint, retained, self._commits, hooks or {}, downstream or {}
         )
 
     # -- what can be asked ------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Coordinator(Machine):
 
     @property
     def is_draining(self) -> bool:
-        """Whether the sources are, or will be, told to end."""
+        """Whether the sources are, or will be, asked to end."""
         return self._is_draining
 
     @property

@@ -67,9 +67,9 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """EVENT: somebody asks for a checkpoint now; it does not wait for the interval or the pause.
+    """EVENT: a checkpoint is requested now; it does not wait for the interval or the pause.
 
-    ``request`` is answered with ``AnswerRequest``; None: nobody waits for an answer.
+    ``request`` is answered with ``AnswerRequest``; None: no answer is expected.
     """
 
     request: int | None = None
@@ -85,7 +85,7 @@ class SavepointOrder:
 
 @dataclass(frozen=True, slots=True)
 class SavepointRequested:
-    """EVENT: somebody asks for a savepoint now; it waits for nothing but other savepoints (SV8)."""
+    """EVENT: a savepoint is requested now; it waits only for other savepoints (SV8)."""
 
     order: SavepointOrder
 
@@ -166,7 +166,7 @@ class Declined:
 class SourceReadsOn:
     """EVENT: source ``subtask`` of ``generation`` sets its own barrier, and has read on since it last said so.
 
-    ``uncut``: checkpoints whose markers it has not met. Of others that it named before it has been cut (EI34).
+    ``uncut``: checkpoints with markers that it has not met. It has been cut for others that it named before (EI34).
     """
 
     generation: Generation
@@ -215,7 +215,7 @@ class ManifestFailed:
 
 @dataclass(frozen=True, slots=True)
 class ManifestUnknown:
-    """EVENT: nobody can tell whether the manifest was written (time-out, and reading it back failed too)."""
+    """EVENT: it is unknown whether the manifest was written (time-out, and reading it back failed too)."""
 
     checkpoint: CheckpointId
 
@@ -352,7 +352,7 @@ class WriteManifest:
     carried: tuple[Committable, ...]
     is_final: bool
     is_draining: bool = False
-    """Sources may have ended before their input did: whoever restores it goes on draining (E9)."""
+    """Sources may have ended before their input did: a restore from it goes on draining (E9)."""
     hooks: tuple[HookState, ...] = ()
 
 
@@ -390,7 +390,7 @@ class WriteSavepoint:
     """EFFECT: write the file that makes a savepoint, if absent; report ``SavepointWritten`` or ``SavepointFailed``.
 
     ``checkpoint`` is completed and committed; ``entries`` say what the subtasks wrote to ``target`` (SV2).
-    ``is_end``: the pipeline processes nothing behind it (SV10).
+    ``is_end``: the pipeline processes nothing after it (SV10).
     """
 
     checkpoint: CheckpointId

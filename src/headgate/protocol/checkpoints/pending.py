@@ -62,9 +62,9 @@ class MarkerWait:
 class MarkerPatience:
     """How many timeouts the next checkpoint may take before its sources are cut."""
 
-    def __init__(self, behind: Mapping[VertexId, Collection[VertexId]]) -> None:
-        """``behind``: of each source, the vertices that its records may reach."""
-        self._behind = behind
+    def __init__(self, downstream: Mapping[VertexId, Collection[VertexId]]) -> None:
+        """``downstream``: of each source, the vertices that its records may reach."""
+        self._downstream = downstream
         self._timeouts = 1
 
     def begun(self) -> MarkerWait:
@@ -89,12 +89,12 @@ class MarkerPatience:
         self._timeouts = wait.timeouts
 
     def _only_reads(self, wait: MarkerWait, missing: Collection[SubtaskId]) -> bool:
-        """Whether nothing is missing but the cuts of sources that have come forward, and what is behind them."""
+        """Whether only sources that said they read on, and vertices downstream of them, are missing."""
         waiting = wait.uncut.intersection(missing)
         if not waiting or not waiting <= wait.reading:
             return False
-        behind = {vertex for source in waiting for vertex in self._behind.get(source.vertex, ())}
-        return all(subtask in waiting or subtask.vertex in behind for subtask in missing)
+        downstream = {vertex for source in waiting for vertex in self._downstream.get(source.vertex, ())}
+        return all(subtask in waiting or subtask.vertex in downstream for subtask in missing)
 
 
 _OTHERS_ARE_MISSING = Ignored("other participants are missing")
@@ -108,7 +108,7 @@ class Pending:
     is_last: bool
     """Nothing else is wanted after it: final, or the one before a requested stop."""
     is_draining: bool
-    """It began after the sources were told to end."""
+    """It began after the sources were asked to end."""
     options: CheckpointOptions = ORDINARY
     """What it is to be: decided when it began, whatever is wanted when the hooks have answered."""
     awaited: list[str] = field(default_factory=list)
@@ -130,7 +130,7 @@ class Pending:
 
 
 class PendingCheckpoints:
-    """All checkpoints under way, and the one whose manifest is being written."""
+    """All pending checkpoints, and the id of the one that is writing its manifest."""
 
     def __init__(self, participants: tuple[SubtaskId, ...]) -> None:
         self._participants = participants
@@ -162,7 +162,7 @@ class PendingCheckpoints:
 
     @property
     def writing(self) -> CheckpointId | None:
-        """The one whose manifest is being written."""
+        """The checkpoint that is writing its manifest."""
         return self._writing
 
     def has_last(self, *, is_final: bool) -> bool:

@@ -25,9 +25,9 @@ from headgate.protocol.checkpoints.compatibility import Judged, Matching, judged
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something in the storage that cannot be trusted: the file and what is wrong with it.
+    """Damage in the storage: the file and what is wrong with it.
 
-    ``has_vanished``: it was there a moment ago, so perhaps somebody removes what is not needed any more.
+    ``has_vanished``: the file was there a moment ago, so perhaps a cleanup is removing it.
     """
 
     path: str
@@ -159,7 +159,7 @@ def life_of(log: ObservedLog) -> int:
 
 
 def has_given_up(log: ObservedLog) -> bool:
-    """Whether the newest entry gave up everything before it, and nobody has begun anew (C72)."""
+    """Whether the newest entry gave up everything before it, and no generation has begun since (C72)."""
     return any(_gives_up(entry) for entry in log.counted()[:1])
 
 
@@ -181,7 +181,7 @@ def first_checkpoint(log: ObservedLog, reserved: CheckpointId) -> CheckpointId:
 def superseded(log: ObservedLog, claim: NextClaim) -> tuple[ObservedEntry, ...]:
     """Return the entries that nothing needs once ``claim`` is durable, oldest first: claims that led nowhere (R43).
 
-    Older ones, too, behind which checkpoints were completed before anybody could remove them.
+    Older ones, too, that were followed by completed checkpoints before they could be removed.
     """
     needed = log.leading_to(claim.follows)
     led_on = {entry.content.generation for entry in log.entries if isinstance(entry.content, Manifest)}
@@ -208,8 +208,11 @@ def retained(log: ObservedLog, restored: Manifest | None) -> tuple[CheckpointId,
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What a start cannot use (R51): the checkpoints after ``above`` and before ``below``, whose entries in the log are
-    at ``sequences``; ``damages`` says why. Entries that cannot be read may have been any checkpoint between the two."""
+    """Checkpoints that a start cannot use (R51): those after ``above`` and before ``below``.
+
+    Their entries in the log are at ``sequences``; ``damages`` says why. An unreadable entry may have been any
+    checkpoint between the two.
+    """
 
     above: CheckpointId
     below: CheckpointId
@@ -218,10 +221,11 @@ class Gap:
 
 
 def gaps(log: ObservedLog, restored: Manifest, below: CheckpointId, skipped: Sequence[Damage] = ()) -> tuple[Gap, ...]:
-    """Return what is to be kept aside when a start uses ``restored`` and goes on at ``below``, oldest first (R51).
+    """Return the gaps to set aside when a start uses ``restored`` and goes on at ``below``, oldest first (R51).
 
-    One gap lies behind ``restored`` if anything does; ``skipped`` says what is wrong there. There is one before it
-    wherever an entry is unreadable or lost: the sweep would take its snapshots for leftovers of a dead generation.
+    There is one gap after ``restored`` if it is not the newest; ``skipped`` says what is wrong there. There is one
+    before it wherever an entry is unreadable or lost: otherwise the sweep would remove its snapshots as leftovers of a
+    dead generation.
     """
     end = max(log.hint_sequence, *(entry.sequence for entry in log.entries)) + 1
     at = next(e.sequence for e in log.counted() if e.content == restored)
@@ -260,8 +264,11 @@ class StartFresh:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Start from ``manifest``. ``skipped`` names all that is damaged, newer or older; ``contradicts`` the checkpoints
-    whose committed output will be produced again because of that (K18)."""
+    """Start from ``manifest``.
+
+    ``skipped`` names all damage, newer or older; ``contradicts`` the checkpoints with committed output that will be
+    produced again because of it (K18).
+    """
 
     manifest: Manifest
     skipped: tuple[Damage, ...] = ()
@@ -311,7 +318,7 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
 
 
 def damage_after(log: ObservedLog, manifest: Manifest | None) -> tuple[Damage, ...]:
-    """Return what is unreadable or lost behind ``manifest``, anywhere if that is None: it may have been a newer one."""
+    """Return what is unreadable or lost after ``manifest``, which may have been a newer one; None: anywhere."""
     at = next((e.sequence for e in log.counted() if e.content == manifest), 0)
     unreadable = {e.sequence: e.content for e in log.counted() if isinstance(e.content, Damage)}
     found = unreadable | {sequence: lost_entry(sequence) for sequence in log.lost()}
@@ -370,7 +377,7 @@ def incompatibility(
     The parallelism may differ: state moves with its key group, positions with their split (KG8, R15).
 
     Args:
-        unclaimed: operators whose state may be left behind (SV30).
+        unclaimed: operators that may leave their state unused (SV30).
         derived: operators that the user gave no name (SV31).
         rules: what the user said about state that an older program wrote (EV1).
     """
@@ -420,7 +427,7 @@ def incompatibility(
 
 
 def _judged(name: str, here: str, before: str, now: str, rules: Mapping[str, OperatorRules]) -> Judged:
-    """Return what becomes of the state of an operator whose identity may be another one now."""
+    """Return what becomes of the state of an operator that may have another identity now."""
     if before == now or _adds_timers(before, now):
         return Judged()
     return judged(name, here, before, now, rules.get(name, NO_OPERATOR_RULES))
@@ -431,7 +438,7 @@ def _adds_timers(before: str, now: str) -> bool:
 
 
 def unclaimed_hook(manifest: Manifest, known: Collection[str]) -> str | None:
-    """Return, as one sentence, which data of a hook nobody would take back, or None (EI9)."""
+    """Return, as one sentence, which data of a hook no hook of the plan would restore, or None (EI9)."""
     for state in manifest.hooks:
         if state.data is not None and state.hook not in known:
             return (
@@ -488,7 +495,7 @@ def decided_reset(log: ObservedLog) -> str | None:
 
 
 def is_reset(log: ObservedLog) -> bool:
-    """Whether the newest entry made an order count, and nobody has begun anew (SO2)."""
+    """Whether the newest entry decided a reset, and no generation has begun since (SO2)."""
     return decided_reset(log) is not None
 
 
@@ -502,11 +509,11 @@ def replaced_by(log: ObservedLog, mine: Generation, owner: str, since: int) -> G
     """Return the newest generation that another driver than ``owner`` began after ``mine``, or None.
 
     Ask before a driver claims again: one that was replaced stops. Were it to take over in turn, two drivers would
-    replace each other for ever (C38, I5). A claim of its own that it does not know of does not count. A manifest tells
-    as well as a claim, which may have been pruned (R40): a driver knows every generation of its own that has any.
+    replace each other for ever (C38, I5). A claim of its own that it does not know of does not count. A manifest counts
+    like a claim, which may have been pruned (R40): a driver knows every generation of its own that has manifests.
 
-    ``since`` is the first sequence that this driver did not write itself. Damage there may be an entry of another one:
-    then nobody can tell, and it is returned (R56).
+    ``since`` is the first sequence that this driver did not write itself. Damage there may be an entry of another
+    driver: then the answer is unknown, and the damage is returned (R56).
     """
     newer = (e.content for e in log.counted() if not isinstance(e.content, Damage) and e.content.generation > mine)
     others = [c.generation for c in newer if isinstance(c, Manifest) or c.owner != owner]
@@ -518,9 +525,9 @@ def replaced_by(log: ObservedLog, mine: Generation, owner: str, since: int) -> G
 
 
 def newest_of(later: Sequence[ObservedEntry], above: Generation) -> Generation | Damage | None:
-    """Return the newest generation above ``above`` that any entry of ``later`` is of; None if there is none.
+    """Return the newest generation above ``above`` among the entries ``later``; None if there is none.
 
-    If one that cannot be read may be, nobody can tell, and the damage is returned (R56).
+    If an unreadable entry may be of one, the answer is unknown, and the damage is returned (R56).
     """
     read = [entry.content.generation for entry in later if not isinstance(entry.content, Damage)]
     if any(generation > above for generation in read):

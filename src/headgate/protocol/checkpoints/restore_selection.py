@@ -32,17 +32,16 @@ class KeptAside:
 
 
 def left_by_user(manifest: Manifest, newest: Manifest) -> list[Damage]:
-    """Return why ``manifest`` is not restored behind the back of its user, who left it for ``newest``: what it had
-    promised was aborted then."""
+    """Return why ``manifest`` is not restored: its user left it for ``newest``, and its output was aborted then."""
     if is_in_line(manifest.checkpoint, newest):
         return []
     return [Damage(_name(manifest), "the pipeline left it")]
 
 
 def rolled_back_by(manifest: Manifest, asides: Iterable[KeptAside]) -> list[Damage]:
-    """Return which former start went back behind ``manifest``: what it had promised was aborted then.
+    """Return which former start went back past ``manifest``: its output was aborted then.
 
-    ``asides``: of starts that went back behind what they kept.
+    ``asides``: of starts that went back past the checkpoints that they set aside.
     """
     reasons = [aside.why for aside in asides if aside.above < manifest.checkpoint < aside.below]
     return [Damage(_name(manifest), f"a former start went back behind it: {why}") for why in reasons[:1]]
@@ -103,10 +102,10 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Restore it: it becomes the newest checkpoint of the pipeline.
+    """Restore a checkpoint from elsewhere: it becomes the newest one of the pipeline.
 
     Attributes:
-        behind: the newest one until now, if the pipeline goes back behind it.
+        behind: the newest one until now, if the pipeline goes back past it.
         after: the output of the checkpoints from here to ``behind`` is produced again, that of this one is not; None if
             it is not known which is.
     """
@@ -173,7 +172,7 @@ def _stands_there(newest: Manifest, life: str, wanted: RestoredFrom, named: Name
 
 
 def _repeated_after(newest: Manifest, life: str, wanted: RestoredFrom) -> CheckpointId | None:
-    """Return behind which of its own checkpoints a pipeline would produce its output again; None if that is unknown."""
+    """Return after which of its own checkpoints a pipeline would repeat its output; None if that is unknown."""
     if wanted.life and wanted.life == life and wanted.checkpoint <= newest.checkpoint:
         return wanted.checkpoint
     origin = newest.origin

@@ -1,9 +1,8 @@
-"""Which completed checkpoints stay in storage, and which files that leaves nobody in need of (C22, C31, C35, SF4–SF8).
+"""Which completed checkpoints stay in storage, and which files may be removed then (C22, C31, C35, SF4–SF8).
 
-``Retention`` and ``Tolerance`` are parts of the ``Coordinator``. ``FileRetention`` is beside the log, because it has to
-know what every retained manifest refers to. The end of a run drops nothing here (C32): who gives
-up all checkpoints gives up the log. Counterpart:
-``runtime.checkpoints.snapshot_files``, which removes files.
+``Retention`` and ``Tolerance`` are parts of the ``Coordinator``. ``FileRetention`` works beside the log, because it
+has to know what every retained manifest refers to. The end of a run drops nothing here (C32): to give up all
+checkpoints is to give up the log. Counterpart: ``runtime.checkpoints.snapshot_files``, which removes files.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Tolerance:
         self._count = 0
 
     def completed(self) -> None:
-        """A success: failures are counted anew."""
+        """Reset the count of failures after a completed checkpoint."""
         self._count = 0
 
     def failed(self, checkpoint: CheckpointId, reason: AbortReason) -> str | None:
@@ -92,7 +91,7 @@ class FileRetention:
     def __init__(
         self, generation: Generation, first: CheckpointId, retained: Mapping[CheckpointId, frozenset[str]]
     ) -> None:
-        """Judge for ``generation``, whose ids begin at ``first``.
+        """Make the retention of ``generation``; its checkpoint ids begin at ``first``.
 
         ``retained`` are the files of each checkpoint that may be restored.
         """
@@ -113,7 +112,7 @@ class FileRetention:
         self._retained = {checkpoint: files for checkpoint, files in self._retained.items() if checkpoint in kept}
 
     def set_aside(self, below: CheckpointId) -> None:
-        """Somebody may need whatever was written for a checkpoint before ``below`` (SF7); 0: nobody does any more."""
+        """Keep every file written for a checkpoint before ``below`` (SF7); 0: none has to stay for that reason."""
         self._aside_below = below
 
     def began(self, checkpoint: CheckpointId) -> None:
@@ -127,12 +126,12 @@ class FileRetention:
         """The manifest of ``checkpoint`` is durable; uploads of older ones are over (C15)."""
         assert checkpoint > self.newest, "checkpoints complete in order (C15)"
         self._retained[checkpoint] = files
-        # An older checkpoint cannot complete any more, so whatever it was built on is needed by nobody else.
+        # An older checkpoint cannot complete any more, so nothing else needs the files it was built on.
         self._bases = {pending: base for pending, base in self._bases.items() if pending > checkpoint}
         self._check()
 
     def dropped(self, checkpoint: CheckpointId) -> None:
-        """Nobody goes back to ``checkpoint``, or to one before it, any more (C31)."""
+        """Record that ``checkpoint`` and all older ones cannot be restored any more (C31)."""
         assert not self._retained or checkpoint < self.newest, "the newest one always stays (C31)"
         self._retained = {kept: files for kept, files in self._retained.items() if kept > checkpoint}
         self._check()
@@ -182,7 +181,10 @@ class SharedFiles:
         self._snapshots[checkpoint] = _files(parts)
 
     def completed(self, checkpoint: CheckpointId) -> None:
-        """``checkpoint`` is completed: nobody goes back behind it (C15). Without a part in it nothing is known."""
+        """Record that ``checkpoint`` is completed, so no restore goes back past it (C15).
+
+        Nothing changes where the subtask had no part in it.
+        """
         if checkpoint in self._snapshots:
             self._snapshots = {one: files for one, files in self._snapshots.items() if one >= checkpoint}
 

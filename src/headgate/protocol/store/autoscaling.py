@@ -1,8 +1,8 @@
 """When a stream is scaled by its policy: a pure decision over what was observed of it.
 
 Counterparts: ``store.catalogue.autoscaling`` observes, ``store.autoscaled_store`` carries the plan out. Source:
-Pravega's scaling policies (S79 to S81 of docs/spec/stream-store.md). All it knows is what the catalogue says at one
-moment, so whoever looks decides the same; the number of the layout keeps two from doing it twice.
+Pravega's scaling policies (S79 to S81 of docs/spec/stream-store.md). It uses only what the catalogue says at one
+moment, so every observer decides the same; the number of the layout prevents that two of them scale twice.
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ class HoldMoved:
 
 
 def needed(group: Group, stream: str, view: View) -> dict[int, int]:
-    """Return what the group may still be asked for: behind its durable positions, and behind its checkpoints (RG17).
+    """Return from where on a group may still read: from its durable positions and those of its checkpoints (RG17).
 
-    Of segments that it does not name everything is needed.
+    A segment that is not in the result is needed as a whole.
     """
     found = [whole_cut(view, x) for x in _all(group, stream)]
     named = set(found[0]).intersection(*found)  # of what one of them has not begun everything is needed
@@ -40,9 +40,10 @@ def needed(group: Group, stream: str, view: View) -> dict[int, int]:
 
 
 def worth_holding(view: View, wanted: Mapping[int, int]) -> dict[int, int]:
-    """Return ``wanted`` without closed segments that have no events any more: holding all of nothing is the same.
+    """Return ``wanted`` without closed segments that have no events any more: to hold those has no effect.
 
-    It names one segment at least. Who names none holds nothing, and all of what it does not name is needed.
+    It names one segment at least: a hold without segments holds nothing, and a segment that it does not name is needed
+    as a whole.
     """
     gone = {x.segment_id for x in view.layout.segments if x.closed_epoch is not None and _is_empty(view, x.segment_id)}
     found = {segment: position for segment, position in wanted.items() if segment not in gone}
@@ -53,11 +54,11 @@ def worth_holding(view: View, wanted: Mapping[int, int]) -> dict[int, int]:
 
 
 def moved(before: Group, after: Group, stream: str) -> HoldMoved | None:
-    """Return how what is held of a stream moves; None: ``needed`` has to tell (RG28).
+    """Return how the hold on a stream moves; None: call ``needed`` instead (RG28).
 
-    What a cut names hangs on which segments its progress has, not on how far it is in each. So if the same sets of
-    segments are there as before, the same ones are held; and a position counts where a progress has one: any other
-    that names the segment is at its end.
+    The segments of a cut depend on the segments of its progress, not on the positions in them. So with the same sets of
+    segments as before, the same ones are held. Where a progress has a position, it counts: any other cut that names the
+    segment is at its end.
     """
     if before.epoch != after.epoch:
         return None  # a reset leads anywhere, and to another stream of this name

@@ -1,7 +1,7 @@
-"""Whose a reader group is: one that a pipeline reads by is its own, and nobody else's. Pure decisions.
+"""Ownership of reader groups: a group that a pipeline reads by belongs to that pipeline alone. Pure decisions.
 
-Counterparts: ``reader_group``, which asks before it changes anything; ``store.claimed_groups``, by which a source of a
-pipeline comes. Source: GS1 to GS5 of docs/spec/group-source.md. Never knows where anybody reads.
+Counterparts: ``reader_group``, which checks ownership before each change; the claimed groups of ``store``, through
+which a source of a pipeline joins. Source: GS1 to GS5 of docs/spec/group-source.md. Never knows reading positions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Claim:
         generation: of the pipeline; 0 until the first one has begun.
         expected: how many readers there will be; 0 while none has joined.
         is_gathered: all of them have joined, and were given their segments (GS3).
-        ended: streams of which somebody read a segment to its end while a checkpoint was open.
+        ended: streams with a segment that was read to its end while a checkpoint was open.
     """
 
     source: str
@@ -49,7 +49,7 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A newer generation of the same pipeline has the group: whoever asks stops."""
+    """A newer generation of the same pipeline owns the group: the caller has to stop."""
 
     mine: int
     newest: int
@@ -57,7 +57,7 @@ class Replaced:
 
 @dataclass(frozen=True, slots=True)
 class NotYours:
-    """``problem``: whose the group is, and what to do."""
+    """``problem``: which owner the group has, and what to do."""
 
     problem: str
 
@@ -66,13 +66,13 @@ Objection: TypeAlias = Replaced | NotYours
 
 
 def objection_to_claim(claim: Claim | None, wanted: Claim | None, readers: Collection[str]) -> Objection | None:
-    """Return what stands against ``wanted``, or, if that is None, against a reset by nobody's pipeline (GS1, GS2)."""
+    """Return why ``wanted`` is refused; None for ``wanted``: why a reset without a pipeline is (GS1, GS2)."""
     if claim is None:
         if wanted is None:
             return None
         reading = f"{len(readers)} readers are in it" if readers else "programs that join it read by it"
         return NotYours(
-            f"it does not belong to a pipeline: {reading}, and would read everything anew; give the source a group of "
+            f"it does not belong to a pipeline: {reading}, and would read everything again; give the source a group of "
             "its own, or delete this one"
         )
     if wanted is None:

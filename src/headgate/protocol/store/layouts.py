@@ -90,7 +90,7 @@ class Layout:
         return found + gaps_between(self.present) + self._uneven_steps()
 
     def _uneven_steps(self) -> list[str]:
-        """Return the layouts whose new segments do not take exactly the keys of those that were closed."""
+        """Return the layouts in which the new segments do not take exactly the keys of the closed ones."""
         closed: dict[int, list[Range]] = {}
         opened: dict[int, list[Range]] = {}
         for segment in self.segments:
@@ -118,7 +118,7 @@ class Lineage:
                 self._closed.setdefault(segment.closed_epoch, []).append(segment)
 
     def predecessors(self, segment: Segment) -> list[int]:
-        """Return the segments whose events of the same keys come directly before those of ``segment``."""
+        """Return the segments that directly precede ``segment`` for some of its keys."""
         return [x.segment_id for x in self._closed.get(segment.created_epoch, ()) if x.overlaps(segment)]
 
     def successors(self, segment: Segment) -> list[int]:
@@ -143,7 +143,7 @@ def equal_ranges(keys: Range, count: int) -> list[Range]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a stream is to be scaled, by somebody who saw its layout of number ``epoch``.
+    """How to scale a stream, planned from its layout of number ``epoch``.
 
     Attributes:
         epoch: that number.
@@ -180,12 +180,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyScaled:
-    """This very step was made before: whoever asks again did not hear the answer."""
+    """This step was made before: the request is repeated because its answer was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outdated:
-    """The plan was made for another layout: somebody else has scaled the stream since."""
+    """The plan was made for an older layout: the stream was scaled since."""
 
 
 def split(layout: Layout, segment_id: int, count: int) -> Plan | Refused:
@@ -251,9 +251,9 @@ class Reopened:
 def reopen(layout: Layout, epoch: int, touched: Collection[int]) -> Reopened:
     """Find where events of the segments ``touched``, which were routed by the layout of number ``epoch``, go to.
 
-    A segment that takes all keys of a closed one takes its events as well. Where several took its keys, nobody knows
-    which event is whose, so segments of the old ranges are opened once more, for these events: all that came before
-    is in front of them, and behind ``back`` all that comes then follows them.
+    A segment that takes all keys of a closed one takes its events as well. Where several took its keys, it is unknown
+    which event belongs to which, so segments of the old ranges are opened once more for these events: all earlier
+    events precede them, and after ``back`` all later ones follow them.
     """
     homes = {number: _home(layout, number) for number in touched}
     places = {number: home for number, home in homes.items() if home is not None}
@@ -267,7 +267,7 @@ def reopen(layout: Layout, epoch: int, touched: Collection[int]) -> Reopened:
 
 
 def back(layout: Layout, ranges: Sequence[Range]) -> Change | None:
-    """Return the step to a layout of these ranges, behind what ``reopen`` did; None if they are there."""
+    """Return the step from what ``reopen`` did back to a layout of these ranges; None if it has them."""
     plan = _towards(layout, ranges)
     return None if plan is None else _step(layout, plan)
 
@@ -293,7 +293,7 @@ def _step(layout: Layout, plan: Plan) -> Change:
 
 
 def _was_made(layout: Layout, plan: Plan) -> bool:
-    """Whether the step behind the layout that ``plan`` saw is the one that it asks for."""
+    """Whether the step after the layout that ``plan`` was made for is the step that it asks for."""
     closed = {segment.segment_id for segment in layout.segments if segment.closed_epoch == plan.epoch + 1}
     opened = {segment.keys for segment in layout.segments if segment.created_epoch == plan.epoch + 1}
     return bool(closed) and closed == set(plan.close) and opened == set(plan.ranges)

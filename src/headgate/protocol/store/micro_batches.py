@@ -42,7 +42,7 @@ def pieces_between(extents: Mapping[int, Extent], begin: Mapping[int, int], end:
 
 
 def first_missing(extents: Mapping[int, Extent], begin: Mapping[int, int]) -> int | None:
-    """Return a segment of which something behind the cut ``begin`` has been truncated, if there is one."""
+    """Return a segment with truncated events after the cut ``begin``, if there is one."""
     return next((number for number, extent in sorted(extents.items()) if begin.get(number, 0) < extent.head), None)
 
 
@@ -65,7 +65,7 @@ def taken(layout: Layout, unread: Sequence[Piece], rows_max: int) -> list[Piece]
 
 
 def in_order(layout: Layout, pieces: Iterable[Piece]) -> list[list[Piece]]:
-    """Group pieces whose segments have keys in common, each group in the order in which it has to be read."""
+    """Group pieces of segments with common keys, each group in the order in which it has to be read."""
     groups: list[list[Piece]] = []
     bound = 0
     for piece in sorted(pieces, key=lambda piece: layout.segments[piece.segment].keys):
@@ -123,7 +123,7 @@ class Turn(Enum):
     DONE = "done"
     """It is in the stream already: Spark repeats the latest one."""
     LATE = "late"
-    """A later one is: Spark never goes back behind that."""
+    """A later batch is committed: Spark never goes back past that."""
 
 
 def turn_of(batch: int, committed: Collection[int]) -> Turn:

@@ -32,7 +32,7 @@ class Shares:
     """Which reader reads what.
 
     Attributes:
-        owners: segment → its reader; others are nobody's.
+        owners: segment → its reader; other segments have none.
         leaving: segments that their readers are asked to give up.
     """
 
@@ -44,7 +44,7 @@ class Shares:
         return tuple(sorted(segment for segment, owner in self.owners.items() if owner == reader))
 
     def without(self, gone: Iterable[GroupSegment]) -> Shares:
-        """Return shares in which nobody has these."""
+        """Return the shares without these segments."""
         left = set(gone)
         owners = {segment: owner for segment, owner in self.owners.items() if segment not in left}
         return Shares(owners, self.leaving - left)
@@ -106,7 +106,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint of the group, complete when nobody owes it any more.
+    """A checkpoint of the group, complete when every reader has passed its marker.
 
     Attributes:
         owed_by: the readers that have not passed its marker yet.
@@ -154,7 +154,7 @@ class Group:
 
     @property
     def free(self) -> frozenset[GroupSegment]:
-        """Those of them that nobody reads."""
+        """The readable segments without a reader."""
         return self.readable - self.shares.owners.keys()
 
     def position(self, segment: GroupSegment) -> int:
@@ -162,7 +162,7 @@ class Group:
         return self.progress[segment.stream].positions[segment.segment]
 
     def owed(self, reader: str) -> str | None:
-        """Return the oldest checkpoint whose marker a reader has to pass (RG8)."""
+        """Return the oldest checkpoint with a marker that a reader still has to pass (RG8)."""
         return next((x.name for x in self.checkpoints if reader in x.owed_by), None)
 
     def checkpoint(self, name: str) -> Checkpoint | None:
@@ -175,7 +175,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A reader comes. ``takes_over``: whoever is in the group under its name is dead.
+    """A reader joins. ``takes_over``: the reader that is in the group under its name is dead.
 
     One of a pipeline says that it is the ``claimant``, and how many readers are ``expected``.
     """
@@ -209,7 +209,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A reader has met the marker of ``checkpoint`` at these positions, and its caller has been told (RG9)."""
+    """A reader has met the marker of ``checkpoint`` at these positions, and its caller knows that (RG9)."""
 
     reader: str
     token: str
@@ -228,7 +228,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """Somebody has waited for the lease of a reader, and heard nothing since ``beats``."""
+    """The lease of a reader has passed without a heartbeat since ``beats``."""
 
     reader: str
     token: str
@@ -237,7 +237,7 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAsked:
-    """Somebody wants a checkpoint."""
+    """A checkpoint is requested."""
 
     name: str
     claimant: Claimant | None = None
@@ -245,7 +245,7 @@ class CheckpointAsked:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointForgotten:
-    """Nobody will go back to a checkpoint."""
+    """A checkpoint will not be restored any more."""
 
     name: str
     claimant: Claimant | None = None
@@ -253,10 +253,10 @@ class CheckpointForgotten:
 
 @dataclass(frozen=True, slots=True)
 class ResetAsked:
-    """All is to be read again from somewhere on.
+    """A reset is requested: the group reads on from other positions.
 
     Attributes:
-        token: of who asks, so that an order whose answer was lost is not carried out again.
+        token: of the caller, so that a request with a lost answer is not carried out again.
         streams: as they are now, name → number.
         begin: by stream where reading begins; or
         checkpoint: the name of one that was completed.
@@ -286,7 +286,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Who asks is not in the group any more: it has to join anew."""
+    """The caller is not in the group any more: it has to join again."""
 
     reason: str
 
@@ -336,9 +336,9 @@ def contradictions(group: Group) -> list[str]:
             all(x.keys() == streams for x in (group.progress, *(y.progress for y in group.checkpoints))),
             "it reads others",
         ),
-        (set(group.shares.owners.values()) <= known, "a segment belongs to nobody in the group"),
-        (group.shares.owners.keys() <= group.readable, "somebody has what cannot be read"),
-        (group.shares.leaving <= group.shares.owners.keys(), "a segment is asked for that nobody has"),
+        (set(group.shares.owners.values()) <= known, "a segment belongs to a reader outside the group"),
+        (group.shares.owners.keys() <= group.readable, "a reader has a segment that is not readable"),
+        (group.shares.leaving <= group.shares.owners.keys(), "a segment without a reader is to be released"),
         (all(set(x.owed_by) <= known for x in group.checkpoints), "who is gone owes a checkpoint"),
         (group.claim is not None or open_count <= OPEN_CHECKPOINTS_MAX, "too many open checkpoints"),  # GS14
     )
@@ -346,9 +346,9 @@ def contradictions(group: Group) -> list[str]:
 
 
 def settled(group: Group, sizes: Mapping[GroupSegment, int], *, balances: bool = True) -> Group:
-    """Give away what nobody reads, and ask for what would be better with others; ``sizes``: unread bytes (RG6, RG7).
+    """Assign free segments, and ask readers to release some for balance; ``sizes``: unread bytes (RG6, RG7).
 
-    Who owes a checkpoint gets nothing: what it read of it would lie before its marker (RG9).
+    A reader that owes a checkpoint gets no segment: what it read there would come before its marker (RG9).
     """
     if group.claim is not None and not group.claim.is_gathered:
         return group  # GS3
@@ -408,7 +408,7 @@ def _of_reader(group: Group, event: Lived | Committed | Passed, views: Mapping[s
 
 
 def _objection(group: Group, event: Event) -> group_ownership.Objection | None:
-    """Return what stands against an event, by whose the group is."""
+    """Return why the owner of the group forbids an event, or None."""
     match event:
         case ResetAsked():
             return group_ownership.objection_to_claim(group.claim, event.claim, group.readers.keys())
@@ -419,9 +419,9 @@ def _objection(group: Group, event: Event) -> group_ownership.Objection | None:
 
 
 def _claimed_step(group: Group, event: Committed | Passed, views: Mapping[str, View]) -> Group:
-    """Release what follows when nobody owes a checkpoint; until then remember that something ended (GS6).
+    """Release the successors once no reader owes a checkpoint; until then record which streams ended (GS6).
 
-    So whoever gets a segment has passed all markers, as has everybody else.
+    So a reader gets a segment only when all readers have passed all markers.
     """
     assert group.claim is not None, "only the group of a pipeline waits for checkpoints (GS6)"
     ended = tuple(sorted({*group.claim.ended, *event.ended}))
@@ -473,7 +473,7 @@ def _on_reset(group: Group, event: ResetAsked, views: Mapping[str, View]) -> Ans
             there = ", ".join(f"'{x.name}'" for x in group.checkpoints if x.is_complete) or "none"
             return GroupRefused(f"it has no completed checkpoint '{event.checkpoint}'; those that it keeps: {there}")
         if not is_same:
-            return GroupRefused(f"a stream was deleted and made anew since checkpoint '{event.checkpoint}'")
+            return GroupRefused(f"a stream was deleted and made again since checkpoint '{event.checkpoint}'")
         progress = {name: reading_order.next_step(views[name], x) for name, x in found.progress.items()}
     complete = tuple(x for x in group.checkpoints if x.is_complete and is_same)
     if event.claim is not None:
@@ -544,7 +544,7 @@ def _heirs(group: Group, seen: Group, reader: str, views: Mapping[str, View]) ->
         layout = views[segment.stream].layout
         lineage, left = Lineage(layout), [segment.segment]
         owners: list[str] = []
-        while left and not owners:  # segments without events were read by nobody
+        while left and not owners:  # segments without events had no reader
             left = [y for x in left for y in lineage.predecessors(layout.segments[x])]
             before = (GroupSegment(segment.stream, number) for number in left)
             owners = [group.shares.owners[x] for x in before if x in group.shares.owners]

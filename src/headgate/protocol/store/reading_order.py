@@ -41,13 +41,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class FirstStart:
-    """Nothing was read before.
+    """A first start: nothing was read before.
 
     Attributes:
         moment: where the segments ended at one moment, the same for all subtasks.
         from_latest: events before that moment are not read.
-        is_bounded: nor are those behind it.
-        begin: a cut at which reading begins instead; of a segment that it does not name, all is behind it. None: at the
+        is_bounded: events after that moment are not read.
+        begin: a cut at which reading begins instead; a segment that it does not name is read as a whole. None: at the
             earliest event, or the moment.
     """
 
@@ -83,28 +83,28 @@ Start: TypeAlias = FirstStart | Restored
 
 
 def passed_by(layout: Layout, extents: Mapping[int, Extent], places: Mapping[int, Place]) -> set[int]:
-    """Return the segments of which nothing is left to read behind these positions, nor of any before them.
+    """Return the segments without anything left to read at these positions, in them or in any before them.
 
-    A closed one that was read to its end; and one that has no position, but others that followed it were begun.
+    Those are: a closed one that was read to its end, and one without a position if one of its successors was begun.
     """
     begun = {number: place for number, place in places.items() if place.is_begun}
-    lineage, left, behind = Lineage(layout), list(begun), set[int]()
+    lineage, left, passed = Lineage(layout), list(begun), set[int]()
     while left:
-        before = set(lineage.predecessors(layout.segments[left.pop()])) - behind
-        behind |= before
+        before = set(lineage.predecessors(layout.segments[left.pop()])) - passed
+        passed |= before
         left += before
     closed = {x.segment_id for x in layout.segments if x.closed_epoch is not None}
     ended = {number for number, place in begun.items() if number in closed and place.position >= extents[number].end}
-    return (behind - begun.keys()) | ended
+    return (passed - begun.keys()) | ended
 
 
 @dataclass(slots=True)
 class ReadingOrder:
     """The segments of one subtask, with number ``index`` of ``parallelism``.
 
-    What all know of when they begin is dealt out in turn; what follows is read by whoever read the first of its
-    predecessors. So all agree, whenever each of them hears of a segment, and whoever waits has not been idle: the event
-    time of what waits is not passed over.
+    Segments that exist at the start are dealt out in turn; a later one goes to the subtask that read the first of its
+    predecessors. So all subtasks agree, whenever each learns of a segment, and a subtask with a waiting segment was
+    not idle: the event time of the waiting segment is not passed over.
     """
 
     index: int
@@ -165,7 +165,7 @@ class ReadingOrder:
         """Everything in an own segment has been read, and the stream's present layout was seen."""
         successors = [x for x in self._lineage.successors(self._layout.segments[number]) if self._is_known(x)]
         if successors:
-            self._pass(number)  # for this subtask: what it reads next goes the same way, behind it
+            self._pass(number)  # for this subtask: what it reads next goes the same way, after it
         if not all(map(self._is_mine, successors)):
             self._untold.add(number)
 
@@ -187,7 +187,7 @@ class ReadingOrder:
         return found
 
     def untold(self) -> set[int]:
-        """Return own segments that ended and that other subtasks have not been told of."""
+        """Return own segments that ended and were not announced to other subtasks yet."""
         return set(self._untold)
 
     def told(self, numbers: Iterable[int]) -> None:
@@ -201,7 +201,7 @@ class ReadingOrder:
             self._unchecked.update(self._lineage.successors(self._layout.segments[number]))
 
     def _is_asked_for(self, number: int, start: Restored) -> bool:
-        """Whether a segment was read to its end, and a later start must be told so: others that follow wait."""
+        """Whether a later start has to know that a segment was read to its end: its successors wait."""
         successors = self._lineage.successors(self._layout.segments[number])
         begun = {x for x in successors if x in self.passed or (x in start.places and start.places[x].is_begun)}
         return number in self.passed and self._is_mine(number) and len(begun) < len(successors)
@@ -282,12 +282,12 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stream was read.
+    """Progress of reading a stream.
 
-    Of segments without a position, those lie behind whose successors were begun; the others have to wait.
+    A segment without a position was read if one of its successors was begun; otherwise it has to wait.
 
     Attributes:
-        positions: of the next event of each segment that was begun, as far as somebody may still ask for it.
+        positions: of the next event of each begun segment, unless no later start needs it.
         done: those of them that are read to their end for good.
         begins: where segments begin that have to wait; those without a name begin with their first event.
     """
@@ -328,7 +328,7 @@ def next_step(view: View, progress: Progress) -> Progress:
 def whole_cut(view: View, progress: Progress) -> dict[int, int]:
     """Return the stream cut of a progress: segments that were read are named with their end (RG10).
 
-    Those that it does not name were not begun: all that is in them lies behind the cut.
+    A segment that it does not name was not begun: all its events come after the cut.
     """
     order = _order(view, progress)
     order.ready()
@@ -343,12 +343,12 @@ def _order(view: View, progress: Progress) -> ReadingOrder:
 
 
 def _kept(view: View, passed: Iterable[int], ready: Mapping[int, int], begins: Mapping[int, int]) -> Progress:
-    """Return what has to be remembered: a segment that was read as long as what follows it waits."""
-    lineage, behind = Lineage(view.layout), set(passed)
+    """Return the progress to record: a segment that was read stays in it as long as a successor waits."""
+    lineage, read = Lineage(view.layout), set(passed)
     asked_for = {
         number
-        for number in behind
-        if not all(x in ready or x in behind for x in lineage.successors(view.layout.segments[number]))
+        for number in read
+        if not all(x in ready or x in read for x in lineage.successors(view.layout.segments[number]))
     }
     # RG5: nothing follows in a sealed stream.
     ended = {number for number, position in ready.items() if view.is_sealed and position >= view.extents[number].end}

@@ -75,7 +75,7 @@ def holds(old: ValueType, new: ValueType) -> bool:
 
 
 def fits_if_small(old: ValueType, new: ValueType) -> bool:
-    """Whether values of ``old`` may be read as ``new`` if each of them is one of it, which can be told (S77)."""
+    """Whether values of ``old`` may be read as ``new`` if each value fits, which a reader can check (S77)."""
     if (new, old) in {(Plain(small), Plain(large)) for small, large in _LARGER} or gains_zone(str(new), str(old)):
         return True
     return _is_whole(old) and _is_whole(new)

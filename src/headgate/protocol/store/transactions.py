@@ -97,7 +97,7 @@ class RefuseFenced:
 
 @dataclass(frozen=True, slots=True)
 class RefuseUnknown:
-    """COMMIT of something that was never prepared or whose outcome was forgotten (S13)."""
+    """COMMIT of a transaction that was never prepared, or with an outcome that was removed (S13)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class SharedRecord:
 
     Attributes:
         due_ms: when the lease of an open one is over; None: it has none.
-        suspected_ms: when somebody saw that it was over; None since the last sign of life.
+        suspected_ms: when a client first saw that it was over; None since the last sign of life.
         is_expired: it was aborted because its lease was over.
         participant: the one that asks, if it is known.
     """
@@ -245,7 +245,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Record the participant's writes ``first`` to ``last``, whose events are durable."""
+    """Record the participant's writes ``first`` to ``last``; their events are durable."""
 
     token: str
     first: int
@@ -317,7 +317,7 @@ def decide_shared(request: SharedRequest, record: SharedRecord | None, epoch: in
         epoch: that of the transaction.
         fence: the newest epoch known of its owner.
     """
-    if epoch < fence:  # first, so that whoever was replaced never hears "done" (S18)
+    if epoch < fence:  # first, so that a replaced participant never gets "done" (S18)
         return RefuseFenced(fence)
     if record is None:
         return (
@@ -325,7 +325,7 @@ def decide_shared(request: SharedRequest, record: SharedRecord | None, epoch: in
         )  # TX11: nothing is concluded from nothing
     match request:
         case BeginShared():
-            return Done()  # names are new, so this is the same begin, whose answer was lost
+            return Done()  # names are unique, so this is the same begin after a lost answer
         case Join():
             return Apply() if record.status is Status.OPEN else _ended(record)
         case Write():
@@ -358,7 +358,7 @@ def _on_ping(record: SharedRecord) -> SharedAnswer:
         case Status.OPEN:
             return Apply()
         case Status.PREPARED | Status.COMMITTED:
-            return Done()  # it has no lease any more, which is no trouble of whoever pings
+            return Done()  # it has no lease any more: the ping succeeds all the same
         case Status.ABORTED:
             return _ended(record)
 
@@ -403,10 +403,10 @@ class Expire:
 
 
 def look(record: SharedRecord, now_ms: int) -> Leave | Suspect | Expire:
-    """Return what whoever looks at a transaction at ``now_ms``, a date of the store, is to do (TX8).
+    """Return what a client that looks at a transaction at ``now_ms``, a date of the store, has to do (TX8).
 
-    It takes two looks, half a lease apart, with no sign of life in between: a date that was set forward ends nothing
-    that lives, because that gives one every quarter.
+    It takes two looks, half a lease apart, with no sign of life in between: a date that was set forward ends
+    no live transaction, because its participant gives a sign of life every quarter of the lease.
     """
     if record.status is not Status.OPEN or record.due_ms is None or now_ms < record.due_ms:
         return Leave()

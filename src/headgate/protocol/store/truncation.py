@@ -47,7 +47,7 @@ class Hold:
 
 
 GROUP_HOLDER = "reader group "
-"""The names begin so under which reader groups hold (RG17). Nobody else may use one."""
+"""Prefix of the names of holds that belong to reader groups (RG17); other holders may not use it."""
 
 
 def is_of_group(holder: str) -> bool:
@@ -64,7 +64,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """The cut names what is not there: a segment that the stream does not have, or a position behind its end."""
+    """The cut is outside the stream: it names a segment that does not exist, or a position after its end."""
 
     segment: int
     position: int
@@ -85,7 +85,7 @@ Answer: TypeAlias = Move | Outside | Held
 
 
 def truncate(cut: Mapping[int, int], extents: Mapping[int, Extent], holds: Sequence[Hold], *, anyway: bool) -> Answer:
-    """Decide about a truncation that somebody asked for; with ``anyway`` no hold counts."""
+    """Decide about a truncation that a user asked for; with ``anyway`` no hold counts."""
     for segment, position in sorted(cut.items()):
         extent = extents.get(segment)
         if extent is None or position > extent.end:
@@ -101,7 +101,7 @@ def truncate(cut: Mapping[int, int], extents: Mapping[int, Extent], holds: Seque
 
 
 def retain(cut: Mapping[int, int], extents: Mapping[int, Extent], holds: Sequence[Hold]) -> Move:
-    """Decide about a cut that a retention policy found: it goes as far as nobody needs what would go."""
+    """Decide about a cut that a retention policy found: shorten it to what no hold needs."""
     limited = {
         segment: min([position, *(hold.position(segment, extents[segment]) for hold in holds)])
         for segment, position in cut.items()

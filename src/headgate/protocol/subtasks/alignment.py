@@ -120,7 +120,7 @@ class EmitBarrier:
 
 @dataclass(frozen=True, slots=True)
 class EmitCancel:
-    """EFFECT: send the cancel marker on every output channel, so that nobody downstream waits."""
+    """EFFECT: send the cancel marker on every output channel, so that no subtask downstream waits."""
 
     checkpoint: CheckpointId
 
@@ -211,10 +211,10 @@ class Aligner(Machine):
             if event.options != self._options:  # A11
                 raise self._violation(f"a barrier of {event.checkpoint} wants {event.options}, not {self._options}")
             return self._align(event.channel)
-        # Channels are in order: whoever sent the newer barrier will never send the missing one.
+        # Channels are in order: a sender of the newer barrier will never send the missing one.
         abandoned = self._abandon(AbortReason.OVERTAKEN)  # A4
         self._current, self._options = event.checkpoint, event.options
-        if self._aborted.discard_up_to(event.checkpoint):  # A8: no snapshot, but nobody downstream may wait
+        if self._aborted.discard_up_to(event.checkpoint):  # A8: no snapshot, but no subtask downstream may wait
             return [*abandoned, EmitCancel(event.checkpoint)]
         self._enter(Phase.ALIGNING)
         return abandoned + self._align(event.channel)
@@ -296,4 +296,4 @@ class Aligner(Machine):
         assert not self._blocked & self._ended, "an ended channel does not block"
         assert len(self._blocked) + len(self._ended) <= self._channels_count, "channels are counted once"
         if self._phase is Phase.ALIGNING:
-            assert self._missing() > 0, "somebody must be waited for"
+            assert self._missing() > 0, "an alignment waits for a channel"

@@ -1,8 +1,8 @@
-"""When a source that sets its own barrier is cut: at the marker, in every split (docs/spec/induced.md, EI20–EI33).
+"""Cut of a source that sets its own barrier: at the marker, in every split (docs/spec/induced.md, EI20–EI33).
 
 One ``InducedCut`` per such source subtask, part of its ``Subtask``. It aligns splits as the ``Aligner`` does channels,
 but splits come and go, and a marker counts only once the coordinator has said what the checkpoint is to be. It never
-reads: a reader stands still in a split whose marker it has met. Counterparts: the reader, which reports markers, and
+reads: a reader stops in a split after it has met the marker there. Counterparts: the reader, which reports markers, and
 the ``Coordinator``, which announces and aborts.
 """
 
@@ -25,7 +25,7 @@ class ReadOn:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """EFFECT: the barrier of ``checkpoint`` is here: every split stands behind its marker, or has ended."""
+    """EFFECT: the barrier of ``checkpoint`` is here: every split has met its marker, or has ended."""
 
     checkpoint: CheckpointId
     options: CheckpointOptions
@@ -33,7 +33,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class DeclineCut:
-    """EFFECT: ``checkpoint`` cannot be cut any more: a split is behind the marker of a later one."""
+    """EFFECT: ``checkpoint`` cannot be cut any more: a split has met the marker of a later one."""
 
     checkpoint: CheckpointId
 
@@ -56,7 +56,7 @@ class InducedCut:
 
     @property
     def held(self) -> tuple[str, ...]:
-        """Splits that stand still behind a marker."""
+        """Splits that are stopped at a marker."""
         return tuple(self._held)
 
     @property
@@ -85,7 +85,7 @@ class InducedCut:
         return self._settled()
 
     def aborted(self, checkpoint: CheckpointId) -> list[Effect]:
-        """The coordinator gave ``checkpoint`` up; nobody stands still for it any more (EI27)."""
+        """Release the splits that wait for ``checkpoint``: the coordinator gave it up (EI27)."""
         self._announced.pop(checkpoint, None)
         return self._settled()
 
@@ -115,7 +115,7 @@ class InducedCut:
         return is_read and any(split not in self._held for split in self._open)
 
     def _released(self) -> list[Effect]:
-        """Read on behind markers that mean nothing: of former generations, and of checkpoints that are over (EI23).
+        """Read on past markers without effect: of former generations, and of checkpoints that are over (EI23).
 
         One that is newer than everything announced waits: its announcement is on the way (EI22).
         """
@@ -130,4 +130,6 @@ class InducedCut:
     def _check(self) -> None:
         assert all(checkpoint <= self._newest for checkpoint in self._announced), "announcements rise (C2)"
         assert self._held.keys() <= set(self._open), "what has ended does not stand still (EI25)"
-        assert not any(self._is_over(checkpoint) for checkpoint in self._held.values()), "nobody waits in vain (EI23)"
+        assert not any(self._is_over(checkpoint) for checkpoint in self._held.values()), (
+            "no split waits for a checkpoint that is over (EI23)"
+        )

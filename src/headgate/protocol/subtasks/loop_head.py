@@ -50,7 +50,7 @@ class FeedbackReceived:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """EVENT: nobody wants ``checkpoint`` any more: aborted or subsumed."""
+    """EVENT: ``checkpoint`` was aborted or subsumed."""
 
     checkpoint: CheckpointId
 
@@ -113,7 +113,7 @@ class LoopHead(Machine):
 
     @property
     def pending(self) -> tuple[CheckpointId, ...]:
-        """Checkpoints whose logs are open, ascending."""
+        """Checkpoints with an open log, ascending."""
         return tuple(sorted(self._pending))
 
     @property
@@ -145,11 +145,11 @@ class LoopHead(Machine):
         return effects
 
     def _on_snapshot(self, checkpoint: CheckpointId) -> list[Effect]:  # L1
-        # A sentinel that came first (a short way round) closes its channel: what came behind it is after the cut.
+        # A sentinel that came first (a short way round) closes its channel: what came after it is after the cut.
         open_channels = {c for c, sentinel in self._sentinels.items() if sentinel < checkpoint}
         effects: list[Effect] = [OpenLog(checkpoint)]
         if any(sentinel > checkpoint for sentinel in self._sentinels.values()):
-            # L3: one of its own would have been held; whoever feeds back there gave the checkpoint up.
+            # L3: one of its own would have been held; the tail of that channel gave the checkpoint up.
             effects += [DropLog(checkpoint), Decline(checkpoint, AbortReason.OVERTAKEN)]
         elif open_channels:
             self._pending[checkpoint] = open_channels
@@ -163,7 +163,7 @@ class LoopHead(Machine):
         self._sentinels[channel] = checkpoint
         effects: list[Effect] = []
         for pending in [c for c in self.pending if c < checkpoint and channel in self._pending[c]]:
-            del self._pending[pending]  # L3: whoever feeds back gave it up
+            del self._pending[pending]  # L3: the loop tail gave it up
             effects += [DropLog(pending), Decline(pending, AbortReason.OVERTAKEN)]
         mine = self._pending.get(checkpoint)
         if mine is not None:
@@ -196,7 +196,7 @@ class LoopHead(Machine):
         return effects or [Ignored("no log of it is open here")]
 
     def _advance(self, checkpoint: CheckpointId) -> list[Effect]:
-        """The head is past ``checkpoint``: what came behind its sentinel may be read."""
+        """Move the head past ``checkpoint``: elements after its sentinel may be read."""
         self._current = max(self._current, checkpoint)
         for old in [c for c in self._released if c <= self._current]:
             del self._released[old]

@@ -16,10 +16,10 @@ from headgate.protocol.machine import Ignored, Machine
 
 @dataclass(frozen=True, slots=True)
 class RoundProgress:
-    """How far rounds have come in one subtask: part of its snapshot (L36). -1: no round.
+    """Progress of rounds in one subtask: part of its snapshot (L36). -1: no round.
 
     Attributes:
-        closed: the last round whose end the operators have seen.
+        closed: the last round that has ended for the operators.
         started: heads only: the round of the last probe passed.
         highest: heads only: the highest round of any record forwarded.
     """
@@ -75,7 +75,7 @@ Event: TypeAlias = ProbeReceived | ProbeOrdered | FeedbackForwarded | OutsideEnd
 
 @dataclass(frozen=True, slots=True)
 class AdvanceToEnd:
-    """EFFECT: event time has ended for everything behind this head: send the last watermark (L37)."""
+    """EFFECT: event time has ended for everything downstream of this head: send the last watermark (L37)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class LoopParticipant(Machine):
         """Advance by one event; return the effects to run, in order.
 
         Raises:
-            ProtocolViolation: a probe that nobody can have sent.
+            ProtocolViolation: a probe that no peer can have sent.
         """
         self._begin(event)
         effects = self._dispatch(event)
@@ -167,7 +167,7 @@ class LoopParticipant(Machine):
         if number != self._returned[channel] + 1 or number > self._number + 1:
             raise self._violation(f"probe {number} came back on channel {channel} unasked")
         self._returned[channel] = number
-        # Nobody can be two ahead: the driver starts a probe when all have answered the one before.
+        # No subtask can be two ahead: the driver starts a probe when all have answered the one before.
         if number > self._number:  # a body without a shuffle: another head passed it earlier than this one
             return [Ignored("the probe came back before it passed this head")]
         return self._report() or [Ignored("other feedback channels have not brought the probe back")]
@@ -185,5 +185,7 @@ class LoopParticipant(Machine):
 
     def _check(self) -> None:
         assert self._outside <= self._place.outside, "only channels from outside the nest end its entrance"
-        assert all(number <= self._number + 1 for number in self._returned.values()), "nobody is a probe ahead (L34)"
+        assert all(number <= self._number + 1 for number in self._returned.values()), (
+            "no channel is a probe ahead (L34)"
+        )
         assert self._count >= 0, "what came back is counted"

@@ -73,7 +73,7 @@ class CheckpointAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class MarkerMet:
-    """EVENT (sources that set their own barrier): in ``split`` the reader is behind the marker of ``checkpoint``."""
+    """EVENT (sources that set their own barrier): in ``split`` the reader has met the marker of ``checkpoint``."""
 
     split: str
     checkpoint: CheckpointId
@@ -247,9 +247,9 @@ class Subtask(Machine):
             place: where the subtask stands in its nest of loops, if it is in one.
             rounds: from the restored snapshot.
             alignment: of every barrier of this run (GM2).
-            induced_from: of a source whose reader sets its barriers: the first checkpoint of this generation.
+            induced_from: of a source that sets its own barrier: the first checkpoint of this generation.
             is_immediate: barriers that may overtake do so at once: the timeout is 0.
-            late: channels whose barrier takes credit, because a source that sets its own is in front of them.
+            late: channels with a barrier that takes credit, because their source sets its own.
         """
         super().__init__()
         self._is_source = channels_count == 0
@@ -284,12 +284,12 @@ class Subtask(Machine):
 
     @property
     def held_splits(self) -> tuple[str, ...]:
-        """Splits of a source that sets its own barrier which stand still behind their markers."""
+        """Splits, of a source that sets its own barrier, that are stopped at their markers."""
         return () if self._induced is None else self._induced.held
 
     @property
     def awaited_markers(self) -> tuple[CheckpointId, ...]:
-        """Checkpoints whose markers a source that sets its own barrier still reads towards."""
+        """Checkpoints with markers that a source that sets its own barrier has not met yet."""
         return () if self._induced is None else self._induced.awaited
 
     @property
@@ -304,7 +304,7 @@ class Subtask(Machine):
 
     @property
     def open_logs(self) -> tuple[CheckpointId, ...]:
-        """Checkpoints whose logs are open in this loop head."""
+        """Checkpoints with an open log in this loop head."""
         return () if self._head is None else self._head.pending
 
     @property
@@ -329,7 +329,7 @@ class Subtask(Machine):
             case BarrierReceived():
                 effects = self._aligned(event)
             case CancelReceived() if event.channel in self._feedback:
-                effects = [Ignored("whoever feeds back has told the coordinator")]  # L10
+                effects = [Ignored("the loop tail has informed the coordinator")]  # L10
             case CancelReceived() | BarrierArrived() | CancelArrived() | AlignmentTimedOut():
                 effects = self._aligned(event)
             case EndReceived():
@@ -367,7 +367,7 @@ class Subtask(Machine):
         return self._cut(event.checkpoint, event.options)
 
     def _cut(self, checkpoint: CheckpointId, options: CheckpointOptions) -> list[Effect]:
-        """Send the barrier of a source: downstream nobody knows what induced it (EI32)."""
+        """Send the barrier of a source: downstream it is like any other (EI32)."""
         self._is_suspended = self._is_suspended or options.is_last
         return self._aligned(BarrierReceived(ChannelIndex(0), checkpoint, options))
 
@@ -379,7 +379,7 @@ class Subtask(Machine):
                 effects = self._induced.announced(event.checkpoint, event.options)
             case MarkerMet():
                 if event.split in self._induced.held:
-                    raise self._violation(f"the reader went on in split '{event.split}' before it was told to (EI21)")
+                    raise self._violation(f"the reader went on in split '{event.split}' before its release (EI21)")
                 effects = self._induced.met(event.split, event.checkpoint)
             case SplitsSeen():
                 effects = self._induced.splits(event.splits, is_read=event.is_read)
@@ -393,7 +393,7 @@ class Subtask(Machine):
                     effects.append(effect)
                 case Cut():
                     effects += self._cut(effect.checkpoint, effect.options)
-                case DeclineCut():  # EI24: nobody downstream may wait, and it counts
+                case DeclineCut():  # EI24: no subtask downstream may wait, and it counts
                     given_up = self._aligned(CancelReceived(ChannelIndex(0), effect.checkpoint))
                     effects += [
                         replace(e, reason=AbortReason.MARKER_MISSED) if isinstance(e, Decline) else e for e in given_up
@@ -404,7 +404,7 @@ class Subtask(Machine):
 
     @property
     def recording(self) -> CheckpointId | None:
-        """The checkpoint whose snapshot was taken and is not whole yet, because barriers overtook (UA8)."""
+        """The checkpoint with a snapshot that was taken and is not whole yet, because barriers overtook (UA8)."""
         return self._aligner.recording if isinstance(self._aligner, TimeoutAligner) else None
 
     def _aligned(self, event: unaligned.Event) -> list[Effect]:
@@ -443,7 +443,7 @@ class Subtask(Machine):
         return alignment is self._alignment
 
     def _logged(self, event: loop_head.Event) -> list[Effect]:
-        """Pass ``event`` to the loop head; a checkpoint whose log it drops is not being written any more."""
+        """Pass ``event`` to the loop head; a checkpoint is not written any more once its log is dropped."""
         assert self._head is not None, "only loop heads have a log (L1)"
         effects = self._head.handle(event)
         self._writing -= {e.checkpoint for e in effects if isinstance(e, DropLog)}
@@ -476,7 +476,7 @@ class Subtask(Machine):
 
     def _on_loop_ended(self) -> list[Effect]:
         if self._head is None or self._has_loop_ended:
-            raise self._violation("only loop heads are told that their loop has ended, and once")
+            raise self._violation("the end of a loop is an event of its heads alone, and comes once")
         self._has_loop_ended = True
         if self._regular_ended < self._channels_count:
             return [Ignored("the end has not come through the outer loop yet")]
@@ -538,7 +538,7 @@ class Subtask(Machine):
             self._writing.remove(event.checkpoint)
             return [*released, CancelWrite(event.checkpoint)]
         effects = released + self._aligned(event)
-        if self._induced is not None:  # behind the aligner, which must know before the next barrier
+        if self._induced is not None:  # after the aligner, which must know before the next barrier
             effects += self._induced_effects(self._induced.aborted(event.checkpoint))
         return effects
 
@@ -561,7 +561,9 @@ class Subtask(Machine):
         return effects or [Ignored("nothing of it is held here any more")]
 
     def _check(self) -> None:
-        assert not self._is_finished or self._were_operators_finished, "the end goes out behind what finishes (T7)"
+        assert not self._is_finished or self._were_operators_finished, (
+            "the end is sent after the operators finished (T7)"
+        )
         assert all(checkpoint <= self._last_snapshot for checkpoint in self._writing), "what is written was taken (T2)"
         assert not self._is_finished or self._is_source or self._regular_ended == self._channels_count, "the end (T6)"
 

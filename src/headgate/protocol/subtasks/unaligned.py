@@ -113,7 +113,7 @@ class TimeoutAligner(Machine):
     def __init__(self, channels_count: int, *, is_immediate: bool, late: frozenset[ChannelIndex] = frozenset()) -> None:
         """Make the machine.
 
-        ``is_immediate``: the timeout is 0. ``late``: channels whose barrier takes credit (UA20).
+        ``is_immediate``: the timeout is 0. ``late``: channels with a barrier that takes credit (UA20).
         """
         assert channels_count >= 1, "barriers come on channels; a source has one of its own"
         super().__init__()
@@ -143,7 +143,7 @@ class TimeoutAligner(Machine):
 
     @property
     def recording(self) -> CheckpointId | None:
-        """The checkpoint whose snapshot was taken and is not whole yet."""
+        """The checkpoint with a snapshot that was taken and is not whole yet."""
         return self._current if self._phase is Phase.RECORDING else None
 
     @property
@@ -191,7 +191,7 @@ class TimeoutAligner(Machine):
             return [Ignored("barrier of a finished or older checkpoint arrived")]
         if event.checkpoint == self._current and event.channel in self._arrived:
             if event.channel in self._read:
-                return [Ignored("the barrier was read before its arrival was told")]
+                return [Ignored("the barrier was read before its arrival was reported")]
             raise self._violation(f"second barrier of {event.checkpoint} on channel {event.channel}")
         return self._note(event.channel, event.checkpoint, event.options, is_read=False)
 
@@ -221,7 +221,7 @@ class TimeoutAligner(Machine):
             effects = self._give_up(AbortReason.OVERTAKEN)  # A4, UA10
             self._current, self._has_overtaken = checkpoint, False
             self._options = _as_sent(options)
-            if self._aborted.discard_up_to(checkpoint):  # A8: no snapshot, but nobody downstream may wait
+            if self._aborted.discard_up_to(checkpoint):  # A8: no snapshot, but no subtask downstream may wait
                 return [*effects, EmitCancel(checkpoint)]
             self._enter(Phase.ALIGNING)
             self._arrived, self._read = set(), set()
@@ -270,7 +270,7 @@ class TimeoutAligner(Machine):
 
     def _on_timeout(self, checkpoint: CheckpointId) -> list[Effect]:
         if self._phase is not Phase.ALIGNING or checkpoint != self._current:
-            return [Ignored("nobody aligns this checkpoint any more")]
+            return [Ignored("this checkpoint is not aligned any more")]
         return self._go_over()
 
     def _go_over(self, just_read: ChannelIndex | None = None) -> list[Effect]:  # UA7
@@ -368,10 +368,10 @@ class TimeoutAligner(Machine):
         assert self._channels - self.blocked, "some channel can always be read, or the machine waits for none"
         if self._phase is Phase.ALIGNING:
             assert self._read <= self._arrived, "what was read has arrived (UA4)"
-            assert self._channels - self._read - self._ended, "somebody must be waited for"
+            assert self._channels - self._read - self._ended, "an alignment waits for a channel"
         if self._phase is Phase.RECORDING:
-            assert self._held, "somebody must be waited for"
-            assert not self._held & self._late, "whose barrier takes credit is not held (UA20)"
+            assert self._held, "an alignment waits for a channel"
+            assert not self._held & self._late, "a channel with a barrier that takes credit is not held (UA20)"
             assert not self._held & (self._arrived | self._ended), "a channel is held until its barrier arrives (UA7)"
 
 

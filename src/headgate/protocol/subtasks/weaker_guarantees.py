@@ -32,7 +32,7 @@ class BarrierTracker(Machine):
     """Counts the barriers of several checkpoints at a time."""
 
     PENDING_MAX = 50
-    """Checkpoints whose barriers are counted at a time (as in Flink); the oldest one beyond is given up."""
+    """Checkpoints with barriers that are counted at a time (as in Flink); beyond that the oldest is given up."""
     DROPPED_MAX = AbortedIds.COUNT_MAX
     """Ids given up that are remembered; barriers of older ones cannot arrive any more."""
 
@@ -83,7 +83,7 @@ class BarrierTracker(Machine):
         checkpoint = event.checkpoint
         if checkpoint <= self._done or checkpoint in self._dropped:  # GM12
             return [Ignored("barrier of a finished checkpoint")]
-        if self._aborted.discard(checkpoint):  # GM15: no snapshot, and nobody downstream counts on
+        if self._aborted.discard(checkpoint):  # GM15: no snapshot, and no subtask downstream counts on
             return self._drop(checkpoint)
         seen = self._seen.setdefault(checkpoint, set())
         options = self._options.setdefault(checkpoint, event.options)
@@ -172,11 +172,13 @@ class BarrierTracker(Machine):
         assert len(self._seen) <= self.PENDING_MAX, "what is counted is bounded (GM13)"
         assert all(c > self._done for c in (*self._seen, *self._aborted, *self._dropped)), "older ones are over (GM11)"
         assert not self._seen.keys() & self._dropped, "what was given up is not counted on (GM15)"
-        assert not any(self._is_complete(checkpoint) for checkpoint in self._seen), "somebody is missing (GM11)"
+        assert not any(self._is_complete(checkpoint) for checkpoint in self._seen), (
+            "a complete checkpoint counts no more barriers (GM11)"
+        )
 
 
 class ReadAhead:
-    """A batch may be processed once a completed checkpoint holds a position behind it."""
+    """A batch may be processed once a completed checkpoint holds a position after it."""
 
     def __init__(self) -> None:
         self._read = 0
@@ -205,9 +207,9 @@ class ReadAhead:
         self._taken += 1
 
     def cut(self, checkpoint: CheckpointId, *, is_last: bool) -> bool:
-        """A snapshot is taken; return whether its positions go behind everything that was read.
+        """Take a snapshot; return whether its positions come after everything that was read.
 
-        Those of the last one before a stop go in front of what is held: nothing of it is processed any more (GM32).
+        The positions of the last one before a stop come before the held batches: none of these is processed (GM32).
         """
         self._is_over = self._is_over or is_last
         assert checkpoint > max(self._covered, default=0), "cuts come in the order of checkpoints (T2)"

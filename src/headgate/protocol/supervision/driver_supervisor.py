@@ -149,7 +149,7 @@ class DriverSupervisor(Machine):
     """Decides whether and when a driver is started again."""
 
     def __init__(self, strategy: RestartStrategy, *, is_standby: bool = False) -> None:
-        """``is_standby``: the child waits for its turn, so it is not over when somebody replaced it (KR3)."""
+        """``is_standby``: the child waits for its turn, so it is not over when another driver replaced it (KR3)."""
         super().__init__()
         self._policy = RestartPolicy(strategy)
         self._is_standby = is_standby
@@ -204,7 +204,7 @@ class DriverSupervisor(Machine):
         waiting = [(self._is_drain_wanted, Command.DRAIN), (self._is_checkpoint_wanted, Command.CHECKPOINT)]
         self._is_checkpoint_wanted = False
         told: list[Effect] = [Tell(command) for is_wanted, command in waiting if is_wanted]
-        return told or [Ignored("nobody has asked for anything")]
+        return told or [Ignored("nothing was requested")]
 
     def _on_claimed(self, event: ChildClaimed) -> list[Effect]:
         self._claimed = max(event.generation, self._claimed or event.generation)  # KR10
@@ -255,7 +255,7 @@ class DriverSupervisor(Machine):
         if self._phase is Phase.RUNNING and self._is_listening:
             return [Tell(command)]
         self._is_checkpoint_wanted |= command is Command.CHECKPOINT
-        return [Ignored("told when the child listens")]
+        return [Ignored("sent when the child listens")]
 
     def _on_stop(self, command: Command) -> list[Effect]:
         self._is_stop_wanted = True
@@ -273,4 +273,4 @@ class DriverSupervisor(Machine):
         if self._phase is not Phase.RUNNING:
             assert not self._is_listening, "only a child that runs listens"
         if self._phase is Phase.PAUSING:
-            assert not self._is_stop_wanted, "whoever was asked to stop is not started again (KR6)"
+            assert not self._is_stop_wanted, "a child that was asked to stop is not started again (KR6)"

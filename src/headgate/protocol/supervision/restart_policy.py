@@ -89,7 +89,7 @@ TAKEOVER_MS = 10_000
 
 
 def longest_outage_ms(strategy: RestartStrategy) -> int:
-    """Return how long nothing may be committed behind one failure, of a worker or of the driver (CS9)."""
+    """Return for how long nothing may be committed after one failure, of a worker or of the driver (CS9)."""
     match strategy:
         case NoRestart():
             delay_ms = 0

@@ -35,13 +35,13 @@ class HeartbeatTimer:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What storage says about the newest generation.
+    """State of the newest generation, as read from storage.
 
     Attributes:
-        generation: the newest one in the log; 0: nobody has ever run.
+        generation: the newest one in the log; 0: none has ever run.
         mark: differs from one sign of life to the next; "" without any.
         course: what the run is at, or how it ended. A beat that says nothing counts as running.
-        owner: under which name it was claimed, "" where nobody says so.
+        owner: the name under which it was claimed, "" if that is unknown.
         is_ours: claimed by a driver of this standby's own keeper, which is dead.
         knows_beats: whether there is any heartbeat, of whatever generation (SB11).
         reason: why it failed.
@@ -85,7 +85,7 @@ class PauseOver:
 
 @dataclass(frozen=True, slots=True)
 class TakeoverLost:
-    """EVENT: somebody else claimed first."""
+    """EVENT: another driver claimed first."""
 
 
 Event: TypeAlias = Begin | Looked | LookFailed | PauseOver | TakeoverLost
@@ -113,12 +113,12 @@ class Pause:
 class Notice(Enum):
     """What a standby waits for, or does."""
 
-    WATCHING = "somebody runs it"
+    WATCHING = "another driver runs it"
     NOBODY_YET = "nobody has run it, or an older release does"
     STOPPED = "its user stopped it"
     FAILED_FOR_GOOD = "it failed, and starting it again would not help"
     UNREACHABLE = "storage does not answer"
-    OUTRUN = "somebody else took over"
+    OUTRUN = "another driver took over"
     TAKING_OVER = "taking over"
 
 
@@ -267,7 +267,7 @@ class Standby(Machine):
         return self._take(found)
 
     def _count(self, event: Looked, found: Observed) -> None:
-        """Start counting the silence again if anything changed, or nobody looked for a while (SB7)."""
+        """Start counting the silence again if anything changed, or this standby did not look for a while (SB7)."""
         before = self._known
         is_same = before is not None and (before.generation, before.mark) == (found.generation, found.mark)
         if not is_same or self._has_slept(event):

@@ -88,13 +88,13 @@ class RootCause:
         return next(iter(self._reports.values())).failure
 
     def report(self, event: WorkerFailed) -> Failure | None:
-        """``event.peer`` is blamed. Return the cause if nobody's word is awaited any more."""
-        assert event.peer is not None, "a report without a peer blames nobody"
+        """Record that ``event.peer`` is blamed. Return the cause if no other report is awaited any more."""
+        assert event.peer is not None, "a report that blames names its peer"
         self._reports.setdefault(event.worker, event)
         return self._cause()
 
     def lost(self, event: WorkerLost) -> Failure | None:
-        """A worker is gone, and will say no more than it has. Return the cause if nobody's word is awaited any more."""
+        """Record that a worker is gone and reports no more. Return the cause if no other report is awaited any more."""
         self._losses.setdefault(event.worker, loss_of(event))
         return self._cause()
 
@@ -117,7 +117,7 @@ def loss_of(event: WorkerLost) -> Failure:
 
 
 class Removal:
-    """What the configuration, whoever cancels and the last failure say about it."""
+    """Whether the checkpoints are removed at the end: by configuration, cancellation and the last failure."""
 
     def __init__(self, *, retain_on_cancel: bool, retain_on_failure: bool) -> None:
         self._retain_on_cancel = retain_on_cancel
@@ -126,11 +126,11 @@ class Removal:
 
     @property
     def is_due(self) -> bool:
-        """Whether they are to be removed, and nobody has begun."""
+        """Whether they are to be removed, and the removal has not begun."""
         return self._is_due
 
     def cancelled(self, *, retain: bool) -> None:
-        """The run is cancelled; ``retain``: whoever cancels wants them kept."""
+        """Record that the run is cancelled; ``retain``: and its checkpoints stay."""
         self._is_due = not (self._retain_on_cancel or retain)
 
     def cancelled_again(self, *, retain: bool) -> None:
@@ -142,11 +142,11 @@ class Removal:
         self._is_due |= self._is_after(failure, has_run=has_run)
 
     def _is_after(self, failure: Failure, *, has_run: bool) -> bool:
-        """Whether nobody goes on from the checkpoints of a run that ended so (C70).
+        """Whether no later start continues from the checkpoints of a run that ended so (C70).
 
-        What starting again may help, a keeper, a standby or the same command starts again; what failed before anything
-        ran may be a mistake in the program that is new. A claim and a commit are what a removal begins with: if they
-        succeed then, starting again would have helped.
+        A supervisor, a standby or the same command starts again after a failure that a restart may mend; a failure
+        before anything ran may be a new mistake in the program. A claim and a commit are what a removal begins with:
+        if they succeed then, starting again would have helped.
         """
         is_for_good = failure.kind in (FailureKind.USER_CODE, FailureKind.DETERMINISTIC)
         return not self._retain_on_failure and has_run and is_for_good
@@ -349,7 +349,7 @@ class Supervisor(Machine):
         if event.generation != self._generation:
             return [Ignored("a generation that is over")]
         if self._phase in (Phase.PREPARING, Phase.BACKOFF) and event.failure.is_permanent:
-            return self._end(Finish(event.failure))  # G13: its coordinator has stopped for good, nobody would trigger
+            return self._end(Finish(event.failure))  # G13: its coordinator has stopped for good, nothing would trigger
         return self._fail(event.failure, event.at_ms, event.jitter)
 
     def _fail(self, failure: Failure, at_ms: int, jitter: float) -> list[Effect]:
@@ -482,7 +482,7 @@ class Supervisor(Machine):
         return ended + self.job.let_go(is_killed=not is_done)
 
     def _finish_run(self) -> list[Effect]:
-        """The workers are gone: nobody writes any more."""
+        """Finish the run: the workers are gone, so nothing is written any more."""
         if self._removal.begin():
             self._enter(Phase.REMOVING)
             return [RemoveCheckpoints()]
@@ -490,7 +490,7 @@ class Supervisor(Machine):
 
     def _on_removed(self) -> list[Effect]:
         if self._phase is not Phase.REMOVING:
-            raise self._violation("checkpoints were removed that nobody wanted removed")
+            raise self._violation("checkpoints were removed without an order")
         return self._finish()
 
     def _finish(self) -> list[Effect]:

@@ -42,7 +42,7 @@ class JobEndTimer:
 
 @dataclass(frozen=True, slots=True)
 class PeerTimer:
-    """A worker whose peer blames it took too long to say why it left."""
+    """A worker that a peer blames took too long to say why it left."""
 
     generation: Generation
 
@@ -52,7 +52,7 @@ Timer: TypeAlias = RegisterTimer | RestartTimer | JobEndTimer | PeerTimer
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """EVENT: the driver starts, or the keeper or standby whose machine this is told to."""
+    """EVENT: the driver, the supervisor of drivers or the standby starts its machine."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The workers of a generation (rules G3, G4), and the Spark job whose tasks they are (G5, G11, G12).
+"""The workers of a generation (rules G3, G4), and the Spark job with a task for each (G5, G11, G12).
 
 Parts of the ``Supervisor``. An attempt of the job serves at most one generation. One job at a time: two submissions
 would fight for the same slots. Never decides when a generation begins or ends.
@@ -28,7 +28,7 @@ class WorkerRegistry:
         self._deployed = AttemptId(0, -1)
         """The attempt that serves the generation. Spark's retry may register before its loss is seen (G4)."""
         self._fenced = AttemptId(0, -1)
-        """Newest attempt whose workers were used up by a generation: they never serve another one (G4)."""
+        """Newest attempt with workers that served a generation: they never serve another one (G4)."""
         self._registered: set[WorkerIndex] = set()
         self._ready: set[WorkerIndex] = set()
 
@@ -103,13 +103,13 @@ class WorkerRegistry:
         return len(self._ready) >= self._workers_count
 
     def retire_deployed(self) -> None:
-        """The generation is over: whoever served it serves no other (G4)."""
+        """End the generation: its workers serve no other (G4)."""
         self._fenced = max(self._fenced, self._deployed)
         if self._newest <= self._fenced:  # else they belong to the stage's retry, which may serve the next one
             self._registered = set()
 
     def retire_all(self) -> list[WorkerIndex]:
-        """Nobody who is here serves any more; return who was registered."""
+        """Retire every worker of the attempt; return those that were registered."""
         self._fenced = max(self._fenced, self._newest)
         waiting, self._registered = sorted(self._registered), set()
         return waiting
@@ -158,7 +158,7 @@ class SparkJob:
 
     def want_workers(self) -> list[Effect]:
         """Submit unless Spark itself is still retrying the stage of the last submission (G5)."""
-        if self._is_running:  # the register timer starts anew: the one of the first attempt may be about to fire
+        if self._is_running:  # the register timer starts again: the one of the first attempt may be about to fire
             return [self._end_timer(), self._register_timer()]
         self._submission += 1
         self._is_running = True
