@@ -1,8 +1,8 @@
-"""Arrow batches in bytes that another process wrote, or a file holds: nothing uses them before they are sound (SE20).
+"""Decode Arrow batches from another process or a file, and validate them before use (SE20).
 
-A checksum says that bytes are those that were written, not who wrote them. A batch whose offsets lead anywhere would
-end the process that reads it, and a compressed one may take a thousand times its size of memory. So everything is
-validated, once, and compressed batches are refused but where our writers compress. Never does I/O.
+A checksum says that bytes are those that were written, not who wrote them. A batch with wild offsets would end the
+process that reads it, and a compressed one may need a thousand times its size in memory. So everything is validated,
+once, and compressed batches are refused except where our writers compress. Never does I/O.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def schema_fingerprint(schema: pa.Schema) -> int:
 def encode_header(
     kind: FrameKind, edge: int, generation: int, sequence: int, value: int, payload: Sequence[Buffer] = ()
 ) -> bytes:
-    """Return the header of a frame whose payload is the concatenation of ``payload``."""
+    """Return the header of a frame; its payload is the concatenation of ``payload``."""
     checksum, size_bytes = 0, 0
     if payload:
         digest = xxhash.xxh3_64()
@@ -248,7 +248,7 @@ class BatchEncoder:
         self._parts: list[Buffer] = []
         self._writer = pa.ipc.new_stream(pa.PythonFile(_Collector(self._parts), mode="w"), schema)
         self._schema = schema
-        # Arrow writes the schema with the first batch: let that be one that nobody sends.
+        # Arrow writes the schema with the first batch: let that be one that is never sent.
         self._writer.write_batch(pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema))
 
     def encode(self, batch: pa.RecordBatch) -> list[Buffer]:

@@ -115,7 +115,7 @@ class Handshake:
         self._phase = phase
 
     def _check(self) -> None:
-        assert self._phase is not Phase.COMPLETE or all(self._keys), "whoever is known shares the keys (SE13)"
+        assert self._phase is not Phase.COMPLETE or all(self._keys), "a complete handshake has both keys (SE13)"
 
     def _refuse(self, problem: str) -> ProtocolViolation:
         self._enter(Phase.FAILED)
@@ -182,7 +182,7 @@ class ServerHandshake(Handshake):
         self.client_nonce = b""
 
     def can_begin(self, data: bytes | bytearray) -> bool:
-        """Return whether ``data`` may be the beginning of a client's first message: nobody waits for other bytes."""
+        """Return whether ``data`` may begin a client's first message; a server closes the connection otherwise."""
         return data[:_PREFIX_BYTES] == self._hello[: len(data)]
 
     @property

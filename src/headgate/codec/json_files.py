@@ -111,7 +111,7 @@ def end_path(pipeline: str, generation: int) -> str:
 
 
 def generation_of(name: str) -> int | None:
-    """Return whose an object in ``heartbeats/`` is; None: not ours."""
+    """Return the generation of an object in ``heartbeats/``; None: its name is not one of ours."""
     number = name.removesuffix("-ended")
     return int(number) if len(number) >= 10 and number.isascii() and number.isdigit() else None
 
@@ -189,9 +189,9 @@ class LockHolder:
             would kill the process.
         checkpoint: the newest completed checkpoint of the run at its end.
         reason: of a failure.
-        keeper: the process that starts it again when it died, 0 if there is none.
+        keeper: the process of its supervisor, which starts it again after a crash; 0 if there is none.
         claimant: the name under which it claims, exactly; "" if it does not claim.
-        is_in_doubt: it was cancelled, and nobody can tell whether its checkpoints are given up (C72).
+        is_in_doubt: it was cancelled, and it is unknown whether its checkpoints are given up (C72).
     """
 
     owner: str

@@ -43,7 +43,7 @@ _CHUNK = struct.Struct("<QQ")
 
 
 class LogOwner(msgspec.Struct, frozen=True):
-    """Whose log it is.
+    """Owner of a loop log: one loop head.
 
     Attributes:
         subtask_index, parallelism: of the loop head.
@@ -99,7 +99,7 @@ class LogChunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodedLog:
-    """A log whose bytes are verified; its chunks are views into them.
+    """A log with verified bytes; its chunks are views into them.
 
     ``group_rows`` has the rows of the whole log for each key group that ``owner`` owned.
     """

@@ -116,7 +116,7 @@ class Obituary(Struct, frozen=True, tag="obituary"):
 class Ready(Struct, frozen=True, tag="ready", omit_defaults=True):
     """Restored and connected: may be triggered.
 
-    ``is_listening``: something here hears of checkpoints, so ``Told`` will follow each ``Complete``.
+    ``is_listening``: the worker has listeners for checkpoints, so ``Told`` follows each ``Complete``.
     """
 
     generation: Id
@@ -124,7 +124,7 @@ class Ready(Struct, frozen=True, tag="ready", omit_defaults=True):
 
 
 class Told(Struct, frozen=True, tag="told"):
-    """Whoever listens here has heard that ``checkpoint`` is completed, and did what it does then."""
+    """The listeners of the worker were called for the completed ``checkpoint``, and returned."""
 
     generation: Id
     checkpoint: Id
@@ -440,6 +440,6 @@ def _decode(decoder: msgspec.msgpack.Decoder[_M], raw: bytes | bytearray | memor
 
 
 def failed(generation: Generation, failure: Failure, peer: WorkerIndex | None = None) -> Failed:
-    """Return a ``Failed`` whose texts are cut to their bounds (of a traceback the end is kept)."""
+    """Return a ``Failed`` with texts cut to their bounds (of a traceback the end stays)."""
     reason, detail = failure.reason[:TEXT_CHARS_MAX], failure.detail[-TEXT_CHARS_MAX:]
     return Failed(generation, replace(failure, reason=reason, detail=detail), peer)

@@ -48,10 +48,12 @@ DATABASE_DESCRIPTION = "database"
 """The same if they are the files of a RocksDB database (RB20)."""
 
 OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, BROADCAST_PREFIX, IN_FLIGHT_PREFIX)
-"""Those whose rows are counted. Lists, unions and broadcast states belong to no key: they are dealt out at a restore,
-seen by everybody, or taken over by everybody.
-Records in flight were on their way to the node when a barrier overtook them (UA17). Files of a database are not among
-them: only the backend that wrote them can count what they hold (SF15)."""
+"""Prefixes of sections with counted rows.
+
+Lists, unions and broadcast states belong to no key: at a restore, lists are dealt out, unions go to every subtask, and
+broadcast states are the same in all. Records in flight were on their way to the node when a barrier overtook them
+(UA17). Files of a database are not among them: only the backend that wrote them can count their rows (SF15).
+"""
 
 _PREFIX = struct.Struct("<8sIIQ")
 _NAME = struct.Struct("<H")
@@ -103,7 +105,7 @@ def decode_sections(data: bytes | bytearray | memoryview, path: str) -> dict[str
 
 
 def encode_positions(positions: Mapping[str, bytes]) -> bytes:
-    """Return the section ``positions/…`` of a source. A split whose name is not UTF-8 is written as bytes."""
+    """Return the section ``positions/…`` of a source. A name of a split that is not UTF-8 is written as bytes."""
     try:
         return msgspec.msgpack.encode(dict(positions))
     except UnicodeEncodeError:
@@ -130,7 +132,7 @@ def is_container(data: bytes | memoryview) -> bool:
 
 
 def header_end(data: bytes | memoryview) -> int:
-    """Return where the header of a container ends, told by its first bytes; before that nothing is verified."""
+    """Return where the header of a container ends, from its first bytes; these are not verified yet."""
     return _PREFIX.size + int(_PREFIX.unpack_from(data)[2]) if len(data) >= _PREFIX.size else _PREFIX.size
 
 

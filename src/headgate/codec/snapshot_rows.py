@@ -1,4 +1,4 @@
-"""How many rows of state the bytes of a snapshot hold, whoever wrote them.
+"""Count the rows of state in the bytes of a snapshot of any writer.
 
 Counterpart: ``state.frozen.FrozenState.rows``, which says how many there were at the barrier. The two come from
 different places on purpose: the manifest records the latter, and a snapshot with other rows is neither acknowledged

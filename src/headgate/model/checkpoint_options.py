@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class CheckpointKind(Enum):
-    """Whose it is."""
+    """Kind of a checkpoint, by its owner."""
 
     CHECKPOINT = "checkpoint"
     """The pipeline's: removed when newer ones are retained."""
@@ -24,7 +24,7 @@ class Alignment(Enum):
     ALIGNED = "aligned"
     """It reads nothing more from them until the barrier has come on all."""
     TRACKED = "tracked"
-    """It reads on, so its snapshot may hold records from behind the barrier."""
+    """It reads on, so its snapshot may hold records from after the barrier."""
     TIMED = "timed"
     """As ``ALIGNED``, but for a while; then the barrier overtakes what waits in front of it (UA3)."""
     OVERTAKING = "overtaking"
@@ -38,11 +38,11 @@ class Alignment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """What a checkpoint is to be. All barriers of one checkpoint carry the same options.
+    """Options of a checkpoint. All its barriers carry the same ones.
 
     Attributes:
         target: of a savepoint: where its snapshots go, too (``places.Place`` as text).
-        is_last: no source sends a record behind its barrier (GM3).
+        is_last: no source sends a record after its barrier (GM3).
     """
 
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
@@ -70,6 +70,6 @@ class Guarantee(Enum):
 
     def options(self, *, is_last: bool, may_overtake: bool = False) -> CheckpointOptions:
         """Return what its checkpoints are to be; ``is_last``: a stop waits for this one (GM3)."""
-        if self is Guarantee.EXACTLY_ONCE:  # what is sent behind the last barrier is in no snapshot
+        if self is Guarantee.EXACTLY_ONCE:  # what is sent after the last barrier is in no snapshot
             return CheckpointOptions(alignment=Alignment.TIMED) if may_overtake else ORDINARY
         return CheckpointOptions(alignment=self.alignment, is_last=is_last)

@@ -19,11 +19,11 @@ class Access(Enum):
     """Who may read and write what is created in a local directory."""
 
     OWNER = "owner"
-    """The user whose process creates it, nobody else."""
+    """Only the user who runs the process that creates it."""
     GROUP = "group"
     """Also the group of the directory: for drivers and executors that run as different users."""
     UMASK = "umask"
-    """Whoever the process's umask leaves: for output that others consume."""
+    """The users that the umask of the process allows: for output that others consume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,13 +272,13 @@ class RuntimeConfig:
 
 @dataclass(frozen=True, slots=True)
 class StartConfig:
-    """What a start is told about the checkpoint that it begins with (docs/spec/savepoints.md).
+    """Options of a start for the checkpoint that it begins with (docs/spec/savepoints.md).
 
     Attributes:
         restore: a savepoint, or the checkpoints of a pipeline, or one of them; None: the pipeline's own newest one.
         go_back_behind: the newest checkpoint of the pipeline that may be left for it.
-        allow_unclaimed_state: operators whose state may be left behind when they are gone.
-        moved: places that are elsewhere now, each with where it is (EV15).
+        allow_unclaimed_state: operators that may be missing from the program although they have state.
+        moved: former place → present place, for sources and sinks that moved (EV15).
     """
 
     restore: str | None = None

@@ -76,13 +76,13 @@ class ExitCode(IntEnum):
     USAGE = 2
     """The command, the program or the configuration is wrong."""
     FOR_GOOD = 3
-    """Starting again fails in the same way until somebody changes something."""
+    """Starting again fails in the same way until a user changes something."""
     REPLACED = 4
-    """Somebody else runs the pipeline now."""
+    """Another driver runs the pipeline now."""
 
 
 def exit_code_of(error: HeadgateError) -> ExitCode:
-    """Return what whoever might start the command again has to know about ``error`` (KR4)."""
+    """Return the exit code for ``error``: it says whether to start the command again (KR4)."""
     match error:
         case UsageError():
             return ExitCode.USAGE

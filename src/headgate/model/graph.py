@@ -78,8 +78,10 @@ class Node:
     spec: object
     schema_text: str = ""
     state_text: str = ""
-    """Identity of the node's state ("" = stateless): kind, key columns and types, aggregates. Of a checkpoint
-    whose text differs, a restore converts what it can, and refuses the rest (docs/spec/evolution.md)."""
+    """Identity of the node's state ("" = stateless): kind, key columns and types, aggregates.
+
+    If the text of a checkpoint differs, a restore converts what it can, and refuses the rest (docs/spec/evolution.md).
+    """
     feedback: tuple[Edge, ...] = ()
     """Loop heads only: the edges that bring records back."""
     loops: tuple[NodeName, ...] = ()

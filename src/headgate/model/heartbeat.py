@@ -21,7 +21,7 @@ def supervisor_id(process_id: int, host: str) -> str:
 
 
 def owner_of(name: str) -> str:
-    """Return whose driver claims under ``name``."""
+    """Return the owner of the driver that claims under ``name``."""
     return name.partition(_DRIVER)[0]
 
 
@@ -45,7 +45,7 @@ class Course(Enum):
     FAILED = "failed"
     """Starting again may help."""
     FAILED_FOR_GOOD = "failed-for-good"
-    """Somebody has to change something first."""
+    """It failed, and a user has to change something before the next start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""What tells a node of a program from others when the program is edited: where it reads or writes, what is upstream.
+"""Lineage of a node, by which it is found again in an edited program: where it reads or writes, what is upstream.
 
-A manifest holds it for every node whose state, positions or output could be given to a wrong one. Made by
+A manifest holds it for every node that could get the state, positions or output of another one. Made by
 ``api.lineage``; compared by ``protocol.checkpoints.matching``.
 """
 

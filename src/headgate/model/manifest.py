@@ -31,13 +31,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class RestoredFrom:
-    """What was restored by name. Every later checkpoint of the pipeline says so, too (SV24).
+    """Origin of a restore by name. Every later checkpoint of the pipeline has it, too (SV24).
 
     Attributes:
-        source: the id of the savepoint, or the life of the pipeline whose checkpoint it was.
+        source: the id of the savepoint, or the life of the pipeline that took the checkpoint.
         checkpoint: its id there.
         url: as it was named.
-        life: of the pipeline whose state it is; "" if that is not known.
+        life: of the pipeline that the state belongs to; "" if that is not known.
         adopted: the id that it got in the log of the pipeline that restored it (SV21); None until then.
     """
 
@@ -85,14 +85,13 @@ class KeyGroups:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPart:
-    """Some bytes of a checkpoint: inline, or a range of a file in its storage (SF1).
+    """Bytes of a checkpoint: inline, or a range of a file in its storage (SF1).
 
     ``path`` is relative to the pipeline's directory in the checkpoint storage; "" means inline.
     ``checksum`` is xxh3-64 of the part's bytes.
-    ``rows`` says how many rows each state in it had at the barrier, by node and state (U7); None where
-    nothing was counted: files whose rows only their backend can count.
-    ``section`` says whose it is (``state/<node>``), or that it is a ``BUNDLE``; ``key_groups`` what keys are in it, if
-    it has keys.
+    ``rows`` says how many rows each state in it had at the barrier, by node and state (U7); None for files with rows
+    that only their backend can count. ``section`` names its owner (``state/<node>``), or says that it is a ``BUNDLE``;
+    ``key_groups`` are those of its keys, if it has keys.
     """
 
     size_bytes: int
@@ -104,10 +103,10 @@ class SnapshotPart:
     key_groups: KeyGroups | None = None
     offset: int = 0
     name: str = ""
-    """The operator's own word for it; nobody else reads it."""
+    """The operator's own name for it; nothing else reads it."""
 
     def __post_init__(self) -> None:
-        """Refuse what no snapshot has; whoever decodes it says so."""
+        """Refuse values that no snapshot has; the decoder reports them."""
         if self.size_bytes < 0 or self.checksum < 0 or self.offset < 0:
             raise ValueError("a part of a snapshot has an offset, a size and a checksum, none of them negative")
 
@@ -236,13 +235,13 @@ class Manifest:
     max_parallelism: int
     entries: tuple[SubtaskEntry, ...]
     carried: tuple[Committable, ...] = ()
-    """Committables of earlier completed checkpoints whose commit was not confirmed yet when this was written."""
+    """Committables of earlier completed checkpoints that were not confirmed yet when this was written."""
     state_texts: dict[str, str] = field(default_factory=dict)
     is_final: bool = False
     trigger_wall_ms: int = 0
     duration_ms: int = 0
     is_draining: bool = False
-    """It began after the sources were told to end, so some may have ended before their input did (E9)."""
+    """It began after the sources were asked to end, so some may have ended before their input did (E9)."""
     follows: int | None = None
     """Sequence of the manifest that this checkpoint descends from, 0 if none. None: the entry right before this one."""
     log_start: int = 0
@@ -254,13 +253,13 @@ class Manifest:
     origin: RestoredFrom | None = None
     """What this checkpoint, or the newest one before it that was restored by name, was restored from (SV24)."""
     place: Place | None = None
-    """Where the files of its parts are, if not in the pipeline's directory: they are somebody else's (SV27)."""
+    """Where the files of its parts are, if not in the pipeline's directory: then they have another owner (SV27)."""
     life: int = 0
     """As in the claim of its generation."""
     left: tuple[Left, ...] = ()
     """The older checkpoints of this life that this one does not descend from."""
     totals: Totals = field(default_factory=dict)
-    """What was counted from the beginning of the pipeline to this checkpoint (OM1). Empty: nobody counted."""
+    """Metrics from the beginning of the pipeline to this checkpoint (OM1). Empty: none were counted."""
     lineages: dict[str, Lineage] = field(default_factory=dict)
     """What tells nodes of the program apart when it is edited, by node (EV13). Empty: it is not known."""
 
@@ -292,7 +291,7 @@ class Manifest:
 
     @property
     def files(self) -> frozenset[str]:
-        """Paths of all files of the pipeline that this checkpoint needs, whoever wrote them (SF4)."""
+        """Paths of all files of the pipeline that this checkpoint needs, of any writer (SF4)."""
         if self.place is not None:  # SV27
             return frozenset()
         return frozenset(part.path for part in self.parts if part.path)
@@ -318,14 +317,14 @@ class Savepoint:
 
     Attributes:
         id: random.
-        pipeline: whose state it is.
+        pipeline: the name of the pipeline that the state belongs to.
         taken_ms: when it was complete, in milliseconds since 1970.
         files: the directory beside it in which the files of ``manifest`` are.
         manifest: of that checkpoint, but with the parts in ``files``, and without output: that is committed (SV2).
-        life: of the pipeline whose state it is; "" if nobody knows, as in a savepoint made of nothing.
-        is_same_cut: whether a start from it processes the same records as a start from its checkpoint. Not so at most
-            once while the pipeline went on: its positions are in front of what is held, those of the checkpoint are not
-            (SV9).
+        life: of that pipeline; "" if unknown, as in a savepoint made without one.
+        is_same_cut: whether a start from it processes the same records as a start from its checkpoint. False at most
+            once while the pipeline went on: its positions are before the held records, those of the checkpoint after
+            them (SV9).
     """
 
     id: str

@@ -36,14 +36,14 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What a sink's target remembers of the pipeline that writes to it.
+    """Owner of a sink's target: the pipeline that writes to it, as the target records it.
 
     Attributes:
-        life: None when nobody told it (a new target, or one that only version 0.1 wrote to), or it was made to forget.
+        life: None for a new target, or one that was released.
         generation: the newest one that it fences for; 0 when there was none.
-        is_forgotten: somebody made it forget: the next life that comes may have it.
+        is_forgotten: a user released it: the next life that comes may own it.
         others: what else a pipeline of that name wrote to it, by other sinks or by the former name of this one.
-            Known only where somebody asks what the target remembers.
+            Known only to a caller that reads the whole record of the target.
     """
 
     life: Life | None = None
@@ -112,12 +112,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ResetOrder:
-    """Somebody wants a pipeline to start over: it counts once the log says so (SO2).
+    """Order to reset a pipeline: it takes effect once the log has it (SO2).
 
     Attributes:
-        token: nothing else is called so; the entry of the log that makes it count names it.
+        token: unique; the entry of the log that makes the order count names it.
         targets: all that has to be emptied.
-        beside: paths of what was captured and set aside when it was given. What comes there later is not the order's.
+        beside: paths of what was captured and set aside when the order was given. The order does not cover later ones.
     """
 
     token: str

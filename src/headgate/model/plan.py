@@ -231,7 +231,7 @@ def _check_loops(graph: Graph, names: set[NodeName]) -> None:  # L31, P9
         for edge in node.feedback:
             if edge.upstream not in names or node.name not in graph.node(edge.upstream).loops:
                 raise UsageError(f"the feedback '{edge.upstream}' of loop '{node.name}' does not come from the loop")
-    behind: dict[NodeName, set[NodeName]] = {}  # the loops whose records may reach a node
+    behind: dict[NodeName, set[NodeName]] = {}  # the loops with records that may reach a node
     for node in graph.nodes:
         reached = {loop for edge in node.inputs for loop in behind[edge.upstream]}
         inputs = [graph.node(edge.upstream) for edge in node.inputs]
@@ -263,7 +263,7 @@ class HookSpec:
 
 @dataclass(frozen=True, slots=True)
 class PipelineDefinition:
-    """Everything that is needed to run a pipeline.
+    """A pipeline that can be run: graph, functions, schemas and options.
 
     Attributes:
         outputs: ``node → tag → pyarrow.Schema`` of each of its outputs, for every node of the graph (a sink's entry is
@@ -272,8 +272,8 @@ class PipelineDefinition:
         hooks: of the coordinator, in the order in which they were added.
         forgotten_hooks: names of hooks whose data in an old checkpoint is not needed any more (EI9).
         derived_names: operators that the user gave no name.
-        lineages: what tells nodes apart when the program is edited (EV13); of nodes for which it matters.
-        targets: of all sinks, as a start writes them down (SO1); None: nothing is written down.
+        lineages: by which nodes are found again in an edited program (EV13); of nodes for which it matters.
+        targets: of all sinks, as a start records them (SO1); None: nothing is recorded.
     """
 
     config: PipelineConfig

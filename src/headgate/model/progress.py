@@ -12,9 +12,9 @@ from headgate.model.ids import CheckpointId, Generation, NodeName
 
 @dataclass(frozen=True, slots=True)
 class ControlRequest:
-    """What somebody asks for: a checkpoint, or a savepoint at ``savepoint``. ``ends``, ``drains``: and the end.
+    """Request for a checkpoint, or for a savepoint at ``savepoint``. ``ends``, ``drains``: and for the end.
 
-    ``cancels``: nothing but the end. ``run``: the nonce of the run that is asked, "" if who asks does not say.
+    ``cancels``: only the end. ``run``: the nonce of the run that the request is for; "": of any.
     """
 
     savepoint: str = ""
@@ -55,7 +55,7 @@ class PipelineState(Enum):
     RESTARTING = "restarting"
     """A generation failed; waiting for the delay of the restart strategy, or for new workers."""
     DRAINING = "draining"
-    """Sources were told to end; what is in flight is processed."""
+    """Sources were asked to end; what is in flight is processed."""
     STOPPING = "stopping"
     """Was asked to stop, or all input has ended; waiting for the last checkpoint."""
     FINISHED = "finished"
@@ -105,18 +105,16 @@ class NodeProgress:
             A pipeline that continues from a checkpoint of a release that did not count begins at zero.
         records_in_per_second, records_out_per_second: lately.
         busy: the share of the time, 0 to 1, that its busiest subtask spent in the operator's own code, without that of
-            the operators behind it.
-        held_back: the share in which that subtask had something to do, and those behind it had no room (backpressure).
-        idle: the rest: it waited for records, or for its turn in the one thread of its worker.
+        the operators after it. held_back: the share in which that subtask had something to do, and those after it had
+        no room (backpressure). idle: the rest: it waited for records, or for its turn in the one thread of its worker.
         busy_ms, held_back_ms, idle_ms: sums over all subtasks, since the first generation of this process.
-        queued_batches, queued_bytes: what waits on the inputs of its subtasks.
-        watermark_ms: the lowest of its subtasks, milliseconds since 1970, or None before the first.
-        lag_ms: how far that is behind the date; None without a watermark, and when all input has ended.
-        state_rows, state_bytes: of its state in the last completed checkpoint; rows of RocksDB are not counted there.
-        counters: the operator's own, by name (for example ``late``).
-        subtasks: each of them.
-        runs_with: expressions that follow each other run as one pass, whose time the last of them has: its name. The
-            others have none, and None says that the operator is not one of those.
+        queued_batches, queued_bytes: what waits on the inputs of its subtasks. watermark_ms: the lowest of its
+        subtasks, milliseconds since 1970, or None before the first. lag_ms: the date minus the watermark; None without
+        a watermark, and when all input has ended. state_rows, state_bytes: of its state in the last completed
+        checkpoint; rows of RocksDB are not counted there. counters: the operator's own, by name (for example
+        ``late``). subtasks: each of them. runs_with: expressions that follow each other run as one pass, and the last
+        of them has the time of all: its
+            name. None: the operator is not part of such a pass.
     """
 
     node: NodeName
@@ -293,7 +291,7 @@ class Progress:  # K26
 
 
 class LogPlace(str):
-    """The note that says where the workers' logs are: text for people, and the directory for whoever shows them."""
+    """Note that says where the workers' logs are: text for people, and the directory for a program that shows them."""
 
     def __new__(cls, directory: str) -> Self:
         """``directory``: of one pipeline, on the machines of its workers."""
@@ -305,7 +303,7 @@ class LogPlace(str):
 
 
 class Continuation(str):
-    """The note that says what a generation continues from: text for people, and what it says for whoever must know."""
+    """Note that says what a generation continues from: text for people, and the same as values for a program."""
 
     def __new__(cls, generation: Generation, checkpoint: CheckpointId, before: int, now: int) -> Self:
         """``before``, ``now``: the parallelism that the checkpoint was taken at, and that of this generation."""
@@ -362,14 +360,14 @@ class RunResult:  # OM1
         records_out: records that reached sinks, counted in the same way.
         last_checkpoint: the newest completed checkpoint, or None.
         restarts: how often this run was restarted after a failure, by its process or by its supervisor.
-        is_drained: whether the sources were told to end. A drained run is finished, too.
+        is_drained: whether the sources were asked to end. A drained run is finished, too.
         savepoint: the outcome of the savepoint with which the run was to end; None if none was requested.
         has_removed_checkpoints: whether the run was cancelled with ``Checkpointing(retain_on_cancel=False)`` and
             removed its checkpoints. The pipeline then does not continue.
         is_removal_in_doubt: whether the run was to remove its checkpoints, but it is unknown whether it did. The next
-            start either continues or begins anew.
-        is_cancelled: whether the run was cancelled. If its checkpoints are kept, the next one processes again what came
-            after ``last_checkpoint``.
+            start either continues or begins again from nothing.
+        is_cancelled: whether the run was cancelled. If its checkpoints stay, the next run processes
+            again what came after ``last_checkpoint``.
         had_finished: whether the pipeline had finished before this run, which processed nothing. The records are those
             of the former runs.
     """
@@ -449,7 +447,7 @@ class PipelineHandle(Protocol):
         The savepoint holds the state of a checkpoint that is taken now. Headgate never removes it.
 
         Returns:
-            The outcome, whose ``savepoint`` is set if the savepoint was written. None if ``timeout_s`` passes first.
+            The outcome; its ``savepoint`` is set if the savepoint was written. None if ``timeout_s`` passes first.
 
         Raises:
             UsageError: the savepoint cannot be written there.

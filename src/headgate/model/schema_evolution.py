@@ -39,11 +39,11 @@ class StateRules:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRules:
-    """What the user said about the states of one operator.
+    """Rules of the user for the states of one operator.
 
     Attributes:
         states: by name, those of keys; ``lists``: by name, those that belong to no key.
-        forgotten: states of keys that are left behind; ``forgotten_lists``: lists.
+        forgotten: states of keys that are dropped; ``forgotten_lists``: lists.
     """
 
     states: tuple[tuple[str, StateRules], ...] = ()
@@ -88,7 +88,7 @@ class FieldFrom:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of a struct, in the order of the new type. ``removed``: paths of those that are left behind."""
+    """The fields of a struct, in the order of the new type. ``removed``: paths of those that are dropped."""
 
     fields: tuple[FieldFrom, ...]
     removed: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ Conversion: TypeAlias = Kept | Widened | Elements | Fields
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """No conversion. ``why`` goes on a sentence behind a colon; ``advice`` says what may be done, "" for nothing."""
+    """No conversion. ``why`` continues a sentence after a colon; ``advice`` says what to do, "" for nothing."""
 
     why: str
     advice: str = ""

@@ -144,7 +144,7 @@ def gains_zones(old: str, new: str) -> bool:
 
 
 class Form(Enum):
-    """Whose state it is, by how its text begins."""
+    """Kind of the owner of a state, by how the text of the state begins."""
 
     KEYED = "keyed state(keys "
     REDUCE = "reduce(keys "
@@ -208,7 +208,7 @@ class StateIdentity:
 
     @property
     def form(self) -> Form:
-        """Whose state it is."""
+        """The kind of its owner."""
         return next(form for form in Form if self.text.startswith(form.value))
 
     def adds_timers_to(self, before: StateIdentity) -> bool:
