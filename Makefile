@@ -85,12 +85,13 @@ lost-machines: setup-test ## cut machines off and delete their disks TIMES times
 kill-chain: setup-java ## kill workers and drivers of two pipelines in a row for MINUTES minutes, on Spark
 	HEADGATE_TEST_MINUTES=$(MINUTES) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_chains.py -k spark
 
-lint: setup ## format, lint, import layering, types, rules of the architecture
+lint: setup ## format, lint, import layering, types, names and words, rules of the architecture
 	$(PYTHON_ENV) -m ruff format --check .
 	$(PYTHON_ENV) -m ruff check .
 	.venv/bin/lint-imports
 	$(PYTHON_ENV) -m mypy
 	$(PYTHON_ENV) -m mypy --config-file examples/mypy.ini examples
+	$(PYTHON_ENV) scripts/check_names.py
 	$(PYTHON_ENV) -m pytest -q tests/test_architecture.py
 
 check: lint ## the same, and unit tests, a short simulation
