@@ -24,8 +24,7 @@ from bench.headgate_windowed import pipeline
 from bench.running import Reports, running, wait_for, wrapped
 from headgate.model.failure import Failure
 from headgate.model.ids import Generation
-from headgate.model.metrics import NODE, Samples
-from headgate.model.progress import SilentObserver
+from headgate.model.progress import NODE, Samples, SilentObserver
 from headgate.operators.base import Operator, OperatorSpec
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.driver.supervisor_host import Launcher

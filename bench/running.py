@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from headgate.model.metrics import CLOCK_S, NODE, RECORDS_OUT, Samples
 from headgate.model.plan import PipelineDefinition
-from headgate.model.progress import Observer, PipelineState, SilentObserver
+from headgate.model.progress import CLOCK_S, NODE, RECORDS_OUT, Observer, PipelineState, Samples, SilentObserver
 from headgate.operators.base import OperatorSpec
 from headgate.spark.session import SparkHandle, start_pipeline
 

@@ -18,7 +18,6 @@ SOURCE = ROOT / "src" / "headgate"
 
 VERB_FORM = re.compile(r"(?:ing|ed|ly)$")
 NOUNS = {
-    "autoscaling",
     "encoding",
     "feed",
     "induced",

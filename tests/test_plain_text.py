@@ -15,8 +15,7 @@ from headgate.codec.snapshot import decode_positions, encode_positions
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.plain_text import encodable, printable
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
-from headgate.protocol.checkpoints.coordinator_events import Declined
+from headgate.protocol.checkpoints.coordinator_events import AbortReason, Declined
 from headgate.store.store import store_root
 from headgate.testing import Collect, run
 

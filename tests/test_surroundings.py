@@ -30,7 +30,7 @@ FROM_OUTSIDE = {
 EXCEPTIONS = {
     "runtime/surroundings.py": "it is the operating system of the runtime",
     "runtime/wire/spill.py": "its locks are held across files of the process, where the simulator does not park",
-    "runtime/wire/feedback.py": "its lock is held across a spill at most (see spill)",
+    "runtime/wire/channels.py": "its lock is held across a spill at most (see spill)",
     "runtime/driver/pipeline_lock.py": "thin: a lock of the file system",
     "runtime/driver/remote_control.py": "thin: signals between processes",
     "storage/permissions.py": "names temporary files of the file system",

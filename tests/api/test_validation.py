@@ -8,8 +8,7 @@ import pytest
 
 import headgate as hg
 from headgate.connectors.base import Sink
-from headgate.model.checkpoint_options import Alignment, Guarantee
-from headgate.model.config import DamagedCheckpoint
+from headgate.model.config import Alignment, DamagedCheckpoint, Guarantee
 
 
 def made(mode: str, **options: Any) -> hg.Pipeline:

@@ -9,7 +9,7 @@ import pytest
 from bench.checkpoint_overhead import OVERHEAD_MAX, WINDOW_S, WINDOW_S_QUICK, Compared, judged, pipeline
 from bench.on_demand import Window
 
-from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import Guarantee
 from headgate.model.graph import Partitioner
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bench.coordinator import Run, acknowledgements, definition_of, machine_alone, run
 from bench.harness import Options
 
-from headgate.codec.log_entry import decode_log_entry
+from headgate.codec.json_files import decode_log_entry
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
 

@@ -13,9 +13,8 @@ import pytest
 from headgate.cli import __main__, progress, run, supervisor
 from headgate.cli.__main__ import environment_of, program_of, start_jvm, values_of
 from headgate.cli.program_loader import make_importable
-from headgate.spark import jvm, jvm_settings
-from headgate.spark.jvm import Launch
-from headgate.spark.jvm_settings import QUICK_COMPILER, quick_jvm
+from headgate.spark import jvm
+from headgate.spark.jvm import QUICK_COMPILER, Launch, quick_jvm
 from headgate.spark.prerequisites import JVM_OPTIONS
 from headgate.spark.session import jvm_settings as settings_of
 from headgate.spark.session import session_options
@@ -27,7 +26,7 @@ PROGRAM = "import headgate as hg\np = hg.Pipeline('p')\n"
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(jvm_settings, "temporary_directory", lambda: tmp_path)
+    monkeypatch.setattr(jvm, "temporary_directory", lambda: tmp_path)
     for name in ("HEADGATE_MASTER", "PYSPARK_GATEWAY_PORT", "SPARK_CONF_DIR", "PYSPARK_PYTHON", JVM_OPTIONS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(__main__, "java_problem", lambda *_: None)

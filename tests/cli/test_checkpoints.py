@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from headgate.cli import app as cli
 from headgate.cli.app import app
-from headgate.codec.log_entry import encode_log_entry
+from headgate.codec.json_files import encode_log_entry
 from headgate.errors import CorruptionError, HeadgateError, PipelineFailed, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, Savepoint, SnapshotDelays, SnapshotPart, SubtaskEntry

@@ -17,7 +17,7 @@ from headgate.cli.options import RunOptions, StartPoint
 from headgate.cli.supervisor import Orders
 from headgate.errors import UsageError
 from headgate.model.progress import PipelineState, Progress, RunResult
-from headgate.spark.jvm_settings import QUICK_COMPILER
+from headgate.spark.jvm import QUICK_COMPILER
 from headgate.spark.prerequisites import JVM_OPTIONS
 from headgate.spark.py_files import Submission
 

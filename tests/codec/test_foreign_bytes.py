@@ -17,15 +17,18 @@ from headgate.codec.json_files import (
     Ending,
     LockHolder,
     decode_beat,
+    decode_hint,
     decode_holder,
     decode_life,
+    decode_log_entry,
     decode_order,
     decode_savepoint,
     decode_targets,
+    encode_hint,
     encode_holder,
     encode_life,
+    encode_log_entry,
 )
-from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint, encode_log_entry
 from headgate.codec.snapshot import FILES_PREFIX, IN_FLIGHT_PREFIX
 from headgate.errors import CorruptionError, ProtocolViolation
 from headgate.model.failure import Failure, FailureKind

@@ -35,7 +35,7 @@ from headgate.codec.frames import (
     schema_fingerprint,
 )
 from headgate.errors import CorruptionError, ProtocolViolation
-from headgate.model.checkpoint_options import CheckpointKind, CheckpointOptions
+from headgate.model.config import CheckpointKind, CheckpointOptions
 from headgate.model.ids import CheckpointId
 from headgate.protocol.loop_prober import Probe
 

@@ -9,9 +9,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint, encode_log_entry
+from headgate.codec.json_files import decode_hint, decode_log_entry, encode_hint, encode_log_entry
 from headgate.errors import CorruptionError, UnknownFormat
-from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import Guarantee
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import (
     Claim,

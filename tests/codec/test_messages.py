@@ -10,14 +10,19 @@ from hypothesis import strategies as st
 from headgate.codec import messages as m
 from headgate.codec.messages import TEXT_CHARS_MAX
 from headgate.errors import ProtocolViolation
-from headgate.model.checkpoint_options import CheckpointKind, CheckpointOptions
+from headgate.model.config import CheckpointKind, CheckpointOptions
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, Copied, Place, SnapshotPart, SubtaskEntry
-from headgate.model.metrics import Sample
+from headgate.model.progress import Sample
 from headgate.protocol import loop_prober
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
-from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported, SourceReadsOn
+from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
+    Acknowledged,
+    Declined,
+    FinishReported,
+    SourceReadsOn,
+)
 
 HANDLE = SnapshotPart(10, (1 << 64) - 1, "3/a", b"x", {"window": {"sums": 3}})
 SINK = SubtaskId(VertexId("sink"), 1)

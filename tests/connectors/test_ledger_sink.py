@@ -24,7 +24,7 @@ from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
 from headgate.runtime.checkpoints import snapshot_writer
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SnapshotWriter, SubtaskSnapshot
-from headgate.runtime.driver.sink_commits import SinkCommits
+from headgate.runtime.driver.connectors import SinkCommits
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from headgate.spark.jvm_settings import QUICK_COMPILER
+from headgate.spark.jvm import QUICK_COMPILER
 from headgate.spark.prerequisites import JVM_OPTIONS
 
 TESTS = Path(__file__).resolve().parents[1]

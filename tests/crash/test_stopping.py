@@ -15,7 +15,7 @@ import pytest
 
 from crash.processes import STARTED_S, Child, end_session
 from crash.results import assert_clean, assert_standard
-from headgate.spark.jvm_settings import QUICK_COMPILER
+from headgate.spark.jvm import QUICK_COMPILER
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 

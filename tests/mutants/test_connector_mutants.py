@@ -25,7 +25,7 @@ from headgate.connectors.files.line_source import FileReader
 from headgate.connectors.files.publish_log import Ledger
 from headgate.operators.checkpoint_listeners import PublishOnCheckpoint
 from headgate.runtime.checkpoints.restore import RestoredSnapshots
-from headgate.runtime.driver.sink_commits import SinkCommits
+from headgate.runtime.driver.connectors import SinkCommits
 from headgate.sim.scenarios import listeners, log_files, user_pipelines
 
 

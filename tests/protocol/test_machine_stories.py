@@ -9,9 +9,14 @@ from headgate.errors import ProtocolViolation
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import SubtaskId, VertexId
 from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator import Coordinator
-from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, ManifestWritten, Started
+from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
+    Acknowledged,
+    Declined,
+    ManifestWritten,
+    Started,
+)
 from headgate.protocol.machine import STORY_CHARS_MAX, STORY_MAX, told
 
 WINDOW = SubtaskId(VertexId("window"), 3)

@@ -11,7 +11,7 @@ import pytest
 from tests.powercut import PowerCut, another_process
 
 from headgate.errors import StorageError
-from headgate.spark.captures import capture, is_captured
+from headgate.spark.dataframes import capture, is_captured
 
 SCHEMA = pa.schema({"id": pa.int64()})
 PARTS = ("part-0.snappy.parquet", "part-1.snappy.parquet")

@@ -19,6 +19,8 @@ from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import PipelineFailed, UsageError
 from headgate.spark import jvm, session
 from headgate.spark.jvm import (
+    LOG,
+    START_LOG,
     JvmProcess,
     Launch,
     StderrReader,
@@ -27,14 +29,15 @@ from headgate.spark.jvm import (
     discard_early,
     forget_dead_jvm,
     is_no_py4j_traceback,
+    jvm_settings,
     launch_of,
     log_to,
     reason_line,
+    session_options,
     start_early,
     startup_errors,
     take_or_start,
 )
-from headgate.spark.jvm_settings import LOG, START_LOG, jvm_settings, session_options
 from headgate.spark.session import find_session, make_session
 
 TELLS = r"""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from headgate.spark import jvm_settings
+from headgate.spark import jvm
 
 STARTED = """
 import sys
-from headgate.spark.jvm_settings import temporary_directory
+from headgate.spark.jvm import temporary_directory
 path = temporary_directory()
 (path / "blockmgr-1").mkdir()
 (path / "blockmgr-1" / "block").write_text("x")
@@ -67,11 +67,11 @@ def test_what_a_killed_process_left_goes_with_the_next_start(tmp_path: Path) -> 
 
 
 def test_a_fork_leaves_the_directory_to_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jvm_settings, "_own", [])
+    monkeypatch.setattr(jvm, "_own", [])
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     registered: list[tuple[object, ...]] = []
-    monkeypatch.setattr(jvm_settings.atexit, "register", lambda *call: registered.append(call))
-    path = jvm_settings.temporary_directory()
+    monkeypatch.setattr(jvm.atexit, "register", lambda *call: registered.append(call))
+    path = jvm.temporary_directory()
     assert path is not None
     ((remove, _, own),) = registered
     remove(os.getpid() + 1, own)  # type: ignore[operator]
@@ -81,16 +81,16 @@ def test_a_fork_leaves_the_directory_to_its_parent(tmp_path: Path, monkeypatch: 
 
 
 def test_without_a_directory_spark_does_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jvm_settings, "_own", [])
+    monkeypatch.setattr(jvm, "_own", [])
     (tmp_path / "file").touch()
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "file"))
-    assert jvm_settings.temporary_directory() is None
-    assert jvm_settings.temporary_file_options(None) == ({}, "")
+    assert jvm.temporary_directory() is None
+    assert jvm.temporary_file_options(None) == ({}, "")
 
 
 def test_headgate_may_be_installed_in_a_directory_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark takes options of a JVM apart at spaces, and log4j decodes the URL."""
-    monkeypatch.setattr(jvm_settings, "__file__", "/opt/a b%/headgate/spark/jvm_settings.py")
+    monkeypatch.setattr(jvm, "__file__", "/opt/a b%/headgate/spark/jvm.py")
     url = "file:///opt/a%20b%25/headgate/spark/log4j2-quiet.properties"
-    found = jvm_settings.log_options(None, is_local=False)
+    found = jvm.log_options(None, is_local=False)
     assert found == [f"-Dlog4j2.configurationFile={url}", f"-Dlog4j.configurationFile={url}"]

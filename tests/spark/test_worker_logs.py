@@ -131,7 +131,7 @@ def test_what_goes_into_the_log_is_still_told_of_a_worker_that_is_lost(tmp_path:
     lines, _, _ = written(
         tmp_path,
         """
-        from headgate.spark.worker_exits import SharedTail, TeeStream
+        from headgate.spark.worker_main import SharedTail, TeeStream
         page = SharedTail()
         sys.stdout, sys.stderr = TeeStream(sys.stdout, page), TeeStream(sys.stderr, page)
         for _ in range(2):  # Spark uses a process again

@@ -12,8 +12,7 @@ from tests.store.test_store_truncation import Clock
 
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.pipeline_identity import Life
-from headgate.protocol.store.autoscaling import Plan, Unit, decide
-from headgate.protocol.store.layouts import KEY_SPACE
+from headgate.protocol.store.layouts import KEY_SPACE, Plan, Unit, scaling_by_policy
 from headgate.storage.local import LocalStorage
 from headgate.store.catalogue import tables as t
 from headgate.store.policies import Scaling
@@ -126,7 +125,7 @@ def test_of_two_processes_that_look_at_once_one_scales(store: Store, clock: Cloc
         observed = other._core.catalogue.observe(other.find(STREAM), clock.now_ms)
         assert observed is not None
         assert info.scaling is not None
-        plan = decide(info.scaling, observed)
+        plan = scaling_by_policy(info.scaling, observed)
         assert isinstance(plan, Plan)
         assert store.autoscale(STREAM)
         assert not other._core.catalogue.autoscale(info, plan, clock.now_ms)

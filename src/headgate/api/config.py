@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 from headgate.connectors.base import Sink, check_is_sink
 from headgate.errors import UsageError
 from headgate.model import config as model
-from headgate.model.checkpoint_options import Guarantee
 from headgate.model.config import (
     Access,
     CheckpointConfig,
     DamagedCheckpoint,
     DeniedOutput,
     Duration,
+    Guarantee,
     RestartStrategy,
     RuntimeConfig,
     SecurityConfig,

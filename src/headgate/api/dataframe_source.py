@@ -115,18 +115,18 @@ class CapturedDataFrame(DataFrameSource):
             UsageError: an earlier start did, and they were others.
             StorageError: Spark could not compute, write or compare them.
         """
-        from headgate.spark import captures
+        from headgate.spark import dataframes
 
-        if not captures.is_captured(self._directory):
-            captures.capture(self._dataframe, self._directory, self.schema())
-        elif (problem := captures.columns_difference(self.schema(), self._directory)) is not None:
+        if not dataframes.is_captured(self._directory):
+            dataframes.capture(self._dataframe, self._directory, self.schema())
+        elif (problem := dataframes.columns_difference(self.schema(), self._directory)) is not None:
             raise UsageError(
                 f"the DataFrame has other columns than at the first start of this pipeline: {problem}; to process it, "
                 "start over with run(fresh=True) or give the pipeline another name; to go on with the rows that were "
                 "captured then, give DataFrameSource a DataFrame with their columns"
             )
         elif self._changed == "refuse":
-            self._refuse_other_rows(captures.rows_difference(self._dataframe, self._directory))
+            self._refuse_other_rows(dataframes.rows_difference(self._dataframe, self._directory))
         return self._dataframe.sparkSession
 
     def _refuse_other_rows(self, problem: str | None) -> None:

@@ -30,8 +30,7 @@ from prometheus_client.registry import Collector
 from headgate.distribution import install_command
 from headgate.errors import UsageError
 from headgate.http_limits import HEAD_S, BoundedInput, ConnectionLimit, TooLongError, host_of
-from headgate.model.metrics import LATE_RECORDS
-from headgate.model.progress import LoopProgress, NodeProgress, PipelineState, Progress, SubtaskProgress
+from headgate.model.progress import LATE_RECORDS, LoopProgress, NodeProgress, PipelineState, Progress, SubtaskProgress
 from headgate.tls import is_loopback
 
 CALLERS_MAX = 32

@@ -95,7 +95,7 @@ def processor_operator(keyed: Records, node: NodeName, options: ProcessorOptions
     Raises:
         UsageError: something that is wrong, or not supported.
     """
-    from headgate.spark.stateful_processor.operator import processor_spec
+    from headgate.spark.stateful_processor import processor_spec
 
     refuse_uncalled_methods(f"operator '{node}'", options.processor)
     return processor_spec(

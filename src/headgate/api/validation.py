@@ -11,8 +11,7 @@ from headgate.api.unsupported import refuse_operator_state, refuse_uncalled_meth
 from headgate.connectors.base import Sink, transaction_timeout_ms
 from headgate.connectors.streams import GroupSource
 from headgate.errors import UsageError
-from headgate.model.checkpoint_options import Guarantee
-from headgate.model.config import CheckpointConfig, DamagedCheckpoint, RestartStrategy
+from headgate.model.config import CheckpointConfig, DamagedCheckpoint, Guarantee, RestartStrategy
 from headgate.model.graph import Graph, Node, Role
 from headgate.model.ids import NodeName
 from headgate.model.plan import HookSpec

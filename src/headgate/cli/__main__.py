@@ -12,8 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from headgate.spark.jvm import adopt_environment, launch_of, start_early
-from headgate.spark.jvm_settings import jvm_settings, quick_options, session_options
+from headgate.spark.jvm import adopt_environment, jvm_settings, launch_of, quick_options, session_options, start_early
 from headgate.spark.prerequisites import JVM_OPTIONS, SUBMITTED, java_problem, read_master, spark_home_problem
 from headgate.spark.py_files import program_place, with_directory
 

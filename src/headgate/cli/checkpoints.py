@@ -19,7 +19,7 @@ from headgate.cli.output import Terminal, duration_text, say, size_text, time_te
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.display.text import counted as number_of
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
-from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import Guarantee
 from headgate.model.manifest import SAVEPOINT_VERSION, Claim, Manifest, Savepoint, SnapshotPart, SubtaskEntry
 from headgate.model.progress import CheckpointOutcome, ControlRequest
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates, has_given_up

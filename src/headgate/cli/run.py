@@ -67,7 +67,7 @@ from headgate.cli.supervisor_client import SupervisorClient
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.progress import PipelineHandle, RunResult
 from headgate.runtime.driver.takeover import Takeover, taking_over
-from headgate.spark.jvm_settings import quick_jvm
+from headgate.spark.jvm import quick_jvm
 from headgate.spark.py_files import program_place
 from headgate.spark.session import WarmSession, check_cluster
 

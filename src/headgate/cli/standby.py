@@ -39,10 +39,9 @@ from headgate.protocol.supervision.standby import (
     TakeoverLost,
 )
 from headgate.protocol.supervision.supervisor_events import Begin
-from headgate.runtime.driver.liveness import HeartbeatReader
 from headgate.runtime.driver.pipeline_lock import AlreadyRunning, read_holder
 from headgate.runtime.driver.remote_control import DRAIN, STOP
-from headgate.runtime.driver.takeover import Takeover, taking_over
+from headgate.runtime.driver.takeover import HeartbeatReader, Takeover, taking_over
 from headgate.storage.urls import open_storage
 
 TEXTS = {

@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 
 from headgate.errors import CorruptionError, ProtocolViolation
-from headgate.model.checkpoint_options import ORDINARY, CheckpointOptions
+from headgate.model.config import ORDINARY, CheckpointOptions
 from headgate.model.ids import CheckpointId
 from headgate.protocol.loop_prober import Probe
 

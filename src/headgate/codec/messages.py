@@ -14,12 +14,11 @@ from msgspec import Meta, Struct, field
 
 from headgate.codec.json_files import MALFORMED
 from headgate.errors import ProtocolViolation
-from headgate.model.checkpoint_options import ORDINARY, CheckpointOptions
+from headgate.model.config import ORDINARY, CheckpointOptions
 from headgate.model.failure import Failure
 from headgate.model.ids import Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import SnapshotPart
-from headgate.model.metrics import Sample
-from headgate.model.progress import LoopProgress
+from headgate.model.progress import LoopProgress, Sample
 from headgate.plain_text import encodable_values
 from headgate.protocol import loop_prober
 from headgate.protocol.checkpoints import coordinator_events as checkpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import Guarantee
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.lineage import Lineage
 
@@ -58,7 +58,7 @@ Rows: TypeAlias = dict[str, dict[str, int]]
 """How many rows each state has, by operator and state."""
 
 Totals: TypeAlias = dict[str, dict[str, int]]
-"""How many records were counted, by operator and by what was counted (``model.metrics``)."""
+"""How many records were counted, by operator and by what was counted (``model.progress``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,6 @@ outside; ``savepoint_writer``, above both, writes savepoints without a run. Impo
 threads, sockets and random numbers come from ``surroundings``.
 
 Where to look: a restart is ``driver.restart``, a takeover ``driver.takeover``, the commit of sinks
-``driver.sink_commits``, a reset ``driver.reset``; barrier alignment is ``protocol.checkpoints``, carried out by
+``driver.connectors``, a reset ``driver.reset``; barrier alignment is ``protocol.checkpoints``, carried out by
 ``worker.subtask_runner``.
 """

@@ -37,7 +37,7 @@ LEAST = 0.9
 
 THIN = {
     "runtime/surroundings.py": "sockets and chance of the operating system, and the end of a process",
-    "runtime/wire/byte_streams.py": "OpenSSL",
+    "runtime/wire/connection.py": "OpenSSL",
     "runtime/driver/pipeline_lock.py": "a lock of the file system",
     "runtime/driver/remote_control.py": "signals between processes",
     "store/catalogue/sqlite.py": "connections to SQLite's file",

@@ -42,7 +42,7 @@ def main() -> None:
     prepare()
     from pyspark.daemon import manager
 
-    from headgate.spark.worker_exits import WATCH
+    from headgate.spark.worker_main import WATCH
 
     WATCH.begin()
     manager()

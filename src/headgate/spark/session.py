@@ -27,8 +27,16 @@ from headgate.operators.user_functions import pickled
 from headgate.runtime.driver.driver import Driver, DriverHandle, lock_for
 from headgate.runtime.driver.restart import has_finished
 from headgate.runtime.surroundings import modules_being_imported
-from headgate.spark.jvm import discard_early, ensure_jvm, forget_dead_jvm, log_to, startup_errors
-from headgate.spark.jvm_settings import ignore_sigterm_in_jvm, jvm_settings, session_options
+from headgate.spark.jvm import (
+    discard_early,
+    ensure_jvm,
+    forget_dead_jvm,
+    ignore_sigterm_in_jvm,
+    jvm_settings,
+    log_to,
+    session_options,
+    startup_errors,
+)
 from headgate.spark.launcher import SparkLauncher, job_error, warm_up
 from headgate.spark.prerequisites import SUBMITTED, check_prerequisites, read_master, same_master
 from headgate.spark.py_files import Submission, send_modules

@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 
 from headgate.errors import HeadgateError, StorageError
-from headgate.protocol.store.autoscaling import decide
-from headgate.protocol.store.layouts import Plan
+from headgate.protocol.store.layouts import Plan, scaling_by_policy
 from headgate.store.chunks import delete_quietly
 from headgate.store.core import StoreCore
 from headgate.store.streams import StreamInfo
@@ -108,7 +107,7 @@ class Maintenance:
         observed = self._core.catalogue.observe(stream, now_ms)
         if observed is None or stream.scaling is None:
             return False
-        plan = decide(stream.scaling, observed)
+        plan = scaling_by_policy(stream.scaling, observed)
         return isinstance(plan, Plan) and self._core.catalogue.autoscale(stream, plan, now_ms)
 
     def expire_in_passing(self, stream: StreamInfo) -> None:

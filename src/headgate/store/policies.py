@@ -1,6 +1,6 @@
 """Policies of a stream: how long its events stay, and how many segments it gets by itself.
 
-Counterparts: ``protocol.store.truncation`` and ``protocol.store.autoscaling`` decide by them. Source: Pravega's
+Counterparts: ``protocol.store.truncation`` and ``protocol.store.layouts``, which decide by them. Source: Pravega's
 retention and scaling policies (S71 and S79 of docs/spec/stream-store.md).
 """
 
@@ -14,8 +14,7 @@ from typing import Any
 from headgate.codec.json_files import MALFORMED
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.config import Duration, duration_ms, size_bytes
-from headgate.protocol.store.autoscaling import ScalingPolicy, Unit
-from headgate.protocol.store.layouts import SEGMENTS_MAX
+from headgate.protocol.store.layouts import SEGMENTS_MAX, ScalingPolicy, Unit
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.pipeline_identity import Life
-from headgate.protocol.store.autoscaling import ScalingPolicy
-from headgate.protocol.store.layouts import SEGMENTS_MAX, Segment
+from headgate.protocol.store.layouts import SEGMENTS_MAX, ScalingPolicy, Segment
 from headgate.store.policies import RetentionPolicy
 from headgate.store.routing import check_key_type
 from headgate.store.schemas import plain_schema

@@ -7,9 +7,9 @@ from tests.protocol.making import cp, file_part, gen, inline_part, sub
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import SubtaskId
 from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator import Coordinator
 from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
     Acknowledged,
     ArmTimer,
     Declined,

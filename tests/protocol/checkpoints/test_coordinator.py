@@ -27,12 +27,11 @@ from tests.protocol.checkpoints.coordinating import (
 from tests.protocol.making import committable, cp, gen, sub
 
 from headgate.errors import ProtocolViolation
-from headgate.model.checkpoint_options import Alignment, CheckpointOptions, Guarantee
-from headgate.model.config import CheckpointConfig
+from headgate.model.config import Alignment, CheckpointConfig, CheckpointOptions, Guarantee
 from headgate.model.failure import Failure, FailureKind
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator import Coordinator, Phase
 from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
     ArmTimer,
     CancelTimer,
     CheckpointRequested,

@@ -26,10 +26,10 @@ from tests.protocol.making import committable, cp, gen
 
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import Commit, CommitPermit
 from headgate.protocol.checkpoints.coordinator import Coordinator, Phase
 from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
     ArmTimer,
     CancelTimer,
     CommitFailed,

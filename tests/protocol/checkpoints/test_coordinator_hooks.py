@@ -19,12 +19,11 @@ from tests.protocol.checkpoints.coordinating import (
 )
 from tests.protocol.making import cp
 
-from headgate.model.checkpoint_options import CheckpointOptions, Guarantee
-from headgate.model.config import CheckpointConfig
+from headgate.model.config import CheckpointConfig, CheckpointOptions, Guarantee
 from headgate.model.manifest import HookState
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator import Coordinator
 from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
     AnnounceCheckpoint,
     AnswerRequest,
     ArmTimer,

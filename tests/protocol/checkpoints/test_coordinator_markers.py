@@ -12,9 +12,9 @@ from tests.protocol.making import cp, gen, sub
 
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import SubtaskId
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator import Coordinator
 from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
     AnswerRequest,
     ArmTimer,
     CheckpointRequested,

@@ -20,9 +20,9 @@ from tests.protocol.checkpoints.coordinating import (
 )
 from tests.protocol.making import cp
 
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.coordinator import Coordinator
 from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
     AnswerRequest,
     CheckpointRequested,
     Event,

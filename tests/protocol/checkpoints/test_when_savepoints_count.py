@@ -24,13 +24,13 @@ from tests.protocol.checkpoints.coordinating import (
 )
 from tests.protocol.making import committable, cp, file_part, sub
 
-from headgate.model.checkpoint_options import Alignment, CheckpointKind, CheckpointOptions, Guarantee
+from headgate.model.config import Alignment, CheckpointKind, CheckpointOptions, Guarantee
 from headgate.model.ids import SubtaskId
 from headgate.model.manifest import Committable, Copied, SubtaskEntry
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import Commit
 from headgate.protocol.checkpoints.coordinator import Coordinator
 from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
     Acknowledged,
     AnswerRequest,
     ArmTimer,

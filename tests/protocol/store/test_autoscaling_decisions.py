@@ -8,8 +8,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from headgate.protocol.store import layouts
-from headgate.protocol.store.autoscaling import WINDOWS_MS, Observed, ScalingPolicy, Stay, Unit, decide
-from headgate.protocol.store.layouts import KEY_SPACE, Change, Layout, Plan, first_layout
+from headgate.protocol.store.layouts import (
+    KEY_SPACE,
+    WINDOWS_MS,
+    Change,
+    Layout,
+    ObservedLoad,
+    Plan,
+    ScalingPolicy,
+    Unit,
+    Unscaled,
+    first_layout,
+    scaling_by_policy,
+)
 
 MINUTE = 60_000
 LONG = WINDOWS_MS[-1]
@@ -22,20 +33,20 @@ def steady(*rates: float) -> dict[int, tuple[int | None, ...]]:
     return {number: tuple(int(rate * window / 1_000) for window in WINDOWS_MS) for number, rate in enumerate(rates)}
 
 
-def seen(amounts: dict[int, tuple[int | None, ...]], unchanged_ms: int = LONG, count: int = 2) -> Observed:
-    return Observed(first_layout(count), unchanged_ms, amounts)
+def seen(amounts: dict[int, tuple[int | None, ...]], unchanged_ms: int = LONG, count: int = 2) -> ObservedLoad:
+    return ObservedLoad(first_layout(count), unchanged_ms, amounts)
 
 
 def test_a_segment_that_gets_more_than_its_target_is_split() -> None:  # S79
-    assert decide(POLICY, seen(steady(150, 60))) == Plan(0, (0,), ((0, HALF // 2), (HALF // 2, HALF)))
+    assert scaling_by_policy(POLICY, seen(steady(150, 60))) == Plan(0, (0,), ((0, HALF // 2), (HALF // 2, HALF)))
 
 
 def test_a_segment_that_gets_much_more_is_split_into_more_and_only_as_there_is_room() -> None:  # S79
-    plan = decide(POLICY, seen(steady(1_000, 350)))
+    plan = scaling_by_policy(POLICY, seen(steady(1_000, 350)))
     assert isinstance(plan, Plan)
     assert (plan.close, len(plan.ranges)) == ((0, 1), 8)  # 4 of each, and 8 are all there may be
     few = ScalingPolicy(Unit.EVENTS, 100, 1, 4, 0)
-    plan = decide(few, seen(steady(350, 1_000)))
+    plan = scaling_by_policy(few, seen(steady(350, 1_000)))
     assert isinstance(plan, Plan)
     assert (plan.close, len(plan.ranges)) == ((1,), 3)  # the hottest first
 
@@ -55,43 +66,45 @@ def test_a_segment_that_gets_much_more_is_split_into_more_and_only_as_there_is_r
 def test_the_more_it_gets_the_sooner_it_is_split(window: int, rate: int, is_split: bool) -> None:  # S79
     amounts: list[int | None] = [0] * len(WINDOWS_MS)
     amounts[window] = rate * WINDOWS_MS[window] // 1_000
-    found = decide(POLICY, seen({0: tuple(amounts), 1: steady(60)[0]}))
+    found = scaling_by_policy(POLICY, seen({0: tuple(amounts), 1: steady(60)[0]}))
     assert isinstance(found, Plan) == is_split
 
 
 def test_neighbours_that_get_less_than_half_of_the_target_together_are_merged() -> None:  # S79
-    assert decide(POLICY, seen(steady(20, 30))) == Plan(0, (0, 1), ((0, KEY_SPACE),))
-    assert isinstance(decide(POLICY, seen(steady(20, 31))), Stay)
+    assert scaling_by_policy(POLICY, seen(steady(20, 30))) == Plan(0, (0, 1), ((0, KEY_SPACE),))
+    assert isinstance(scaling_by_policy(POLICY, seen(steady(20, 31))), Unscaled)
 
 
 def test_the_coldest_neighbours_are_merged_and_never_below_the_least() -> None:  # S79
     amounts = steady(20, 20, 1, 1, 60)
-    plan = decide(POLICY, seen(amounts, count=5))
+    plan = scaling_by_policy(POLICY, seen(amounts, count=5))
     assert isinstance(plan, Plan)
     assert plan.close == (0, 1, 2, 3)
     at_least_4 = ScalingPolicy(Unit.EVENTS, 100, 4, 8, 0)
-    plan = decide(at_least_4, seen(amounts, count=5))
+    plan = scaling_by_policy(at_least_4, seen(amounts, count=5))
     assert isinstance(plan, Plan)
     assert plan.close == (2, 3)
 
 
 def test_after_a_step_there_is_none_until_it_has_cooled_down() -> None:  # S80
     for rates in ((1_000, 1_000), (0, 0)):
-        assert isinstance(decide(POLICY, seen(steady(*rates), 10 * MINUTE - 1)), Stay)
-    assert isinstance(decide(POLICY, seen(steady(1_000, 1_000), 10 * MINUTE)), Plan)
+        assert isinstance(scaling_by_policy(POLICY, seen(steady(*rates), 10 * MINUTE - 1)), Unscaled)
+    assert isinstance(scaling_by_policy(POLICY, seen(steady(1_000, 1_000), 10 * MINUTE)), Plan)
 
 
 def test_nothing_is_concluded_from_a_time_that_was_not_seen() -> None:  # S80
     eager = ScalingPolicy(Unit.EVENTS, 100, 1, 8, 0)
-    assert isinstance(decide(eager, seen(steady(1_000, 0), WINDOWS_MS[0] - 1)), Stay)
-    assert isinstance(decide(eager, seen(steady(0, 0), LONG - 1)), Stay)  # cold, as long as it is there
+    assert isinstance(scaling_by_policy(eager, seen(steady(1_000, 0), WINDOWS_MS[0] - 1)), Unscaled)
+    assert isinstance(scaling_by_policy(eager, seen(steady(0, 0), LONG - 1)), Unscaled)  # cold, as long as it is there
     nothing: tuple[int | None, ...] = (None,) * len(WINDOWS_MS)
-    assert isinstance(decide(eager, seen({0: nothing, 1: steady(0)[0]})), Stay)  # it may have been truncated
+    assert isinstance(
+        scaling_by_policy(eager, seen({0: nothing, 1: steady(0)[0]})), Unscaled
+    )  # it may have been truncated
 
 
 def test_a_segment_of_one_key_stays_as_it_is() -> None:  # S79
     one = layouts.Layout(0, (layouts.Segment(0, 0, 1), layouts.Segment(1, 1, KEY_SPACE)))
-    assert isinstance(decide(POLICY, Observed(one, LONG, steady(1_000, 90))), Stay)
+    assert isinstance(scaling_by_policy(POLICY, ObservedLoad(one, LONG, steady(1_000, 90))), Unscaled)
 
 
 BUCKETS = 16
@@ -121,8 +134,8 @@ class ScalingMachine(RuleBasedStateMachine):
         return found
 
     def _look(self) -> bool:
-        answer = decide(self.policy, Observed(self.layout, self.unchanged_ms, self._amounts()))
-        if isinstance(answer, Stay):
+        answer = scaling_by_policy(self.policy, ObservedLoad(self.layout, self.unchanged_ms, self._amounts()))
+        if isinstance(answer, Unscaled):
             return False
         assert self.unchanged_ms >= self.policy.cool_down_ms
         before = len(self.layout.present)

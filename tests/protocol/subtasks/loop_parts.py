@@ -10,7 +10,7 @@ from headgate.model.ids import CheckpointId
 from headgate.model.plan import PlanEdge
 from headgate.protocol.loop_prober import Probe
 from headgate.protocol.subtasks import subtask as machine
-from headgate.protocol.subtasks.loop_participant import NO_ROUNDS, RoundProgress
+from headgate.protocol.subtasks.loops import NO_ROUNDS, RoundProgress
 
 
 @dataclass(frozen=True, slots=True)

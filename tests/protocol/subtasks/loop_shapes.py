@@ -5,7 +5,7 @@ from __future__ import annotations
 from headgate.model.graph import Edge, Graph, Node, Partitioner, Role
 from headgate.model.ids import NodeName, SubtaskId
 from headgate.model.plan import Plan, make_plan
-from headgate.protocol.subtasks.loop_participant import LoopPlace
+from headgate.protocol.subtasks.loops import LoopPlace
 
 ALL, FORWARD = Partitioner.REBALANCE, Partitioner.FORWARD
 

@@ -31,7 +31,7 @@ from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.plan import Plan
 from headgate.protocol import loop_prober
 from headgate.protocol.loop_prober import LoopProber, Probe
-from headgate.protocol.subtasks import alignment, loop_head, loop_participant
+from headgate.protocol.subtasks import alignment, loops
 from headgate.protocol.subtasks import subtask as machine
 
 
@@ -189,17 +189,17 @@ class World:
         subtask = self.subtasks[name]
         is_outer = name.vertex == self.outer_head
         record = replace(record, round_=record.round_ + is_outer)
-        effects = subtask.live.handle(loop_head.FeedbackReceived(channel))
-        assert effects[-1] == loop_head.ForwardFeedback()  # L2: logged first
+        effects = subtask.live.handle(loops.FeedbackReceived(channel))
+        assert effects[-1] == loops.ForwardFeedback()  # L2: logged first
         for effect in effects[:-1]:
-            assert isinstance(effect, loop_head.LogFeedback)
+            assert isinstance(effect, loops.LogFeedback)
             for checkpoint in effect.checkpoints:
                 subtask.inputs[channel].logs[checkpoint].append(record)
         self._forward(name, record)
 
     def _forward(self, name: SubtaskId, record: Record) -> None:
         subtask = self.subtasks[name]
-        self._handle(name, loop_participant.FeedbackForwarded(record.round_))
+        self._handle(name, loops.FeedbackForwarded(record.round_))
         subtask.state.trips.append(record.name)
         self._process(name, record)
 
@@ -246,15 +246,15 @@ class World:
                     subtask.writing.add(effect.checkpoint)
             case alignment.EmitCancel():
                 self._broadcast(subtask, Cancel(effect.checkpoint))
-            case loop_head.OpenLog():
+            case loops.OpenLog():
                 for channel in subtask.inputs:
                     channel.logs[effect.checkpoint] = []
-            case loop_head.SealLog():
+            case loops.SealLog():
                 logs = [channel.logs.pop(effect.checkpoint) for channel in subtask.inputs]
                 subtask.frozen[effect.checkpoint].log = [record for log in logs for record in log]
                 check_logs(subtask, effect.checkpoint, logs)
                 subtask.writing.add(effect.checkpoint)
-            case loop_head.DropLog():
+            case loops.DropLog():
                 del subtask.frozen[effect.checkpoint]
                 for channel in subtask.inputs:
                     del channel.logs[effect.checkpoint]
@@ -276,11 +276,11 @@ class World:
             case loop_prober.CloseRound():
                 subtask.state.closed.append(effect.round_)
                 self._on_round(name, subtask, effect.round_)
-            case loop_participant.AdvanceToEnd():
+            case loops.AdvanceToEnd():
                 self._fire(name, subtask)
-            case loop_participant.ReportEntranceEnded():
+            case loops.ReportEntranceEnded():
                 self._probe(loop_prober.EntranceEnded(name, effect.started_round, effect.highest_round))
-            case loop_participant.ReportProbe():
+            case loops.ReportProbe():
                 self._probe(loop_prober.ProbeReturned(name, effect.number, effect.count, effect.highest_round))
 
     def _broadcast(self, subtask: LiveSubtask, element: Element) -> None:
@@ -344,7 +344,7 @@ class World:
                     self.started_after_empty += not self.records_in_nest()
                     for head in self._heads:
                         if head.vertex == self.outer_head:
-                            self.subtasks[head].control.append(loop_participant.ProbeOrdered(effect.probe))
+                            self.subtasks[head].control.append(loops.ProbeOrdered(effect.probe))
                 case loop_prober.RoundFinished():
                     alive = [r.round_ for r in self.records_in_nest()]
                     assert all(round_ > effect.round_ for round_ in alive), "its round is not over"

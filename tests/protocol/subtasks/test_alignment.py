@@ -6,8 +6,8 @@ import pytest
 from tests.protocol.making import ch, cp
 
 from headgate.errors import ProtocolViolation
-from headgate.model.checkpoint_options import CheckpointKind, CheckpointOptions
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.model.config import CheckpointKind, CheckpointOptions
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.machine import STORY_MAX, Ignored, told
 from headgate.protocol.subtasks.alignment import (
     AbortedIds,

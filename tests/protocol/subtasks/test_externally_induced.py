@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.protocol.making import ch, cp
 
 from headgate.errors import ProtocolViolation
-from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.model.config import ORDINARY, Alignment, CheckpointOptions
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.subtasks.alignment import AbortReceived, Decline, EmitBarrier, EmitCancel, TakeSnapshot
 from headgate.protocol.subtasks.externally_induced import Cut, DeclineCut, InducedCut, ReadOn
 from headgate.protocol.subtasks.externally_induced import ReadOn as SubtaskReadOn

@@ -6,15 +6,15 @@ import pytest
 from tests.protocol.making import ch, cp
 
 from headgate.errors import ProtocolViolation
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.machine import Ignored
 from headgate.protocol.subtasks.alignment import BlockChannel, Decline, UnblockChannels
-from headgate.protocol.subtasks.loop_head import (
+from headgate.protocol.subtasks.loops import (
     DropLog,
-    Event,
     FeedbackReceived,
     ForwardFeedback,
     GivenUp,
+    HeadEvent,
     LogFeedback,
     LoopHead,
     OpenLog,
@@ -44,7 +44,7 @@ def released(checkpoint: int) -> Released:
     return Released(cp(checkpoint))
 
 
-def head(*events: Event, channels: int = 1) -> LoopHead:
+def head(*events: HeadEvent, channels: int = 1) -> LoopHead:
     made = LoopHead(ch(i) for i in range(channels))
     for event in events:
         made.handle(event)
@@ -134,7 +134,7 @@ def test_an_abort_drops_its_log_and_no_other() -> None:  # L5
         pytest.param((GivenUp(cp(1)),), id="when it was given up here"),
     ],
 )
-def test_an_abort_may_come_late_and_twice(before: tuple[Event, ...]) -> None:  # L5
+def test_an_abort_may_come_late_and_twice(before: tuple[HeadEvent, ...]) -> None:  # L5
     assert head(*before).handle(released(1)) == NOTHING_HERE
 
 
@@ -165,7 +165,7 @@ def test_a_held_channel_is_not_read() -> None:  # L6
 
 
 @pytest.mark.parametrize("given_up", [released(1), GivenUp(cp(1)), GivenUp(cp(2)), taken(2)])
-def test_a_held_channel_is_read_again_when_its_checkpoint_is_given_up(given_up: Event) -> None:  # L6
+def test_a_held_channel_is_read_again_when_its_checkpoint_is_given_up(given_up: HeadEvent) -> None:  # L6
     early = head(sentinel(0, 1))
     assert early.handle(given_up)[-1] == UnblockChannels((ch(0),))
     assert early.held == frozenset()

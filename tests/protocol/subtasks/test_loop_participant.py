@@ -8,13 +8,13 @@ from tests.protocol.making import ch
 from headgate.errors import ProtocolViolation
 from headgate.protocol.loop_prober import CloseRound, PassProbe, Probe, ProbeReceived
 from headgate.protocol.machine import Ignored
-from headgate.protocol.subtasks.loop_participant import (
+from headgate.protocol.subtasks.loops import (
     AdvanceToEnd,
-    Event,
     FeedbackForwarded,
     LoopParticipant,
     LoopPlace,
     OutsideEnded,
+    ParticipantEvent,
     ProbeOrdered,
     ReportEntranceEnded,
     ReportProbe,
@@ -29,15 +29,17 @@ NOT_YET = [Ignored("other feedback channels have not brought the probe back")]
 EARLY = [Ignored("the probe came back before it passed this head")]
 
 
-def ordered(number: int, round_: int = -1, *, is_closing: bool = False, is_last_watermark: bool = False) -> Event:
+def ordered(
+    number: int, round_: int = -1, *, is_closing: bool = False, is_last_watermark: bool = False
+) -> ParticipantEvent:
     return ProbeOrdered(Probe(number, round_, is_closing, is_last_watermark))
 
 
-def back(number: int, channel: int = BACK) -> Event:
+def back(number: int, channel: int = BACK) -> ParticipantEvent:
     return ProbeReceived(ch(channel), Probe(number))
 
 
-def part(place: LoopPlace, *events: Event, restored: RoundProgress | None = None) -> LoopParticipant:
+def part(place: LoopPlace, *events: ParticipantEvent, restored: RoundProgress | None = None) -> LoopParticipant:
     made = LoopParticipant(place) if restored is None else LoopParticipant(place, restored)
     for event in events:
         made.handle(event)
@@ -78,7 +80,7 @@ def test_a_probe_may_come_back_before_it_passes_the_head() -> None:  # L33, L34
         pytest.param((ProbeReceived(ch(7), Probe(1)),), id="on a channel that carries none"),
     ],
 )
-def test_a_probe_that_nobody_can_have_sent_is_refused(unasked: tuple[Event, ...]) -> None:  # L33
+def test_a_probe_that_nobody_can_have_sent_is_refused(unasked: tuple[ParticipantEvent, ...]) -> None:  # L33
     with pytest.raises(ProtocolViolation):
         part(OUTER, *unasked)
 

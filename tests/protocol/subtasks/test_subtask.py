@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.protocol.making import ch, committable, cp, entry_of, file_part, inline_part
 
 from headgate.errors import ProtocolViolation
-from headgate.model.checkpoint_options import Alignment, CheckpointOptions
+from headgate.model.config import Alignment, CheckpointOptions
 from headgate.model.manifest import Committable
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.machine import Ignored
 from headgate.protocol.subtasks.alignment import (
     AbortReceived,

@@ -6,8 +6,8 @@ import pytest
 from tests.protocol.making import ch, cp, entry_of, file_part
 
 from headgate.errors import ProtocolViolation
-from headgate.model.checkpoint_options import Alignment, CheckpointOptions
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.model.config import Alignment, CheckpointOptions
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.loop_prober import PassProbe, Probe
 from headgate.protocol.machine import Ignored
 from headgate.protocol.subtasks.alignment import (
@@ -21,20 +21,18 @@ from headgate.protocol.subtasks.alignment import (
     TakeSnapshot,
     UnblockChannels,
 )
-from headgate.protocol.subtasks.loop_head import (
+from headgate.protocol.subtasks.loops import (
     DropLog,
+    FeedbackForwarded,
     FeedbackReceived,
     ForwardFeedback,
     LogFeedback,
-    OpenLog,
-    SealLog,
-)
-from headgate.protocol.subtasks.loop_participant import (
-    FeedbackForwarded,
     LoopPlace,
+    OpenLog,
     ProbeOrdered,
     ReportEntranceEnded,
     RoundProgress,
+    SealLog,
 )
 from headgate.protocol.subtasks.subtask import (
     Acknowledge,

@@ -7,8 +7,8 @@ from tests.protocol.making import ch, committable, cp, entry_of, file_part, inli
 from tests.protocol.subtasks.test_unaligned_machine import OVER, TIMED, arrived, read, timeout
 
 from headgate.errors import ProtocolViolation
-from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.model.config import ORDINARY, Alignment, CheckpointOptions
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.machine import Ignored
 from headgate.protocol.subtasks.alignment import (
     AbortReceived,
@@ -19,7 +19,7 @@ from headgate.protocol.subtasks.alignment import (
     TakeSnapshot,
     UnblockChannels,
 )
-from headgate.protocol.subtasks.loop_participant import LoopPlace
+from headgate.protocol.subtasks.loops import LoopPlace
 from headgate.protocol.subtasks.subtask import (
     Acknowledge,
     CompleteReceived,

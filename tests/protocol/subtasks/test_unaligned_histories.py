@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.protocol.making import ch, cp
 from tests.protocol.subtasks.test_unaligned_machine import TIMED
 
-from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
+from headgate.model.config import ORDINARY, Alignment, CheckpointOptions
 from headgate.protocol.subtasks.alignment import (
     AbortReceived,
     BarrierReceived,

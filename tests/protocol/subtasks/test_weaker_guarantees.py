@@ -6,8 +6,8 @@ import pytest
 from tests.protocol.making import ch, cp
 
 from headgate.errors import ProtocolViolation
-from headgate.model.checkpoint_options import Alignment, CheckpointOptions
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.model.config import Alignment, CheckpointOptions
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.machine import Ignored
 from headgate.protocol.subtasks.alignment import (
     AbortedIds,

@@ -12,7 +12,7 @@ from tests.powercut import PowerCut
 from tests.runtime.checkpoints.test_log_takeover import Life, numbers
 from tests.runtime.checkpoints.writing import write_snapshot
 
-from headgate.codec.log_entry import encode_log_entry
+from headgate.codec.json_files import encode_log_entry
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Claim, Manifest, SnapshotPart, SubtaskEntry

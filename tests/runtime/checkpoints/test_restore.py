@@ -13,14 +13,14 @@ import xxhash
 import headgate as hg
 from headgate.codec.snapshot import LISTS_PREFIX
 from headgate.errors import CorruptionError, UsageError
-from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import Guarantee
 from headgate.model.failure import FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.plan import Plan
 from headgate.operators.base import RestoredState
 from headgate.operators.operator_state import OperatorLists
-from headgate.protocol.subtasks.loop_participant import RoundProgress
+from headgate.protocol.subtasks.loops import RoundProgress
 from headgate.runtime.checkpoints.restore import NotRestorable, RestoredSnapshots, parts_for_worker, read_restored
 from headgate.runtime.checkpoints.snapshot_files import read_part
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget

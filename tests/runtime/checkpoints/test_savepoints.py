@@ -10,7 +10,7 @@ from tests.runtime.checkpoints.writing import write_snapshot
 
 from headgate.codec.json_files import decode_savepoint, encode_savepoint
 from headgate.errors import CorruptionError, StorageError, UsageError
-from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import Guarantee
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, Place, Savepoint, SubtaskEntry
 from headgate.runtime.checkpoints import savepoints

@@ -22,9 +22,8 @@ from headgate.protocol.checkpoints.recovery import candidates, life_of
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.runtime.driver import restart
 from headgate.runtime.driver.cleanup import remove_checkpoints
-from headgate.runtime.driver.liveness import HeartbeatReader
 from headgate.runtime.driver.restart import NewGeneration, begin_generation
-from headgate.runtime.driver.takeover import Takeover
+from headgate.runtime.driver.takeover import HeartbeatReader, Takeover
 from headgate.runtime.surroundings import PROCESS
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage

@@ -32,12 +32,18 @@ from headgate.model.manifest import Manifest
 from headgate.model.progress import RunResult, SilentObserver
 from headgate.protocol.supervision.standby import Observed
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import liveness as hearts
+from headgate.runtime.driver import takeover as hearts
 from headgate.runtime.driver.driver import Driver
-from headgate.runtime.driver.liveness import HeartbeatReader, HeartbeatWriter, end_beat, record_stop_of_dead_driver
 from headgate.runtime.driver.pipeline_lock import read_holder
 from headgate.runtime.driver.remote_control import RunningPipeline
-from headgate.runtime.driver.takeover import Takeover, taking_over
+from headgate.runtime.driver.takeover import (
+    HeartbeatReader,
+    HeartbeatWriter,
+    Takeover,
+    end_beat,
+    record_stop_of_dead_driver,
+    taking_over,
+)
 from headgate.runtime.surroundings import PROCESS, Process
 from headgate.storage.base import NotFound, Storage
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage

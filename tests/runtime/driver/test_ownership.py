@@ -20,7 +20,7 @@ from headgate.errors import StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.model.pipeline_identity import Life, Owner
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.ownership import SinkOwnership
+from headgate.runtime.driver.connectors import SinkOwnership
 from headgate.runtime.driver.restart import NewGeneration, begin_generation
 from headgate.storage.urls import open_storage
 

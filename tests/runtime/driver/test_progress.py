@@ -14,7 +14,8 @@ import headgate as hg
 from headgate.codec.messages import AlignmentMetrics, MetricsReport
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, SnapshotPart, SubtaskEntry, Totals
-from headgate.model.metrics import (
+from headgate.model.plan import Plan
+from headgate.model.progress import (
     BUSY,
     BYTES_IN,
     BYTES_OUT,
@@ -24,16 +25,13 @@ from headgate.model.metrics import (
     RECORDS_IN,
     RECORDS_OUT,
     WATERMARK_MS,
-    Sample,
-    Samples,
-)
-from headgate.model.plan import Plan
-from headgate.model.progress import (
     EdgeProgress,
     LoopProgress,
     NodeProgress,
     PendingCheckpoint,
     PipelineState,
+    Sample,
+    Samples,
     SubtaskAlignment,
 )
 from headgate.operators.expressions import runs_with

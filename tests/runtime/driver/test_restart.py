@@ -15,7 +15,7 @@ from tests.runtime.driver.test_ownership import begin
 from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
-from headgate.codec.log_entry import decode_log_entry
+from headgate.codec.json_files import decode_log_entry
 from headgate.connectors.base import Committer
 from headgate.environment import cancellable
 from headgate.errors import (

@@ -27,8 +27,8 @@ from headgate.protocol.checkpoints.recovery import Damage
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.sink_registry import LostOutput
 from headgate.runtime.driver import restart
+from headgate.runtime.driver.connectors import SinkCommits
 from headgate.runtime.driver.restart import NewGeneration, begin_generation
-from headgate.runtime.driver.sink_commits import SinkCommits
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.urls import open_storage

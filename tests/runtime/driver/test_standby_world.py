@@ -39,7 +39,7 @@ from headgate.protocol.supervision.standby import (
 )
 from headgate.protocol.supervision.supervisor_events import Begin
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
-from headgate.runtime.driver.liveness import HeartbeatReader, end_beat, newest_run
+from headgate.runtime.driver.takeover import HeartbeatReader, end_beat, newest_run
 from headgate.storage.base import Bytes, NotFound
 from headgate.storage.memory import MemoryStorage
 

@@ -15,17 +15,17 @@ NETWORK = (
 
 COMMON = """
 import socket, subprocess, sys, time
-from headgate.runtime.wire import byte_streams
+from headgate.runtime.wire import connection
 
-byte_streams.SILENCE_S_MAX = 2
+connection.SILENCE_S_MAX = 2
 if "without" in sys.argv:
-    byte_streams._notice_silence = lambda stream: stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection._notice_silence = lambda stream: stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 def connected():
     with socket.create_server(("10.9.8.2", 0)) as server:
         near = socket.create_connection(server.getsockname(), source_address=("10.9.8.1", 0))
         far, _ = server.accept()
-    return byte_streams.PlainStream(near), byte_streams.PlainStream(far), near
+    return connection.PlainStream(near), connection.PlainStream(far), near
 
 def vanish():
     subprocess.run(["ip", "addr", "del", "10.9.8.2/32", "dev", "lo"], check=True)
@@ -58,7 +58,7 @@ def lasts():
     raw.setblocking(False)
     sent = received = 0
     buffer = bytearray(1 << 18)
-    until = time.monotonic() + 3 * byte_streams.SILENCE_S_MAX
+    until = time.monotonic() + 3 * connection.SILENCE_S_MAX
     longest, looked = 0.0, time.monotonic()
     try:
         while time.monotonic() < until:  # the window is closed nearly all the time
@@ -74,7 +74,7 @@ def lasts():
         while count := far.readinto(buffer):
             received += count
     except OSError:
-        if max(longest, time.monotonic() - looked) < byte_streams.SILENCE_S_MAX / 2:
+        if max(longest, time.monotonic() - looked) < connection.SILENCE_S_MAX / 2:
             raise
         return None  # this process got no turn for so long that its reader was silent, not slow
     return sent == received > 0

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Idle, Watermark, batch_element
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId, WorkerIndex
-from headgate.runtime.wire.channels import ChannelKey, OutputChannel
-from headgate.runtime.wire.feedback import FeedbackChannel, local_feedback_channel
+from headgate.runtime.wire.channels import ChannelKey, FeedbackChannel, OutputChannel, local_feedback_channel
 from headgate.runtime.wire.spill import SpillBudget, SpillFile
 
 KEY = ChannelKey(3, WorkerIndex(0), WorkerIndex(1))

@@ -12,8 +12,8 @@ from tests.runtime.worker.test_subtask_runner import Made, Reader, batch
 from headgate.codec.frames import Watermark, batch_element
 from headgate.model.graph import Edge, Node, Partitioner, Role
 from headgate.model.ids import ChannelIndex, Generation, NodeName, VertexId, WorkerIndex
-from headgate.model.metrics import Samples
 from headgate.model.plan import Vertex
+from headgate.model.progress import Samples
 from headgate.operators import bad_records
 from headgate.operators.base import Operator, OperatorContext
 from headgate.runtime.wire.channels import ChannelKey, InputChannel

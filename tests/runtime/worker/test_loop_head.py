@@ -23,15 +23,14 @@ from headgate.model.manifest import Copied, SubtaskEntry
 from headgate.model.plan import Vertex
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, RestoredState
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.loop_prober import Probe
-from headgate.protocol.subtasks import alignment, loop_participant
+from headgate.protocol.subtasks import alignment, loops
 from headgate.protocol.subtasks import subtask as machine
-from headgate.protocol.subtasks.loop_participant import LoopPlace
+from headgate.protocol.subtasks.loops import LoopPlace
 from headgate.protocol.subtasks.subtask import SnapshotWritten
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SnapshotWriter
-from headgate.runtime.wire.channels import ChannelKey, InputChannel
-from headgate.runtime.wire.feedback import FeedbackChannel
+from headgate.runtime.wire.channels import ChannelKey, FeedbackChannel, InputChannel
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.deployment import SinkHead
@@ -188,10 +187,10 @@ class Made:
     def finished(self, subtask: SubtaskId) -> None:
         self.reports.append(("finished",))
 
-    def entrance_ended(self, subtask: SubtaskId, effect: loop_participant.ReportEntranceEnded) -> None:
+    def entrance_ended(self, subtask: SubtaskId, effect: loops.ReportEntranceEnded) -> None:
         self.reports.append(("entrance ended", effect.started_round, effect.highest_round))
 
-    def probe_returned(self, subtask: SubtaskId, effect: loop_participant.ReportProbe) -> None:
+    def probe_returned(self, subtask: SubtaskId, effect: loops.ReportProbe) -> None:
         self.reports.append(("probe returned", effect.number, effect.count))
 
     def reads_on(self, subtask: SubtaskId, uncut: tuple[CheckpointId, ...]) -> None:
@@ -475,7 +474,7 @@ def test_what_operators_hold_back_goes_in_front_of_a_probe() -> None:  # L27
     made.feedback[0].put(batch(1))
     made.step()
     assert made.into_body() == []
-    made.runner.handle(loop_participant.ProbeOrdered(PROBE))
+    made.runner.handle(loops.ProbeOrdered(PROBE))
     assert made.into_body() == [[1], PROBE]
 
 
@@ -495,7 +494,7 @@ def test_a_probe_does_not_leave_its_nest_and_counts_what_comes_back_behind_it() 
     made.regular.put(EndOfData())
     made.run()
     assert made.reports == [("entrance ended", -1, -1)]
-    made.runner.handle(loop_participant.ProbeOrdered(PROBE))
+    made.runner.handle(loops.ProbeOrdered(PROBE))
     made.feedback[0].put(batch(20))
     made.feedback[0].put(PROBE)
     made.run()
@@ -512,7 +511,7 @@ def test_the_last_watermark_goes_in_front_of_its_probe_and_no_other_one_before()
     made.run()
     assert made.into_body() == []
     probe = Probe(1, is_last_watermark=True)
-    made.runner.handle(loop_participant.ProbeOrdered(probe))
+    made.runner.handle(loops.ProbeOrdered(probe))
     assert made.into_body() == [Watermark(WATERMARK_MAX_MS), probe]
 
 

@@ -14,9 +14,9 @@ from headgate.codec.frames import Barrier, Cancel, EndOfData, Watermark
 from headgate.codec.snapshot import POSITIONS_PREFIX
 from headgate.connectors.base import CheckpointMarker, SourceBatch
 from headgate.errors import UsageError
-from headgate.model.checkpoint_options import ORDINARY, CheckpointOptions, Guarantee
+from headgate.model.config import ORDINARY, CheckpointOptions, Guarantee
 from headgate.model.ids import CheckpointId
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.subtasks import alignment
 from headgate.protocol.subtasks import subtask as machine
 from headgate.runtime.worker import source_runner, subtask_runner

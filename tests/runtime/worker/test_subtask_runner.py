@@ -17,7 +17,7 @@ from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Wat
 from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX
 from headgate.connectors.base import SealedTransaction, SinkWriter, SourceBatch
 from headgate.errors import UsageError
-from headgate.model.checkpoint_options import CheckpointKind, CheckpointOptions
+from headgate.model.config import CheckpointKind, CheckpointOptions
 from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import Copied, SubtaskEntry
@@ -25,7 +25,7 @@ from headgate.model.plan import Vertex
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext
 from headgate.protocol.loop_prober import Probe
 from headgate.protocol.subtasks import subtask as machine
-from headgate.protocol.subtasks.loop_participant import NO_ROUNDS, LoopPlace, RoundProgress
+from headgate.protocol.subtasks.loops import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.watermarks import ChannelOrigin, Origin
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SnapshotWriter
 from headgate.runtime.wire.channels import ChannelKey, InputChannel

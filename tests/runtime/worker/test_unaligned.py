@@ -10,12 +10,12 @@ from tests.runtime.worker.test_subtask_runner import Made, Reader, Sink, batch
 
 from headgate.codec.frames import Barrier, Cancel, EndOfData, Idle, Watermark, batch_element
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, decode_sections
-from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
+from headgate.model.config import ORDINARY, Alignment, CheckpointOptions
 from headgate.model.graph import MAIN, Partitioner
 from headgate.model.ids import ChannelIndex, CheckpointId, NodeName, SubtaskId, VertexId
 from headgate.model.manifest import SnapshotDelays
 from headgate.model.plan import InputChannel, PlanEdge
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.subtasks import alignment
 from headgate.protocol.subtasks import subtask as machine
 from headgate.runtime.checkpoints.channel_state import EdgeName, NamedChannel

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from headgate.runtime.wire.byte_streams import SILENCE_S_MAX, PlainStream
+from headgate.runtime.wire.connection import SILENCE_S_MAX, PlainStream
 from headgate.sim.machine.sockets import BUFFER_BYTES, Network, SimSocket
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.world import World

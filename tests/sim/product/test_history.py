@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.codec.log_entry import encode_log_entry
+from headgate.codec.json_files import encode_log_entry
 from headgate.connectors.files.publish_log import StagedFile, encode_files
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Claim, Committable, Manifest, SnapshotPart, SubtaskEntry

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate.codec.log_entry import encode_log_entry
+from headgate.codec.json_files import encode_log_entry
 from headgate.connectors.files.publish_log import StagedFile, encode_files
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, Manifest

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import Guarantee
 from headgate.sim.product.run import Run
 from headgate.sim.scenarios.guarantees import RULES, Judge, draw_mode
 

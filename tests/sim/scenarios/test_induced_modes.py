@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import Guarantee
 from headgate.sim.scenarios.induced_modes import ModeRun, TapesOvertakenRun, TapesSavedRun, drawn, run_seed
 
 SMOKE = (0, 1, 16, 18)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import Guarantee
 from headgate.sim.scenarios.upgrades import (
     SINK,
     ChangingCodeRun,

@@ -18,7 +18,7 @@ from pyspark.sql.functions import timestamp_millis
 from pyspark.sql.types import StructType
 
 import headgate as hg
-from headgate.spark.stateful_processor.conversion import struct_of
+from headgate.spark.stateful_handles import struct_of
 from spark.processors.stateful_processors import GAP_MS, OUTPUT, Kinds, Sessions, SessionsInPandas
 
 TRIES = 10

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import types as t
 from pyspark.sql.types import StructField, StructType
 
-from headgate.spark.stateful_processor.conversion import struct_of
+from headgate.spark.stateful_handles import struct_of
 
 READ = {
     "a INT": StructType([StructField("a", t.IntegerType())]),

@@ -31,7 +31,7 @@ from headgate.operators.catalog import state_rules, state_text
 from headgate.operators.process.key_process import KeyFunctionSpec
 from headgate.operators.user_functions import UserFunctionError
 from headgate.protocol.checkpoints.compatibility import judged
-from headgate.spark.stateful_processor.operator import processor_spec
+from headgate.spark.stateful_processor import processor_spec
 
 VISITS = pa.schema(
     [

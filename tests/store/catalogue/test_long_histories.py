@@ -13,8 +13,7 @@ from tests.store.storing import KEYED
 
 from headgate.codec.chunk import PartEntry
 from headgate.model.pipeline_identity import Life
-from headgate.protocol.store.autoscaling import ScalingPolicy, Unit
-from headgate.protocol.store.layouts import Plan, equal_ranges
+from headgate.protocol.store.layouts import Plan, ScalingPolicy, Unit, equal_ranges
 from headgate.protocol.store.reader_group import (
     CheckpointAsked,
     CheckpointForgotten,

@@ -17,8 +17,7 @@ from tests.store.storing import KEYED
 from headgate.codec.chunk import PartEntry
 from headgate.errors import StorageError
 from headgate.model.pipeline_identity import Life
-from headgate.protocol.store.autoscaling import ScalingPolicy, Unit
-from headgate.protocol.store.layouts import KEY_SPACE, Plan
+from headgate.protocol.store.layouts import KEY_SPACE, Plan, ScalingPolicy, Unit
 from headgate.protocol.store.reader_group import CheckpointAsked, Joined, Left, Passed
 from headgate.protocol.store.transactions import Commit
 from headgate.protocol.store.truncation import Hold

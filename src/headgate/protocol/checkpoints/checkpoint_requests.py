@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from headgate.model.ids import CheckpointId, SubtaskId
 from headgate.model.manifest import Copied, SubtaskEntry
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
     AnswerRequest,
     DropSavepoint,
     Effect,

@@ -10,15 +10,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from enum import Enum
 
-from headgate.model.checkpoint_options import CheckpointKind, CheckpointOptions
-from headgate.model.config import CheckpointConfig
+from headgate.model.config import CheckpointConfig, CheckpointKind, CheckpointOptions
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, Copied
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.checkpoint_requests import Requests, Savepoints
 from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
     Acknowledged,
     AnnounceCheckpoint,
     ArmTimer,

@@ -14,10 +14,10 @@ from typing import assert_never
 from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.completion import Completion, Wanted, failure_in
 from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
     Acknowledged,
     AnswerRequest,
     ArmTimer,

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from headgate.model.checkpoint_options import ORDINARY, CheckpointOptions
+from headgate.model.config import ORDINARY, CheckpointOptions
 from headgate.model.ids import CheckpointId, SubtaskId, VertexId
 from headgate.model.manifest import Committable, Copied, HookState, SubtaskEntry
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
     CancelTimer,
     DeleteParts,
     Effect,

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import SnapshotPart
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
-from headgate.protocol.checkpoints.coordinator_events import DropCheckpoint, Effect
+from headgate.protocol.checkpoints.coordinator_events import AbortReason, DropCheckpoint, Effect
 
 
 class Retention:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headgate.model.checkpoint_options import CheckpointOptions
+from headgate.model.config import CheckpointOptions
 from headgate.model.ids import CheckpointId
 
 

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
-from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
+from headgate.model.config import ORDINARY, Alignment, CheckpointOptions
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Committable, Copied, SubtaskEntry
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
 from headgate.protocol.checkpoints.commit import Precommit
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.loop_prober import ProbeReceived
 from headgate.protocol.machine import Ignored, Machine
-from headgate.protocol.subtasks import alignment, loop_head, unaligned
-from headgate.protocol.subtasks import loop_participant as loop_part
+from headgate.protocol.subtasks import alignment, loops, unaligned
+from headgate.protocol.subtasks import loops as loop_part
 from headgate.protocol.subtasks.alignment import (
     AbortReceived,
     Aligner,
@@ -32,14 +32,12 @@ from headgate.protocol.subtasks.alignment import (
 )
 from headgate.protocol.subtasks.externally_induced import Cut, DeclineCut, InducedCut, ReadOn
 from headgate.protocol.subtasks.externally_induced import Effect as InducedEffect
-from headgate.protocol.subtasks.loop_head import (
+from headgate.protocol.subtasks.loops import (
+    NO_ROUNDS,
     DropLog,
+    FeedbackForwarded,
     FeedbackReceived,
     LoopHead,
-)
-from headgate.protocol.subtasks.loop_participant import (
-    NO_ROUNDS,
-    FeedbackForwarded,
     LoopParticipant,
     LoopPlace,
     ProbeOrdered,
@@ -211,8 +209,8 @@ class ReportFinished:
 Effect: TypeAlias = (
     alignment.Effect
     | unaligned.Effect
-    | loop_head.Effect
-    | loop_part.Effect
+    | loops.HeadEffect
+    | loop_part.ParticipantEffect
     | ReadOn
     | Acknowledge
     | CancelWrite
@@ -325,7 +323,7 @@ class Subtask(Machine):
             case CheckpointAnnounced() | MarkerMet() | SplitsSeen():
                 effects = self._on_induced(event)
             case BarrierReceived() if event.channel in self._feedback:
-                effects = self._logged(loop_head.SentinelReceived(event.channel, event.checkpoint))
+                effects = self._logged(loops.SentinelReceived(event.channel, event.checkpoint))
             case BarrierReceived():
                 effects = self._aligned(event)
             case CancelReceived() if event.channel in self._feedback:
@@ -422,11 +420,11 @@ class Subtask(Machine):
                     self._last_snapshot = effect.checkpoint
                     self._writing.add(effect.checkpoint)
                 case EmitBarrier() if self._head is not None:  # L1, GM22: the log begins where it went out
-                    effects += self._logged(loop_head.SnapshotTaken(effect.checkpoint))
+                    effects += self._logged(loops.SnapshotTaken(effect.checkpoint))
                 case DropRecording():
                     self._writing.discard(effect.checkpoint)
                 case EmitCancel() if self._head is not None:
-                    effects += self._logged(loop_head.GivenUp(effect.checkpoint))
+                    effects += self._logged(loops.GivenUp(effect.checkpoint))
         return effects
 
     def _ordered(self, event: unaligned.Event) -> Sequence[unaligned.Effect]:
@@ -442,7 +440,7 @@ class Subtask(Machine):
             return alignment is not Alignment.TRACKED
         return alignment is self._alignment
 
-    def _logged(self, event: loop_head.Event) -> list[Effect]:
+    def _logged(self, event: loops.HeadEvent) -> list[Effect]:
         """Pass ``event`` to the loop head; a checkpoint is not written any more once its log is dropped."""
         assert self._head is not None, "only loop heads have a log (L1)"
         effects = self._head.handle(event)
@@ -546,7 +544,7 @@ class Subtask(Machine):
         """Let the loop head drop what it holds for ``checkpoint`` (L5)."""
         if self._head is None:
             return []
-        return [e for e in self._logged(loop_head.Released(checkpoint)) if not isinstance(e, Ignored)]
+        return [e for e in self._logged(loops.Released(checkpoint)) if not isinstance(e, Ignored)]
 
     def _on_complete(self, event: CompleteReceived) -> list[Effect]:
         self._precommit.completed(event.checkpoint)  # T9

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias, assert_never
 
-from headgate.model.checkpoint_options import ORDINARY, Alignment, CheckpointOptions
+from headgate.model.config import ORDINARY, Alignment, CheckpointOptions
 from headgate.model.ids import ChannelIndex, CheckpointId
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.subtasks import alignment
 from headgate.protocol.subtasks.alignment import (

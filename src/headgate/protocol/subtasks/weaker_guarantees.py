@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from headgate.model.checkpoint_options import CheckpointOptions
+from headgate.model.config import CheckpointOptions
 from headgate.model.ids import ChannelIndex, CheckpointId
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
 from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.subtasks.alignment import (
     AbortedIds,

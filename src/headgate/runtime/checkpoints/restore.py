@@ -31,14 +31,14 @@ from headgate.codec.snapshot import (
     decode_sections,
 )
 from headgate.errors import CorruptionError, UsageError, with_remedy
-from headgate.model.checkpoint_options import Alignment
+from headgate.model.config import Alignment
 from headgate.model.ids import WorkerIndex, key_groups_of_subtask
 from headgate.model.lineage import NodeKind
 from headgate.model.manifest import BUNDLE, KeyGroups, Manifest, SnapshotPart
 from headgate.model.plan import PipelineDefinition, Plan, Vertex
 from headgate.operators.base import RestoredState
 from headgate.protocol.checkpoints import recovery
-from headgate.protocol.subtasks.loop_participant import NO_ROUNDS, RoundProgress
+from headgate.protocol.subtasks.loops import NO_ROUNDS, RoundProgress
 from headgate.runtime.checkpoints.channel_state import RestoredPart, channel_state_misfit
 from headgate.runtime.checkpoints.snapshot_files import read_part
 from headgate.state.snapshot import StoredFiles

@@ -15,7 +15,7 @@ from headgate import fault_points
 from headgate.codec import messages
 from headgate.environment import Pool, Queue, Thread, ThreadEnded
 from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError
-from headgate.model.checkpoint_options import CheckpointOptions, Guarantee
+from headgate.model.config import CheckpointOptions, Guarantee
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import Committable, Manifest, Place, Savepoint, Totals
@@ -31,10 +31,10 @@ from headgate.protocol.checkpoints.recovery import ObservedLog
 from headgate.protocol.machine import Ignored
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
+from headgate.runtime.driver.connectors import SourceRetention
 from headgate.runtime.driver.event_loop import Timers
 from headgate.runtime.driver.hook_calls import HookCalls, failure_text, newer_generation
 from headgate.runtime.driver.restart import NewGeneration
-from headgate.runtime.driver.source_retention import SourceRetention
 from headgate.runtime.surroundings import PROCESS, Surroundings
 
 DROPS_BETWEEN_FORGETTING = 16

@@ -40,14 +40,13 @@ from headgate.model.progress import (
 from headgate.protocol.supervision import supervisor_events
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
-from headgate.runtime.driver import liveness, remote_control, takeover
+from headgate.runtime.driver import remote_control, takeover
 from headgate.runtime.driver.coordinator_host import Pools
 from headgate.runtime.driver.event_loop import EventLoop
-from headgate.runtime.driver.liveness import HeartbeatWriter
 from headgate.runtime.driver.pipeline_lock import PipelineLock
 from headgate.runtime.driver.progress import RunProgress
 from headgate.runtime.driver.supervisor_host import Answer, Launcher, PendingRequests, SupervisorHost
-from headgate.runtime.driver.takeover import ReplacementWatch, current_takeover
+from headgate.runtime.driver.takeover import HeartbeatWriter, ReplacementWatch, current_takeover
 from headgate.runtime.driver.workers import Workers
 from headgate.runtime.surroundings import PROCESS, Surroundings
 from headgate.storage.local_directories import make_root
@@ -218,7 +217,7 @@ class Driver:
         self._loop.every(PROGRESS_PERIOD_MS, "progress", self._show_progress)
         self._loop.every(takeover.PERIOD_MS, "fence", self._look_for_another)
         if self._heart is not None:
-            self._loop.every(liveness.LOOK_MS, "heartbeat", self._beat)
+            self._loop.every(takeover.LOOK_MS, "heartbeat", self._beat)
 
     def stop(self) -> None:
         """Take a last checkpoint, commit it, then end. From any thread."""

@@ -15,7 +15,8 @@ from headgate.codec.snapshot import BROADCAST_PREFIX, FILES_PREFIX, LISTS_PREFIX
 from headgate.environment import SYSTEM_CLOCK
 from headgate.model.ids import CheckpointId, Generation, NodeName
 from headgate.model.manifest import Manifest, Totals
-from headgate.model.metrics import (
+from headgate.model.plan import Plan, PlanEdge
+from headgate.model.progress import (
     BAD_RECORDS,
     BUSY,
     BUSY_MS,
@@ -33,10 +34,6 @@ from headgate.model.metrics import (
     RECORDS_IN,
     RECORDS_OUT,
     WATERMARK_MS,
-    Samples,
-)
-from headgate.model.plan import Plan, PlanEdge
-from headgate.model.progress import (
     CheckpointProgress,
     EdgeProgress,
     LoopProgress,
@@ -44,6 +41,7 @@ from headgate.model.progress import (
     PendingCheckpoint,
     PipelineState,
     Progress,
+    Samples,
     SubtaskAlignment,
     SubtaskProgress,
 )

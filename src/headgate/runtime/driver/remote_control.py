@@ -21,8 +21,8 @@ import msgspec
 from headgate.codec.json_files import Ending, LockHolder
 from headgate.errors import StorageError, UsageError
 from headgate.model.progress import CheckpointOutcome, ControlRequest
-from headgate.runtime.driver.liveness import record_stop_of_dead_driver
 from headgate.runtime.driver.pipeline_lock import LOCK_NAME, read_holder
+from headgate.runtime.driver.takeover import record_stop_of_dead_driver
 from headgate.storage.permissions import access_in, write_created
 from headgate.storage.urls import local_directory, open_storage
 

@@ -29,10 +29,10 @@ from headgate.protocol.supervision.standby import Standby
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import restart
 from headgate.runtime.driver.cleanup import refuse_while_needed
-from headgate.runtime.driver.liveness import HeartbeatReader
-from headgate.runtime.driver.ownership import host_of
+from headgate.runtime.driver.connectors import host_of
 from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock, read_holder
 from headgate.runtime.driver.savepoint_start import is_same_directory
+from headgate.runtime.driver.takeover import HeartbeatReader
 from headgate.runtime.surroundings import PROCESS, Surroundings
 from headgate.storage.base import Storage
 from headgate.storage.urls import is_missing, open_storage

@@ -35,11 +35,15 @@ from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.supervision import ownership
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
 from headgate.runtime.checkpoints.restore import check_compatible
+from headgate.runtime.driver.connectors import (
+    SinkCommits,
+    SinkOwnership,
+    SourceRetention,
+    make_targets,
+    refusing_permanent_errors,
+)
 from headgate.runtime.driver.hook_calls import HookCalls
-from headgate.runtime.driver.ownership import SinkOwnership
 from headgate.runtime.driver.savepoint_start import Adoption
-from headgate.runtime.driver.sink_commits import SinkCommits, make_targets, refusing_permanent_errors
-from headgate.runtime.driver.source_retention import SourceRetention
 from headgate.runtime.surroundings import PROCESS, Surroundings
 from headgate.storage.urls import open_storage
 

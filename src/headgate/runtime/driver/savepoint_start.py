@@ -11,8 +11,7 @@ import contextlib
 from dataclasses import dataclass, replace
 
 from headgate.errors import CorruptionError, HeadgateError, NameAnotherPlace, StorageError, UsageError, with_remedy
-from headgate.model.checkpoint_options import Guarantee
-from headgate.model.config import DeniedOutput
+from headgate.model.config import DeniedOutput, Guarantee
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, Left, Manifest, Place, RestoredFrom
 from headgate.model.plan import PipelineDefinition
@@ -23,7 +22,7 @@ from headgate.protocol.checkpoints.restore_selection import Adopt, GoOn, Named, 
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed, Outcome
 from headgate.runtime.checkpoints.restore import check_compatible
 from headgate.runtime.checkpoints.savepoints import named_log, refuse_unless_newest_is_known, savepoint_at
-from headgate.runtime.driver.sink_commits import SinkCommits, make_targets
+from headgate.runtime.driver.connectors import SinkCommits, make_targets
 from headgate.storage.urls import local_directory
 
 

@@ -1,25 +1,232 @@
-"""Takeover between drivers: the run that a new driver follows, and how a replaced driver notices (C38, X9).
+"""Takeover between drivers: heartbeats and the end of a run, read by standbys, and how a replaced driver notices.
 
-``cli`` sets what a driver follows, when a supervisor starts it again or a standby takes over; ``driver`` goes by it.
-The claim in the checkpoint log fences the replaced driver; one that writes learns of it there, an idle one by
-``ReplacementWatch``.
+Heartbeats are written beside the log (docs/spec/standby.md); nothing about the run depends on them, and
+``protocol.supervision.standby`` decides about a takeover. ``cli`` sets which run a driver follows, when a supervisor
+starts it again or a standby takes over. The claim in the checkpoint log fences the replaced driver; one that writes
+learns of it there, an idle one by ``ReplacementWatch`` (C38, X9).
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from headgate.codec.json_files import LockHolder, beat_path, decode_beat, encode_beat, end_path, generation_of, mark_of
 from headgate.environment import Pool
-from headgate.errors import StorageError
-from headgate.model.heartbeat import Course
+from headgate.errors import BadRecord, FencedError, OutputDenied, PipelineFailed, StorageError, UsageError
+from headgate.model.heartbeat import REASON_CHARS_MAX, Beat, Course
 from headgate.model.ids import Generation
+from headgate.model.manifest import Claim, Manifest
+from headgate.model.progress import RunResult
+from headgate.protocol.checkpoints.recovery import ObservedLog, has_given_up
+from headgate.protocol.supervision.standby import HeartbeatTimer, Observed
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.event_loop import Timers
 from headgate.runtime.surroundings import Surroundings
+from headgate.storage.base import NotFound, Storage
+
+LOOK_MS = 250
+"""How soon a claim or a wish of the user is written."""
+
+END_PAUSES_S = (0.1, 0.5, 2.0, 5.0)
+"""Pauses between tries to record the end: a standby would start what was stopped, so this is worth some patience."""
+
+
+class HeartbeatWriter:
+    """Beats for one driver, in a thread of its own (SB1)."""
+
+    def __init__(self, storage: Storage, pipeline: str, owner: str, around: Surroundings) -> None:
+        self._storage = storage
+        self._pipeline = pipeline
+        self._owner = owner
+        self._around = around
+        self._pulse = HeartbeatTimer(owner)
+        self._pool = around.pool(1, "headgate-heartbeat", is_daemon=True)
+        self._is_writing = False
+        self._tidied = Generation(0)
+
+    def beat(self, generation: Generation, course: Course) -> None:
+        """Write a beat if one is due and none is being written."""
+        if self._is_writing:
+            return
+        beat = self._pulse.beat(self._around.monotonic_ms(), generation, course)
+        if beat is not None:
+            self._is_writing = True
+            self._pool.submit(self._write, beat)
+
+    def _write(self, beat: Beat) -> None:
+        """Runs in the heart's thread."""
+        try:
+            with suppress(StorageError):  # SB2: the next one is tried anyway
+                self._storage.put(beat_path(self._pipeline, beat.generation), [encode_beat(beat)])
+                self._tidy(beat.generation)
+        finally:
+            self._is_writing = False
+
+    def _tidy(self, generation: Generation) -> None:
+        """Remove what older generations left (SB4), once for each generation."""
+        if generation == self._tidied:
+            return
+        prefix = f"{self._pipeline}/heartbeats/"
+        for path in self._storage.list(prefix.rstrip("/")):
+            whose = generation_of(path.removeprefix(prefix))
+            if whose is not None and whose < generation:
+                self._storage.delete(path)
+        self._tidied = generation
+
+    def stop(self, generation: Generation, result: Future[RunResult], course: Course = Course.RUNNING) -> str:
+        """Record how the run ended, if it has claimed anything; return what is wrong with that, or "" (SB3).
+
+        ``course``: what its user had asked of it.
+        """
+        word = None if not generation else end_beat(generation, self._owner, result, course)
+        problems: list[str] = []
+        if word is not None:
+            self._pool.submit(lambda: problems.append(self._record(word)))
+        self._pool.shutdown(wait=word is not None)  # who has no word does not wait for storage that may hang
+        return problems[0] if problems else ""
+
+    def _record(self, word: Beat) -> str:
+        for pause_s in (*END_PAUSES_S, 0.0):
+            try:
+                self._storage.put(end_path(self._pipeline, word.generation), [encode_beat(word)])
+                self._storage.put(beat_path(self._pipeline, word.generation), [encode_beat(word)])  # seen sooner
+                self._tidy(word.generation)  # a run may be over before its first beat
+            except StorageError as error:
+                problem = str(error)
+                self._around.sleep(pause_s)
+            else:
+                return ""
+        return f"how this run ended could not be recorded, so a standby may start the pipeline again: {problem}"
+
+
+def end_beat(
+    generation: Generation, owner: str, result: Future[RunResult], wanted: Course = Course.RUNNING
+) -> Beat | None:
+    """Return how a run ended; None when another driver has replaced it: then the end is not its own to tell.
+
+    ``wanted``: what its user had asked of it. A run that failed while it stopped counts as stopped (SB14).
+    """
+    error = result.exception()
+    match error:
+        case None:
+            return _beat_of_result(generation, owner, result.result())
+        case FencedError():
+            return None
+        case UsageError() | OutputDenied() | BadRecord() | PipelineFailed(is_for_good=True):
+            course = Course.FAILED_FOR_GOOD
+        case _:
+            course = Course.STOPPED if wanted is Course.STOPPING else Course.FAILED
+    was_draining = course is Course.FAILED and wanted is Course.DRAINING
+    return Beat(generation, owner, 0, course, None, str(error)[:REASON_CHARS_MAX], was_draining)
+
+
+def _beat_of_result(generation: Generation, owner: str, result: RunResult) -> Beat:
+    course = Course.DRAINED if result.is_drained else Course.FINISHED if result.is_finished else Course.STOPPED
+    return Beat(generation, owner, 0, course, result.last_checkpoint)
+
+
+class HeartbeatReader:
+    """Looks at one pipeline."""
+
+    def __init__(self, storage: Storage, pipeline: str, claimant: str) -> None:
+        """``claimant``: the name of this standby's supervisor in the log, or an unused one."""
+        self._storage = storage
+        self._pipeline = pipeline
+        self._claimant = claimant
+        self._log = CheckpointLog(storage, pipeline)
+
+    def beat(self, generation: Generation) -> Observed:
+        """Return what the beat of ``generation`` says.
+
+        Raises:
+            StorageError
+        """
+        data = self._get(beat_path(self._pipeline, generation))
+        if data is None:
+            return Observed(generation)
+        beat = decode_beat(data)
+        if beat is None:
+            return Observed(generation, mark_of(data))
+        return Observed(generation, mark_of(data), beat.course, beat.owner)
+
+    def all(self) -> Observed:
+        """Return what everything says.
+
+        Raises:
+            StorageError
+        """
+        log = self._log.observe()
+        generation, owner = newest_run(log)
+        prefix = f"{self._pipeline}/heartbeats"
+        knows_beats = any(generation_of(path.removeprefix(f"{prefix}/")) for path in self._storage.list(prefix))
+        if not knows_beats:  # SB11: then the log is all that tells of life
+            mark = str(max((entry.sequence for entry in log.entries), default=0))
+            course = Course.STOPPED if has_given_up(log) else Course.RUNNING
+            return Observed(generation, mark, course, owner, self._is_ours(owner), knows_beats=False)
+        found = self.beat(generation)
+        owner = owner or found.owner  # its claim may have been pruned
+        ended = self._get(end_path(self._pipeline, generation))
+        word = None if ended is None else decode_beat(ended)
+        course = found.course if word is None else word.course
+        if word is None and has_given_up(log):  # C74: its driver died before it said so
+            course = Course.STOPPED
+        reason, was_draining = ("", False) if word is None else (word.reason, word.was_draining)
+        return Observed(generation, found.mark, course, owner, self._is_ours(owner), True, reason, was_draining)
+
+    def _is_ours(self, owner: str) -> bool:
+        return bool(owner) and owner == self._claimant
+
+    def _get(self, path: str) -> bytes | None:
+        try:
+            return self._storage.get(path)
+        except NotFound:
+            return None
+
+
+def newest_run(log: ObservedLog) -> tuple[Generation, str]:
+    """Return the newest generation in the log and its claimant, as far as they can be read; 0: there is none.
+
+    Raises:
+        StorageError: there are entries, and none can be read.
+    """
+    read = [entry.content for entry in log.counted() if isinstance(entry.content, Claim | Manifest)]
+    if log.entries and not read:
+        raise StorageError("read", log.entries[-1].path, "nothing in the log can be read", is_transient=False)
+    newest = max((content.generation for content in read), default=Generation(0))
+    claims = [entry.content for entry in log.entries if isinstance(entry.content, Claim)]
+    return newest, next((claim.owner for claim in claims if claim.generation == newest), "")
+
+
+DIED_REASON = "its driver died before it could carry out the request"
+
+_UNINFORMED_COURSES = frozenset({Course.RUNNING, Course.DRAINING, Course.FAILED})
+"""Of such a run a standby does not know that it was to stop."""
+
+
+def record_stop_of_dead_driver(storage: Storage, pipeline: str, dead: LockHolder, *, drain: bool) -> None:
+    """Record the request as the end of the run of ``dead``, unless another driver has claimed since.
+
+    Raises:
+        StorageError
+    """
+    found = HeartbeatReader(storage, pipeline, "").all()
+    if not found.knows_beats or not _was_claimed_by(dead, found.owner) or found.course not in _UNINFORMED_COURSES:
+        return
+    if drain and (found.course is Course.DRAINING or found.was_draining):
+        return
+    course = Course.FAILED if drain else Course.STOPPED
+    word = Beat(found.generation, found.owner, 0, course, None, found.reason or DIED_REASON, was_draining=drain)
+    storage.put(end_path(pipeline, found.generation), [encode_beat(word)])
+
+
+def _was_claimed_by(dead: LockHolder, owner: str) -> bool:
+    """Whether ``dead`` has claimed as ``owner``; False if its lock does not say so."""
+    return dead.claimant == owner != ""
 
 
 def _ignore_claim(generation: Generation) -> None:

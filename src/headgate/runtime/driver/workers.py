@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from headgate.codec import messages
 from headgate.model.ids import Generation, WorkerIndex
-from headgate.model.metrics import BUSY, Samples
 from headgate.model.plan import PipelineDefinition
-from headgate.model.progress import WorkerProgress
+from headgate.model.progress import BUSY, Samples, WorkerProgress
 from headgate.protocol.supervision import supervisor_events
 from headgate.protocol.supervision.supervisor_events import AttemptId
 from headgate.runtime.driver.event_loop import Timers

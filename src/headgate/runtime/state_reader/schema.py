@@ -33,7 +33,7 @@ from headgate.connectors.descriptions import committable_text, position_text
 from headgate.errors import CorruptionError
 from headgate.model.state_schema import Form, StateIdentity
 from headgate.plain_text import encodable
-from headgate.protocol.subtasks.loop_participant import RoundProgress
+from headgate.protocol.subtasks.loops import RoundProgress
 from headgate.runtime.state_reader.lookup import COMMITTABLES, LOG_SECTIONS, Piece
 from headgate.state.descriptors import StateKind
 from headgate.state.timers import TIME_COLUMN, TIMERS, TimeKind

@@ -45,15 +45,18 @@ from headgate.model.graph import Partitioner
 from headgate.model.ids import Generation, SubtaskId, WorkerIndex
 from headgate.model.plan import Plan, PlanEdge
 from headgate.runtime.surroundings import PROCESS, Surroundings
-from headgate.runtime.wire.channels import ChannelKey, InputChannel, OutputChannel, local_channel
-from headgate.runtime.wire.connection import Connection, ConnectionLost, Listener, connect
-from headgate.runtime.wire.feedback import (
+from headgate.runtime.wire.channels import (
     FEEDBACK_CREDIT_BYTES,
     MERGE_BYTES_MAX,
+    ChannelKey,
     FeedbackChannel,
+    InputChannel,
+    OutputChannel,
     ReceivingChannel,
+    local_channel,
     local_feedback_channel,
 )
+from headgate.runtime.wire.connection import Connection, ConnectionLost, Listener, connect
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.tls import Tls
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headgate.model.ids import ChannelIndex
-from headgate.runtime.wire.feedback import ReceivingChannel
+from headgate.runtime.wire.channels import ReceivingChannel
 
 
 @dataclass(slots=True)

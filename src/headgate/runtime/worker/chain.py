@@ -21,9 +21,9 @@ from headgate.errors import BadRecord
 from headgate.model.graph import BAD_RECORDS, MAIN, MAIN_INPUT, Edge, InputName, Node, OutputTag, Partitioner
 from headgate.model.ids import NodeName
 from headgate.model.manifest import Totals
-from headgate.model.metrics import BAD_RECORDS as BAD_RECORDS_COUNTED
-from headgate.model.metrics import RECORDS_IN, RECORDS_OUT
 from headgate.model.plan import Plan, PlanEdge, Vertex
+from headgate.model.progress import BAD_RECORDS as BAD_RECORDS_COUNTED
+from headgate.model.progress import RECORDS_IN, RECORDS_OUT
 from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS, Operator, OperatorContext, RestoredState
 from headgate.operators.expressions import ExpressionsOperator
 from headgate.operators.keys import partition

@@ -33,7 +33,7 @@ from headgate.operators.base import Operator, OperatorContext, OperatorSpec, Res
 from headgate.operators.checkpoint_listeners import own_copy_of
 from headgate.operators.expressions import ExpressionsSpec, fuse, fused_groups
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
-from headgate.protocol.subtasks.loop_participant import LoopPlace
+from headgate.protocol.subtasks.loops import LoopPlace
 from headgate.runtime.checkpoints.channel_state import named_channels, restored_records
 from headgate.runtime.checkpoints.restore import RestoredSnapshots, read_restored
 from headgate.runtime.checkpoints.snapshot_files import storage_at

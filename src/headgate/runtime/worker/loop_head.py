@@ -29,11 +29,11 @@ from headgate.model.progress import LoopProgress
 from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
 from headgate.operators.loop_head import LoopHeadOperator
 from headgate.protocol.loop_prober import Probe, ProbeReceived
-from headgate.protocol.subtasks import alignment, loop_head, loop_participant
+from headgate.protocol.subtasks import alignment, loops
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.watermarks import MergerEvent
 from headgate.runtime.checkpoints.snapshot_writer import SubtaskSnapshot
-from headgate.runtime.wire.feedback import FeedbackChannel, WaitingFeedback
+from headgate.runtime.wire.channels import FeedbackChannel, WaitingFeedback
 from headgate.runtime.wire.spill import Extent, SpillBudget, SpillFile
 from headgate.runtime.worker.subtask_parts import SubtaskParts
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
@@ -543,18 +543,18 @@ class LoopHeadRunner(SubtaskRunner):
                 "back: let it send them because of a record, of the last watermark, or of the end of a round"
             )
         self._resume()
-        for effect in self._machine.handle(loop_head.FeedbackReceived(channel)):
+        for effect in self._machine.handle(loops.FeedbackReceived(channel)):
             match effect:
-                case loop_head.LogFeedback():
+                case loops.LogFeedback():
                     self._loop.log.append(batch, effect.checkpoints)
-                case loop_head.ForwardFeedback():
+                case loops.ForwardFeedback():
                     self._forward(batch, round_)
                 case _:
                     self._run(effect, "")
 
     def _forward(self, batch: pa.RecordBatch, round_: int) -> None:
         self._came_back += batch.num_rows
-        self.handle(loop_participant.FeedbackForwarded(round_))
+        self.handle(loops.FeedbackForwarded(round_))
         self.chain.set_origin("feedback")
         self.chain.head.reenter(batch, self._loop.operator.forward)
 
@@ -580,15 +580,15 @@ class LoopHeadRunner(SubtaskRunner):
 
     def _run(self, effect: machine.Effect, text: str) -> None:
         match effect:
-            case loop_head.OpenLog():
+            case loops.OpenLog():
                 fault_points.reach("log-opened")
                 self._opened[effect.checkpoint] = self._clock_ns()
                 self._loop.log.open(effect.checkpoint)
-            case loop_head.SealLog():
+            case loops.SealLog():
                 self._seal(effect.checkpoint)
-            case loop_head.DropLog():
+            case loops.DropLog():
                 self._drop(effect.checkpoint)
-            case loop_participant.AdvanceToEnd():
+            case loops.AdvanceToEnd():
                 self.chain.advance(WATERMARK_MAX_MS)
             case alignment.TakeSnapshot() | alignment.EmitCancel():
                 self._last_snapshot = max(self._last_snapshot, effect.checkpoint)

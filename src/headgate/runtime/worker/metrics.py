@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from headgate.codec.messages import AlignmentMetrics, MetricsReport
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
-from headgate.model.metrics import (
+from headgate.model.progress import (
     BAD_RECORDS,
     BUSY,
     BUSY_MS,

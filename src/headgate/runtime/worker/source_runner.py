@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from headgate.connectors.base import AnyReader, CheckpointMarker, InducedReader, Polled, SourceBatch
 from headgate.errors import UsageError
-from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import Guarantee
 from headgate.model.ids import CheckpointId
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.subtasks.subtask import SplitsSeen

@@ -11,15 +11,15 @@ from typing import Protocol
 
 from headgate.connectors.base import AnyReader, SinkWriter
 from headgate.environment import SYSTEM_CLOCK
-from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import Guarantee
 from headgate.model.graph import InputName
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.manifest import Copied, SubtaskEntry
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
-from headgate.protocol.subtasks import loop_participant
-from headgate.protocol.subtasks.loop_participant import NO_ROUNDS, LoopPlace, RoundProgress
+from headgate.protocol.checkpoints.coordinator_events import AbortReason
+from headgate.protocol.subtasks import loops
+from headgate.protocol.subtasks.loops import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotWriter
-from headgate.runtime.wire.feedback import ReceivingChannel
+from headgate.runtime.wire.channels import ReceivingChannel
 from headgate.runtime.worker.chain import Chain, EdgeOutlet
 from headgate.runtime.worker.listeners import SubtaskListeners
 from headgate.runtime.worker.unaligned import ChannelRecorder, UnalignedOptions
@@ -46,10 +46,10 @@ class SubtaskReports(Protocol):
     def finished(self, subtask: SubtaskId) -> None:
         """It has processed all input."""
 
-    def entrance_ended(self, subtask: SubtaskId, effect: loop_participant.ReportEntranceEnded) -> None:
+    def entrance_ended(self, subtask: SubtaskId, effect: loops.ReportEntranceEnded) -> None:
         """Nothing will enter its nest of loops here any more."""
 
-    def probe_returned(self, subtask: SubtaskId, effect: loop_participant.ReportProbe) -> None:
+    def probe_returned(self, subtask: SubtaskId, effect: loops.ReportProbe) -> None:
         """A probe has come back, or has ended here."""
 
     def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:

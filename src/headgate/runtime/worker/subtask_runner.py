@@ -22,14 +22,14 @@ from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfD
 from headgate.codec.snapshot import FINISHED_PREFIX, IN_FLIGHT_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX, encode_positions
 from headgate.environment import close_all
 from headgate.errors import UsageError
-from headgate.model.checkpoint_options import Alignment, CheckpointOptions
+from headgate.model.config import Alignment, CheckpointOptions
 from headgate.model.graph import MAIN_INPUT
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Totals
 from headgate.protocol import loop_prober
 from headgate.protocol.loop_prober import Probe, ProbeReceived
 from headgate.protocol.machine import Ignored
-from headgate.protocol.subtasks import alignment, externally_induced, loop_participant, unaligned
+from headgate.protocol.subtasks import alignment, externally_induced, loops, unaligned
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.watermarks import (
     ChannelOrigin,
@@ -452,9 +452,9 @@ class SubtaskRunner:
             case loop_prober.CloseRound():
                 assert self._nest is not None, "only loops have rounds"
                 self.chain.on_round(effect.round_, self._nest)
-            case loop_participant.ReportEntranceEnded():
+            case loops.ReportEntranceEnded():
                 self._reports.entrance_ended(self.subtask, effect)
-            case loop_participant.ReportProbe():
+            case loops.ReportProbe():
                 self._reports.probe_returned(self.subtask, effect)
             case Ignored():
                 return

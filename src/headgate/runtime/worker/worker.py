@@ -24,9 +24,14 @@ from headgate.model.manifest import Copied, SnapshotPart, SubtaskEntry
 from headgate.model.plan import PipelineDefinition
 from headgate.operators.user_functions import HookError, UserFunctionError, user_traceback
 from headgate.protocol import loop_prober
-from headgate.protocol.checkpoints.abort_reasons import AbortReason
-from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported, SourceReadsOn
-from headgate.protocol.subtasks import alignment, loop_participant
+from headgate.protocol.checkpoints.coordinator_events import (
+    AbortReason,
+    Acknowledged,
+    Declined,
+    FinishReported,
+    SourceReadsOn,
+)
+from headgate.protocol.subtasks import alignment, loops
 from headgate.protocol.subtasks import subtask as machine
 from headgate.runtime.checkpoints.restore import NotRestorable, owned_key_groups
 from headgate.runtime.checkpoints.snapshot_writer import PrepareRefused, SnapshotDestination, SnapshotWriter
@@ -370,7 +375,7 @@ class Worker:
             case messages.StartProbe() if mail.generation == self._generation:
                 for runner in self._runners:
                     if runner.subtask.vertex == mail.nest:
-                        runner.handle(loop_participant.ProbeOrdered(mail.probe))
+                        runner.handle(loops.ProbeOrdered(mail.probe))
             case messages.EndLoop() if mail.generation == self._generation:
                 for runner in self._runners:
                     if isinstance(runner, LoopHeadRunner) and runner.chain.vertex.nest == mail.nest:
@@ -414,12 +419,12 @@ class Worker:
         self._report_metrics()
         self._control.send(messages.Finished(FinishReported(self._generation, subtask)))
 
-    def entrance_ended(self, subtask: SubtaskId, effect: loop_participant.ReportEntranceEnded) -> None:
+    def entrance_ended(self, subtask: SubtaskId, effect: loops.ReportEntranceEnded) -> None:
         """Report that nothing enters a nest of loops here any more."""
         event = loop_prober.EntranceEnded(subtask, effect.started_round, effect.highest_round)
         self._control.send(messages.EntranceEnded(self._generation, event))
 
-    def probe_returned(self, subtask: SubtaskId, effect: loop_participant.ReportProbe) -> None:
+    def probe_returned(self, subtask: SubtaskId, effect: loops.ReportProbe) -> None:
         """Report what came back with a probe."""
         event = loop_prober.ProbeReturned(subtask, effect.number, effect.count, effect.highest_round)
         self._control.send(messages.ProbeReturned(self._generation, event))

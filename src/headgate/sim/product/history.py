@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from headgate.codec.log_entry import decode_log_entry
+from headgate.codec.json_files import decode_log_entry
 from headgate.codec.snapshot import stored_file
 from headgate.connectors.files.publish_log import COMMITTED, decode_files
 from headgate.errors import CorruptionError

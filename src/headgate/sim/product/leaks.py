@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from headgate.codec.log_entry import decode_log_entry
+from headgate.codec.json_files import decode_log_entry
 from headgate.connectors.files.publish_log import (
     CLAIMS,
     COMMITTED,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 
-from headgate.codec.log_entry import decode_hint, decode_log_entry
+from headgate.codec.json_files import decode_hint, decode_log_entry
 from headgate.connectors.files.publish_log import SinkIdentity
 from headgate.errors import BringOutputBack, CorruptionError, PutCheckpointsBack, Remedy, RestoreFiles
 from headgate.model.manifest import Manifest

@@ -11,7 +11,7 @@ from headgate.codec.snapshot import POSITIONS_PREFIX, decode_positions
 from headgate.connectors.encode import decode
 from headgate.connectors.files.file_committer import committed_files
 from headgate.model.manifest import Manifest
-from headgate.model.metrics import RECORDS_OUT
+from headgate.model.progress import RECORDS_OUT
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.sim.product.history import History

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import headgate as hg
 from headgate.connectors.base import Sink
 from headgate.errors import UsageError
-from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import Guarantee
 from headgate.sim.product.graphs import Graph
 from headgate.sim.product.records import Row
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of

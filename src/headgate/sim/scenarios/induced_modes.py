@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from headgate.model.checkpoint_options import Guarantee
+from headgate.model.config import Guarantee
 from headgate.model.manifest import Manifest
 from headgate.sim.product.run import EVENTS_MAX, Result, result_of
 from headgate.sim.scenarios.guarantees import draw_mode

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from headgate.codec.log_entry import decode_log_entry
+from headgate.codec.json_files import decode_log_entry
 from headgate.connectors.files.publish_log import OWNERS
 from headgate.connectors.sink_registry import targets_of
 from headgate.errors import HeadgateError

@@ -22,8 +22,7 @@ from headgate.protocol.supervision import driver_supervisor, standby
 from headgate.protocol.supervision.driver_supervisor import Command, DriverSupervisor
 from headgate.protocol.supervision.standby import Standby
 from headgate.protocol.supervision.supervisor_events import Begin
-from headgate.runtime.driver.liveness import HeartbeatReader
-from headgate.runtime.driver.takeover import Takeover, taking_over
+from headgate.runtime.driver.takeover import HeartbeatReader, Takeover, taking_over
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.primitives import SimQueue
 from headgate.sim.machine.tasks import SimProcess

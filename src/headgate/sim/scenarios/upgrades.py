@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 import headgate as hg
-from headgate.codec.log_entry import decode_log_entry
+from headgate.codec.json_files import decode_log_entry
 from headgate.connectors.base import Sink
 from headgate.errors import CorruptionError, GoBackBehind, HeadgateError, LeaveBehind, NameAnotherPlace, NameOperator
-from headgate.model.checkpoint_options import Guarantee
-from headgate.model.config import StartConfig
+from headgate.model.config import Guarantee, StartConfig
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
 from headgate.model.progress import Continuation, RunResult

@@ -14,7 +14,7 @@ from headgate.model.manifest import Manifest
 from headgate.model.pipeline_identity import Owner
 from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints.recovery import candidates
-from headgate.protocol.store import autoscaling as machine
+from headgate.protocol.store import layouts as machine
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.reset import Reset
 from headgate.runtime.surroundings import Surroundings

@@ -20,9 +20,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 import pyarrow as pa
 
 from headgate.model.pipeline_identity import Life, Mine, Owner
-from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
 from headgate.protocol.store.group_ownership import Claim
-from headgate.protocol.store.layouts import Layout, Plan
+from headgate.protocol.store.layouts import Layout, ObservedLoad, Plan, ScalingPolicy
 from headgate.protocol.store.reader_group import Event, GroupSegment
 from headgate.protocol.store.transactions import Verdict
 from headgate.protocol.store.truncation import Extent, Hold
@@ -211,7 +210,7 @@ class Catalogue(ABC):
         """Let ``policy`` be that of a stream (S79)."""
 
     @reads
-    def observe(self, stream: StreamInfo, now_ms: int) -> Observed | None:
+    def observe(self, stream: StreamInfo, now_ms: int) -> ObservedLoad | None:
         """Return what ``stream.scaling`` decides upon now; None without a policy, or if the stream is sealed.
 
         It only reads, so no other verb waits for it.

@@ -1,7 +1,7 @@
 """Scaling of streams, by hand or by their policy; and what pipelines have read of closed segments.
 
-Counterpart: ``sql`` calls these inside its transactions; ``protocol.store.layouts`` and
-``protocol.store.autoscaling`` decide. Source: S72 to S75, S79 to S81 and SC40 to SC42 of docs/spec/stream-store.md.
+Counterpart: ``sql`` calls these inside its transactions; ``protocol.store.layouts``
+decides. Source: S72 to S75, S79 to S81 and SC40 to SC42 of docs/spec/stream-store.md.
 Never moves an event.
 """
 
@@ -14,10 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.errors import CorruptionError, UsageError
-from headgate.protocol.store import autoscaling as policies
 from headgate.protocol.store import layouts
-from headgate.protocol.store.autoscaling import Observed, Unit
-from headgate.protocol.store.layouts import Change, Layout, Outdated, Plan, Range, Refused, Segment
+from headgate.protocol.store import layouts as policies
+from headgate.protocol.store.layouts import Change, Layout, ObservedLoad, Outdated, Plan, Range, Refused, Segment, Unit
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import Reading
@@ -154,7 +153,7 @@ def _apply_change(connection: Connection, stream: StreamInfo, change: Change, no
 
 
 @t.implements(Catalogue.observe)
-def observe(connection: Connection, stream: StreamInfo, now_ms: int) -> Observed | None:
+def observe(connection: Connection, stream: StreamInfo, now_ms: int) -> ObservedLoad | None:
     """Return what the policy of ``stream`` decides upon, of one moment; None if it has none, or takes no more events.
 
     Raises:
@@ -167,7 +166,7 @@ def observe(connection: Connection, stream: StreamInfo, now_ms: int) -> Observed
     layout = find_layout(connection, replace(stream, layout_epoch=epoch))
     scaled_ms = connection.scalar(sa.select(t.streams.c.scaled_ms).where(t.streams.c.id == stream.stream_id)) or 0
     amounts = {x.segment_id: _amounts(connection, stream, x, policy.unit, now_ms) for x in layout.present}
-    return Observed(layout, now_ms - scaled_ms, amounts)
+    return ObservedLoad(layout, now_ms - scaled_ms, amounts)
 
 
 @t.implements(Catalogue.autoscale)

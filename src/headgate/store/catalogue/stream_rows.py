@@ -16,8 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.errors import CorruptionError, UsageError
-from headgate.protocol.store.autoscaling import ScalingPolicy
-from headgate.protocol.store.layouts import Layout, Segment, first_layout, gaps_between
+from headgate.protocol.store.layouts import Layout, ScalingPolicy, Segment, first_layout, gaps_between
 from headgate.protocol.store.schema_update import Incompatible, Unchanged, update
 from headgate.protocol.store.transactions import Status
 from headgate.protocol.store.truncation import Extent

@@ -25,8 +25,7 @@ from headgate.operators.row_functions import Refused, RowWriter
 from headgate.operators.schemas import canonical_schema, fitted, frame_of, to_canonical
 from headgate.operators.timestamps import event_time
 from headgate.operators.user_functions import copied, shortened
-from headgate.spark.stateful_processor.conversion import Fields, SparkSchema, arrow_schema_of, without_zone
-from headgate.spark.stateful_processor.handles import ProcessorHandle
+from headgate.spark.stateful_handles import Fields, ProcessorHandle, SparkSchema, arrow_schema_of, without_zone
 from headgate.state.timers import TimeKind
 from headgate.state.ttl import StateTime
 from headgate.state.worker_backends import MemoryStates

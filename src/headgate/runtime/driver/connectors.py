@@ -1,7 +1,9 @@
-"""Commit of sinks: the committers of all sinks of a pipeline, for one generation (docs/spec/two-phase-commit.md).
+"""The driver's side of connectors: ownership of sink targets, commits of sinks, and retention of sources' input.
 
-``protocol.checkpoints.commit.CommitQueue`` decides what may be committed; this module calls the targets. Used from
-one thread of the driver at a time.
+One generation's committers commit what completed checkpoints promised (docs/spec/two-phase-commit.md). Ownership is
+asked for, refused or taken before a generation is claimed (docs/spec/lives.md); ``protocol.supervision`` decides.
+Sources that retain their input learn what restorable checkpoints still need (SC30 to SC33): it follows from the log
+alone, so a replaced driver says nothing that its successor would not.
 """
 
 from __future__ import annotations
@@ -10,13 +12,11 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TypeAlias, cast
 
 from headgate import fault_points
-from headgate.connectors.base import (
-    Committer,
-    Sink,
-)
+from headgate.connectors.base import Committer, HoldContext, HoldingSource, Sink
 from headgate.environment import close_all
 from headgate.errors import (
     CorruptionError,
@@ -24,6 +24,7 @@ from headgate.errors import (
     HeadgateError,
     LeaveBehind,
     OutputDenied,
+    PutCheckpointsBack,
     StorageError,
     UsageError,
     gone,
@@ -31,11 +32,20 @@ from headgate.errors import (
 )
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Committable, SnapshotPart
+from headgate.model.manifest import Committable, Manifest, Place, SnapshotPart
+from headgate.model.pipeline_identity import Life, Owner
 from headgate.model.plan import PipelineDefinition
 from headgate.operators.checkpoint_listeners import CheckpointListener
 from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.protocol.checkpoints.recovery import ObservedLog, candidates
+from headgate.protocol.supervision import ownership
+from headgate.protocol.supervision.ownership import Objection
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.state_reader.lookup import StoredCheckpoint
+from headgate.runtime.state_reader.reader import PartReader, states_of
+from headgate.runtime.state_reader.schema import Kind
 from headgate.storage.base import NotFound
+from headgate.storage.urls import local_directory
 
 
 @contextmanager
@@ -282,3 +292,172 @@ def _no_such_sink(name: str) -> str:
         f"this name, or, to give that output up, give allow_unclaimed_state=['{name}'] "
         f"(headgate run --allow-unclaimed-state {name})"
     )
+
+
+class SinkOwnership:
+    """The sinks of one pipeline with targets that remember an owner, asked for one identity ``life`` of it."""
+
+    def __init__(self, definition: PipelineDefinition, life: Life, home: str, host: str) -> None:
+        """``home`` is where the checkpoints of ``life`` are now, and ``host`` this machine, for messages."""
+        self._pipeline, self._life, self._home = definition.config.name, life, home
+        self._host = host_of(home, host)
+        self._sinks = {
+            str(node.name): sink
+            for node in definition.graph.nodes
+            if node.role is Role.SINK and (sink := cast(Sink, node.spec)).has_owner
+        }
+
+    def ask(self) -> dict[str, Owner]:
+        """Return what every target remembers. Changes nothing. Sinks that share a target are asked once (LV11).
+
+        Raises:
+            UsageError: one can never say so (K5).
+            StorageError: repeating is safe.
+        """
+        found: dict[str, Owner] = {}
+        asked: dict[object, str] = {}
+        for name, sink in self._sinks.items():
+            neighbour = asked.setdefault(_target(name, sink), name)
+            if neighbour != name:
+                found[name] = ownership.owner_of_sink(name, neighbour, found[neighbour])
+                continue
+            with refusing_permanent_errors(
+                f"sink '{name}' of pipeline '{self._pipeline}' cannot say whose its target is"
+            ):
+                found[name] = sink.owner(self._pipeline, name)
+        return found
+
+    def check(self, owners: dict[str, Owner], following: Generation) -> None:
+        """Refuse to go on if any target has another owner (LV2): then no target is changed.
+
+        Raises:
+            UsageError: names the owner and the remedy.
+        """
+        own = [(name, name, owner) for name, owner in owners.items()]
+        others = [(name, other.sink, other.owner) for name, owner in owners.items() for other in owner.others]
+        for name, known_as, owner in own + others:
+            problem = ownership.objection(self._life, owner, following)
+            if problem is not None:
+                raise self._refusal(name, known_as, owner, problem, following)
+
+    def take(self) -> None:
+        """Make this life the owner of every target, all in the same order (LV3).
+
+        Raises:
+            UsageError: another owner was quicker, or a target can never be owned (K5).
+            StorageError: repeating is safe.
+        """
+        for name, owner in self._owners_after():
+            if not ownership.may_own(self._life, owner):
+                raise self._refusal(name, name, owner, Objection.OTHER_LIFE, Generation(0))
+
+    def _owners_after(self) -> Iterator[tuple[str, Owner]]:
+        for name, sink in self._sinks.items():
+            with refusing_permanent_errors(
+                f"sink '{name}' of pipeline '{self._pipeline}' cannot remember whose its target is"
+            ):
+                owner = sink.own(self._pipeline, name, self._life)
+            yield name, owner
+
+    def _refusal(self, name: str, known_as: str, owner: Owner, problem: Objection, following: Generation) -> UsageError:
+        """Return the refusal for sink ``name``, which its target knows as ``known_as``: the owner, and the remedy."""
+        forget = self._sinks[name].how_to_forget(self._pipeline, known_as)
+        sink = f"sink '{name}' of pipeline '{self._pipeline}'"
+        if known_as != name:
+            sink = f"the target of {sink} knows its sink '{known_as}', which"
+        if problem is Objection.OLDER_COPY:
+            return UsageError(
+                f"{sink} was written to by generation {owner.generation}, but the checkpoints in {self._home} end "
+                f"before generation {following}: they are an older copy; restore the newest ones, or, to produce again "
+                f"what was committed since, run: {forget}"
+            )
+        refusal = UsageError(
+            f"{sink} belongs to {_owner_text(owner, self._home, self._host)}, and what that one wrote would be there "
+            f"twice; {self._what_to_do(owner)}, or, to start over in front of the same target, which keeps what it "
+            f"holds, run: {forget}"
+        )
+        return with_remedy(refusal, PutCheckpointsBack() if self._is_former(owner) else None)
+
+    def _is_former(self, owner: Owner) -> bool:
+        return ownership.began_at(owner, self._home, self._host)
+
+    def _what_to_do(self, owner: Owner) -> str:
+        if self._is_former(owner):
+            return (
+                "put these checkpoints back, or give it another name, or delete what that one wrote and start over: "
+                "headgate run PROGRAM --fresh"
+            )
+        return "run the pipeline with that checkpoint directory, or give it another name"
+
+
+def _target(name: str, sink: Sink) -> object:
+    """Return what is equal for sinks that share a target."""
+    return name if sink.shared_target is None else (type(sink), sink.shared_target)
+
+
+def host_of(home: str, host: str) -> str | None:
+    """Return ``host`` if ``home`` is a directory of its own; None if it is the same place for all."""
+    return None if local_directory(home) is None else host
+
+
+def _owner_text(owner: Owner, home: str, host: str | None) -> str:
+    if owner.life is None:
+        return f"another checkpoint directory than {home} (a target that was not given fence.life does not say which)"
+    when = datetime.fromtimestamp(owner.life.begun_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    begun = f"begun on {owner.life.host} at {when} UTC"
+    if ownership.began_at(owner, home, host):
+        return f"former checkpoints of the same name in {home}, {begun} and removed since"
+    return f"the pipeline of the same name with its checkpoints in {owner.life.home}, {begun}"
+
+
+Positions = dict[str, bytes]
+"""Split → position."""
+
+
+class SourceRetention:
+    """The sources of one pipeline that retain their input, and the positions last given to them."""
+
+    def __init__(self, definition: PipelineDefinition, log: CheckpointLog, generation: Generation) -> None:
+        self._pipeline = definition.config.name
+        self._root = definition.config.checkpoint_root
+        self._log, self._generation = log, generation
+        self._sources = {
+            node.name: node.spec
+            for node in definition.graph.nodes
+            if node.role is Role.SOURCE and isinstance(node.spec, HoldingSource) and node.spec.holds
+        }
+        self._told: dict[str, list[Positions]] = {}
+
+    def tell(self, observed: ObservedLog) -> None:
+        """Tell every source from where on it is needed by the checkpoints in the log that may be restored.
+
+        Raises:
+            StorageError: a source, or a checkpoint, cannot be reached now; repeating is safe.
+            FencedError: a later generation tells it by now.
+        """
+        manifests = candidates(observed) if self._sources else []
+        for node, source in self._sources.items():
+            try:
+                needed = [self._positions(manifest, node) for manifest in manifests]
+            except CorruptionError:  # what it needs stays held as it is: somebody may bring its file back
+                continue
+            if self._told.get(node) != needed:
+                source.hold(HoldContext(self._pipeline, node, self._log.life_id, self._generation), needed)
+                self._told[node] = needed
+
+    def _positions(self, manifest: Manifest, node: str) -> Positions:
+        place = manifest.place or Place(self._root, self._pipeline)
+        what = f"checkpoint {manifest.checkpoint} of pipeline '{self._pipeline}'"
+        checkpoint = StoredCheckpoint(what, self._pipeline, replace(manifest, place=place))
+        try:
+            storage = checkpoint.storage()
+            states = states_of(checkpoint, storage, node, is_counted=False)
+        except UsageError:  # the place of a savepoint that is not there any more
+            raise CorruptionError(place.url, 0, f"the files of {what}", "no directory") from None
+        reader, found = PartReader(checkpoint, storage), Positions()
+        for state in states:
+            if state.shape.kind is Kind.POSITIONS:
+                for piece in state.pieces:
+                    for batch in reader.decoded(node, piece).batches:
+                        found |= {row["split"]: row["position"] for row in batch.to_pylist()}
+        return found

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from headgate.spark.worker_exits import WRITTEN_CHARS, SharedTail, how_ended
+from headgate.spark.worker_main import WRITTEN_CHARS, SharedTail, how_ended
 
 DAEMON = """
 import os, signal, sys
-from headgate.spark.worker_exits import WATCH
+from headgate.spark.worker_main import WATCH
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as Spark's daemon does
 WATCH.begin()
