@@ -42,7 +42,7 @@ EXCEPTIONS = {
     "storage/faulty.py": "for tests; how it waits is given to it",
     "store/chunks.py": "draws names where a store is given nothing else to draw them with",
     "store/catalogue/sqlite.py": "its lock is held across a transaction in memory: the simulator does not park there",
-    "store/catalogue/opening.py": "thin: a lock of the file system",
+    "store/catalogue/sql.py": "thin: a lock of the file system",
     "store/server/server.py": "thin: a lock of the file system, and a number that is drawn once",
 }
 

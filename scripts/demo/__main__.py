@@ -30,7 +30,7 @@ from recount import Key, Recount, lines_of, recount
 from replay import Replay, disorder_s, merged
 
 import headgate as hg
-from headgate.store.schemas import TEXT_SCHEMA
+from headgate.store.streams import TEXT_SCHEMA
 
 LEVELS = "DEBUG,INFO,WARN,ERROR,FATAL"
 WINDOW_S = 5

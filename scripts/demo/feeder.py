@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import headgate as hg
-from headgate.store.schemas import TEXT_SCHEMA
+from headgate.store.streams import TEXT_SCHEMA
 
 PERIOD_S = 0.05
 CHUNK_BYTES = 4 << 20

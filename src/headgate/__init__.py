@@ -43,9 +43,9 @@ PUBLIC_NAMES = {
     ),
     "headgate.model.progress": "PipelineHandle PipelineState Progress RunResult",
     "headgate.operators.checkpoint_listeners": (
-        "CheckpointListener CheckpointedFunction PublishOnCheckpoint RestoreContext SnapshotContext"
+        "CheckpointListener CheckpointedFunction OperatorList PublishOnCheckpoint RestoreContext SnapshotContext "
+        "UnionList"
     ),
-    "headgate.operators.operator_state": "OperatorList UnionList",
     "headgate.operators.process.batch_aggregation": (
         "BatchAggregateFunction BatchAggregatingState BatchReducingState BatchStateHandle"
     ),
@@ -65,12 +65,11 @@ PUBLIC_NAMES = {
     "headgate.state.descriptors": "Evolution",
     "headgate.state.ttl": "TTL",
     "headgate.store.follower": "StreamEvents StreamFollower",
-    "headgate.store.group_reader": "CheckpointMarker GroupEvents GroupReader",
     "headgate.store.policies": "Retention Scaling",
-    "headgate.store.reader_groups": "ReaderGroup",
-    "headgate.store.shared_transactions": "SharedTransaction TransactionWriter",
+    "headgate.store.reader_groups": "CheckpointMarker GroupEvents GroupReader ReaderGroup",
     "headgate.store.store": "Store",
     "headgate.store.streams": "StreamCut",
+    "headgate.store.transactions": "SharedTransaction TransactionWriter",
 }
 """The public names by module. A new one also needs an import below, for type checkers."""
 
@@ -155,11 +154,11 @@ if TYPE_CHECKING:
     from headgate.model.progress import RunResult as RunResult
     from headgate.operators.checkpoint_listeners import CheckpointedFunction as CheckpointedFunction
     from headgate.operators.checkpoint_listeners import CheckpointListener as CheckpointListener
+    from headgate.operators.checkpoint_listeners import OperatorList as OperatorList
     from headgate.operators.checkpoint_listeners import PublishOnCheckpoint as PublishOnCheckpoint
     from headgate.operators.checkpoint_listeners import RestoreContext as RestoreContext
     from headgate.operators.checkpoint_listeners import SnapshotContext as SnapshotContext
-    from headgate.operators.operator_state import OperatorList as OperatorList
-    from headgate.operators.operator_state import UnionList as UnionList
+    from headgate.operators.checkpoint_listeners import UnionList as UnionList
     from headgate.operators.process.batch_aggregation import BatchAggregateFunction as BatchAggregateFunction
     from headgate.operators.process.batch_aggregation import BatchAggregatingState as BatchAggregatingState
     from headgate.operators.process.batch_aggregation import BatchReducingState as BatchReducingState
@@ -196,16 +195,16 @@ if TYPE_CHECKING:
     from headgate.state.ttl import TTL as TTL
     from headgate.store.follower import StreamEvents as StreamEvents
     from headgate.store.follower import StreamFollower as StreamFollower
-    from headgate.store.group_reader import CheckpointMarker as CheckpointMarker
-    from headgate.store.group_reader import GroupEvents as GroupEvents
-    from headgate.store.group_reader import GroupReader as GroupReader
     from headgate.store.policies import Retention as Retention
     from headgate.store.policies import Scaling as Scaling
+    from headgate.store.reader_groups import CheckpointMarker as CheckpointMarker
+    from headgate.store.reader_groups import GroupEvents as GroupEvents
+    from headgate.store.reader_groups import GroupReader as GroupReader
     from headgate.store.reader_groups import ReaderGroup as ReaderGroup
-    from headgate.store.shared_transactions import SharedTransaction as SharedTransaction
-    from headgate.store.shared_transactions import TransactionWriter as TransactionWriter
     from headgate.store.store import Store as Store
     from headgate.store.streams import StreamCut as StreamCut
+    from headgate.store.transactions import SharedTransaction as SharedTransaction
+    from headgate.store.transactions import TransactionWriter as TransactionWriter
 else:
     __all__ = [*_names.all, "__version__"]
 

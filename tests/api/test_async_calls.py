@@ -14,8 +14,7 @@ from tests.store.storing import KEYED, STREAM, keyed
 
 import headgate as hg
 from headgate.store.follower import StreamFollower
-from headgate.store.group_reader import GroupReader
-from headgate.store.reader_groups import ReaderGroup
+from headgate.store.reader_groups import GroupReader, ReaderGroup
 from headgate.store.writer import StreamWriter
 
 

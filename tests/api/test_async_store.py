@@ -18,7 +18,7 @@ from headgate.api.async_calls import AsyncProxy
 from headgate.api.async_readers import AsyncGroupReader, AsyncReaderGroup, AsyncStreamFollower
 from headgate.api.async_store import AsyncSharedTransaction, AsyncStreamWriter, AsyncTransactionWriter
 from headgate.store.follower import StreamEvents, StreamFollower
-from headgate.store.group_reader import GroupEvents
+from headgate.store.reader_groups import GroupEvents
 from headgate.store.writer import StreamWriter
 
 

@@ -15,7 +15,7 @@ from headgate.model import config as model
 from headgate.model.graph import BAD_RECORDS, MAIN
 from headgate.model.ids import NodeName
 from headgate.model.plan import PipelineDefinition
-from headgate.operators import bad_records
+from headgate.operators import user_functions
 
 
 def simple(**options: Any) -> hg.Pipeline:
@@ -46,7 +46,7 @@ def test_the_definition_holds_configuration_graph_plan_and_schemas(tmp_path: Pat
     )
     assert definition.plan.parallelism == 3
     main = {MAIN: pa.schema([("n", pa.int64())])}
-    source = main | {BAD_RECORDS: bad_records.SCHEMA}
+    source = main | {BAD_RECORDS: user_functions.BAD_RECORD_SCHEMA}
     assert definition.outputs == {NodeName("source"): source, NodeName("filter"): main, NodeName("sink"): main}
 
 
@@ -157,7 +157,7 @@ def test_an_unreadable_source_is_told_with_its_operator(tmp_path: Path) -> None:
 
 class PickySink(hg.Discard):
     def check(self, schema: pa.Schema) -> None:
-        if schema != bad_records.SCHEMA:
+        if schema != user_functions.BAD_RECORD_SCHEMA:
             raise hg.UsageError("it only takes bad records")
 
 

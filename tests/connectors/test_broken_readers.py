@@ -14,7 +14,7 @@ from tests.connectors.source_reading import context
 from headgate.connectors.base import Source, SourceReader
 from headgate.connectors.files import parquet
 from headgate.connectors.files.file_tracker import FileTracker
-from headgate.connectors.files.line_decoder import TextDecoder
+from headgate.connectors.files.line_decoders import TextDecoder
 from headgate.connectors.files.line_file import LineFile
 from headgate.connectors.files.line_source import TextFiles
 from headgate.connectors.files.parquet import ParquetFiles

@@ -14,8 +14,8 @@ import pytest
 
 from crash.processes import Life, kill, until
 from headgate.store.policies import Retention
-from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
+from headgate.store.streams import TEXT_SCHEMA
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headgate.cli.program_loader import load_pipeline
-from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
+from headgate.store.streams import TEXT_SCHEMA
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 KNOWN = {

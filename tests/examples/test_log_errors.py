@@ -13,8 +13,8 @@ import pytest
 
 from headgate.model.ids import NodeName
 from headgate.operators.catalog import ExpressionsSpec
-from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
+from headgate.store.streams import TEXT_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 

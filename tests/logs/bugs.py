@@ -13,8 +13,8 @@ from typing import Any
 
 from headgate.errors import StorageError
 from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.group_reader import GroupReader
 from headgate.store.reader import SegmentReader
+from headgate.store.reader_groups import GroupReader
 from headgate.store.transactions import Transactions
 from headgate.store.writer import StreamWriter
 

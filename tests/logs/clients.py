@@ -23,7 +23,7 @@ from tests.logs.recording import Recorder
 from headgate import fault_points
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.protocol.store.transactions import Status
-from headgate.store.group_reader import GroupEvents, GroupReader
+from headgate.store.reader_groups import GroupEvents, GroupReader
 from headgate.store.store import Store
 from headgate.store.transactions import Transaction
 from headgate.store.writer import Appended

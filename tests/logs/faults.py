@@ -21,8 +21,8 @@ from tests.logs.recording import Recorder, history, lines
 
 from headgate.errors import FencedError, HeadgateError
 from headgate.protocol.store.transactions import Status
-from headgate.store.shared_transactions import SharedTransaction
 from headgate.store.store import Store
+from headgate.store.transactions import SharedTransaction
 
 CLIENTS = ("append1", "append2", "transact1", "share1", "participate1", "observe1", "member1", "member2")
 PATIENCE_S = 240

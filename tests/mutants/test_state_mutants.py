@@ -17,7 +17,7 @@ from tests.mutants.seeds import Finder, assert_found, bounded, plain
 from headgate.model.manifest import SnapshotPart
 from headgate.operators.process.broadcast_state import BroadcastSide
 from headgate.operators.process.row_process import ProcessOperator
-from headgate.operators.window_combine import WindowCombineOperator
+from headgate.operators.tumbling_windows import WindowCombineOperator
 from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.runtime.checkpoints import restore as restore_module
 from headgate.sim.scenarios import broadcast, memory_chunks, rocksdb, timers, ttl

@@ -16,21 +16,21 @@ from tests.mutants.seeds import Finder, assert_found, bounded, found_by
 
 from headgate.connectors.streams import StreamCommitter, StreamSourceReader
 from headgate.connectors.streams.group_source import GroupCheckpointHook
-from headgate.connectors.streams.stream_cuts import SegmentCuts
+from headgate.connectors.streams.segments import SegmentCuts
 from headgate.model.ids import CheckpointId
 from headgate.protocol.store import group_ownership, reading_order, truncation
 from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.reader_group import Group, Watch
 from headgate.protocol.store.reading_order import Progress
 from headgate.sim.streams import followers, group_pipelines, groups, remote_store, shared_transactions, streams
-from headgate.store.catalogue import chunk_index, ownership, shared_transaction_rows, tables
+from headgate.store.catalogue import chunk_index, pipeline_rows, shared_transaction_rows, tables
 from headgate.store.catalogue.records import Numbers, Recovered
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.client.requests import Client, RequestOutcome
 from headgate.store.core import FetchBudget
 from headgate.store.follower import StreamFollower
 from headgate.store.reader_groups import group_start
-from headgate.store.server.long_polls import Deduplication
+from headgate.store.server.handlers import Deduplication
 from headgate.store.streams import StreamCut, StreamInfo
 from headgate.store.writer import FlushTimer
 
@@ -111,7 +111,7 @@ def nobody_flushes_what_lingers() -> Iterator[None]:
 @contextmanager
 def a_reset_empties_nothing() -> Iterator[None]:
     """SO5: the owner changes, and what it wrote stays."""
-    with patched(ownership, "_empty_stream", lambda *_: None):
+    with patched(pipeline_rows, "_empty_stream", lambda *_: None):
         yield
 
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 import headgate as hg
 from headgate.operators.base import RestoredState
-from headgate.operators.checkpoint_listeners import RestoreContext, SnapshotContext
-from headgate.operators.operator_state import OperatorLists
+from headgate.operators.checkpoint_listeners import OperatorLists, RestoreContext, SnapshotContext
 
 
 class Publisher(hg.PublishOnCheckpoint):

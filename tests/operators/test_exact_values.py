@@ -18,17 +18,16 @@ import pytest
 from tests.operators.harness import Harness
 
 from headgate.codec.exact_values import MisfitError, exact_array
-from headgate.connectors.files.json_decoder import JsonDecoder
+from headgate.connectors.files.line_decoders import JsonDecoder
 from headgate.connectors.files.line_file import Lines
 from headgate.connectors.memory import FromRows
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS
-from headgate.operators.map_batches import MapBatchesSpec
+from headgate.operators.functions import MapBatchesSpec, ReduceSpec, RowFunctionSpec, RowVerb
 from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_process import BatchContext, BatchProcessFunction, batch_process_spec
 from headgate.operators.process.row_process import ProcessContext, ProcessFunction, StateHandle, row_process_spec
 from headgate.operators.process.timers import Timer
-from headgate.operators.row_functions import ReduceSpec, RowFunctionSpec, RowVerb
 from headgate.operators.schemas import canonical_type
 from headgate.operators.user_functions import UserFunctionError
 from headgate.runtime.savepoint_writer.rows import stored_columns

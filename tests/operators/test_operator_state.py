@@ -16,7 +16,7 @@ from headgate.codec.snapshot import decode_sections
 from headgate.codec.snapshot_rows import stored_rows
 from headgate.errors import CorruptionError, UsageError
 from headgate.operators.base import RestoredState
-from headgate.operators.operator_state import FrozenLists, OperatorLists
+from headgate.operators.checkpoint_listeners import FrozenLists, OperatorLists
 
 
 def bytes_of(frozen: FrozenLists | None) -> memoryview:

@@ -12,8 +12,7 @@ from tests.operators.test_operator_state import restored, snapshot_of
 import headgate as hg
 from headgate.errors import UsageError
 from headgate.model.schema_evolution import StateRules
-from headgate.operators.checkpoint_listeners import lists_rules, lists_text
-from headgate.operators.operator_state import OperatorLists
+from headgate.operators.checkpoint_listeners import OperatorLists, lists_rules, lists_text
 
 FORMER = [snapshot_of([1, 2], 0, 2), snapshot_of([3], 1, 2)]
 RENAMED = hg.Evolution(renamed_from="kept")

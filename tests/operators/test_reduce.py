@@ -10,8 +10,8 @@ from tests.operators.harness import Harness, encoded
 
 from headgate.errors import BadRecord, UsageError
 from headgate.operators.base import RestoredState
+from headgate.operators.functions import ReduceSpec
 from headgate.operators.keys import partition
-from headgate.operators.row_functions import ReduceSpec
 from headgate.operators.user_functions import UserFunctionError
 
 SCHEMA = pa.schema([("key", pa.large_string()), ("n", pa.int64())])

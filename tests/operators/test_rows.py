@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.operators.row_functions import RowWriter
+from headgate.operators.functions import RowWriter
 
 INT = pa.int64()
 NESTED = pa.large_list(pa.struct([("n", pa.int32()), ("t", pa.large_string())]))

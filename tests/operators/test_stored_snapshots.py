@@ -16,8 +16,8 @@ from tests.operators.harness import Harness, encoded
 
 from headgate.codec.snapshot import decode_sections
 from headgate.operators.base import WATERMARK_MAX_MS, OperatorSpec, RestoredState
+from headgate.operators.functions import ReduceSpec
 from headgate.operators.keys import partition
-from headgate.operators.row_functions import ReduceSpec
 from headgate.operators.tumbling_windows import window_operators
 from headgate.operators.window_plan import TumblingAggregate
 

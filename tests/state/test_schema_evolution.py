@@ -24,10 +24,10 @@ from headgate.state.descriptors import (
     StateDescriptor,
     StateKind,
     check_names,
+    evolved_values,
     section_of,
     value_type,
 )
-from headgate.state.schema_evolution import evolved_values
 from headgate.state.snapshot import encode_batches
 from headgate.state.ttl import NEVER_MS, TTL
 

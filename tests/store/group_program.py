@@ -16,7 +16,7 @@ from tests.store.storing import STREAM, keyed
 
 from headgate.errors import FencedError
 from headgate.protocol.store.transactions import Status
-from headgate.store.group_reader import GroupReader
+from headgate.store.reader_groups import GroupReader
 from headgate.store.store import Store
 
 GROUP = "readers"

@@ -12,7 +12,7 @@ from tests.store.storing import KEYED, STREAM, keyed
 
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.protocol.store.reader_group import Lived
-from headgate.store.group_reader import LOOK_PAUSE_MS, CheckpointMarker, GroupEvents
+from headgate.store.reader_groups import LOOK_PAUSE_MS, CheckpointMarker, GroupEvents
 from headgate.store.store import Store
 
 LEASE_MS = 1_000

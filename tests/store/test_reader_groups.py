@@ -15,8 +15,7 @@ from tests.store.storing import KEYED, STREAM, Failing, keyed, lose_an_answer
 
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.store.catalogue.group_rows import decode_group, encode_group
-from headgate.store.group_reader import CheckpointMarker, GroupEvents, GroupReader
-from headgate.store.reader_groups import ReaderGroup
+from headgate.store.reader_groups import CheckpointMarker, GroupEvents, GroupReader, ReaderGroup
 from headgate.store.store import Store
 
 

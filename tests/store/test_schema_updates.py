@@ -19,9 +19,8 @@ from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.sql import memory_catalogue
-from headgate.store.schemas import encode_schema
 from headgate.store.store import Store
-from headgate.store.streams import OtherSchemaError
+from headgate.store.streams import OtherSchemaError, encode_schema
 
 STREAM = "app/events"
 

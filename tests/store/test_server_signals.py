@@ -6,7 +6,7 @@ import pytest
 from tests.clocks import HandClock
 
 from headgate.errors import StorageError
-from headgate.store.server_signals import ASK_EVERY_MS, ServerClock
+from headgate.store.core import ASK_EVERY_MS, ServerClock
 
 
 class Server:

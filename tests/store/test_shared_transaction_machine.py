@@ -27,8 +27,8 @@ from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.maintenance import MAINTENANCE_INTERVAL_MS
-from headgate.store.shared_transactions import SharedTransaction, TransactionWriter
 from headgate.store.store import Store
+from headgate.store.transactions import SharedTransaction, TransactionWriter
 
 LEASES_MS = (200, 1_000, 60_000)
 Row = tuple[str, int]

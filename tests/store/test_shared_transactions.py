@@ -24,12 +24,12 @@ from headgate.errors import FencedError, StorageError, UsageError
 from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
-from headgate.store import shared_transactions
+from headgate.store import transactions
 from headgate.store.catalogue import tables, transaction_rows
 from headgate.store.policies import Retention
-from headgate.store.schemas import TEXT_SCHEMA
-from headgate.store.shared_transactions import SharedTransaction
 from headgate.store.store import Store
+from headgate.store.streams import TEXT_SCHEMA
+from headgate.store.transactions import SharedTransaction
 
 LEASE_MS = 1_000
 
@@ -339,7 +339,7 @@ def test_without_a_routing_key_all_goes_to_one_segment(store: Store) -> None:  #
 
 
 def test_large_writes_are_flushed_as_they_come(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # TX3
-    monkeypatch.setattr(shared_transactions, "FLUSH_BYTES", 500)
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 500)
     transaction = begin(store)
     with transaction.writer("a") as writer:
         for number in range(40):

@@ -12,8 +12,8 @@ from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 from headgate.errors import CorruptionError, UsageError
 from headgate.store.catalogue import stream_rows as sql_streams
 from headgate.store.catalogue import tables as t
-from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store, store_root
+from headgate.store.streams import TEXT_SCHEMA
 
 ENCODED = pa.dictionary(pa.int8(), pa.string())
 

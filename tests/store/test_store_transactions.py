@@ -20,8 +20,8 @@ from headgate.storage.memory import MemoryStorage
 from headgate.store import transactions
 from headgate.store.catalogue import tables, transaction_rows
 from headgate.store.catalogue.sql import memory_catalogue
-from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
+from headgate.store.streams import TEXT_SCHEMA
 from headgate.store.transactions import Transaction
 
 

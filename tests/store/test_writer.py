@@ -14,8 +14,8 @@ from headgate.errors import FencedError, StorageError, UsageError
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store.chunks import EVENT_BYTES_MAX, PART_ROWS_MAX, value_sizes
-from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
+from headgate.store.streams import TEXT_SCHEMA
 from headgate.store.writer import Appended
 
 

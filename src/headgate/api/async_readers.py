@@ -14,9 +14,8 @@ from typing import Self, TypeAlias, TypeVar
 from headgate.api.async_calls import AsyncProxy, CallExecutor, ChangePoller, Opening, Unclosed, awaitable
 from headgate.model.config import Duration, duration_ms
 from headgate.store.follower import StreamEvents, StreamFollower
-from headgate.store.group_reader import CheckpointMarker, GroupEvents, GroupReader
 from headgate.store.reader import READ_ROWS
-from headgate.store.reader_groups import COMMIT_EVERY, LEASE, ReaderGroup
+from headgate.store.reader_groups import COMMIT_EVERY, LEASE, CheckpointMarker, GroupEvents, GroupReader, ReaderGroup
 from headgate.store.streams import StreamCut
 
 _F = TypeVar("_F")

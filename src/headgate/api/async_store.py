@@ -29,9 +29,9 @@ from headgate.api.async_calls import (
 from headgate.api.async_readers import AsyncReaderGroup, AsyncStreamFollower
 from headgate.model.config import Access, Duration
 from headgate.store.follower import EARLIEST
-from headgate.store.shared_transactions import SharedTransaction, TransactionWriter
 from headgate.store.store import TRANSACTION_LEASE, TRANSACTION_OWNER, Store
 from headgate.store.streams import StreamCut
+from headgate.store.transactions import SharedTransaction, TransactionWriter
 from headgate.store.writer import LINGER, Appended, StreamWriter
 
 

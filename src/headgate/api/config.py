@@ -25,7 +25,7 @@ from headgate.model.config import (
     duration_ms,
     size_bytes,
 )
-from headgate.operators import bad_records
+from headgate.operators import user_functions
 from headgate.operators.schemas import canonical_schema
 from headgate.storage.local_directories import checked_access
 from headgate.storage.urls import absolute_location
@@ -336,7 +336,7 @@ def checked_bad_records(policy: BadRecords) -> BadRecords:
     if isinstance(policy, DeadLetter):
         instance(policy.exceptions, bool, "exceptions of bad_records")
         try:
-            policy.sink.check(canonical_schema(bad_records.SCHEMA))
+            policy.sink.check(canonical_schema(user_functions.BAD_RECORD_SCHEMA))
         except UsageError as error:
             raise UsageError(f"bad_records: {error.message}") from None
     return policy

@@ -21,9 +21,9 @@ from headgate.model.config import StateConfig
 from headgate.model.graph import BAD_RECORDS, MAIN, Edge, Graph, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.model.schema_evolution import NO_OPERATOR_RULES, OperatorRules
-from headgate.operators import bad_records
+from headgate.operators import user_functions
+from headgate.operators.functions import RowFunctionSpec
 from headgate.operators.loop_head import LoopHeadSpec
-from headgate.operators.row_functions import RowFunctionSpec
 from headgate.operators.schemas import canonical_schema, schema_text
 
 BAD_RECORDS_NODE = NodeName("bad-records")
@@ -145,7 +145,7 @@ class GraphBuilder:
         self.nodes.append(node)
         self.outputs[name] = {MAIN: schema, **(side_outputs or {})}
         if refuses:
-            self.outputs[name][BAD_RECORDS] = canonical_schema(bad_records.SCHEMA)
+            self.outputs[name][BAD_RECORDS] = canonical_schema(user_functions.BAD_RECORD_SCHEMA)
         return name
 
     @contextmanager

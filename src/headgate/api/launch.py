@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from headgate.api.dataframe_source import CapturedDataFrame, DataFrameSource
 from headgate.api.pipeline_registry import remember_pipeline
-from headgate.connectors.sink_registry import targets_of
+from headgate.connectors.registry import targets_of
 from headgate.errors import UsageError
 from headgate.model.config import PipelineConfig, StartConfig
 from headgate.model.graph import Graph

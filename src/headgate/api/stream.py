@@ -34,9 +34,9 @@ from headgate.model.config import Duration, StateConfig, duration_ms
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.operators import catalog
+from headgate.operators.functions import ReduceSpec
 from headgate.operators.process.batch_process import BatchProcessFunction
 from headgate.operators.process.row_process import ProcessFunction
-from headgate.operators.row_functions import ReduceSpec
 from headgate.operators.schemas import schema_text
 from headgate.operators.timestamps import event_time
 from headgate.operators.tumbling_windows import window_operators

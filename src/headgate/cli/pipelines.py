@@ -21,7 +21,7 @@ from headgate.cli.options import DirOption, JsonOption, LocalDirOption, Pipeline
 from headgate.cli.output import Terminal, count_text, duration_text, say, size_text, time_text
 from headgate.cli.progress import HOST, TOKEN, PageAddress
 from headgate.codec.json_files import Ending, LockHolder
-from headgate.connectors.sink_registry import sink_of
+from headgate.connectors.registry import sink_of
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.model.pipeline_identity import Target, TargetKind
 from headgate.model.progress import CheckpointOutcome, ControlRequest

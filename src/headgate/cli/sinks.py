@@ -1,6 +1,6 @@
 """``headgate sinks``: list the owners of the file sinks of a directory, and forget one.
 
-Counterparts: ``connectors.files.owner``, and ``connectors.custom.owned`` for sinks that users write. For sinks to
+Counterparts: ``connectors.files.ownership``, and ``connectors.fenced_sink`` for sinks that users write. For sinks to
 streams: ``headgate streams forget``. Never removes data.
 """
 

@@ -66,7 +66,7 @@ class SourceBatch:
     Attributes:
         split: the split's name, stable across restarts.
         batch: records in canonical types with ``Source.schema()``; may have 0 rows.
-        bad: bad records met on the way (``operators.bad_records.SCHEMA``), or None.
+        bad: bad records met on the way (``operators.user_functions.BAD_RECORD_SCHEMA``), or None.
         is_split_finished: the split will never deliver anything again.
     """
 

@@ -47,7 +47,7 @@ OutputTag = NewType("OutputTag", str)
 
 MAIN = OutputTag("main")
 BAD_RECORDS = OutputTag("bad-records")
-"""Rows of ``operators.bad_records.SCHEMA``; only wired when the policy is to divert."""
+"""Rows of ``operators.user_functions.BAD_RECORD_SCHEMA``; only wired when the policy is to divert."""
 
 InputName = NewType("InputName", str)
 """Which input of a node an edge leads to (P10). Edges to the same input carry one schema, as in a union."""

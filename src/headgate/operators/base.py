@@ -47,7 +47,7 @@ class Output(Protocol):
         """Announce that this subtask's event time is idle (ignored downstream), or active again."""
 
     def divert(self, bad: pa.RecordBatch) -> None:
-        """Hand over bad records (``operators.bad_records.SCHEMA``).
+        """Hand over bad records (``operators.user_functions.BAD_RECORD_SCHEMA``).
 
         Raises:
             BadRecord: the pipeline's policy is to fail (the default).

@@ -15,8 +15,8 @@ from headgate.model.state_schema import StateIdentity
 from headgate.operators.base import OperatorSpec
 from headgate.operators.checkpoint_listeners import CheckpointListener, lists_rules, lists_text
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
+from headgate.operators.functions import MapBatchesSpec, ReduceSpec, RowFunctionSpec, RowVerb
 from headgate.operators.keys import KeyCheckSpec
-from headgate.operators.map_batches import MapBatchesSpec
 from headgate.operators.process.batch_process import BatchProcessFunction, BatchProcessSpec, batch_process_spec
 from headgate.operators.process.broadcast_process import (
     BatchBroadcastProcessFunction,
@@ -25,11 +25,15 @@ from headgate.operators.process.broadcast_process import (
     row_broadcast_spec,
 )
 from headgate.operators.process.row_process import ProcessFunction, ProcessSpec, row_process_spec
-from headgate.operators.row_functions import ReduceSpec, RowFunctionSpec, RowVerb
 from headgate.operators.timestamps import WithTimestampsSpec
-from headgate.operators.tumbling_windows import WindowBufferSpec, WindowMergeSpec, WindowOperators, window_operators
+from headgate.operators.tumbling_windows import (
+    WindowBufferSpec,
+    WindowCombineSpec,
+    WindowMergeSpec,
+    WindowOperators,
+    window_operators,
+)
 from headgate.operators.user_functions import UserFunctionError, shortened
-from headgate.operators.window_combine import WindowCombineSpec
 from headgate.operators.window_plan import TumblingAggregate
 
 __all__ = [

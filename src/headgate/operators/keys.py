@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headgate.errors import UsageError
-from headgate.operators.bad_records import bad_records, described_rows
 from headgate.operators.base import Operator
 from headgate.operators.schemas import require_columns
-from headgate.operators.user_functions import shortened
+from headgate.operators.user_functions import bad_records, described_rows, shortened
 from headgate.state.key_hash import hash_columns, is_key_type, key_groups
 
 

@@ -18,10 +18,9 @@ import pyarrow as pa
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import UsageError
 from headgate.model.ids import ChannelIndex
-from headgate.operators.bad_records import bad_records, described_rows
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, RestoredState
 from headgate.operators.schemas import require_columns
-from headgate.operators.user_functions import shortened
+from headgate.operators.user_functions import bad_records, described_rows, shortened
 from headgate.protocol.watermarks import (
     ChannelOrigin,
     EmitIdle,

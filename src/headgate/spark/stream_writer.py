@@ -24,10 +24,8 @@ from headgate.protocol.store.micro_batches import Turn, turn_of
 from headgate.protocol.store.transactions import Status
 from headgate.spark.columns import schema_for_spark
 from headgate.spark.stream_options import OWNERS, Options, StreamLocation
-from headgate.store.schema_conversion import newest_matching
-from headgate.store.schemas import difference_by_name
 from headgate.store.store import Store
-from headgate.store.streams import check_takes
+from headgate.store.streams import check_takes, difference_by_name, newest_matching
 
 SEGMENTS = 4
 """Of a stream that is created, as for a ``StreamSink``."""

@@ -14,10 +14,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
-from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
+from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, row_conversion, section_data
 from headgate.state.key_hash import Words, owned_rows
 from headgate.state.key_index import Slots
-from headgate.state.schema_evolution import row_conversion, section_data
 from headgate.state.snapshot import FrozenState, StoredFiles, decode_stream
 from headgate.state.timers import ColumnTimers, RowTimers, TimeKind, TimersByKind, TimersMeta, timer_section
 from headgate.state.ttl import StateTime, as_declared, has_expiry, other_form

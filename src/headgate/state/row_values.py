@@ -48,7 +48,7 @@ def conversion(dtype: pa.DataType) -> Conversion:
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """Return a column as Python values, as row functions get them (``operators.row_functions``)."""
+    """Return a column as Python values, as row functions get them (``operators.functions``)."""
     series = pl.from_arrow(column)
     assert isinstance(series, pl.Series)
     return series.to_list()

@@ -23,8 +23,7 @@ from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.storage.base import NotFound, Storage
 from headgate.store.catalogue.records import ChunkRecord, StoredPart
 from headgate.store.routing import Segments, hash_text, ranges_of, segments_of
-from headgate.store.schema_conversion import convert_batch
-from headgate.store.streams import StreamInfo
+from headgate.store.streams import StreamInfo, convert_batch
 
 EVENT_BYTES_MAX = 8 << 20
 """Largest event (S2 of Pravega's defaults): it must fit several times into a reader's memory."""

@@ -19,8 +19,8 @@ from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.reading_order import FirstStart, Place, ReadingOrder
 from headgate.protocol.store.truncation import Extent
 from headgate.store.core import StoreCore
-from headgate.store.group_reader import LOOK_PAUSE_MS
 from headgate.store.reader import READ_ROWS, SegmentReader
+from headgate.store.reader_groups import LOOK_PAUSE_MS
 from headgate.store.routing import places_of
 from headgate.store.streams import OtherSchemaError, StreamCut, StreamInfo
 

@@ -77,7 +77,7 @@ def open_shared(root: str, chunks: str | os.PathLike[str] | None) -> tuple[Catal
     """
     with _client_library():
         from headgate.store.catalogue.postgresql import open_catalogue
-        from headgate.store.server_signals import ServerClock
+        from headgate.store.core import ServerClock
     place = None if chunks is None else _checked_place(chunks)
     catalogue, found = open_catalogue(parse_postgres_url(root), place)
     try:

@@ -19,8 +19,7 @@ from headgate.storage.base import Storage
 from headgate.store.catalogue.records import StoredPart
 from headgate.store.chunks import RangeReader, read_part
 from headgate.store.core import Fetch, Prefetcher, StoreCore
-from headgate.store.schema_conversion import SchemaHistory, convert_batch
-from headgate.store.streams import OtherSchemaError, StreamInfo
+from headgate.store.streams import OtherSchemaError, SchemaHistory, StreamInfo, convert_batch
 
 RUN_BYTES = 8 << 20
 """Small parts that lie behind each other in a file are asked for at once, up to so many bytes."""

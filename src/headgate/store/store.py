@@ -42,9 +42,8 @@ from headgate.store.pipelines import Pipelines
 from headgate.store.policies import Retention, Scaling, retention_policy_of, scaling_policy_of
 from headgate.store.reader import SegmentReader
 from headgate.store.reader_groups import ReaderGroup, group_start
-from headgate.store.shared_transactions import SharedTransaction
 from headgate.store.streams import OtherLayoutError, StreamCut, StreamDefinition, StreamInfo, check_open
-from headgate.store.transactions import Transactions
+from headgate.store.transactions import SharedTransaction, Transactions
 from headgate.store.writer import LINGER, StreamWriter
 
 if TYPE_CHECKING:

@@ -1,23 +1,28 @@
-"""Streams and stream cuts as values: what they are, what they may be, and their text forms.
+"""Streams, stream cuts and schemas as values: what they may be, their text forms, and events in a later schema.
 
-Counterpart: ``catalogue`` keeps streams; ``store.Store`` gives and takes cuts. Source: docs/spec/stream-store.md §2
-and S66; Pravega's StreamCut. Never touches the catalogue.
+``protocol.store.schema_update`` decides which schemas a stream can have one after the other. Source: S77 and S78 of
+docs/spec/stream-store.md. Counterpart: ``catalogue`` keeps streams; ``store.Store`` gives and takes cuts.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import pyarrow as pa
+import xxhash
 
-from headgate.errors import HeadgateError, UsageError
+from headgate.errors import CorruptionError, HeadgateError, UsageError
 from headgate.model.pipeline_identity import Life
 from headgate.protocol.store.layouts import SEGMENTS_MAX, ScalingPolicy, Segment
+from headgate.model.state_schema import ListOf, Plain, StructOf, ValueType
+from headgate.protocol.store.schema_update import Columns, fits_if_small, holds
 from headgate.store.policies import RetentionPolicy
 from headgate.store.routing import check_key_type
-from headgate.store.schemas import plain_schema
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _NAME_CHARS_MAX = 200
@@ -147,10 +152,6 @@ class RemovedFileError(HeadgateError):
     """
 
 
-class OtherSchemaError(UsageError):
-    """Events have values that do not fit an older schema of their stream (S77)."""
-
-
 def check_open(stream: StreamInfo) -> None:
     """Check that events may be added to a stream that was just looked up.
 
@@ -227,3 +228,223 @@ class StreamCut:
                 f"the cut {self} is of a former stream '{stream.name}', or of another store: the one that is there now "
                 f"has number {stream.stream_id}"
             )
+
+
+TEXT_SCHEMA = pa.schema([pa.field("line", pa.large_string())])
+"""A stream of text lines."""
+
+_MAGIC = b"HGSCHEM\n"
+_TRAILER = struct.Struct("<8sQ")
+
+
+class OtherSchemaError(UsageError):
+    """Events have values that do not fit an older schema of their stream (S77)."""
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return ``schema`` without metadata and with every field nullable.
+
+    Raises:
+        UsageError: it has no columns, a column twice, or a dictionary in a column.
+    """
+    names = schema.names
+    if not names:
+        raise UsageError("a stream needs at least one column")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"a stream's columns need distinct names, but {', '.join(twice)} occurs twice")
+    for field in schema:
+        encoded = _dictionary_in(field.type)
+        if encoded is not None:
+            where = "" if encoded == field.type else f" within {field.type}"
+            raise UsageError(
+                f"column '{field.name}' is dictionary-encoded{where}, which streams do not store; "
+                f"cast it to {encoded.value_type}"
+            )
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
+
+
+def _dictionary_in(dtype: pa.DataType) -> pa.DictionaryType | None:
+    """Return a dictionary that ``dtype`` is, or has within: its values would be in no part of a chunk (LY2)."""
+    if pa.types.is_dictionary(dtype):
+        return dtype
+    if isinstance(dtype, pa.BaseExtensionType):
+        return _dictionary_in(dtype.storage_type)
+    inner = (_dictionary_in(dtype.field(number).type) for number in range(dtype.num_fields))
+    return next((found for found in inner if found is not None), None)
+
+
+def schema_difference(expected: pa.Schema, found: pa.Schema) -> str:
+    """Return the differing columns in one clause, or "" when there is none (order matters, nullability not)."""
+    wanted = {field.name: field.type for field in expected}
+    there = {field.name: field.type for field in found}
+    problems = [f"'{name}' ({dtype}) is missing" for name, dtype in wanted.items() if name not in there]
+    problems += [f"'{name}' ({dtype}) is unknown to it" for name, dtype in there.items() if name not in wanted]
+    problems += [
+        f"'{name}' is {there[name]} instead of {dtype}"
+        for name, dtype in wanted.items()
+        if name in there and there[name] != dtype
+    ]
+    if not problems and expected.names != found.names:
+        problems.append(f"the order must be {', '.join(expected.names)}")
+    return "; ".join(problems)
+
+
+def difference_by_name(expected: pa.Schema, found: pa.Schema) -> str:
+    """Return what ``schema_difference`` does, where columns are matched by name: their order does not matter."""
+    if set(expected.names) == set(found.names):
+        found = pa.schema([found.field(name) for name in expected.names])
+    return schema_difference(expected, found)
+
+
+def check_same_schema(stream: str, expected: pa.Schema, found: pa.Schema) -> None:
+    """Check that events of schema ``found`` fit the stream.
+
+    Raises:
+        UsageError: they do not; the message names the columns.
+    """
+    if expected.equals(found):
+        return
+    difference = schema_difference(expected, found)
+    if difference:
+        raise UsageError(f"events do not fit stream '{stream}': column {difference}")
+
+
+def merged_schema(present: pa.Schema, columns: pa.Schema) -> pa.Schema:
+    """Return ``present`` with ``columns``: of another type where it has them, behind its own where not."""
+    given = {field.name: field for field in columns}
+    kept = [given.get(field.name, field) for field in present]
+    return pa.schema([*kept, *(field for field in columns if field.name not in present.names)])
+
+
+def check_added_may_be_null(stream: str, present: pa.Schema, wanted: pa.Schema) -> None:
+    """Check that columns which a stream does not have yet may be null, as they are in what is there (S76).
+
+    Raises:
+        UsageError: one must not.
+    """
+    for field in wanted:
+        if field.name not in present.names and not field.nullable:
+            raise UsageError(
+                f"stream '{stream}' cannot be updated: column '{field.name}' ({field.type}) would be added and must "
+                "not be null, but the events that are there have none; let it be nullable"
+            )
+
+
+def encode_schema(schema: pa.Schema) -> bytes:
+    """Return the bytes the catalogue keeps: those of Arrow, and behind them their checksum."""
+    data = bytes(schema.serialize())
+    return data + _TRAILER.pack(_MAGIC, xxhash.xxh3_64_intdigest(data))
+
+
+def decode_schema(path: str, data: bytes) -> pa.Schema:
+    """Return the schema of ``encode_schema``.
+
+    Raises:
+        CorruptionError
+    """
+    try:
+        return _decoded(data)
+    except (pa.ArrowException, struct.error, OSError, TypeError, ValueError, LookupError, OverflowError) as error:
+        raise CorruptionError(path, 0, "an Arrow schema", str(error)) from error
+
+
+@functools.lru_cache(maxsize=256)
+def _decoded(data: bytes) -> pa.Schema:
+    data, (magic, checksum) = data[: -_TRAILER.size], _TRAILER.unpack(data[-_TRAILER.size :])
+    if magic != _MAGIC or xxhash.xxh3_64_intdigest(data) != checksum:
+        raise ValueError("bytes of another checksum")
+    schema = pa.ipc.read_schema(pa.py_buffer(data))
+    schema.to_string()  # which reads all names: Arrow itself takes any bytes for one
+    return schema
+
+
+class SchemaSource(Protocol):
+    """Where schemas are kept: ``catalogue.base.Catalogue``."""
+
+    @property
+    def path(self) -> str:
+        """Where it is, for messages."""
+
+    def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
+        """Return the schemas that a stream has had, by version; the last one is that of now."""
+
+
+class SchemaHistory:
+    """The schemas of one stream. It asks for them when it meets one that it does not know; there are only ever more."""
+
+    def __init__(self, catalogue: SchemaSource, stream: StreamInfo) -> None:
+        self._catalogue = catalogue
+        self._stream = stream
+        self._known: tuple[pa.Schema, ...] = ()
+
+    def of(self, version: int) -> pa.Schema:
+        """Return the schema of a version.
+
+        Raises:
+            CorruptionError: there is none.
+        """
+        if version == self._stream.schema_version:
+            return self._stream.schema
+        if version >= len(self._known):
+            self._known = self._catalogue.schemas(self._stream)
+        if not 0 <= version < len(self._known):
+            where = f"{self._catalogue.path} ({self._stream.name})"
+            raise CorruptionError(where, 0, f"schema {version} of the stream", f"{len(self._known)} schemas")
+        return self._known[version]
+
+    def fitting(self, schema: pa.Schema) -> int | None:
+        """Return the newest version that has these columns; None: the stream has never had them."""
+        found = newest_matching(self._known, lambda known: schema_difference(known, schema))
+        if found is None:
+            self._known = self._catalogue.schemas(self._stream)
+            found = newest_matching(self._known, lambda known: schema_difference(known, schema))
+        return found
+
+
+def newest_matching(schemas: Sequence[pa.Schema], difference: Callable[[pa.Schema], str]) -> int | None:
+    """Return the newest version from which there is no ``difference``; None if there is none."""
+    return next((version for version in reversed(range(len(schemas))) if not difference(schemas[version])), None)
+
+
+def convert_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return events in ``schema``, another one of their stream: nulls in columns that they do not have (S77).
+
+    Columns that ``schema`` does not have are left out. No copy of columns that stay as they are.
+
+    Raises:
+        OtherSchemaError: ``schema`` is an older one, and a value of a widened column does not fit it.
+    """
+    if batch.schema.equals(schema):
+        return batch
+    columns = [_column(batch, field) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def columns_of(schema: pa.Schema) -> Columns:
+    """Return the columns of a schema without Arrow."""
+    return tuple((field.name, _type_of(field.type)) for field in schema)
+
+
+def _column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    at = batch.schema.get_field_index(field.name)
+    if at < 0:
+        return pa.nulls(batch.num_rows, field.type)
+    column = batch.column(at)
+    if column.type.equals(field.type):
+        return column
+    old, new = _type_of(column.type), _type_of(field.type)
+    try:
+        if holds(old, new) or fits_if_small(old, new):
+            return column.cast(field.type)
+    except pa.ArrowInvalid:
+        pass
+    raise OtherSchemaError(f"column '{field.name}' has become {old}, and there is what does not fit {new}")
+
+
+def _type_of(dtype: pa.DataType) -> ValueType:
+    if pa.types.is_large_list(dtype):
+        return ListOf(_type_of(dtype.value_type))
+    if pa.types.is_struct(dtype):
+        return StructOf(tuple((field.name, _type_of(field.type)) for field in dtype))
+    return Plain(str(dtype))

@@ -22,9 +22,14 @@ from headgate.store.catalogue.records import Numbers
 from headgate.store.chunks import FLUSH_BYTES, BatchChunk, check_events, chunk_path, delete_quietly, encode_batches
 from headgate.store.core import StoreCore
 from headgate.store.routing import hash_text
-from headgate.store.schema_conversion import SchemaHistory
-from headgate.store.schemas import check_same_schema, schema_difference
-from headgate.store.streams import OtherLayoutError, RemovedFileError, StreamInfo
+from headgate.store.streams import (
+    OtherLayoutError,
+    RemovedFileError,
+    SchemaHistory,
+    StreamInfo,
+    check_same_schema,
+    schema_difference,
+)
 
 
 @dataclass(frozen=True, slots=True)

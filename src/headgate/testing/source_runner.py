@@ -18,11 +18,11 @@ from headgate.operators.base import RestoredState
 from headgate.operators.checkpoint_listeners import (
     CheckpointedFunction,
     CheckpointListener,
+    OperatorLists,
     SnapshotContext,
     own_copy_of,
     restored,
 )
-from headgate.operators.operator_state import OperatorLists
 
 NODE = "source"
 

@@ -11,8 +11,8 @@ from tests.cli.streams.test_commands import run
 from tests.store.storing import KEYED, STREAM, drained, keyed
 
 from headgate.errors import StorageError
-from headgate.store.shared_transactions import TransactionWriter
 from headgate.store.store import Store
+from headgate.store.transactions import TransactionWriter
 
 
 @pytest.fixture(autouse=True)

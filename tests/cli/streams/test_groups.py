@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from headgate.cli.streams.commands import app
 from headgate.errors import FencedError
 from headgate.store.catalogue import tables as t
-from headgate.store.group_reader import CheckpointMarker
+from headgate.store.reader_groups import CheckpointMarker
 from headgate.store.store import Store
 
 

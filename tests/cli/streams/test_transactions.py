@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from headgate.cli.streams.commands import app
 from headgate.model.pipeline_identity import Life
 from headgate.protocol.store.transactions import Status
-from headgate.store.shared_transactions import SharedTransaction
 from headgate.store.store import Store
+from headgate.store.transactions import SharedTransaction
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.files.json_decoder import JsonDecoder
+from headgate.connectors.files.line_decoders import JsonDecoder
 from headgate.connectors.files.line_file import Lines
 
 

@@ -13,7 +13,7 @@ from tests.store.storing import database_of
 from headgate.connectors.base import CheckpointMarker, InducedReader, SourceBatch, SourceContext
 from headgate.connectors.hooks import HookContext, HookedSource
 from headgate.connectors.streams import StreamCutReader, StreamSource
-from headgate.connectors.streams.stream_cuts import StreamCutHook
+from headgate.connectors.streams.segments import StreamCutHook
 from headgate.connectors.streams.stream_source import LookingSource
 from headgate.errors import UsageError
 from headgate.model.ids import Generation

@@ -24,7 +24,7 @@ from headgate.connectors.base import (
     SourceContext,
     SourceReader,
 )
-from headgate.connectors.sink_registry import sink_of
+from headgate.connectors.registry import sink_of
 from headgate.connectors.streams import StreamSink, StreamSource, StreamSourceReader
 from headgate.errors import CorruptionError, FencedError, HeadgateError, UsageError
 from headgate.model.ids import CheckpointId, Generation

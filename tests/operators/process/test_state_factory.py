@@ -16,7 +16,7 @@ import headgate as hg
 import headgate.operators
 from headgate.operators.base import OperatorContext, OperatorSpec
 from headgate.operators.catalog import process_spec
-from headgate.operators.row_functions import ReduceSpec
+from headgate.operators.functions import ReduceSpec
 from headgate.operators.tumbling_windows import window_operators
 from headgate.operators.window_plan import ROWS_COLUMN, WINDOW_COLUMN, TumblingAggregate
 from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows

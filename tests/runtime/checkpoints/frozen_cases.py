@@ -27,12 +27,12 @@ from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName,
 from headgate.model.plan import Plan, PlanEdge
 from headgate.operators.base import Operator, OperatorSpec, RestoredState
 from headgate.operators.catalog import broadcast_spec
-from headgate.operators.operator_state import OperatorLists
+from headgate.operators.checkpoint_listeners import OperatorLists
+from headgate.operators.functions import ReduceSpec, paused_gc
 from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_process import BatchContext, BatchProcessFunction, FiredTimers, batch_process_spec
 from headgate.operators.process.row_process import ProcessContext, ProcessFunction, StateHandle, row_process_spec
 from headgate.operators.process.timers import Timer
-from headgate.operators.row_functions import ReduceSpec, paused_gc
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.tumbling_windows import window_operators
 from headgate.operators.window_plan import TumblingAggregate
@@ -50,7 +50,7 @@ from headgate.state.memory import row_backend as memory_records
 from headgate.state.memory import row_backend as memory_rows
 from headgate.state.memory import timers as memory_timers
 from headgate.state.memory import ttl as ttl_module
-from headgate.state.memory.copy_on_write import MemoryCells
+from headgate.state.memory.change_tracking import MemoryCells
 from headgate.state.rocksdb import ttl as rocks_expiring
 from headgate.state.snapshot import FrozenState
 from headgate.state.ttl import TTL

@@ -19,7 +19,7 @@ from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, Wo
 from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.plan import Plan
 from headgate.operators.base import RestoredState
-from headgate.operators.operator_state import OperatorLists
+from headgate.operators.checkpoint_listeners import OperatorLists
 from headgate.protocol.subtasks.loops import RoundProgress
 from headgate.runtime.checkpoints.restore import NotRestorable, RestoredSnapshots, parts_for_worker, read_restored
 from headgate.runtime.checkpoints.snapshot_files import read_part

@@ -15,7 +15,7 @@ from tests.storage.looked import Looked
 
 import headgate as hg
 from headgate.connectors.files import file_sink
-from headgate.connectors.sink_registry import targets_of
+from headgate.connectors.registry import targets_of
 from headgate.errors import StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.model.pipeline_identity import Life, Owner

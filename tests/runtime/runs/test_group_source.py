@@ -17,7 +17,7 @@ from tests.store.traffic import SCHEMA, all_rounds, flowing, per_key
 import headgate as hg
 from headgate.errors import UsageError
 from headgate.model.plan import PipelineDefinition
-from headgate.store.group_reader import GroupEvents
+from headgate.store.reader_groups import GroupEvents
 from headgate.store.store import Store
 
 

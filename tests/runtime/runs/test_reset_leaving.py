@@ -30,7 +30,7 @@ import headgate as hg
 from headgate.api import launch
 from headgate.cli.app import app
 from headgate.connectors.files.file_sink import FileSink
-from headgate.connectors.sink_registry import targets_of
+from headgate.connectors.registry import targets_of
 from headgate.errors import StorageError, UsageError
 from headgate.model.progress import SilentObserver
 from headgate.runtime.driver import restart

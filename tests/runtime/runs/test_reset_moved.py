@@ -15,7 +15,7 @@ from tests.runtime.runs.test_reset_killed import Killed, Reaper, log_of, reaping
 import headgate as hg
 from headgate.api import launch
 from headgate.connectors.base import SinkContext
-from headgate.connectors.sink_registry import targets_of
+from headgate.connectors.registry import targets_of
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Committable, Manifest
 from headgate.model.pipeline_identity import Target
@@ -126,7 +126,7 @@ def reset_killed(moved: Moved, reaper: Reaper, at: int) -> bool:
 
 
 def test_what_is_emptied_in_one_step(tmp_path: Path) -> None:
-    from headgate.connectors.sink_registry import grouped_by_owner, sink_of
+    from headgate.connectors.registry import grouped_by_owner, sink_of
     from headgate.model.pipeline_identity import TargetKind
 
     def stream(sink: str, store: str, name: str) -> Target:

@@ -28,7 +28,7 @@ from tests.runtime.runs.test_reset_killed import (
 import headgate as hg
 from headgate.api import launch
 from headgate.connectors.base import SinkContext
-from headgate.connectors.sink_registry import targets_of
+from headgate.connectors.registry import targets_of
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.pipeline_identity import Life

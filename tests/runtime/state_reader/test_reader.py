@@ -25,7 +25,7 @@ from headgate.connectors.files.publish_log import StagedFile, encode_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest, Place, Savepoint, SnapshotPart
-from headgate.operators.row_functions import ReduceSpec
+from headgate.operators.functions import ReduceSpec
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget, write_output
 from headgate.state import snapshot
 from headgate.state.descriptors import StateKind

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
 from headgate.model.state_schema import StateIdentity
-from headgate.operators.row_functions import ReduceSpec
+from headgate.operators.functions import ReduceSpec
 from headgate.operators.tumbling_windows import window_operators
 from headgate.operators.window_plan import TumblingAggregate
 from headgate.runtime.state_reader.schema import Kind, Shape, shape_of

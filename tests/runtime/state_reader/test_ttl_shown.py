@@ -17,7 +17,7 @@ from tests.runtime.state_reader.written import Written, state
 import headgate as hg
 from headgate.errors import UsageError
 from headgate.operators.catalog import process_spec
-from headgate.operators.row_functions import ReduceSpec
+from headgate.operators.functions import ReduceSpec
 
 TTL = hg.TTL("10ms")
 NOW = datetime(2023, 11, 14, 22, 13, 20) + timedelta(seconds=1)  # what a harness says when it begins

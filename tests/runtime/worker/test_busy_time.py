@@ -14,7 +14,7 @@ from headgate.model.graph import Edge, Node, Partitioner, Role
 from headgate.model.ids import ChannelIndex, Generation, NodeName, VertexId, WorkerIndex
 from headgate.model.plan import Vertex
 from headgate.model.progress import Samples
-from headgate.operators import bad_records
+from headgate.operators import user_functions
 from headgate.operators.base import Operator, OperatorContext
 from headgate.runtime.wire.channels import ChannelKey, InputChannel
 from headgate.runtime.wire.exchange import ExchangeMetrics
@@ -96,7 +96,7 @@ def test_what_is_counted_is_what_went_through_and_what_was_bad() -> None:
     clock = HandClock()
     chain = chain_of(clock, Stopwatch(), a=(0, 0), b=(0, 0))
     chain.head.process(BATCH)
-    chain.head.output.divert(bad_records.bad_records("a", ["why"], ["here"], ["what"]))
+    chain.head.output.divert(user_functions.bad_records("a", ["why"], ["here"], ["what"]))
     chain.links[1].context.metrics.add("late", 3)
     assert chain.counted() == {
         "a": {"records_in": 2, "records_out": 4, "bad_records": 1},

@@ -19,7 +19,7 @@ from headgate.errors import BadRecord
 from headgate.model.graph import BAD_RECORDS, MAIN, Edge, InputName, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import CheckpointId, NodeName, VertexId, WorkerIndex
 from headgate.model.plan import Plan, PlanEdge, Vertex
-from headgate.operators import bad_records
+from headgate.operators import user_functions
 from headgate.operators.base import Operator, OperatorContext
 from headgate.operators.expressions import filter_spec, fuse, fused_groups, with_columns_spec
 from headgate.runtime.wire.channels import ChannelKey, OutputChannel
@@ -114,7 +114,7 @@ def test_an_error_names_the_operator_that_raised_and_not_its_upstream() -> None:
 
 def bad() -> pa.RecordBatch:
     row = {"node": "a", "problem": "is absurd", "position": "file byte 3", "record": "x" * 9_000}
-    return pa.RecordBatch.from_pylist([row], schema=bad_records.SCHEMA)
+    return pa.RecordBatch.from_pylist([row], schema=user_functions.BAD_RECORD_SCHEMA)
 
 
 def test_bad_records_fail_with_their_place_and_a_shortened_record() -> None:

@@ -22,7 +22,7 @@ from headgate.protocol.store.reading_order import Progress
 from headgate.sim.streams.group_judge import Cuts, GroupJudge
 from headgate.sim.streams.groups import GroupRun
 from headgate.store import store as stores
-from headgate.store.group_reader import GroupEvents
+from headgate.store.reader_groups import GroupEvents
 
 SMOKE = range(20)
 

@@ -14,8 +14,8 @@ from headgate.protocol.store.reader_group import GroupSegment
 from headgate.store.catalogue import group_rows
 from headgate.store.catalogue.records import ChunkRecord, GroupStart
 from headgate.store.catalogue.sql import memory_catalogue
-from headgate.store.group_reader import GroupEvents, GroupReader
 from headgate.store.policies import Retention
+from headgate.store.reader_groups import GroupEvents, GroupReader
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition
 

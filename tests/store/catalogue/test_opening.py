@@ -21,8 +21,8 @@ from headgate.connectors.base import HoldContext
 from headgate.connectors.streams import StreamSink, StreamSource
 from headgate.errors import StorageError, UsageError
 from headgate.model.ids import Generation
-from headgate.store.catalogue import opening
-from headgate.store.catalogue.opening import CatalogueFile
+from headgate.store.catalogue import sql
+from headgate.store.catalogue.sql import CatalogueFile
 from headgate.store.store import Store
 
 NOBODY = 65_534
@@ -60,7 +60,7 @@ def tables_of(root: Path) -> Iterator[sqlite3.Connection]:
 def readonly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store that this process is not allowed to write."""
     root = make_store(tmp_path / "store")
-    monkeypatch.setattr(opening, "may_write", lambda path: False)
+    monkeypatch.setattr(sql, "may_write", lambda path: False)
     return root
 
 
@@ -162,7 +162,7 @@ def test_a_copy_is_of_one_moment_although_somebody_comes_and_goes(
     readonly: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # CT8
     """A writer that was not there when the copy was begun, and is gone when it is ready."""
-    copy, left = opening._copy, [1]
+    copy, left = sql._copy, [1]
 
     def disturbed(file: sqlite3.Connection) -> sqlite3.Connection:
         copied = copy(file)
@@ -172,7 +172,7 @@ def test_a_copy_is_of_one_moment_although_somebody_comes_and_goes(
                 writer.execute("INSERT INTO meta VALUES (?, '')", (f"disturbed {left[0]}",))
         return copied
 
-    monkeypatch.setattr(opening, "_copy", disturbed)
+    monkeypatch.setattr(sql, "_copy", disturbed)
     with contextlib.closing(CatalogueFile(readonly / "catalogue.sqlite")) as look:
         copied = look.copy()
         keys = {key for (key,) in copied.execute("SELECT key FROM meta")}

@@ -14,7 +14,7 @@ import pytest
 from tests.store.storing import KEYED, STREAM, database_of, drained, in_a_child, keyed
 
 from headgate.errors import StorageError
-from headgate.store.catalogue import opening
+from headgate.store.catalogue import sql
 from headgate.store.catalogue.sqlite import Database
 from headgate.store.store import Store
 
@@ -102,7 +102,7 @@ def test_a_lock_that_somebody_holds_does_not_keep_a_store_from_opening(tmp_path:
 def test_making_a_store_does_not_wait_for_ever_and_says_for_whom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # CT5
-    monkeypatch.setattr(opening, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(sql, "LOCK_TIMEOUT_S", 0.05)
     (tmp_path / "store").mkdir()
     with open(tmp_path / "store" / "catalogue.lock", "wb") as held:
         fcntl.flock(held, fcntl.LOCK_SH)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.servers.postgres import PostgresServer, postgres_server
 
-from headgate.store import server_signals
+from headgate.store import core
 from headgate.store import store as stores
 from headgate.store.store import Store
 
@@ -59,7 +59,7 @@ def schema_for(path: Path) -> str:
 def _stores_are_on_the_server(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store in a directory is a store on the server, of a schema of its own, with its chunks in that directory."""
     real_open, real_exists = Store.open.__func__, Store.exists  # type: ignore[attr-defined]
-    monkeypatch.setattr(server_signals, "START_S", HEARS_S)
+    monkeypatch.setattr(core, "START_S", HEARS_S)
     with ExitStack() as opened:
 
         def url_of(root: object) -> str:

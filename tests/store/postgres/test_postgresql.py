@@ -19,7 +19,7 @@ from headgate.model.pipeline_identity import Life
 from headgate.storage.local import LocalStorage
 from headgate.store import location
 from headgate.store.addresses import parse_postgres_url
-from headgate.store.catalogue import postgresql_database as databases
+from headgate.store.catalogue import postgresql as databases
 from headgate.store.catalogue.postgresql import PostgresCatalogue
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
 from headgate.store.store import Store

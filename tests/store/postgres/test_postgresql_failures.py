@@ -20,7 +20,7 @@ from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 from headgate.cli import app as cli
 from headgate.errors import StorageError
 from headgate.model.failure import ExitCode
-from headgate.store.catalogue import postgresql_database as databases
+from headgate.store.catalogue import postgresql as databases
 from headgate.store.store import Store
 
 

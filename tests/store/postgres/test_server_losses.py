@@ -15,8 +15,8 @@ from tests.store.storing import KEYED, STREAM, database_of, drained, in_a_child,
 
 from headgate.errors import StorageError
 from headgate.store import location
-from headgate.store.catalogue import postgresql_database as databases
-from headgate.store.catalogue.postgresql_database import PostgresDatabase
+from headgate.store.catalogue import postgresql as databases
+from headgate.store.catalogue.postgresql import PostgresDatabase
 from headgate.store.store import Store
 
 SOON_S = 60.0

@@ -14,7 +14,7 @@ from tests.store import storing
 from tests.store.served.serving import WAIT_S, serving
 from tests.store.storing import KEYED, STREAM
 
-from headgate.store import server_signals
+from headgate.store import core
 from headgate.store import store as stores
 from headgate.store.server.server import ServerOptions, StoreServer
 from headgate.store.store import Store
@@ -54,7 +54,7 @@ def _stores_are_served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store in a directory is one that a server in this process has, from its first opening on."""
     real_open, real_exists = Store.open.__func__, Store.exists  # type: ignore[attr-defined]
     urls: dict[str, str] = {}
-    monkeypatch.setattr(server_signals, "START_S", HEARS_S)
+    monkeypatch.setattr(core, "START_S", HEARS_S)
     with ExitStack() as opened:
 
         def url_of(root: object, access: str = "owner") -> str:

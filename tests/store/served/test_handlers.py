@@ -22,7 +22,7 @@ from headgate.store.client.connection import Request, UnreachableError
 from headgate.store.client.messages import checksum_of, decode, encode
 from headgate.store.client.requests import Client
 from headgate.store.server import handlers
-from headgate.store.server import long_polls as settlings
+from headgate.store.server import handlers as settlings
 from headgate.store.server.server import StoreServer
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition

@@ -10,8 +10,8 @@ from tests.store.served.serving import WAIT_S
 from headgate.errors import StorageError
 from headgate.store.client.requests import RequestOutcome
 from headgate.store.fsck import Problem
-from headgate.store.server import long_polls as settlings
-from headgate.store.server.long_polls import ChangeFeed, CheckJobs, Deduplication, VoidError
+from headgate.store.server import handlers as settlings
+from headgate.store.server.handlers import ChangeFeed, CheckJobs, Deduplication, VoidError
 
 
 def test_an_answer_is_kept_for_who_lost_it() -> None:  # SS9

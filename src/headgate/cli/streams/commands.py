@@ -20,9 +20,8 @@ from headgate.cli.streams.scaling import share_of
 from headgate.display.text import time_text
 from headgate.errors import CorruptionError, UsageError
 from headgate.store.fsck import Problem
-from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store, store_root
-from headgate.store.streams import StreamInfo
+from headgate.store.streams import TEXT_SCHEMA, StreamInfo
 
 app = typer.Typer(help="Streams of the embedded store.", no_args_is_help=True)
 for command in (

@@ -26,10 +26,9 @@ from headgate.cli.streams.common import JsonOption, Name, StoreOption, open_stor
 from headgate.cli.streams.line_format import Format, batch_of_json, batch_of_lines, is_json, line_blocks, text_lines
 from headgate.errors import HeadgateError, UsageError
 from headgate.store.follower import EARLIEST, LATEST, StreamFollower
-from headgate.store.schemas import TEXT_SCHEMA
-from headgate.store.shared_transactions import SharedTransaction
 from headgate.store.store import Store
-from headgate.store.streams import StreamCut
+from headgate.store.streams import TEXT_SCHEMA, StreamCut
+from headgate.store.transactions import SharedTransaction
 from headgate.store.writer import StreamWriter
 
 LINES_AT_A_TIME = 8_192

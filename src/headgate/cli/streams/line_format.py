@@ -20,8 +20,7 @@ import pyarrow.json as pj
 from headgate.codec.exact_values import MisfitError
 from headgate.errors import UsageError
 from headgate.operators.schemas import MAP_FIELDS, canonical_type, has_map, to_canonical
-from headgate.store.schemas import TEXT_SCHEMA
-from headgate.store.streams import StreamInfo
+from headgate.store.streams import TEXT_SCHEMA, StreamInfo
 
 _NAMED = re.compile(rb'"(NaN|-?Infinity)"')
 

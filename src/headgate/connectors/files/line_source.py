@@ -15,8 +15,7 @@ import pyarrow as pa
 from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, SourceReader
 from headgate.connectors.files.file_tracker import FileTracker
 from headgate.connectors.files.filesystem import LOCAL, FileSystem
-from headgate.connectors.files.json_decoder import JsonDecoder
-from headgate.connectors.files.line_decoder import Decoded, Decoder, TextDecoder
+from headgate.connectors.files.line_decoders import Decoded, Decoder, JsonDecoder, TextDecoder
 from headgate.connectors.files.line_file import (
     LINE_BYTES_MAX,
     FileMovedError,
@@ -30,8 +29,8 @@ from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.lineage import Location
 from headgate.model.state_schema import Form
-from headgate.operators.bad_records import bad_records
 from headgate.operators.schemas import SchemaLike, arrow_schema
+from headgate.operators.user_functions import bad_records
 
 PATH_COLUMN = "path"
 BYTE_COLUMN = "byte"

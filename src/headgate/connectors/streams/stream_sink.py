@@ -26,10 +26,16 @@ from headgate.operators.schemas import canonical_schema, carried
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.store.transactions import Status
 from headgate.store.policies import Retention, RetentionPolicy, retention_policy_of
-from headgate.store.schema_conversion import newest_matching
-from headgate.store.schemas import difference_by_name
 from headgate.store.store import Store, store_root
-from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, check_takes, no_such_stream
+from headgate.store.streams import (
+    StreamDefinition,
+    StreamInfo,
+    StreamReset,
+    check_takes,
+    difference_by_name,
+    newest_matching,
+    no_such_stream,
+)
 from headgate.store.transactions import Transaction
 
 

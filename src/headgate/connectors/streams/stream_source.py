@@ -15,17 +15,22 @@ import pyarrow as pa
 
 from headgate.connectors.base import FailStopReader, HoldContext, Polled, SourceBatch, SourceContext
 from headgate.connectors.hooks import CoordinatorHook
-from headgate.connectors.streams.segments import OwnSegments, encode_position, first_needed, places_of
-from headgate.connectors.streams.stream_cuts import SegmentCuts, StreamCutHook
+from headgate.connectors.streams.segments import (
+    OwnSegments,
+    SegmentCuts,
+    StreamCutHook,
+    encode_position,
+    first_needed,
+    places_of,
+)
 from headgate.errors import TruncatedError, UsageError
 from headgate.model.state_schema import Form
 from headgate.operators.checkpoint_listeners import CheckpointedFunction, CheckpointListener, SnapshotContext
 from headgate.operators.schemas import canonical_schema, carried
 from headgate.protocol.store.reading_order import NOT_BEGUN, FirstStart, Place, Restored, Start
 from headgate.store.reader import SegmentReader
-from headgate.store.schema_conversion import newest_matching
 from headgate.store.store import Store, store_root
-from headgate.store.streams import StreamCut, StreamInfo, no_such_stream
+from headgate.store.streams import StreamCut, StreamInfo, newest_matching, no_such_stream
 
 EARLIEST, LATEST = "earliest", "latest"
 """Where reading may begin, beside a cut."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns, owner_of
+from headgate.operators.functions import divert_misfits
 from headgate.operators.keys import check_keys
 from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_state import BatchHandleFactory, CurrentKeys, Keys
@@ -27,7 +28,6 @@ from headgate.operators.process.timers import (
     no_date,
     not_a_time,
 )
-from headgate.operators.row_functions import divert_misfits
 from headgate.operators.schemas import SchemaLike, batch_of, columns_of_frame, frame_of, schema_text
 from headgate.operators.user_functions import UserFunctionError, batch_error, copied, user_traceback
 from headgate.state.backend import ColumnBackend

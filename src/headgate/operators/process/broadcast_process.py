@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.model.graph import BROADCAST_INPUT, MAIN, MAIN_INPUT, InputName, OutputTag
-from headgate.operators.bad_records import divert_unreadable
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, Output, RestoredState, key_columns
 from headgate.operators.checkpoint_listeners import CheckpointedFunction
+from headgate.operators.functions import Row, paused_gc, rows_of
 from headgate.operators.process.batch_aggregation import BatchStateHandle
 from headgate.operators.process.batch_process import BatchProcessFunction, BatchProcessOperator, BatchProcessSpec
 from headgate.operators.process.batch_state import BatchHandleFactory, CurrentKeys
@@ -27,9 +27,8 @@ from headgate.operators.process.row_process import ProcessFunction, ProcessOpera
 from headgate.operators.process.row_state import CurrentKey, RowHandleFactory
 from headgate.operators.process.state_declaration import StatefulFunctionSpec, declare_states
 from headgate.operators.process.timers import CallContext, OperatorTime, Times
-from headgate.operators.row_functions import Row, paused_gc, rows_of
 from headgate.operators.schemas import frame_of
-from headgate.operators.user_functions import batch_error, copied, user_error
+from headgate.operators.user_functions import batch_error, copied, divert_unreadable, user_error
 from headgate.protocol.watermarks import Origin
 from headgate.state.backend import ColumnBackend, RowCells
 from headgate.state.descriptors import StateDescriptor

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from headgate.errors import UsageError
-from headgate.operators.bad_records import divert_unreadable
 from headgate.operators.base import Operator, OperatorContext, Output, key_columns
+from headgate.operators.functions import Row, RowWriter, divert_refused, paused_gc, rows_of
 from headgate.operators.keys import check_keys
 from headgate.operators.process.broadcast_state import BroadcastState
 from headgate.operators.process.row_state import (
@@ -35,9 +35,15 @@ from headgate.operators.process.state_declaration import (
     declare_states,
 )
 from headgate.operators.process.timers import CallContext, OperatorTime, TimedOperator, Timer, Timers
-from headgate.operators.row_functions import Row, RowWriter, divert_refused, paused_gc, rows_of
 from headgate.operators.schemas import SchemaLike
-from headgate.operators.user_functions import UserFunctionError, copied, shortened, user_error, user_traceback
+from headgate.operators.user_functions import (
+    UserFunctionError,
+    copied,
+    divert_unreadable,
+    shortened,
+    user_error,
+    user_traceback,
+)
 from headgate.state.backend import RowBackend
 from headgate.state.descriptors import NO_EVOLUTION, Evolution
 from headgate.state.snapshot import FrozenState

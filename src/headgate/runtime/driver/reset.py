@@ -14,7 +14,7 @@ from typing import TypeVar, cast
 
 from headgate.codec.json_files import Ending
 from headgate.connectors.base import KEPT, Holding, Sink
-from headgate.connectors.sink_registry import RecordedSink, grouped_by_owner, resettable_of, sink_of, targets_of
+from headgate.connectors.registry import RecordedSink, grouped_by_owner, resettable_of, sink_of, targets_of
 from headgate.errors import StorageError, UsageError
 from headgate.model.graph import Role
 from headgate.model.heartbeat import Course

@@ -20,8 +20,8 @@ from headgate.model.manifest import Manifest, SnapshotPart
 from headgate.model.plan import PipelineDefinition, Vertex
 from headgate.model.state_schema import ACCUMULATORS, StateIdentity, declared
 from headgate.operators.base import key_columns
+from headgate.operators.functions import ReduceSpec
 from headgate.operators.process.state_declaration import StatefulFunctionSpec
-from headgate.operators.row_functions import ReduceSpec
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.runtime.checkpoints.snapshot_files import part_location
 from headgate.runtime.savepoint_writer.rows import (

@@ -29,7 +29,7 @@ from headgate.codec.snapshot import (
     decode_positions,
     decode_sections,
 )
-from headgate.connectors.descriptions import committable_text, position_text
+from headgate.connectors.registry import committable_text, position_text
 from headgate.errors import CorruptionError
 from headgate.model.state_schema import Form, StateIdentity
 from headgate.plain_text import encodable

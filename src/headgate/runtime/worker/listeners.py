@@ -17,11 +17,11 @@ from headgate.operators.base import RestoredState
 from headgate.operators.checkpoint_listeners import (
     CheckpointedFunction,
     CheckpointListener,
+    OperatorLists,
     SnapshotContext,
     restored,
     uncalled_method,
 )
-from headgate.operators.operator_state import OperatorLists
 from headgate.operators.user_functions import HookError, user_traceback
 from headgate.runtime.worker.chain import Chain, Link, NodeError
 from headgate.state.snapshot import FrozenState

@@ -21,13 +21,13 @@ from headgate.sim.machine.sockets import HOST, Network, SimServer, SimSocket
 from headgate.sim.machine.store import SimCatalogue, SimStores
 from headgate.sim.machine.surroundings import SimSurroundings
 from headgate.sim.machine.tasks import SimProcess, Task
-from headgate.store import server_signals
+from headgate.store import core
 from headgate.store.addresses import PORT
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.client import connection, remote_store, requests
 from headgate.store.client.connection import ServerFacts
 from headgate.store.client.remote_store import open_remote_store
-from headgate.store.server import handlers, long_polls
+from headgate.store.server import handlers
 from headgate.store.server.connections import Connection
 from headgate.store.server.handlers import RequestHandlers, ServerMetrics
 from headgate.store.server.server import ServerState
@@ -42,9 +42,9 @@ QUICKER: tuple[tuple[object, str, object], ...] = (
     (connection, "SILENCE_S", 1),
     (handlers, "SETTLE_S", 0.05),
     (handlers, "CHECK_S", 0.2),
-    (long_polls, "LOOK_S", 0.05),
-    (server_signals, "PAUSES_S", (0.01, 0.2)),
-    (server_signals, "START_S", 0.2),
+    (handlers, "LOOK_S", 0.05),
+    (core, "PAUSES_S", (0.01, 0.2)),
+    (core, "START_S", 0.2),
 )
 """A run lasts seconds, so patience is shorter than usual."""
 

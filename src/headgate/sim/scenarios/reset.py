@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from headgate.codec.json_files import decode_log_entry
 from headgate.connectors.files.publish_log import OWNERS
-from headgate.connectors.sink_registry import targets_of
+from headgate.connectors.registry import targets_of
 from headgate.errors import HeadgateError
 from headgate.model.manifest import Claim
 from headgate.model.plan import PipelineDefinition

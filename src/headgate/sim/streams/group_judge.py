@@ -24,7 +24,7 @@ from headgate.protocol.store.reader_group import (
 from headgate.sim.world import Violation
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.records import GroupFound, GroupStart
-from headgate.store.group_reader import GroupEvents
+from headgate.store.reader_groups import GroupEvents
 
 Row: TypeAlias = tuple[int, int]
 Place: TypeAlias = tuple[str, int, int]

@@ -20,8 +20,7 @@ from headgate.sim.machine.faults import Faults
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.streams.group_judge import GroupJudge
 from headgate.sim.world import World
-from headgate.store.group_reader import CheckpointMarker, GroupEvents, GroupReader
-from headgate.store.reader_groups import ReaderGroup
+from headgate.store.reader_groups import CheckpointMarker, GroupEvents, GroupReader, ReaderGroup
 from headgate.store.store import Store
 
 STORE = "sim://store"

@@ -27,10 +27,10 @@ from headgate.sim.product.run import Result, result_of
 from headgate.sim.streams.stream_changes import Scaler
 from headgate.sim.streams.streams import STORE, Event, StreamRun
 from headgate.sim.world import Violation
-from headgate.store import shared_transactions
-from headgate.store.shared_transactions import SharedTransaction, TransactionWriter
+from headgate.store import transactions
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition
+from headgate.store.transactions import SharedTransaction, TransactionWriter
 
 STREAM = "shared/events"
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("n", pa.int64())])
@@ -41,7 +41,7 @@ ENDINGS = ("commit", "commit", "prepare", "abort", "leave")
 """What becomes of a round: ``prepare`` is committed, too, later; ``leave`` is up to its lease."""
 
 LEASES_MS = (300, 1_000, 20_000)
-SMALL: tuple[ModuleType, str, int] = (shared_transactions, "FLUSH_BYTES", 300)
+SMALL: tuple[ModuleType, str, int] = (transactions, "FLUSH_BYTES", 300)
 """A bound that is small here, so that what is written reaches it."""
 
 KEYS = 5

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headgate.state.backend import Ownership, Record, restored_batches, restored_states, restored_timers
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
-from headgate.state.memory.copy_on_write import FrozenCells, MemoryCells
+from headgate.state.memory.change_tracking import FrozenCells, MemoryCells
 from headgate.state.memory.incremental_restore import continue_from
 from headgate.state.memory.incremental_snapshot import Change, ChunkedState, ChunkLog, Replaced, replaced_timers
 from headgate.state.memory.timers import FrozenRowTimers, MemoryRowTimers, key_arrays, timer_batches, timer_pair_batches

@@ -24,8 +24,14 @@ import pyarrow as pa
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Hashes, Words, hash_columns, value_hash
 from headgate.state.key_index import Slots
-from headgate.state.memory.change_tracking import ChangedKeys, Interval, KeyChanges, are_too_many
-from headgate.state.memory.copy_on_write import FrozenCells, MemoryCells
+from headgate.state.memory.change_tracking import (
+    ChangedKeys,
+    FrozenCells,
+    Interval,
+    KeyChanges,
+    MemoryCells,
+    are_too_many,
+)
 from headgate.state.timers import first_timers
 from headgate.state.vectors import FrozenChanges, FrozenRows, KeyedColumns, Mask
 

@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.state.key_index import Slots
-from headgate.state.memory.change_tracking import ChangedSlots, Interval
+from headgate.state.memory.change_tracking import ChangedSlots, Interval, MemoryCells
 from headgate.state.memory.column_states import MemoryLists, MemoryMaps, MemoryValues
-from headgate.state.memory.copy_on_write import MemoryCells
 from headgate.state.ttl import TTL, StateTime, drop_expired, last_expiry, no_longer_than
 from headgate.state.vectors import Array, FrozenRows, KeyedColumns, Mask, SlotArray, to_numpy
 

@@ -31,8 +31,7 @@ from headgate.store.catalogue.group_rows import decode_group
 from headgate.store.catalogue.records import ChunkRecord, StoredPart
 from headgate.store.catalogue.stream_rows import find_schemas, recorded_layout, stream_info
 from headgate.store.fsck import Findings, check_at, check_or_report
-from headgate.store.schema_conversion import columns_of
-from headgate.store.streams import StreamInfo
+from headgate.store.streams import StreamInfo, columns_of
 
 
 def group_problems(connection: Connection) -> Findings:

@@ -1,6 +1,6 @@
 """Databases of a catalogue: what all promise, and those in SQLite, in a file or in memory.
 
-Counterparts: ``sql`` runs its verbs in one; ``postgresql_database`` is the other kind. Source: rules CT1, CT2, CT4,
+Counterparts: ``sql`` runs its verbs in one; ``postgresql`` is the other kind. Source: rules CT1, CT2, CT4,
 CT7 and CT8 of docs/spec/stream-store.md. Never keeps a transaction open across a call of its own.
 """
 

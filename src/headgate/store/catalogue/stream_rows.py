@@ -24,17 +24,22 @@ from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.tables import checked_row, checked_values
 from headgate.store.policies import RetentionPolicy, decode_retention, decode_scaling, encode_retention, encode_scaling
-from headgate.store.schema_conversion import columns_of, newest_matching
-from headgate.store.schemas import (
+from headgate.store.streams import (
+    OtherLayoutError,
+    StreamDefinition,
+    StreamInfo,
     check_added_may_be_null,
+    check_open,
     check_same_schema,
+    columns_of,
     decode_schema,
     encode_schema,
     merged_schema,
+    newest_matching,
+    no_such_stream,
     plain_schema,
     schema_difference,
 )
-from headgate.store.streams import OtherLayoutError, StreamDefinition, StreamInfo, check_open, no_such_stream
 
 
 @t.implements(Catalogue.create_stream)

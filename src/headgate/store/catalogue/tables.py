@@ -1,6 +1,6 @@
 """Tables of the catalogue, and checks of what their rows hold.
 
-Counterpart: ``opening`` makes them. Source: CT14 and §3 of docs/spec/stream-store.md. SQLite keeps anything in any
+Counterpart: ``sql`` makes them. Source: CT14 and §3 of docs/spec/stream-store.md. SQLite keeps anything in any
 column, so values that a verb only hands on are checked here. Never holds events, only where they are.
 """
 

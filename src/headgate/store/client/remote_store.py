@@ -41,8 +41,8 @@ from headgate.store.client.messages import (
     decode,
 )
 from headgate.store.client.requests import Client, request_of
+from headgate.store.core import ChangeListener, ServerClock
 from headgate.store.fsck import Problem
-from headgate.store.server_signals import ChangeListener, ServerClock
 
 CHECK = "/check"
 
