@@ -187,12 +187,16 @@ def live_entries(cells: ExpiringCells, key: Any, now_ms: int) -> dict[Any, Timed
 
 def drop_expired(cells: ExpiringCells, key: Any, now_ms: int) -> bool:
     """Remove what has expired of a key's object; return whether anything lives."""
-    match cells.get(key):
-        case list():
-            return live_elements(cells, key, now_ms) is not None
-        case dict():
-            return live_entries(cells, key, now_ms) is not None
-    return live_value(cells, key, now_ms) is not None
+    found = cells.get(key)
+    if type(found) is tuple:  # the usual case, so it reads the object once
+        if found[1] > now_ms:
+            return True
+        cells.remove(key)
+        return False
+    if found is None:
+        return False
+    live = live_elements if type(found) is list else live_entries
+    return live(cells, key, now_ms) is not None
 
 
 def last_expiry(found: Any) -> int:
