@@ -15,13 +15,13 @@ from pathlib import Path
 import pyarrow as pa
 
 import headgate as hg
-from headgate.connectors.base import SourceBatch, SourceContext, owner_of_split
+from headgate.connectors.base import Source, SourceBatch, SourceContext, owner_of_split
 
 SPLIT = "inbox"
 SCHEMA = pa.schema({"number": pa.int64(), "message": pa.large_string()})
 
 
-class Inbox:
+class Inbox(Source):
     """Reads all messages that are there; they are numbered in the order in which they came."""
 
     is_listening = True

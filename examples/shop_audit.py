@@ -22,7 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import headgate as hg
-from headgate.connectors.base import CheckpointMarker, SourceBatch, SourceContext, owner_of_split
+from headgate.connectors.base import CheckpointMarker, Source, SourceBatch, SourceContext, owner_of_split
 
 TILLS, ARTICLES, AT_FIRST = 3, 5, 100_000
 ROWS = 50
@@ -138,7 +138,7 @@ class Stocktaking(hg.CoordinatorHook, hg.CheckpointListener):
             db.execute("delete from sales where checkpoint = ?", [checkpoint_id])
 
 
-class Sales:
+class Sales(Source):
     """The sales of a shop; each till is a split. One that is not ``cut`` by markers passes over them."""
 
     def __init__(self, path: str, *, cut: bool = True) -> None:

@@ -27,12 +27,12 @@ PUBLIC_NAMES = {
     "headgate.api.savepoint_writer": "EditedSavepoint NewSavepoint WrittenSavepoint edit_savepoint new_savepoint",
     "headgate.api.state_reader": "read_state read_state_batches state_catalog",
     "headgate.api.stream": "KeyedStream Session Sliding Stream Tumbling WindowedStream",
+    "headgate.connectors.base": "ASK_AGAIN CoordinatorHook HookContext",
     "headgate.connectors.fenced_sink": "Fence",
     "headgate.connectors.files.file_sink": "FileSink",
     "headgate.connectors.files.line_source": "JsonLines TextFiles",
     "headgate.connectors.files.parquet": "ParquetFiles",
     "headgate.connectors.generator": "Choice Generator RowNumber Uniform",
-    "headgate.connectors.hooks": "ASK_AGAIN CoordinatorHook HookContext",
     "headgate.connectors.ledger_sink": "LedgerOutput LedgerSink output_checkpoint",
     "headgate.connectors.memory": "Discard FromRows Print",
     "headgate.connectors.streams": "GroupSource StreamSink StreamSource",
@@ -117,6 +117,9 @@ if TYPE_CHECKING:
     from headgate.api.stream import Stream as Stream
     from headgate.api.stream import Tumbling as Tumbling
     from headgate.api.stream import WindowedStream as WindowedStream
+    from headgate.connectors.base import ASK_AGAIN as ASK_AGAIN
+    from headgate.connectors.base import CoordinatorHook as CoordinatorHook
+    from headgate.connectors.base import HookContext as HookContext
     from headgate.connectors.fenced_sink import Fence as Fence
     from headgate.connectors.files.file_sink import FileSink as FileSink
     from headgate.connectors.files.line_source import JsonLines as JsonLines
@@ -126,9 +129,6 @@ if TYPE_CHECKING:
     from headgate.connectors.generator import Generator as Generator
     from headgate.connectors.generator import RowNumber as RowNumber
     from headgate.connectors.generator import Uniform as Uniform
-    from headgate.connectors.hooks import ASK_AGAIN as ASK_AGAIN
-    from headgate.connectors.hooks import CoordinatorHook as CoordinatorHook
-    from headgate.connectors.hooks import HookContext as HookContext
     from headgate.connectors.ledger_sink import LedgerOutput as LedgerOutput
     from headgate.connectors.ledger_sink import LedgerSink as LedgerSink
     from headgate.connectors.ledger_sink import output_checkpoint as output_checkpoint

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader, owner_of_split
 from headgate.testing import check_source
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -15,7 +15,7 @@ COUNT = 7
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Numbers(Source):
     """So many splits, each with some numbers."""
 
     splits_count: int

@@ -12,7 +12,7 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
-from headgate.connectors.base import SourceBatch, SourceContext, owner_of_split
+from headgate.connectors.base import Source, SourceBatch, SourceContext, owner_of_split
 from headgate.operators.schemas import to_canonical
 
 HURRY = "hurry"
@@ -29,7 +29,7 @@ def hurry(root: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Paced:
+class Paced(Source):
     """Records of several splits, in order within each; the last one of each is held back until the hurry.
 
     Attributes:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.connectors.base import SourceContext
+from headgate.connectors.base import Source, SourceContext
 from headgate.display.html import GAP_X, MARGIN, NODES_MAX, WIDTH, graph_svg, make_layout, value_text
 from headgate.display.progress import end_text, progress_html
 from headgate.model.graph import Edge, Node, Partitioner, Role
@@ -27,7 +27,7 @@ def node(name: str, *upstream: str, role: Role = Role.OPERATOR, feedback: tuple[
     return Node(NodeName(name), role, inputs, None, "n: int64", feedback=tuple(Edge(NodeName(one)) for one in feedback))
 
 
-class Untouchable:
+class Untouchable(Source):
     """A source that must be neither opened nor asked for more than its columns."""
 
     def schema(self) -> pa.Schema:

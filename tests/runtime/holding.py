@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headgate.connectors.base import SourceContext
+from headgate.connectors.base import Source, SourceContext
 from headgate.connectors.generator import Generator, GeneratorReader
 from headgate.model.plan import PipelineDefinition
 
@@ -18,7 +18,7 @@ LOOK_MS = 5
 
 
 @dataclass(frozen=True)
-class Held:
+class Held(Source):
     """A source that is ``inner``, but for its end.
 
     Each subtask keeps its last records back, as many as ``gates`` say, until the file beside the number is there.

@@ -13,9 +13,11 @@ import pytest
 from headgate.connectors.base import (
     CheckpointMarker,
     Committer,
+    CoordinatorHook,
     SealedTransaction,
     SinkContext,
     SinkWriter,
+    Source,
     SourceBatch,
     SourceContext,
     SourceReader,
@@ -23,7 +25,6 @@ from headgate.connectors.base import (
 from headgate.connectors.files.file_committer import FileCommitter
 from headgate.connectors.files.file_sink import FileSink
 from headgate.connectors.files.publish_log import SinkIdentity
-from headgate.connectors.hooks import CoordinatorHook
 from headgate.connectors.memory import FromRows
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
@@ -252,7 +253,7 @@ class Marks(CoordinatorHook):
             items[:] = [item for item in items if item >= 0]
 
 
-class Marked:
+class Marked(Source):
     """Reads lists of numbers that markers, which are negative, come into. Positions count numbers."""
 
     def __init__(self, problem: str = "") -> None:

@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import headgate as hg
-from headgate.connectors.base import SourceBatch, SourceContext, owner_of_split
+from headgate.connectors.base import Source, SourceBatch, SourceContext, owner_of_split
 from headgate.testing import Growing, check_late_splits
 
 SCHEMA = pa.schema({"n": pa.int64()})
 
 
-class Lists:
+class Lists(Source):
     """Reads lists of numbers, of which more may come. ``owner`` says whose a list is."""
 
     def __init__(self) -> None:

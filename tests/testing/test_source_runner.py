@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader, owner_of_split
 from headgate.testing import check_source
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -35,7 +35,7 @@ class Broker:
 
 
 @dataclass
-class Queues:
+class Queues(Source):
     """Acknowledges what completed checkpoints cover; ``acknowledges`` says when instead."""
 
     acknowledges: str = "when told"

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from headgate.api.base_stream import PipelineLike, Records
 from headgate.api.foreground import refuse_exploring_while_loading, run_to_end
-from headgate.connectors.base import EndlessSource
+from headgate.connectors.base import Source
 from headgate.connectors.files.file_committer import committed_files
 from headgate.connectors.files.file_sink import FileSink
 from headgate.errors import HeadgateError, UsageError
@@ -206,7 +206,7 @@ def _files(where: Path) -> list[str]:
 def _refuse_endless(parent: PipelineLike, names: Sequence[NodeName], call: str) -> None:
     """Refuse what would never return and fill the disk meanwhile (N40): every source has to end."""
     for node in parent._builder.upstream_of(names).nodes:
-        end = node.spec.how_to_end() if node.role is Role.SOURCE and isinstance(node.spec, EndlessSource) else None
+        end = node.spec.how_to_end() if node.role is Role.SOURCE and isinstance(node.spec, Source) else None
         if end is not None:
             raise UsageError(
                 f"{call}() returns when all input has ended, but source '{node.name}' never ends: give limit= or "

@@ -29,7 +29,7 @@ PATTERN = "part-*.parquet"
 Changed: TypeAlias = Literal["refuse", "keep"]
 
 
-class DataFrameSource:
+class DataFrameSource(Source):
     """A bounded source of the rows of a Spark DataFrame, in no particular order."""
 
     def __init__(self, dataframe: Any, *, changed: Changed = "refuse") -> None:
@@ -75,7 +75,7 @@ class DataFrameSource:
         return "captured DataFrame, version 1"
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``LocatedConnector``. It is at none: what was captured is compared with the DataFrame."""
+        """See ``Source``. It is at none: what was captured is compared with the DataFrame."""
         return ()
 
     def at(self, root: str, pipeline: str, node: str) -> CapturedDataFrame:

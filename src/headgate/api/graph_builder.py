@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from headgate.api.validation import check_listener
-from headgate.connectors.base import Sink
-from headgate.connectors.hooks import HookedSource
+from headgate.connectors.base import Sink, Source
 from headgate.display.progress import in_notebook
 from headgate.errors import UsageError
 from headgate.model.config import StateConfig
@@ -220,7 +219,7 @@ class GraphBuilder:
     def leave_hooks_out(self) -> None:
         """Remove the hooks that sources bring along."""
         self.nodes = [
-            replace(node, spec=node.spec.without_hook()) if isinstance(node.spec, HookedSource) else node
+            replace(node, spec=node.spec.without_hook()) if isinstance(node.spec, Source) else node
             for node in self.nodes
         ]
 

@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from headgate.connectors.base import LocatedConnector
+from headgate.connectors.base import Sink, Source
 from headgate.model.graph import Edge, Graph, Node, Role
 from headgate.model.ids import NodeName
 from headgate.model.lineage import Lineage, Location, NodeKind
@@ -102,7 +102,7 @@ def _spec_text(spec: object) -> str:
 
 def _locations_of(spec: object) -> tuple[Location, ...] | None:
     """Return what a source or sink reads or writes; None if it does not say that."""
-    return spec.locations() if isinstance(spec, LocatedConnector) else None
+    return spec.locations() if isinstance(spec, Source | Sink) else None
 
 
 class _Fingerprint:

@@ -58,8 +58,7 @@ from headgate.api.validation import (
     check_transactions,
     policy_for,
 )
-from headgate.connectors.base import InducedSource, Source
-from headgate.connectors.hooks import HOOK_TIMEOUT, CoordinatorHook, HookedSource
+from headgate.connectors.base import HOOK_TIMEOUT, CoordinatorHook, Source, check_is_source
 from headgate.connectors.memory import Discard
 from headgate.display.html import NODES_MAX, graph_svg, pipeline_html
 from headgate.errors import UsageError
@@ -156,7 +155,7 @@ class Pipeline:
         nodes = self._pictured()
         return graph_svg(nodes, is_standalone=True) if 0 < len(nodes) <= NODES_MAX else None
 
-    def source(self, source: Source | InducedSource, *, name: str | None = None) -> Stream:
+    def source(self, source: Source, *, name: str | None = None) -> Stream:
         """Begin a stream.
 
         Args:
@@ -166,11 +165,7 @@ class Pipeline:
         Raises:
             UsageError: ``source`` is not a source, or cannot be read.
         """
-        if not (callable(getattr(source, "open", None)) and callable(getattr(source, "schema", None))):
-            raise UsageError(
-                f"a source such as headgate.TextFiles('logs/') is needed, not {type(source).__name__}; "
-                "a Spark DataFrame is wrapped as headgate.DataFrameSource(df), rows as headgate.FromRows(rows)"
-            )
+        check_is_source(source)
         node = self._builder.claim_name("source", name)
         refuse_uncalled_methods(f"source '{node}'", source)
         try:
@@ -182,7 +177,7 @@ class Pipeline:
             raise UsageError(
                 f"operator '{node}': the name '{name}' of a column has characters that are not Unicode; rename it"
             ) from None
-        hook = source.coordinator_hook() if isinstance(source, HookedSource) else None
+        hook = source.coordinator_hook()
         if hook is not None:
             self.add_hook(str(node), hook, timeout=hook.timeout)
         self._builder.add(node, Role.SOURCE, (), source, schema, state_text=source.identity(), refuses=True)

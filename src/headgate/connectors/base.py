@@ -1,4 +1,4 @@
-"""The contract of sources and sinks: what the runtime calls, and what it gives them.
+"""The contract of sources, sinks and hooks: what the runtime calls, and what it gives them.
 
 A ``Source`` or ``Sink`` is plain configuration that travels to the workers; ``open`` makes the live half.
 
@@ -9,6 +9,9 @@ assignment has to be agreed upon.
 Exactly-once, sink side: ``seal`` at the barrier closes the current transaction in memory, ``prepare`` (in an upload
 thread) makes it durable and invisible and returns the committable's payload, which goes into the snapshot; the
 coordinator commits with ``Sink.open_committer`` once the checkpoint is completed (docs/spec/two-phase-commit.md).
+
+A ``CoordinatorHook`` takes part in checkpoints in the driver, for an external system (docs/spec/induced.md); modelled
+on Flink's ``MasterTriggerRestoreHook`` and the ``ReaderCheckpointHook`` of Pravega's connector.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
@@ -89,7 +93,7 @@ class SourceReader(Protocol):
         """Return the next records without blocking for more than a few milliseconds, or None if there are none.
 
         Each call advances the positions past what it returns. After a call that raised the reader is unusable: every
-        further one raises, too (N23, ``connectors.breaking_reader``).
+        further one raises, too (N23, ``FailStopReader``).
         """
 
     def is_finished(self) -> bool:
@@ -107,45 +111,9 @@ class SourceReader(Protocol):
         """Release resources."""
 
 
-class Source(Protocol):
-    """Configuration of a source."""
-
-    def schema(self) -> pa.Schema:
-        """Return the schema of the records, in canonical types. May read metadata; called in the driver.
-
-        Raises:
-            UsageError: unreadable path, unknown stream: what, where and what to do.
-        """
-
-    def identity(self) -> str:
-        """Return a text that changes when positions of an old checkpoint would no longer mean the same."""
-
-    def open(self, context: SourceContext) -> SourceReader:
-        """Return a live reader at ``context.positions`` (or at the configured start)."""
-
-
 def owner_of_split(index: int, parallelism: int) -> int:
     """Return the subtask that owns the split at ``index`` of a fixed, ordered list of splits."""
     return index % parallelism
-
-
-@runtime_checkable
-class EndlessSource(Protocol):
-    """A source that may have no end, and says so. Optional: one without this method counts as bounded (N40)."""
-
-    def how_to_end(self) -> str | None:
-        """Return what would give it an end, such as ``"give rows="``; None when it ends by itself. Cheap."""
-
-
-@runtime_checkable
-class LocatedConnector(Protocol):
-    """A source or sink that says what it reads or writes, so that an edited program is not given another's.
-
-    Optional: others are identified by their attributes, where they have no names of their own.
-    """
-
-    def locations(self) -> tuple[Location, ...]:
-        """Return every place that it was given. Cheap; nothing has to be there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,29 +124,6 @@ class HoldContext:
     node: str
     life: str
     generation: Generation
-
-
-@runtime_checkable
-class HoldingSource(Protocol):
-    """A source that can keep its input from being removed while a checkpoint needs it. Optional."""
-
-    @property
-    def holds(self) -> bool:
-        """Whether it is to do so."""
-
-    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
-        """Keep the input that may be read again, and release everything else.
-
-        Called in the driver, when a generation begins and from time to time. May be repeated.
-
-        Args:
-            context: the holder.
-            needed: split → position, of every checkpoint that may be restored; empty: everything is needed.
-
-        Raises:
-            StorageError: the caller repeats it.
-            FencedError: a later generation holds already.
-        """
 
 
 class FailStopReader(ABC):
@@ -274,17 +219,74 @@ class InducedReader(Protocol):
 AnyReader: TypeAlias = SourceReader | InducedReader
 
 
-class InducedSource(Protocol):
-    """Configuration of a source with readers that set their own barriers; see ``connectors.base.Source``."""
+class Source(ABC):
+    """Base class of sources. A source is configuration that travels to the workers."""
 
+    @abstractmethod
     def schema(self) -> pa.Schema:
-        """See ``Source``."""
+        """Return the schema of the records, in canonical types. May read metadata; called in the driver.
 
+        Raises:
+            UsageError: unreadable path, unknown stream: what, where and what to do.
+        """
+
+    @abstractmethod
     def identity(self) -> str:
-        """See ``Source``."""
+        """Return a text that changes when positions of an old checkpoint would no longer mean the same."""
 
-    def open(self, context: SourceContext) -> InducedReader:
-        """See ``Source``."""
+    @abstractmethod
+    def open(self, context: SourceContext) -> AnyReader:
+        """Return a live reader at ``context.positions`` (or at the configured start)."""
+
+    def how_to_end(self) -> str | None:
+        """Return what gives an endless source an end, such as ``"give rows="``; None: it ends by itself (N40)."""
+        return None
+
+    def locations(self) -> tuple[Location, ...] | None:
+        """Return every place that it was given; None: its attributes tell it from others. Cheap."""
+        return None
+
+    @property
+    def holds(self) -> bool:
+        """Whether it keeps its input from being removed while a checkpoint needs it."""
+        return False
+
+    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
+        """Keep the input that may be read again, and release everything else. Only if it ``holds``.
+
+        Called in the driver, when a generation begins and from time to time. May be repeated.
+
+        Args:
+            context: the holder.
+            needed: split → position, of every checkpoint that may be restored; empty: everything is needed.
+
+        Raises:
+            StorageError: the caller repeats it.
+            FencedError: a later generation holds already.
+        """
+        raise NotImplementedError
+
+    def coordinator_hook(self) -> CoordinatorHook | None:
+        """Return a hook that goes with the source, or None. Called once, when the pipeline is built."""
+        return None
+
+    def without_hook(self) -> Source:
+        """Return a source of the same records that skips markers, for runs that change nothing outside."""
+        return self
+
+
+def check_is_source(given: object) -> None:
+    """Refuse what is no source.
+
+    Raises:
+        UsageError
+    """
+    if not isinstance(given, Source):
+        raise UsageError(
+            f"a source such as headgate.TextFiles('logs/') is needed, not {type(given).__name__}; a Spark DataFrame "
+            "is wrapped as headgate.DataFrameSource(df), rows as headgate.FromRows(rows); derive your own source "
+            "from headgate.connectors.base.Source"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -603,3 +605,87 @@ def transaction_timeout_ms(sink: Sink) -> int | None:
     if found < 1:
         raise UsageError("transaction_timeout must be positive; None says that the target keeps transactions for ever")
     return found
+
+
+HOOK_TIMEOUT: Duration = "10s"
+
+
+class AskAgain(Enum):
+    """The type of ``ASK_AGAIN``, which ``trigger`` returns while its snapshot is not complete yet."""
+
+    ASK_AGAIN = "ask again"
+
+
+ASK_AGAIN = AskAgain.ASK_AGAIN
+"""Returned by the ``trigger`` of a hook that has begun a snapshot which other processes complete. Headgate calls
+``trigger`` again a few milliseconds later, until the checkpoint ends or its timeout has passed (EI40)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookContext:
+    """The run of a pipeline that calls a hook.
+
+    Attributes:
+        pipeline: the name of the pipeline.
+        hook: the name under which the hook was added.
+        generation: a number that rises with every start and restart of the pipeline. Pass it to the external system, so
+            that the system can refuse calls of a replaced driver that is still alive somewhere.
+        life: identifies the life of the pipeline; a pipeline that starts over has another life.
+        home: the checkpoint directory of the pipeline, as a URL.
+    """
+
+    pipeline: str
+    hook: str
+    generation: int
+    life: str = ""
+    home: str = ""
+
+
+class CoordinatorHook(ABC):
+    """Base class for an external system that takes its own snapshot with every checkpoint, and goes back to it.
+
+    The driver has one object for the whole run. A thread of the hook's own makes all calls, one after another; each
+    must end within the hook's timeout. If the hook is also a ``CheckpointListener``, it hears how checkpoints end.
+
+    Attributes:
+        timeout: the timeout of each call, for a hook that a source brings along. For other hooks, the timeout of
+            ``add_hook`` counts.
+    """
+
+    timeout: Duration = HOOK_TIMEOUT
+
+    def open(self, context: HookContext) -> None:  # noqa: B027 - a default
+        """Called when a generation begins, so again with every restart. ``restore`` or ``reset`` follows.
+
+        Default: does nothing.
+        """
+
+    @abstractmethod
+    def trigger(self, checkpoint_id: int) -> bytes | AskAgain | None:
+        """Take part in a checkpoint, and return the data that ``restore`` will need, at most 1 MiB.
+
+        Headgate stores the data in the manifest. It calls ``trigger`` before it triggers any source. If ``trigger``
+        raises or exceeds its timeout, the checkpoint is aborted, and ``trigger`` is called again later with a higher
+        number; what the aborted call did in the external system must not matter then. A checkpoint whose ``trigger``
+        succeeds may still be aborted. If the snapshot takes a while, return ``ASK_AGAIN`` to be called again.
+        """
+
+    @abstractmethod
+    def restore(self, checkpoint_id: int, data: bytes | None) -> None:
+        """Go back to the moment at which ``trigger(checkpoint_id)`` returned ``data``: a generation begins there.
+
+        ``data`` is None if ``trigger`` returned nothing, or if the checkpoint is older than the hook. The call may be
+        repeated. A start that names a savepoint or a checkpoint passes the data that this one holds, although it has
+        another number in this pipeline. The pipeline that took it may already have used the numbers that
+        follow, so make sure that no reader meets markers of that pipeline.
+        """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Go back to the very beginning: a generation begins without any checkpoint.
+
+        It need not be the first generation. The call may be repeated.
+        """
+
+    def close(self) -> None:  # noqa: B027 - a default
+        """Called when the run has ended. Default: does nothing."""

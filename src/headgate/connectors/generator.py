@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader, owner_of_split
 from headgate.environment import SYSTEM_CLOCK, Clock
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.state_schema import Form
@@ -86,7 +86,7 @@ def _two_columns() -> dict[str, Column]:
 
 
 @dataclass(frozen=True, slots=True)
-class Generator:
+class Generator(Source):
     """A source of generated records with the given ``columns`` and a time column.
 
     Record n is the same in every run. With s splits, split i delivers the records i, i + s, i + 2s, …
@@ -150,7 +150,7 @@ class Generator:
         return f"{Form.GENERATOR.value}: {columns}; {times}; seed {self.seed}; pool {self.pool_rows}"
 
     def how_to_end(self) -> str | None:
-        """See ``EndlessSource``."""
+        """See ``Source``."""
         return "give Generator(rows=...)" if self.rows is None else None
 
     def open(self, context: SourceContext) -> SourceReader:

@@ -23,6 +23,7 @@ from headgate.connectors.base import (
     Sink,
     SinkContext,
     SinkWriter,
+    Source,
     SourceBatch,
     SourceContext,
     SourceReader,
@@ -44,7 +45,7 @@ BATCH_ROWS = 65_536
 _POSITION = struct.Struct("<Q")
 
 
-class FromRows:
+class FromRows(Source):
     """A bounded source of rows that are part of the program."""
 
     def __init__(

@@ -248,7 +248,7 @@ def _check_loops(graph: Graph, names: set[NodeName]) -> None:  # L31, P9
 class HookSpec:
     """A hook of the coordinator, under its name.
 
-    ``hook`` is a ``connectors.hooks.CoordinatorHook``. It stays in the driver: the definition travels to the workers
+    ``hook`` is a ``connectors.base.CoordinatorHook``. It stays in the driver: the definition travels to the workers
     without it (EI3).
     """
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from headgate.codec.exact_values import MisfitError, exact_array
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader
+from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader
 from headgate.connectors.files.file_committer import read_committed
 from headgate.connectors.files.file_sink import FileSink
 from headgate.errors import UsageError
@@ -63,7 +63,7 @@ class ScriptedFailure(Exception):  # noqa: N818 - reads as what happened
     """The failure that a script asked for."""
 
 
-class ScriptedSource:
+class ScriptedSource(Source):
     """A source for tests that delivers the items of a script, one per poll.
 
     Subtask i follows script i. Subtasks without a script end at once.

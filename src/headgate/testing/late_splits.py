@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader
+from headgate.connectors.base import Source, SourceBatch, SourceContext
 
 IDLE_MAX = 500
 """Rounds of polls without a record, after which what is missing never comes. Readers say how long each may wait."""
@@ -135,7 +135,7 @@ class GrowingPipeline:
         self._earlier = list(self._kept)
         self._delivered: list[list[Mapping[str, Any]]] = [[] for _ in range(parallelism)]
         contexts = [SourceContext("kit", "source", index, parallelism, self._positions) for index in range(parallelism)]
-        self._readers: list[SourceReader] = [self._growing.source.open(context) for context in contexts]
+        self._readers: list[Any] = [self._growing.source.open(context) for context in contexts]
 
     def _round(self) -> bool:
         """Poll all; wait when nothing came, as the runtime does. Return whether anything came."""

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
-from headgate.connectors.base import AnyReader, CheckpointMarker, InducedReader, Polled, SourceContext
-from headgate.connectors.hooks import AskAgain, CoordinatorHook, HookContext, HookedSource
+from headgate.connectors.base import (
+    AnyReader,
+    AskAgain,
+    CheckpointMarker,
+    CoordinatorHook,
+    HookContext,
+    InducedReader,
+    Polled,
+    Source,
+    SourceContext,
+)
 from headgate.errors import UsageError
 from headgate.model.ids import Generation
 from headgate.model.pipeline_identity import NO_GENERATION
 from headgate.testing.source_runner import (
-    AnySource,
     SourceCheckpoint,
     SourceGeneration,
     check_crashes,
@@ -37,7 +45,7 @@ RESTARTS_MAX = 40
 
 
 def check_source(
-    source: AnySource | Callable[[], AnySource], parallelisms: Sequence[int] = (1, 2, 3)
+    source: Source | Callable[[], Source], parallelisms: Sequence[int] = (1, 2, 3)
 ) -> list[dict[str, Any]]:
     """Check that a bounded source delivers the same records with and without restarts; return the records.
 
@@ -65,7 +73,7 @@ def check_source(
     schema = first.schema()
     expected, polls = _run(first, 1, lambda _: False, POLLS_MAX)
     assert first.schema().equals(schema), "schema() changed between two calls"
-    hook = first.coordinator_hook() if isinstance(first, HookedSource) else None
+    hook = first.coordinator_hook()
     if hook is None:
         print("left out: markers: the source brings no hook")
     else:
@@ -83,7 +91,7 @@ def check_source(
     return expected
 
 
-def _maker(source: AnySource | Callable[[], AnySource]) -> Callable[[], AnySource]:
+def _maker(source: Source | Callable[[], Source]) -> Callable[[], Source]:
     """Return a function that makes the source; a class is one, too."""
     if callable(source) and not hasattr(type(source), "open"):
         return source
@@ -94,14 +102,14 @@ def _polls_max(polls: int, parallelism: int) -> int:
     return 100 + polls * parallelism * POLLS_FACTOR
 
 
-def _is_listening(source: AnySource) -> bool:
+def _is_listening(source: Source) -> bool:
     life = SourceGeneration(source, NO_GENERATION, 1, SourceCheckpoint())
     life.close()
     return life.is_listening
 
 
 def _run(
-    source: AnySource,
+    source: Source,
     parallelism: int,
     restarts_after: Callable[[int], bool],
     polls_max: int,
@@ -133,7 +141,7 @@ def _run(
 
 
 def check_markers(
-    source: AnySource, hook: CoordinatorHook, parallelism: int, polls: int, expected: list[dict[str, Any]]
+    source: Source, hook: CoordinatorHook, parallelism: int, polls: int, expected: list[dict[str, Any]]
 ) -> None:
     """Take one checkpoint after another, each after a different number of polls; a generation begins after each.
 
@@ -242,7 +250,7 @@ class _Cut:
 
 
 def _open(
-    source: AnySource,
+    source: Source,
     parallelism: int,
     positions: dict[str, bytes] | None,
     generation: Generation = NO_GENERATION,

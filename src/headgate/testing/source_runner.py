@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from headgate.connectors.base import AnyReader, CheckpointMarker, InducedSource, Polled, Source, SourceContext
+from headgate.connectors.base import AnyReader, CheckpointMarker, Polled, Source, SourceContext
 from headgate.model.ids import Generation
 from headgate.operators.base import RestoredState
 from headgate.operators.checkpoint_listeners import (
@@ -29,7 +29,6 @@ NODE = "source"
 CHECKPOINT_EVERY = 8
 """Polls between two checkpoints of undisturbed readers: a source may wait for a checkpoint (KT5)."""
 
-AnySource: TypeAlias = Source | InducedSource
 Row: TypeAlias = dict[str, Any]
 
 
@@ -55,7 +54,7 @@ class SourceCheckpoint:
 class SourceGeneration:
     """All subtasks of one generation, restored from the checkpoint ``begin``."""
 
-    def __init__(self, source: AnySource, generation: int, parallelism: int, begin: SourceCheckpoint) -> None:
+    def __init__(self, source: Source, generation: int, parallelism: int, begin: SourceCheckpoint) -> None:
         """Open all readers."""
         self.schema = source.schema()
         self._begin = begin
@@ -129,7 +128,7 @@ class SourceGeneration:
 class _Subtask:
     """One reader, its copy of the source, and their operator state."""
 
-    def __init__(self, source: AnySource, context: SourceContext, begin: SourceCheckpoint) -> None:
+    def __init__(self, source: Source, context: SourceContext, begin: SourceCheckpoint) -> None:
         mine = own_copy_of(NODE, source)  # each subtask has a copy of its own, as in a worker
         self.reader: AnyReader = mine.open(context)
         self.rows: list[Row] = []
@@ -195,7 +194,7 @@ FURTHER_POLLS = 2
 class SourceRun:
     """A source across generations."""
 
-    def __init__(self, source: AnySource, parallelism: int, polls_max: int, story: str) -> None:
+    def __init__(self, source: Source, parallelism: int, polls_max: int, story: str) -> None:
         """Begin.
 
         Args:
@@ -308,7 +307,7 @@ SCENARIOS: tuple[Callable[[SourceRun, int, int], None], ...] = (
 
 
 def check_crashes(
-    fresh: Callable[[], AnySource],
+    fresh: Callable[[], Source],
     parallelisms: Sequence[int],
     polls: int,
     polls_max: Callable[[int], int],

@@ -9,8 +9,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headgate.connectors.base import CheckpointMarker, HoldContext, InducedReader, SourceBatch, SourceContext
-from headgate.connectors.hooks import ASK_AGAIN, HookContext, HookedSource
+from headgate.connectors.base import (
+    ASK_AGAIN,
+    CheckpointMarker,
+    HoldContext,
+    HookContext,
+    InducedReader,
+    SourceBatch,
+    SourceContext,
+)
 from headgate.connectors.streams import GroupSource, StreamSource
 from headgate.connectors.streams.group_source import GroupCheckpointHook, GroupSourceReader
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
@@ -507,7 +514,6 @@ def job_positions(job: Job) -> dict[str, bytes]:
 
 def test_whoever_only_looks_leaves_the_group_alone(store: Store) -> None:  # GS1
     source = GroupSource(NAME, GROUP, store.root)
-    assert isinstance(source, HookedSource)
     looking = source.without_hook()
     assert isinstance(looking, StreamSource)
     assert (looking.stream, looking.holds, looking.stream_cuts) == (NAME, False, False)

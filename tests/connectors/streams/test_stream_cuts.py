@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 from tests.store.storing import database_of
 
-from headgate.connectors.base import CheckpointMarker, InducedReader, SourceBatch, SourceContext
-from headgate.connectors.hooks import HookContext, HookedSource
+from headgate.connectors.base import CheckpointMarker, HookContext, InducedReader, SourceBatch, SourceContext
 from headgate.connectors.streams import StreamCutReader, StreamSource
 from headgate.connectors.streams.segments import StreamCutHook
 from headgate.connectors.streams.stream_source import LookingSource
@@ -281,7 +280,6 @@ def test_a_segment_that_is_read_to_its_end_waits_at_no_marker(store: Store) -> N
 
 def test_a_source_without_stream_cuts_brings_no_hook(store: Store) -> None:
     plain = StreamSource(NAME, store.root)
-    assert isinstance(plain, HookedSource)
     assert plain.coordinator_hook() is None
     assert not isinstance(plain.open(SourceContext("p", "source", 0, 1, None)), InducedReader)
     cutting = StreamSource(NAME, store.root, stream_cuts=True)

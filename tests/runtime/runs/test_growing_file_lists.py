@@ -17,7 +17,7 @@ from pyspark import cloudpickle
 from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader
+from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader
 from headgate.connectors.files.file_committer import read_committed
 from headgate.model.plan import PipelineDefinition
 
@@ -45,7 +45,7 @@ def write(root: Path, name: str, numbers: Iterable[int], kind: str = "json") -> 
 
 
 @dataclass(frozen=True)
-class HalfOfB:
+class HalfOfB(Source):
     """A source that is ``inner``, but never comes to the end of ``b``, however late it is stopped."""
 
     inner: Any

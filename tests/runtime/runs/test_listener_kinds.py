@@ -17,7 +17,7 @@ from tests.runtime.runs.test_results import generator
 
 import headgate as hg
 from examples import sqlite_sink
-from headgate.connectors.base import SourceContext
+from headgate.connectors.base import Source, SourceContext
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 cloudpickle.register_pickle_by_value(sqlite_sink)
@@ -58,7 +58,7 @@ class Writing(hg.Discard, Hearing):
         self.log, self.fails = root / "heard", fails
 
 
-class Reading(Hearing):
+class Reading(Hearing, Source):
     """A source that listens; its reader does not."""
 
     def __init__(self, root: Path, fails: bool = False) -> None:

@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
-from headgate.connectors.base import CheckpointMarker, SourceBatch, SourceContext
+from headgate.connectors.base import CheckpointMarker, Source, SourceBatch, SourceContext
 from headgate.connectors.files.file_committer import read_committed
 from headgate.errors import PipelineFailed
 
@@ -43,7 +43,7 @@ class Marking(hg.CoordinatorHook):
         """Nothing: markers of former generations are read past."""
 
 
-class Backlog:
+class Backlog(Source):
     """``rows`` rows that are all there, and the markers behind them; it ends when ``root/closed`` is there."""
 
     def __init__(self, root: Path, rows: int) -> None:

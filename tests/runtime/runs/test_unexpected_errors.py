@@ -13,7 +13,7 @@ from tests.mutants.harness import patched
 
 import headgate as hg
 from headgate import testing
-from headgate.connectors.hooks import CoordinatorHook
+from headgate.connectors.base import CoordinatorHook
 from headgate.protocol.checkpoints import coordinator_events
 from headgate.protocol.checkpoints.coordinator import Coordinator
 from headgate.protocol.supervision import supervisor_events

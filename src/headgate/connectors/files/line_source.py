@@ -12,7 +12,7 @@ from typing import TypedDict, Unpack
 
 import pyarrow as pa
 
-from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, SourceReader
+from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, SourceReader
 from headgate.connectors.files.file_tracker import FileTracker
 from headgate.connectors.files.filesystem import LOCAL, FileSystem
 from headgate.connectors.files.line_decoders import Decoded, Decoder, JsonDecoder, TextDecoder
@@ -85,7 +85,7 @@ def file_options(
     return FileOptions(follow, pattern, include_path, poll_ms, discovery_ms, line_bytes_max)
 
 
-class LineSource:
+class LineSource(Source):
     """Base class of sources of files with lines. What is special of a format is its decoder.
 
     Paths are made absolute where it is constructed, so that workers find the same files.
@@ -125,11 +125,11 @@ class LineSource:
         return f"{Form.LINES.value}, version 1"
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``LocatedConnector``."""
+        """See ``Source``."""
         return self._selection.locations()
 
     def how_to_end(self) -> str | None:
-        """See ``EndlessSource``."""
+        """See ``Source``."""
         return "read the files that are there with follow=False" if self._options.follow else None
 
     def open(self, context: SourceContext) -> SourceReader:

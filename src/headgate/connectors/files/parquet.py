@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from headgate.codec.arrow import joined_zones
-from headgate.connectors.base import FailStopReader, SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.base import FailStopReader, Source, SourceBatch, SourceContext, SourceReader, owner_of_split
 from headgate.connectors.files.selection import Paths, numbered_files, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.lineage import Location
@@ -38,7 +38,7 @@ _MAGIC_BYTES = 8
 _FAILURES = (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError)
 
 
-class ParquetFiles:
+class ParquetFiles(Source):
     """Reads Parquet files that all have the same schema, as a bounded source.
 
     Paths are as for ``TextFiles``. A URL such as ``s3://bucket/directory`` is listed with pyarrow's file systems.
@@ -131,7 +131,7 @@ class ParquetFiles:
         return f"{Form.PARQUET.value}, version 1"
 
     def locations(self) -> tuple[Location, ...]:
-        """See ``LocatedConnector``. The files below a URL are listed without its scheme."""
+        """See ``Source``. The files below a URL are listed without its scheme."""
         if self._selection is not None:
             return self._selection.locations()
         path = str(self._url).partition("://")[2].partition("?")[0]

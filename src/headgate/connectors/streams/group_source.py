@@ -15,8 +15,19 @@ from typing import cast
 
 import pyarrow as pa
 
-from headgate.connectors.base import CheckpointMarker, FailStopReader, HoldContext, Polled, SourceBatch, SourceContext
-from headgate.connectors.hooks import ASK_AGAIN, AskAgain, CoordinatorHook, HookContext
+from headgate.connectors.base import (
+    ASK_AGAIN,
+    AskAgain,
+    CheckpointMarker,
+    CoordinatorHook,
+    FailStopReader,
+    HoldContext,
+    HookContext,
+    Polled,
+    Source,
+    SourceBatch,
+    SourceContext,
+)
 from headgate.connectors.streams.segments import decode_position, encode_position
 from headgate.connectors.streams.stream_source import (
     EARLIEST,
@@ -295,7 +306,7 @@ def _split(segment: GroupSegment) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSource:
+class GroupSource(Source):
     """Reads a stream of the store with a reader group that belongs to the pipeline.
 
     Each time the pipeline starts, the group assigns the segments to subtasks by how much of each segment is unread.
@@ -326,7 +337,7 @@ class GroupSource:
 
     @property
     def holds(self) -> bool:
-        """See ``HoldingSource``."""
+        """See ``Source``."""
         return True
 
     def schema(self) -> pa.Schema:
@@ -338,7 +349,7 @@ class GroupSource:
         return f"{self._plain().identity()}, by a reader group"
 
     def how_to_end(self) -> str | None:
-        """See ``EndlessSource``."""
+        """See ``Source``."""
         return None if self._plain().how_to_end() is None else f"seal stream '{self.stream}' first"
 
     def open(self, context: SourceContext) -> GroupSourceReader:
@@ -346,15 +357,15 @@ class GroupSource:
         return GroupSourceReader(Store.shared(self.store), self.stream, self.group, context)
 
     def coordinator_hook(self) -> CoordinatorHook:
-        """See ``HookedSource``."""
+        """See ``Source``."""
         return GroupCheckpointHook(self.stream, self.group, str(self.store), str(self.start))
 
     def without_hook(self) -> StreamSource:
-        """See ``HookedSource``: a run that only looks leaves the group as it is."""
+        """See ``Source``: a run that only looks leaves the group as it is."""
         return LookingSource(self.stream, self.store, self.start, holds=False)
 
     def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
-        """See ``HoldingSource``: what older checkpoints need, which the group does not know any more."""
+        """See ``Source``: what older checkpoints need, which the group does not know any more."""
         self._plain().hold(context, needed)
 
     def _plain(self) -> StreamSource:

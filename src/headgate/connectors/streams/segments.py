@@ -17,8 +17,7 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from headgate.connectors.base import CheckpointMarker, Polled, SourceContext
-from headgate.connectors.hooks import CoordinatorHook, HookContext
+from headgate.connectors.base import CheckpointMarker, CoordinatorHook, HookContext, Polled, SourceContext
 from headgate.errors import CorruptionError, StorageError
 from headgate.operators.checkpoint_listeners import CheckpointListener
 from headgate.protocol.store.layouts import Layout

@@ -13,8 +13,15 @@ from typing import ClassVar, cast
 
 import pyarrow as pa
 
-from headgate.connectors.base import FailStopReader, HoldContext, Polled, SourceBatch, SourceContext
-from headgate.connectors.hooks import CoordinatorHook
+from headgate.connectors.base import (
+    CoordinatorHook,
+    FailStopReader,
+    HoldContext,
+    Polled,
+    Source,
+    SourceBatch,
+    SourceContext,
+)
 from headgate.connectors.streams.segments import (
     OwnSegments,
     SegmentCuts,
@@ -42,7 +49,7 @@ POLLS_SOON = 500
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSource:
+class StreamSource(Source):
     """Reads a stream of the store.
 
     Attributes:
@@ -123,7 +130,7 @@ class StreamSource:
         return f"{Form.STREAM.value}{info.name} created {info.created_ms} with {first} segments"
 
     def how_to_end(self) -> str | None:
-        """See ``EndlessSource``. A sealed stream ends although it is followed."""
+        """See ``Source``. A sealed stream ends although it is followed."""
         if not self.follow or self.end is not None or self._describe().is_sealed:
             return None
         return f"read what is there with follow=False, or seal stream '{self.stream}' first"
@@ -134,16 +141,16 @@ class StreamSource:
         return reader(self, Store.shared(self.store), context)
 
     def coordinator_hook(self) -> CoordinatorHook | None:
-        """See ``HookedSource``."""
+        """See ``Source``."""
         return StreamCutHook(self.stream, str(self.store)) if self.stream_cuts else None
 
     def without_hook(self) -> StreamSource:
-        """See ``HookedSource``: what reads the stream in a run that only looks."""
+        """See ``Source``: what reads the stream in a run that only looks."""
         mine = {field.name: getattr(self, field.name) for field in fields(self)}
         return LookingSource(**(mine | {"stream_cuts": False, "holds": False}))
 
     def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
-        """See ``HoldingSource``: the cut that is held is the oldest position of each segment.
+        """See ``Source``: the cut that is held is the oldest position of each segment.
 
         A store that is not written to is not written to for that: it is not truncated either.
         """

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TypeAlias, cast
 
 from headgate import fault_points
-from headgate.connectors.base import Committer, HoldContext, HoldingSource, Sink
+from headgate.connectors.base import Committer, HoldContext, Source, Sink
 from headgate.environment import close_all
 from headgate.errors import (
     CorruptionError,
@@ -424,7 +424,7 @@ class SourceRetention:
         self._sources = {
             node.name: node.spec
             for node in definition.graph.nodes
-            if node.role is Role.SOURCE and isinstance(node.spec, HoldingSource) and node.spec.holds
+            if node.role is Role.SOURCE and isinstance(node.spec, Source) and node.spec.holds
         }
         self._told: dict[str, list[Positions]] = {}
 

@@ -1,6 +1,6 @@
 """Calls the coordinator's hooks: each in a thread of its own, so that a stuck one holds up no other (EI2).
 
-Counterparts: ``connectors.hooks``, which users derive from; ``protocol.checkpoints.completion``, which decides when a
+Counterparts: ``connectors.base.CoordinatorHook``, which users derive from; ``protocol.checkpoints.completion``, which decides when a
 hook is called and how long it is waited for.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from headgate.connectors.hooks import ASK_AGAIN, CoordinatorHook, HookContext
+from headgate.connectors.base import ASK_AGAIN, CoordinatorHook, HookContext
 from headgate.environment import Event, Queue, Thread, ThreadEnded, cancellable
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation

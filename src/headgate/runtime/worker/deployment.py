@@ -15,7 +15,6 @@ from headgate.codec.messages import Deploy
 from headgate.connectors.base import (
     AnyReader,
     InducedReader,
-    InducedSource,
     Sink,
     SinkContext,
     SinkWriter,
@@ -241,7 +240,7 @@ class Deployment:
         match node.role:
             case Role.SOURCE:
                 context = self._source_context(node, subtask, restored.positions(str(node.name)))
-                source = own_copy_of(context.node, cast(Source | InducedSource, node.spec))
+                source = own_copy_of(context.node, cast(Source, node.spec))
                 reader = source.open(context)
                 return SourceHead(reader, source), reader
             case Role.SINK:

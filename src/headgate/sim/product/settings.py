@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import headgate as hg
-from headgate.connectors.base import InducedSource, Sink, Source
+from headgate.connectors.base import Sink, Source
 from headgate.model.config import Duration, MemoryState, StartConfig, StateConfig
 from headgate.model.plan import PipelineDefinition
 from headgate.sim.product.checkpoint_publication import Outside
@@ -140,9 +140,7 @@ class Settings:
     def _add_hooks(self, p: hg.Pipeline) -> None:
         """Add hooks of the coordinator; an ordinary pipeline has none."""
 
-    def _source(
-        self, listed: Splits, index: int, now_ms: Callable[[], int], trouble: Callable[[], bool]
-    ) -> Source | InducedSource:
+    def _source(self, listed: Splits, index: int, now_ms: Callable[[], int], trouble: Callable[[], bool]) -> Source:
         """Return the source with this number."""
         if self.files is not None:
             return self.files.source(index)

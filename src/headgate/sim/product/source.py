@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader, owner_of_split
 from headgate.sim.product.records import Row
 
 SCHEMA = pa.schema([(name, pa.int64()) for name in ("k", "n", "v", "t", "left")])
@@ -75,7 +75,7 @@ class PacedReader:
         """See ``SourceReader``: nothing is open."""
 
 
-class PacedSplits:
+class PacedSplits(Source):
     """Rows by split. What the driver lists is what is read, as with files (N1)."""
 
     def __init__(

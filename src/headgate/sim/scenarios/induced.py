@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 import pyarrow as pa
 
 import headgate as hg
-from headgate.connectors.base import CheckpointMarker, InducedReader, InducedSource, Source, SourceBatch, SourceContext
+from headgate.connectors.base import CheckpointMarker, InducedReader, Source, SourceBatch, SourceContext
 from headgate.model.manifest import Manifest
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.history import History
@@ -183,7 +183,7 @@ class TapeHook(hg.CoordinatorHook, hg.CheckpointListener):
         self._is_ready = True
 
 
-class TapeSource:
+class TapeSource(Source):
     """Reads tapes; its readers stand still at markers."""
 
     def __init__(self, outside: Outside, names: Sequence[str], pace: Pace, now_ms: Callable[[], int]) -> None:
@@ -253,9 +253,7 @@ class InducedSettings(Settings):
     def _add_hooks(self, p: hg.Pipeline) -> None:
         p.add_hook(HOOK, TapeHook(self.tapes), timeout=f"{HOOK_TIMEOUT_MS}ms")
 
-    def _source(
-        self, listed: Splits, index: int, now_ms: Callable[[], int], trouble: Callable[[], bool]
-    ) -> Source | InducedSource:
+    def _source(self, listed: Splits, index: int, now_ms: Callable[[], int], trouble: Callable[[], bool]) -> Source:
         if index in self.induced:
             return TapeSource(self.tapes, list(listed), self.pace, now_ms)
         return super()._source(listed, index, now_ms, trouble)

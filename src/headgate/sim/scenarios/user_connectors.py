@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 
 import headgate as hg
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader
+from headgate.connectors.base import Source, SourceBatch, SourceContext, SourceReader
 from headgate.sim.machine.database import Database, Session, Unreachable
 from headgate.sim.machine.external_log import Feed
 from headgate.sim.product.records import Row
@@ -117,7 +117,7 @@ class PublishingSink(hg.LedgerSink):
         self._database.forget(lambda name: name.startswith(mine) and hg.output_checkpoint(name) < before)
 
 
-class FeedSource:
+class FeedSource(Source):
     """Reads the feed. What the driver lists is what is read."""
 
     def __init__(
