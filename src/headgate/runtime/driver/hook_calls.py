@@ -1,7 +1,7 @@
 """Calls the coordinator's hooks: each in a thread of its own, so that a stuck one holds up no other (EI2).
 
-Counterparts: ``connectors.base.CoordinatorHook``, which users derive from; ``protocol.checkpoints.completion``, which decides when a
-hook is called and how long it is waited for.
+Counterparts: ``connectors.base.CoordinatorHook``, which users derive from; ``protocol.checkpoints.completion``, which
+decides when a hook is called and how long it is waited for.
 """
 
 from __future__ import annotations
