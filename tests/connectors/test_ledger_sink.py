@@ -15,7 +15,7 @@ import pytest
 import headgate as hg
 from headgate.connectors import ledger_sink
 from headgate.connectors.base import SinkContext
-from headgate.connectors.ledger_sink import LedgerOutput, PieceBuffer
+from headgate.connectors.ledger_sink import LedgerOutput
 from headgate.errors import CorruptionError, OutputDenied
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, Manifest, SnapshotPart, SubtaskEntry
@@ -306,36 +306,3 @@ def test_a_damaged_piece_is_named() -> None:  # CS8
     )
     with pytest.raises(CorruptionError, match=r"output p:out-0000000001.*an Arrow stream"):
         list(LedgerOutput(one, lambda _: memoryview(b"xyz")))
-
-
-@pytest.mark.parametrize("piece_bytes", [1, 100, 300, 1 << 20])
-def test_pieces_are_the_same_however_often_they_are_asked_for(piece_bytes: int) -> None:  # SF13
-    buffer = PieceBuffer(SCHEMA, piece_bytes)
-    for number in range(20):
-        buffer.add(pa.record_batch([list(range(number))], schema=SCHEMA))
-    first = [buffer.piece(number) for number in range(buffer.count)]
-    again = [buffer.piece(number) for number in reversed(range(buffer.count))][::-1]
-    assert first == again
-    rows = [row for piece in first for batch in pa.ipc.open_stream(piece) for row in batch["number"].to_pylist()]
-    assert rows == [n for number in range(20) for n in range(number)]
-    buffer.close()
-    assert buffer.is_empty
-
-
-@pytest.mark.parametrize("operation", ["write", "read"])
-def test_a_temporary_file_that_fails_is_a_fault_of_storage(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = PieceBuffer(SCHEMA, 1)
-    buffer.add(pa.record_batch([[1]], schema=SCHEMA))
-
-    class Full:
-        def seek(self, *_: int) -> int:
-            raise OSError(28, "No space left on device")
-
-        def close(self) -> None:
-            pass
-
-    file, buffer._file = buffer._file, Full()  # type: ignore[assignment]
-    assert file is not None
-    file.close()
-    with pytest.raises(hg.StorageError, match="No space left"):
-        buffer.add(pa.record_batch([[2]], schema=SCHEMA)) if operation == "write" else buffer.piece(0)

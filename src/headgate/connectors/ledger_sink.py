@@ -7,11 +7,9 @@ transaction of the target, together with their names: a target that has the name
 
 from __future__ import annotations
 
-import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import IO, NoReturn, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn, TypeAlias
 
 import pyarrow as pa
 
@@ -26,115 +24,11 @@ from headgate.connectors.fenced_sink import (
     transient,
     with_stored_life,
 )
-from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.connectors.spill_buffer import SpillBuffer
+from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, SnapshotPart
 from headgate.protocol.checkpoints.commit import CommitPermit
-
-_PLAIN = pa.ipc.IpcWriteOptions()
-_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    offset: int
-    size_bytes: int
-
-
-class PieceBuffer:
-    """Takes records until it is sealed, then gives them back piece by piece."""
-
-    def __init__(self, schema: pa.Schema, piece_bytes: int) -> None:
-        """A piece is closed when its records, not compressed, have ``piece_bytes``."""
-        self._schema, self._piece_bytes = schema, piece_bytes
-        self._open: list[pa.RecordBatch] = []
-        self._open_bytes = 0
-        self._last: bytes | None = None
-        self._file: IO[bytes] | None = None
-        self._closed: list[_Range] = []
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no record."""
-        return not self._open and not self._closed
-
-    @property
-    def has_closed(self) -> bool:
-        """Whether some pieces are not in memory any more."""
-        return bool(self._closed)
-
-    @property
-    def count(self) -> int:
-        """How many pieces there are; no record may be added afterwards."""
-        return len(self._closed) + bool(self._open)
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Add records.
-
-        Raises:
-            StorageError: the temporary file cannot be written.
-        """
-        assert self._last is None, "it was sealed"
-        if batch.num_rows == 0:
-            return
-        self._open.append(batch)
-        self._open_bytes += batch.nbytes  # of the slice: the whole of its buffers may be shared
-        if self._open_bytes >= self._piece_bytes:
-            self._close_piece()
-
-    def piece(self, number: int) -> bytes:
-        """Return the bytes of piece ``number``, which begin with 0.
-
-        Raises:
-            StorageError: the temporary file cannot be read.
-        """
-        if number < len(self._closed):
-            with pa.ipc.open_stream(self._read(self._closed[number])) as stored:
-                return self._encoded(stored, _COMPRESSED)
-        assert number < self.count
-        if self._last is None:
-            self._last = self._encoded(self._open, _COMPRESSED)
-        return self._last
-
-    def close(self) -> None:
-        """Drop the records."""
-        self._open, self._closed, self._last = [], [], None
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _close_piece(self) -> None:
-        data = self._encoded(self._open, _PLAIN)
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="headgate-")  # noqa: SIM115 - closed with the buffer
-            offset = self._file.seek(0, 2)
-            self._file.write(data)
-            self._file.flush()
-        except OSError as error:
-            raise StorageError("write", tempfile.gettempdir(), str(error)) from error
-        self._closed.append(_Range(offset, len(data)))
-        self._open, self._open_bytes = [], 0
-
-    def _read(self, found: _Range) -> bytes:
-        assert self._file is not None
-        try:
-            self._file.seek(found.offset)
-            data = self._file.read(found.size_bytes)
-        except OSError as error:
-            raise StorageError("read", tempfile.gettempdir(), str(error)) from error
-        if len(data) != found.size_bytes:
-            problem = f"a temporary file lost {found.size_bytes - len(data)} bytes"
-            raise StorageError("read", tempfile.gettempdir(), problem, is_transient=False)
-        return data
-
-    def _encoded(self, batches: Iterable[pa.RecordBatch], options: pa.ipc.IpcWriteOptions) -> bytes:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self._schema, options=options) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-        return memoryview(sink.getvalue()).tobytes()
-
 
 _WHOLE = b"1\n"
 _INDEX = b"2\n"
@@ -315,14 +209,14 @@ class _Writer(SinkWriter):
         for sealed in self._sealed:
             sealed.close()
 
-    def _fresh(self) -> PieceBuffer:
-        return PieceBuffer(self._context.schema, self._piece_bytes)
+    def _fresh(self) -> SpillBuffer:
+        return SpillBuffer(self._context.schema, self._piece_bytes)
 
 
 class _Sealed(SealedTransaction):
     """The records of one checkpoint and subtask: see ``SealedTransaction``."""
 
-    def __init__(self, name: str, records: PieceBuffer) -> None:
+    def __init__(self, name: str, records: SpillBuffer) -> None:
         self._name, self._records = name, records
         self._payload: bytes | None = None
         self.is_over = records.is_empty
@@ -355,7 +249,7 @@ class _Sealed(SealedTransaction):
 
     def _is_small(self) -> bool:
         records = self._records
-        return records.is_empty or (not records.has_closed and len(records.piece(0)) <= INLINE_BYTES_MAX)
+        return records.is_empty or (not records.has_spilled and len(records.piece(0)) <= INLINE_BYTES_MAX)
 
 
 class _Committer(Committer):

@@ -1,15 +1,13 @@
-"""Records on their way into files: kept when the disk is full, and read back only as what they were."""
+"""Records that a file sink holds back are read back only as what they were."""
 
 from __future__ import annotations
-
-import tempfile
 
 import pyarrow as pa
 import pytest
 
 from headgate.codec.snapshot import encode_sections
-from headgate.connectors.files.file_writer import HeldRecords, RowBuffer, decode_held_records
-from headgate.errors import CorruptionError, StorageError
+from headgate.connectors.files.file_writer import HeldRecords, decode_held_records
+from headgate.errors import CorruptionError
 from headgate.operators.base import RestoredState
 from headgate.state.snapshot import encode_batches
 
@@ -23,23 +21,6 @@ def batch(*numbers: int) -> pa.RecordBatch:
 def state_of(**sections: bytes) -> RestoredState:
     encoded = encode_sections({name: [data] for name, data in sections.items()})
     return RestoredState(2, 4, memoryview(b"".join(bytes(memoryview(part)) for part in encoded)))
-
-
-def test_a_temporary_file_that_cannot_be_made_is_a_storage_error_that_names_its_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def full(**_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    buffer = RowBuffer(SCHEMA, 8)
-    buffer.add(batch())
-    assert buffer.is_empty
-    with pytest.raises(StorageError, match="No space left on device") as caught:
-        buffer.add(batch(1, 2))
-    assert caught.value.is_transient
-    assert tempfile.gettempdir() in str(caught.value)
-    assert not buffer.is_empty, "the records are still there"
 
 
 def test_records_held_back_come_back_with_the_columns_that_they_had() -> None:

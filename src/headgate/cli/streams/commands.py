@@ -14,10 +14,10 @@ from headgate.cli.output import Terminal, progress_bar, say
 from headgate.cli.sinks import ownership_text
 from headgate.cli.streams import events, groups, retention, scaling, transactions
 from headgate.cli.streams.common import JsonOption, Name, StoreOption, YesOption, confirm, open_store, print_result
-from headgate.cli.streams.line_format import parse_columns, size_text
+from headgate.cli.streams.line_format import parse_columns
 from headgate.cli.streams.retention import MaxAge, MaxSize, retention_of
 from headgate.cli.streams.scaling import share_of
-from headgate.display.text import time_text
+from headgate.display.text import size_text, time_text
 from headgate.errors import CorruptionError, UsageError
 from headgate.store.fsck import Problem
 from headgate.store.store import Store, store_root

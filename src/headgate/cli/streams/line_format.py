@@ -251,13 +251,3 @@ def text_lines(batch: pa.RecordBatch, *, as_json: bool) -> Iterator[str]:
     else:
         for row in python_rows(batch):
             yield "\t".join("" if value is None else str(value) for value in row.values())
-
-
-def size_text(size_bytes: int) -> str:
-    """Return a size for people."""
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1_024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1_024
-    return f"{size:.1f} TiB"

@@ -7,10 +7,8 @@ D1–D3, D8 and D13–D15 of docs/spec/connectors.md. Never writes a file where 
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
 
 import pyarrow as pa
 
@@ -20,88 +18,14 @@ from headgate.connectors.base import EmptyTransaction, SealedTransaction, SinkCo
 from headgate.connectors.encode import FileFormat, encode
 from headgate.connectors.files.file_committer import refuse_if_fenced
 from headgate.connectors.files.publish_log import SinkIdentity, StagedFile, digest, encode_files
-from headgate.errors import CorruptionError, StorageError
+from headgate.connectors.spill_buffer import SpillBuffer
+from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.operators.base import RestoredState
 from headgate.state.snapshot import FrozenState, encode_batches
 from headgate.storage.base import Storage
 
 _SECTION = "records"
-
-
-class RowBuffer:
-    """Records of one transaction, in memory and beyond ``buffer_bytes`` in an unnamed temporary file."""
-
-    def __init__(self, schema: pa.Schema, buffer_bytes: int) -> None:
-        self._schema, self._buffer_bytes = schema, buffer_bytes
-        self._batches: list[pa.RecordBatch] = []
-        self._compacted_count = 0
-        self._file: IO[bytes] | None = None
-        self._writer: pa.ipc.RecordBatchFileWriter | None = None
-        self.size_bytes = 0
-        """Arrow bytes in memory."""
-
-    @property
-    def has_spilled(self) -> bool:
-        """Whether some records are in the temporary file."""
-        return self._file is not None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no record."""
-        return not self._batches and self._file is None
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Add records.
-
-        Raises:
-            StorageError: the temporary file cannot be written.
-        """
-        if batch.num_rows == 0:
-            return
-        self._batches.append(batch)
-        self.size_bytes += batch.nbytes  # of the slice: the whole of its buffers may be shared
-        if self.size_bytes >= self._buffer_bytes:
-            self._spill()
-
-    def compact(self) -> tuple[pa.RecordBatch, ...]:
-        """Return all records, which are in memory; what was added since the last call is one batch of its own now.
-
-        They may stay for long: copied, they keep no larger buffers alive that they are slices of.
-        """
-        assert not self.has_spilled
-        added = self._batches[self._compacted_count :]
-        if added:
-            self._batches[self._compacted_count :] = [pa.concat_batches(added)]
-            self._compacted_count = len(self._batches)
-        return tuple(self._batches)
-
-    def _spill(self) -> None:
-        try:
-            if self._writer is None:
-                self._file = tempfile.TemporaryFile(prefix="headgate-")  # noqa: SIM115 - closed with the buffer
-                self._writer = pa.ipc.new_file(self._file, self._schema)
-            self._writer.write_table(pa.Table.from_batches(self._batches, self._schema))
-        except OSError as error:
-            raise StorageError("write", tempfile.gettempdir(), str(error)) from error
-        self._batches, self._compacted_count, self.size_bytes = [], 0, 0
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Return all records in order; can be called again. No record can be added afterwards."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        if self._file is not None:
-            reader = pa.ipc.open_file(self._file)
-            for index in range(reader.num_record_batches):
-                yield reader.get_batch(index)
-        yield from self._batches
-
-    def close(self) -> None:
-        """Drop the records."""
-        self._batches = []
-        if self._file is not None:
-            self._file.close()
 
 
 class HeldRecords(FrozenState):
@@ -170,7 +94,7 @@ class FileWriter(SinkWriter):
 
     def __init__(self, storage: Storage, names: FileNames, context: SinkContext, limits: Limits) -> None:
         self._storage, self._names, self._context, self._limits = storage, names, context, limits
-        self._current = RowBuffer(context.schema, limits.buffer_bytes)
+        self._current = SpillBuffer(context.schema, limits.buffer_bytes)
         self._restored: list[pa.RecordBatch] = []
         self._held: tuple[pa.RecordBatch, ...] = ()
         self._first_ms: int | None = None
@@ -188,7 +112,7 @@ class FileWriter(SinkWriter):
             self._held = self._current.compact()
             return EmptyTransaction()
         sealed = SealedFiles(self._storage, self._names, checkpoint, self._restored, self._current, self._limits)
-        self._current = RowBuffer(self._context.schema, self._limits.buffer_bytes)
+        self._current = SpillBuffer(self._context.schema, self._limits.buffer_bytes)
         self._restored, self._held, self._first_ms = [], (), None
         return sealed
 
@@ -218,7 +142,7 @@ class FileWriter(SinkWriter):
     def _is_due(self) -> bool:
         """Whether what is there becomes a file now; it is at most once if there is nothing."""
         limits, rows = self._limits, self._current
-        if self._is_finishing or self._restored or rows.has_spilled or rows.size_bytes >= limits.roll_bytes:
+        if self._is_finishing or self._restored or rows.has_spilled or rows.open_bytes >= limits.roll_bytes:
             return True
         if self._first_ms is None:
             return False
@@ -234,7 +158,7 @@ class SealedFiles(SealedTransaction):
         names: FileNames,
         checkpoint: CheckpointId,
         restored: Sequence[pa.RecordBatch],
-        rows: RowBuffer,
+        rows: SpillBuffer,
         limits: Limits,
     ) -> None:
         self._storage, self._names, self._checkpoint = storage, names, checkpoint
