@@ -18,8 +18,8 @@ import xxhash
 
 from headgate.errors import CorruptionError, HeadgateError, UsageError
 from headgate.model.pipeline_identity import Life
-from headgate.protocol.store.layouts import SEGMENTS_MAX, ScalingPolicy, Segment
 from headgate.model.state_schema import ListOf, Plain, StructOf, ValueType
+from headgate.protocol.store.layouts import SEGMENTS_MAX, ScalingPolicy, Segment
 from headgate.protocol.store.schema_update import Columns, fits_if_small, holds
 from headgate.store.policies import RetentionPolicy
 from headgate.store.routing import check_key_type

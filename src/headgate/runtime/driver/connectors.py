@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TypeAlias, cast
 
 from headgate import fault_points
-from headgate.connectors.base import Committer, HoldContext, Source, Sink
+from headgate.connectors.base import Committer, HoldContext, Sink, Source
 from headgate.environment import close_all
 from headgate.errors import (
     CorruptionError,
