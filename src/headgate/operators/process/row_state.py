@@ -472,17 +472,7 @@ class TtlMapState(_TtlState, MapState):
         super()._set(own_key, stored)
 
 
-TtlT = TypeVar("TtlT", TtlValueState, TtlListState, TtlMapState)
-
-
-def with_ttl(
-    kind: type[TtlT], node: str, descriptor: StateDescriptor, cursor: CurrentKey, cells: RowCells, time: StateTime
-) -> TtlT:
-    """Return the handle of a state with a TTL."""
-    assert descriptor.ttl is not None
-    state = kind(node, descriptor, cursor, cells)
-    state.expire(descriptor.ttl, time)
-    return state
+StateT = TypeVar("StateT", ValueState, ListState, MapState)
 
 
 class RowHandleFactory:
@@ -499,21 +489,19 @@ class RowHandleFactory:
 
     def value(self, descriptor: StateDescriptor) -> ValueState:
         """See ``HandleFactory``."""
-        cells = self._cells(descriptor)
-        if descriptor.ttl is None:
-            return ValueState(self._node, descriptor, self._current, cells)
-        return with_ttl(TtlValueState, self._node, descriptor, self._current, cells, self._time)
+        return self._made(ValueState if descriptor.ttl is None else TtlValueState, descriptor)
 
     def list(self, descriptor: StateDescriptor) -> ListState:
         """See ``HandleFactory``."""
-        cells = self._cells(descriptor)
-        if descriptor.ttl is None:
-            return ListState(self._node, descriptor, self._current, cells)
-        return with_ttl(TtlListState, self._node, descriptor, self._current, cells, self._time)
+        return self._made(ListState if descriptor.ttl is None else TtlListState, descriptor)
 
     def map(self, descriptor: StateDescriptor) -> MapState:
         """See ``HandleFactory``."""
-        cells = self._cells(descriptor)
-        if descriptor.ttl is None:
-            return MapState(self._node, descriptor, self._current, cells)
-        return with_ttl(TtlMapState, self._node, descriptor, self._current, cells, self._time)
+        return self._made(MapState if descriptor.ttl is None else TtlMapState, descriptor)
+
+    def _made(self, kind: type[StateT], descriptor: StateDescriptor) -> StateT:
+        state = kind(self._node, descriptor, self._current, self._cells(descriptor))
+        if isinstance(state, _TtlState):
+            assert descriptor.ttl is not None
+            state.expire(descriptor.ttl, self._time)
+        return state

@@ -33,7 +33,7 @@ from headgate.state.timers import (
     timers_by_kind,
     timers_of_each_kind,
 )
-from headgate.state.ttl import TTL, TTL_SECTION, StateTime, TtlMeta
+from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta
 from headgate.state.vectors import FrozenChanges, FrozenRows, KeyedColumns
 
 Expiring: TypeAlias = ExpiringValues | ExpiringLists | ExpiringMaps
@@ -132,26 +132,23 @@ class MemoryColumnBackend:
         self._renumber_at = _RENUMBER_MIN
 
     def _made(self, descriptor: StateDescriptor) -> State:
-        if descriptor.ttl is not None:
-            return self._made_to_expire(descriptor, descriptor.ttl)
+        dtype, ttl, count, time = descriptor.type, descriptor.ttl, self._keys_count, self.time
         changed = ChangedSlots(self._log.interval)
+        if ttl is None:
+            match descriptor.kind:
+                case StateKind.VALUE:
+                    return MemoryValues(dtype, count, changed)
+                case StateKind.LIST:
+                    return MemoryLists(dtype, count, changed=changed)
+                case StateKind.MAP:
+                    return MemoryMaps(descriptor.key_type, dtype, count, changed)
         match descriptor.kind:
             case StateKind.VALUE:
-                return MemoryValues(descriptor.type, self._keys_count, changed)
+                return ExpiringValues(dtype, count, ttl, time, changed)
             case StateKind.LIST:
-                return MemoryLists(descriptor.type, self._keys_count, changed=changed)
+                return ExpiringLists(dtype, count, ttl, time, changed)
             case StateKind.MAP:
-                return MemoryMaps(descriptor.key_type, descriptor.type, self._keys_count, changed)
-
-    def _made_to_expire(self, descriptor: StateDescriptor, ttl: TTL) -> Expiring:
-        changed = ChangedSlots(self._log.interval)
-        match descriptor.kind:
-            case StateKind.VALUE:
-                return ExpiringValues(descriptor.type, self._keys_count, ttl, self.time, changed)
-            case StateKind.LIST:
-                return ExpiringLists(descriptor.type, self._keys_count, ttl, self.time, changed)
-            case StateKind.MAP:
-                return ExpiringMaps(descriptor.key_type, descriptor.type, self._keys_count, ttl, self.time, changed)
+                return ExpiringMaps(descriptor.key_type, dtype, count, ttl, time, changed)
 
     def _timers_of(self, kind: TimeKind) -> MemoryColumnTimers:
         return MemoryColumnTimers(self._hashes, self._log.interval)
