@@ -27,10 +27,10 @@ sim check: export POLARS_MAX_THREADS = 1
 
 # what needs neither Spark nor minutes of processor time: no kills, no seeds of the simulator, no planted bugs, no whole
 # pipelines, no long random histories
-UNIT := not spark and not crash and not simulator and not mutant and not run and not long
+UNIT := not deep and not spark and not crash and not simulator and not mutant and not run and not long
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java setup-test docs demo test test-python test-near test-deep test-again mutants crash-loops kill-drivers kill-chain lost-machines lint check format sim bench bench-peers clean
+.PHONY: help setup setup-java setup-test docs demo test test-python test-near test-deep test-repeated test-again mutants crash-loops kill-drivers kill-chain lost-machines lint check format sim bench bench-peers clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
@@ -60,11 +60,14 @@ test: setup-test ## all tests, with Spark and with real kills (about 40 minutes 
 test-near: setup ## the tests of one module: FILE=src/headgate/...
 	@$(PYTHON_ENV) scripts/test_near.py $(FILE)
 
-test-deep: sim test-again crash-loops kill-drivers kill-chain lost-machines ## thousands of seeds, long kills, lost machines (hours)
+test-deep: sim test-repeated test-again crash-loops kill-drivers kill-chain lost-machines ## thousands of seeds, long kills, lost machines (hours)
 
 test-python: ## the quick half of the tests under another Python: make test-python PYTHON=3.13
 	VENV=build/python-$(PYTHON) PYTHON=$(PYTHON) scripts/setup.sh
 	build/python-$(PYTHON)/bin/python -m pytest -q -n $(WORKERS) -m "$(UNIT)" $(TESTS)
+
+test-repeated: setup ## what `make test` leaves out, and what Hypothesis draws five times as often as there
+	HEADGATE_TEST_DEEP=1 $(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "(deep or hypothesis) and not spark and not crash"
 
 test-again: setup ## the tests of `make check` TIMES times with other seeds, then once on a busy machine
 	@scripts/test-again $(TIMES) $(WORKERS) "$(UNIT)"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import unittest
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 from tests.syntax import guard_parsing
 
 guard_parsing()
@@ -20,6 +22,12 @@ settings.register_profile(
 )
 settings.load_profile("headgate")
 
+IS_DEEP = "HEADGATE_TEST_DEEP" in os.environ
+"""Set by ``make test-deep``: Hypothesis draws all examples, not a part of them."""
+PART_DRAWN = 5
+"""``make test`` draws one in so many of the examples that a test names, with another seed each time."""
+EXAMPLES_MIN = 6
+"""A test draws at least so many, unless it names fewer."""
 
 TESTS = Path(__file__).parent
 MARKED = {
@@ -47,14 +55,42 @@ def is_left_out(marker: str, expression: str) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the folders that take long, and those of random histories; begin with the longest."""
+    """Mark the tests of the folders that take long, and those of random histories; begin with the longest.
+
+    Hypothesis marks its own tests with ``hypothesis``; without ``HEADGATE_TEST_DEEP`` they draw fewer examples.
+    """
     for item in items:
         folder = item.path.parent.relative_to(TESTS).as_posix()
         if folder in MARKED:
             item.add_marker(MARKED[folder])
         if item.path.stem.endswith("_histories"):
             item.add_marker("long")
+        if not IS_DEEP and isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
+            draw_fewer(item)
     items.sort(key=lambda item: item.get_closest_marker("early") is None)
+
+
+def draw_fewer(item: pytest.Function) -> None:
+    """Have a test of Hypothesis draw a part of its examples; tests of one function or machine share its settings."""
+    function = getattr(item.obj, "__func__", item.obj)
+    is_machine = item.cls is not None and issubclass(item.cls, unittest.TestCase)
+    owner, name = (item.cls, "settings") if is_machine else (function, "_hypothesis_internal_use_settings")
+    named: settings = getattr(owner, name)
+    if named not in _FEWER:
+        setattr(owner, name, fewer(named))
+
+
+def fewer(named: settings) -> settings:
+    """Return ``named`` with a part of its examples, but for ``make test-deep``."""
+    if IS_DEEP:
+        return named
+    examples = min(named.max_examples, max(EXAMPLES_MIN, named.max_examples // PART_DRAWN))
+    _FEWER.append(settings(named, max_examples=examples))
+    return _FEWER[-1]
+
+
+_FEWER: list[settings] = []
+"""What :func:`fewer` made."""
 
 
 @pytest.fixture(scope="session", autouse=True)

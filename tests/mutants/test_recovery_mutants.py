@@ -231,7 +231,7 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
     (the_second_newest_checkpoint_is_restored, plain, 0),
     (positions_are_forgotten_at_a_restore, plain, 49),
     (a_life_is_drawn_at_every_start, plain, 49),
-    (a_stranger_goes_on, plain, 19),
+    (a_stranger_goes_on, plain, 72),
     (a_start_without_a_sound_checkpoint_is_fresh, plain, 120),
     (the_state_of_one_former_subtask_is_dropped, plain, 49),
     (the_positions_of_one_former_subtask_are_dropped, plain, 77),

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from tests.conftest import fewer
 from tests.protocol.store.grouping import STREAM, Log, answered, new_group
 
 from headgate.protocol.store import group_holds, layouts
@@ -267,8 +269,9 @@ class GroupHistory(RuleBasedStateMachine):
             assert len(self.unread()) < left or ended, "reading does not go on"
 
 
-SETTINGS = settings(max_examples=60, stateful_step_count=40)
+SETTINGS = fewer(settings(max_examples=60, stateful_step_count=40))
 
 
+@pytest.mark.hypothesis
 def test_any_history_of_a_group_reads_each_event_once_and_in_order() -> None:  # RG1, RG2, RG4, RG9, RG12
     run_state_machine_as_test(GroupHistory, settings=SETTINGS)

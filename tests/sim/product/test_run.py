@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from tests.mutants.harness import around
 
+from headgate.model.plan import Vertex
+from headgate.runtime.checkpoints.restore import NotRestorable, RestoredSnapshots
 from headgate.sim import __main__ as command
 from headgate.sim.product.graphs import Graph, Net, Placed
 from headgate.sim.product.run import Run, run_seed
@@ -25,10 +29,21 @@ def test_the_product_passes_every_smoke_seed() -> None:  # SM5
 
 
 def test_who_moved_a_pipeline_while_a_round_ended_moves_it_back() -> None:  # L40
-    result = run_seed(7828, is_traced=True)
-    assert result.violation is None
-    refusals = [line for line in result.story if "can only be restored at parallelism 3" in line]
-    assert any("PipelineFailed" in line for line in refusals), "the seed is about something else now: find another one"
+    """Every checkpoint counts as taken while a round ended; the first seed that changes the parallelism shows it."""
+
+    def only_as_it_was(original: Any, self: RestoredSnapshots, vertex: Vertex) -> Any:
+        if self._is_moved:
+            raise NotRestorable("it can only be restored as it was")
+        return original(self, vertex)
+
+    for seed in range(200):
+        with around(RestoredSnapshots, "rounds", only_as_it_was):
+            result = run_seed(seed, is_traced=True)
+        assert result.violation is None, seed
+        refusals = [line for line in result.story if "it can only be restored as it was" in line]
+        if refusals:
+            break
+    assert any("PipelineFailed" in line for line in refusals)
     assert not any("restarts in" in line for line in refusals), "it cannot help"
 
 
