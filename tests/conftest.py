@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import unittest
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,17 @@ def fewer(named: settings) -> settings:
     examples = min(named.max_examples, max(EXAMPLES_MIN, named.max_examples // PART_DRAWN))
     _FEWER.append(settings(named, max_examples=examples))
     return _FEWER[-1]
+
+
+def few(values: Iterable[Any], count: int) -> list[Any]:
+    """Return parameters of a test; all but ``count`` of them, spread evenly, are left to ``make test-deep``."""
+    given = list(values)
+    chosen = {round(i * (len(given) - 1) / max(1, count - 1)) for i in range(count)}
+    deep = pytest.mark.deep
+    return [
+        value if i in chosen else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=deep)
+        for i, value in enumerate(given)
+    ]
 
 
 _FEWER: list[settings] = []

@@ -114,7 +114,7 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
     (chunks_that_may_go_are_referred_to, bounded(memory_chunks.run_seed), 22),
     (what_is_deleted_stays, bounded(rocksdb.run_seed), 4),
     (files_of_checkpoints_that_may_fail_are_shared, bounded(rocksdb.run_seed), 22),
-    (others_are_not_given_the_copy_of_the_first_one, bounded(broadcast.run_seed), 2),
+    (others_are_not_given_the_copy_of_the_first_one, bounded(broadcast.run_seed), 7),
     (nobody_restores_broadcast_state, bounded(broadcast.run_seed), 23),
     (timers_are_lost_at_a_restore, bounded(timers.run_seed), 0),
     (deleted_timers_stay, bounded(timers.run_seed), 0),

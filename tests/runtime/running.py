@@ -48,7 +48,7 @@ class AskedDriver(Driver):
 class Run:
     """One driver and its workers. Also the observer: everything it hears is kept and wakes who waits.
 
-    A generator with a rate does not end before ``result`` or ``release`` is called (``holding``).
+    A generator with a rate does not end before ``result`` or ``release`` is called (``holding``); then it hurries.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Run:
     ) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="headgate-test-")
         self._gate = Path(self._directory.name) / "gate"
-        definition = held(definition, self._gate)
+        definition = held(definition, self._gate, hurries=True)
         self.notes: list[str] = []
         self.restarts: list[str] = []
         self.checkpoints: list[int] = []

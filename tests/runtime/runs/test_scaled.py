@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from tests.conftest import few
 from tests.runtime.running import Run, definition_of, pipeline_at
 from tests.store.traffic import KEYS, SCHEMA, Traffic, flowing, rows_of
 
@@ -48,7 +49,7 @@ def scaled(run: Run, traffic: Traffic, times: int) -> None:
         run.wait_checkpoints(1)
 
 
-@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("segments", few([1, 2], 1))
 def test_windows_are_right_when_a_stream_is_scaled(
     start: Callable[..., Run], store: Store, tmp_path: Path
 ) -> None:  # SC41

@@ -6,17 +6,21 @@ import os
 import subprocess
 import sys
 
+from tests.conftest import IS_DEEP
+
 from headgate.sim.scenario_table import SCENARIOS
 
-SEEDS: dict[str, tuple[int, ...]] = {
+DEEP: dict[str, tuple[int, ...]] = {
     "": (3, 6),
     "streams": (7,),
     "savepoints": (3, 43),  # a fault meets the probe of a place; a drain ends with one
     "log-files": (6,),  # several series of rotated files are looked at
     "upgrades": (0, 1, 3),  # one for each kind of change
+    "user-pipelines": (1, 8),
     "cancellation": (7,),  # where a pipeline was begun is reported
 }
 """Of a scenario that is not here: seed 1."""
+SEEDS = DEEP if IS_DEEP else {**DEEP, "savepoints": (43,), "upgrades": (3,), "user-pipelines": (8,)}
 
 PROGRAM = """
 import socket, sys

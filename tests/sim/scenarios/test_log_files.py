@@ -6,7 +6,6 @@ from collections import Counter
 from typing import Any
 
 from tests.mutants.harness import around
-from tests.sim.product.digests import digests_of
 
 from headgate.connectors.files import line_file, rotation
 from headgate.connectors.files.line_file import FileMovedError, LineFile
@@ -37,7 +36,3 @@ def test_followed_files_are_read_once_whoever_renames_them() -> None:  # SM81
     assert done.keys() == {"rotated", "removed", "copied", "truncated", "renamed to another series"}
     assert done["rotated"] > 10
     assert any(refusal.is_in_place for refusal in refusals), "somebody truncated a file, and was told so"
-
-
-def test_a_seed_that_follows_files_has_one_digest() -> None:  # SM81, N70
-    assert len(digests_of("scenarios.log_files", 11)) == 1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.sim.product.digests import digests_of
-
 from headgate.connectors import ledger_sink
 from headgate.runtime.checkpoints import snapshot_writer
 from headgate.sim.scenarios.user_pipelines import CustomRun, Kind
@@ -47,7 +45,3 @@ def test_ledgers_go_in_pieces_and_databases_forget_what_is_prepared() -> None:  
     assert in_pieces > 0
     assert expired > 0, "what was promised was gone, and somebody brought it back"
     assert usual == ledger_sink.INLINE_BYTES_MAX
-
-
-def test_a_seed_of_users_sinks_has_one_digest() -> None:  # SM80
-    assert len(digests_of("scenarios.user_pipelines", 8)) == 1

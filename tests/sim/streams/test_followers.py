@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.conftest import IS_DEEP
 
 from headgate.sim.streams.followers import FollowRun
 from headgate.store import store as stores
 
-SMOKE = range(20)
+SMOKE = range(20) if IS_DEEP else range(8)
 
 
 @pytest.mark.early
@@ -17,7 +18,7 @@ def test_programs_that_follow_pass_every_smoke_seed() -> None:  # SM92
     found = [(seed, str(violation)) for seed, run in zip(SMOKE, runs, strict=True) if (violation := run.run())]
     assert found == []
     assert "sim" not in stores.OPENERS
-    assert sum(run.heard_count for run in runs) > 40
+    assert sum(run.heard_count for run in runs) > 2 * len(runs)
     assert any(run.truncated_count for run in runs)
     assert any(run.scaler.scaled_count > 2 for run in runs)
     assert any(follower.lost for run in runs for follower in run.followers), "somebody was overtaken by a truncation"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
+from tests.conftest import IS_DEEP
 
 from headgate.protocol.store.reader_group import (
     Checkpoint,
@@ -24,7 +25,7 @@ from headgate.sim.streams.groups import GroupRun
 from headgate.store import store as stores
 from headgate.store.reader_groups import GroupEvents
 
-SMOKE = range(20)
+SMOKE = range(20) if IS_DEEP else range(8)
 
 
 @pytest.mark.early
@@ -35,9 +36,9 @@ def test_reader_groups_pass_every_smoke_seed() -> None:  # SM90
     assert found == []
     assert "sim" not in stores.OPENERS
     told = ["\n".join(run.world.story) for run in runs]
-    assert sum(run.judge.in_vain_count for run in runs) > 20
-    assert sum(run.judge.resets_count for run in runs) > 5
-    assert sum(len(run.judge.completed) for run in runs) > 40
+    assert sum(run.judge.in_vain_count for run in runs) > len(runs)
+    assert sum(run.judge.resets_count for run in runs) > len(runs) // 4
+    assert sum(len(run.judge.completed) for run in runs) > 2 * len(runs)
     assert any(run.truncated_count for run in runs)
     assert any(run.scaler.scaled_count > 5 for run in runs)
     assert any(len(run.streams) > 1 for run in runs)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.conftest import IS_DEEP
 
 from headgate.sim.streams.remote_store import KINDS, AfarRun, ServedRun, drawn
 from headgate.store import store as stores
 from headgate.store.client import requests
 
-SMOKE = range(12)
+SMOKE = range(12 if IS_DEEP else 6)
 
 
 @pytest.mark.early
@@ -22,7 +23,8 @@ def test_stores_afar_pass_every_smoke_seed() -> None:  # SM93, SM94
     assert usual == requests.PATIENCE_S
     assert {type(run) for run in runs} == set(KINDS)
     served = [run.served for run in runs if isinstance(run, ServedRun)]
-    assert {what for one in served for what in one.done} == {"link", "crash", "pause", "end", "lost", "late"}
+    if IS_DEEP:  # fewer seeds do not reach every fault
+        assert {what for one in served for what in one.done} == {"link", "crash", "pause", "end", "lost", "late"}
     assert any(isinstance(run, AfarRun) and run.fetched_count > 20 for run in runs)
     told = ["\n".join(run.world.story) for run in runs]
     for words in ("the answer was lost", "cannot reach headgate://", "it does not answer"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.conftest import IS_DEEP
 
 from headgate.sim.machine.faults import Fault
 from headgate.sim.streams.streams import StreamRun
 from headgate.store import store as stores
 
-SMOKE = (*range(14), 16, 36)
+SMOKE = (*range(14), 16, 36) if IS_DEEP else (0, 1, 2, 3, 16, 36)
 
 
 @pytest.mark.early

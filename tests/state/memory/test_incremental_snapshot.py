@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conftest import IS_DEEP
 from tests.runtime.checkpoints.test_restore import plan_of
 from tests.state.backends import rows_in, sections_of, states
 from tests.state.memory.chunk_stories import (
@@ -49,6 +50,7 @@ FORMS = [Rows, Columns]
 KEYS = 8_000
 each_form = pytest.mark.parametrize("form", Many.FORMS)
 
+SEEDS = 25 if IS_DEEP else 5
 CHANGES = ["put", "put", "clear", "append", "append", "forget", "set", "set", "unset", "empty", *TIMER_CHANGES]
 WINDOW_CHANGES = ["add"] * 8 + ["take"] * 3
 HAPPENS = [
@@ -124,14 +126,14 @@ def long_story(seed: int, changes: list[str], steps: int = 80) -> list[tuple[str
 # MC1 MC2 MC3 MC4 MC9
 @pytest.mark.parametrize("form", FORMS)
 def test_long_stories_of_checkpoints(form: type[Rows]) -> None:
-    for seed in range(25):
+    for seed in range(SEEDS):
         check_story(Few(form, "pair"), long_story(seed, CHANGES), 1 + seed % 3)
 
 
 # MC5 MC10
 @pytest.mark.parametrize("use", [Windows, KeptWindows])
 def test_long_stories_of_windows(use: type[Windows]) -> None:
-    for seed in range(25):
+    for seed in range(SEEDS):
         check_story(FewWindows(use()), long_story(seed, WINDOW_CHANGES), 1 + seed % 3)
 
 

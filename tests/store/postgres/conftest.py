@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.servers.postgres import PostgresServer, postgres_server
+from tests.store.repetitions import leave_repetitions
 
 from headgate.store import core
 from headgate.store import store as stores
@@ -34,8 +35,9 @@ OF_SQLITE = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     items[:] = [item for item in items if item.path.parent != here or item.name not in OF_SQLITE]
+    leave_repetitions(item for item in items if item.path.parent == here)
     for item in items:
-        if item.path.parent == Path(__file__).parent and not item.path.stem.startswith(ESSENTIAL):
+        if item.path.parent == here and not item.path.stem.startswith(ESSENTIAL):
             item.add_marker("long")
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.servers.processes import Port
 from tests.servers.proxy import Wire
 from tests.store import storing
+from tests.store.repetitions import leave_repetitions
 from tests.store.served.serving import WAIT_S, serving
 from tests.store.storing import KEYED, STREAM
 
@@ -42,6 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [
         item for item in items if item.path.parent != here or item.name.partition("[")[0] not in OF_THE_DIRECTORY
     ]
+    leave_repetitions(item for item in items if item.path.parent == here)
     for item in items:
         if item.path.parent == here:
             item.add_marker(pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"))
