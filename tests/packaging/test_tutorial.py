@@ -16,7 +16,11 @@ from tests.packaging.reader import Reader, Terminal
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800), pytest.mark.xdist_group("packaging")]
 
-ROWS = 20_000  # a busy machine has time to stop, and to kill, what runs
+ROWS = 20_000
+ENDLESS = 20
+"""Rows each second of a run that is killed or stopped: it goes on for a quarter of an hour."""
+PATIENT = 400
+"""Rows each second of a run that is to end after its workers were killed: they are there for most of a minute."""
 LESS_TO_DO = {"rows=60_000": f"rows={ROWS:_}", 'hg.Tumbling("10s")': 'hg.Tumbling("2s")', "--ui 4050": "--ui 0"}
 ENDS = rf"visits: finished after [\d.]+ (m?s|min \d+ s): {ROWS:,} records in, (\d+) out, (\d+) restarts?\n"
 
@@ -38,6 +42,14 @@ def until_checkpoint(reader: Reader, terminal: Terminal) -> None:
     """Wait for one that completes from now on: the first new entry of the log is the claim of the generation."""
     before = checkpoints(reader)
     terminal.until("another checkpoint", lambda: checkpoints(reader) >= before + 2)
+
+
+def at_rate(reader: Reader, rows_per_second: int) -> None:
+    """Have the saved program read at this rate from its next start on."""
+    program = reader.directory / "visits.py"
+    text, count = re.subn(r"rows_per_second=[\d_]+", f"rows_per_second={rows_per_second}", program.read_text())
+    assert count == 1
+    program.write_text(text)
 
 
 def restarts_of(told: str) -> int:
@@ -71,12 +83,14 @@ def test_who_follows_the_tutorial_gets_what_it_says(
     assert not list((reader.directory / "counts").glob("*.jsonl"))
 
     (again,) = reader.block("text")
+    at_rate(reader, ENDLESS)
     first = reader.starts(again)
     until_checkpoint(reader, first)
     (kill_driver,) = reader.block("bash")
     assert first.kill_like(kill_driver) >= 1
     first.ends()
     (again,) = reader.block("text")
+    at_rate(reader, PATIENT)
     second = reader.starts(again)
     until_checkpoint(reader, second)
     (kill_workers,) = reader.block("bash")
@@ -89,10 +103,12 @@ def test_who_follows_the_tutorial_gets_what_it_says(
 
     reset, again, stop = reader.block("text")
     reader.types(reset)
+    at_rate(reader, ENDLESS)
     stopped = reader.starts(again)
     until_checkpoint(reader, stopped)
     reader.types(stop)
     assert "stopped" in stopped.ends()
+    at_rate(reader, 1_000)
     (wider,) = reader.block("text")
     assert restarts_of(reader.types(wider)) == 0
     assert reader.types(compare) == "nothing lost, nothing twice\n"

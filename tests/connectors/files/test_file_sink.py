@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pytest
 from pyspark import cloudpickle
+from tests.conftest import few
 
 from headgate.connectors.base import SinkContext
 from headgate.connectors.encode import encode
@@ -91,8 +92,9 @@ def target(url: str, file_format: Any, roll_interval: Any = 0) -> Target:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("roll_interval", [0, "1h"])
-@pytest.mark.parametrize("file_format", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("file_format", "roll_interval"), few([("jsonl", 0), ("jsonl", "1h"), ("parquet", 0), ("parquet", "1h")], 2)
+)
 def test_the_sink_survives_every_kill_point(file_format: str, roll_interval: Any) -> None:
     check_sink(lambda: target(f"memory://kit-{secrets.token_hex(8)}", file_format, roll_interval))
 
