@@ -66,8 +66,8 @@ test-python: ## the quick half of the tests under another Python: make test-pyth
 	VENV=build/python-$(PYTHON) PYTHON=$(PYTHON) scripts/setup.sh
 	build/python-$(PYTHON)/bin/python -m pytest -q -n $(WORKERS) -m "$(UNIT)" $(TESTS)
 
-test-repeated: setup ## what `make test` leaves out, and what Hypothesis draws five times as often as there
-	HEADGATE_TEST_DEEP=1 $(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "(deep or hypothesis) and not spark and not crash"
+test-repeated: setup-test ## the quick half of `make test` with all parameters, seeds and random examples
+	HEADGATE_TEST_DEEP=1 $(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
 
 test-again: setup ## the tests of `make check` TIMES times with other seeds, then once on a busy machine
 	@scripts/test-again $(TIMES) $(WORKERS) "$(UNIT)"

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.conftest import MARKED, is_left_out
+from hypothesis import settings
+from tests.conftest import IS_DEEP, MARKED, few, fewer, is_left_out
 
 UNIT = re.search(r"^UNIT := (.*)$", (Path(__file__).parents[1] / "Makefile").read_text(), re.MULTILINE)
 
@@ -22,3 +23,14 @@ def test_make_check_leaves_whole_folders_out(marker: str) -> None:
 )
 def test_what_may_be_chosen_is_looked_at(expression: str) -> None:
     assert not is_left_out("run", expression)
+
+
+def test_parameters_that_are_left_out_are_marked_and_the_others_spread_evenly() -> None:
+    assert [value for value in few(range(9), 3) if isinstance(value, int)] == [0, 4, 8]
+    left = [value for value in few([(1, 2), (3, 4)], 1) if not isinstance(value, tuple) or hasattr(value, "marks")]
+    assert [(one.values, [mark.name for mark in one.marks]) for one in left] == [((3, 4), ["deep"])]
+
+
+@pytest.mark.parametrize(("named", "drawn"), [(100, 20), (20, 6), (3, 3)])
+def test_a_part_of_the_examples_is_drawn(named: int, drawn: int) -> None:
+    assert fewer(settings(max_examples=named)).max_examples == (named if IS_DEEP else drawn)
