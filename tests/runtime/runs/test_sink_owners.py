@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from examples.sqlite_sink import SqliteLedgerSink, SqliteSink, connect
 from pyspark import cloudpickle
+from tests.conftest import few
 from tests.runtime.running import Run, definition_of, pipeline_at
 from typer.testing import CliRunner
 
@@ -131,7 +132,7 @@ def refusal(start: Callable[..., Run], definition: PipelineDefinition) -> str:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("before", "now"), [(1, 0), (4, 0), (1, 4)])
+@pytest.mark.parametrize(("before", "now"), few([(1, 0), (4, 0), (1, 4)], 2))
 def test_a_start_over_is_refused_before_anything_is_written(
     start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any], before: int, now: int
 ) -> None:  # LV2, whichever generation number is the higher one
