@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.conftest import few
 from tests.store.traffic import KEYS, SCHEMA, all_rounds, flowing, per_key, rows_of
 
 import headgate as hg
@@ -73,7 +74,7 @@ def run(pipeline: hg.Pipeline, **options: Any) -> Any:
     return testing.run(pipeline, timeout_s=WAIT_S, **options)
 
 
-@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("mode", few(["exactly_once", "at_least_once"], 1))
 def test_each_event_goes_through_once_while_workers_are_lost(store: Store, mode: str) -> None:  # GS5, GS13
     is_over = threading.Event()
     watching = Watching(9, is_over.set)

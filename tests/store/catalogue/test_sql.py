@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from sqlalchemy.engine import Connection
+from tests.conftest import few
 from tests.store.storing import KEYED
 
 from headgate.codec.chunk import PartEntry
@@ -83,7 +84,7 @@ def fill(made: Catalogue) -> None:
     made.expire_shared(stream, 1_000)
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(params=few(["file", "memory"], 1))
 def catalogue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalogue]:
     with Store.open(tmp_path) as store:
         made = store._core.catalogue if request.param == "file" else memory_catalogue("memory")
