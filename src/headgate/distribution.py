@@ -1,6 +1,6 @@
-"""The name under which Headgate is installed: another one than the name it is imported by.
+"""Name of the distribution, which differs from the import name.
 
-``headgate`` on the package index is somebody else's package, so no text of ours may tell a user to install that.
+``headgate`` on the package index is a foreign package, so no text of ours may tell a user to install that.
 """
 
 from __future__ import annotations

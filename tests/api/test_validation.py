@@ -182,14 +182,14 @@ QUICKLY = hg.FixedDelay(delay="10s")
     ("checkpointing", "found"),
     [
         (hg.Checkpointing(interval="10s", timeout="39s"), None),
-        (hg.Checkpointing(interval="10s", timeout="40s"), "and a restart behind it may take 60000 ms"),
-        (hg.Checkpointing(interval="10s", timeout="35s", min_pause="10s"), "and a restart behind it may take 65000 ms"),
+        (hg.Checkpointing(interval="10s", timeout="40s"), "and a restart after it may take 60000 ms"),
+        (hg.Checkpointing(interval="10s", timeout="35s", min_pause="10s"), "and a restart after it may take 65000 ms"),
         (hg.Checkpointing(interval="10s", timeout="10s", tolerable_failures=1), None),
         (
             hg.Checkpointing(interval="10s", timeout="10s", tolerable_failures=2),
-            "and a restart behind it may take 70000 ms",
+            "and a restart after it may take 70000 ms",
         ),
-        (hg.Checkpointing(), "and a restart behind it may take 611000 ms"),
+        (hg.Checkpointing(), "and a restart after it may take 611000 ms"),
         (hg.Checkpointing(interval=None, timeout="1s"), "has no interval"),
     ],
 )
@@ -232,9 +232,9 @@ def test_restarts_and_takeovers_count_against_what_a_target_waits(
     if needed_ms is None:
         made("20s").definition()
     else:
-        with pytest.raises(hg.UsageError, match=f"a restart behind it may take {needed_ms} ms"):
+        with pytest.raises(hg.UsageError, match=f"a restart after it may take {needed_ms} ms"):
             made("20s").definition()
-    with pytest.raises(hg.UsageError, match="a restart behind it may take"):
+    with pytest.raises(hg.UsageError, match="a restart after it may take"):
         made("40s").definition()  # whatever the strategy is, a driver may die, and another one takes over
 
 

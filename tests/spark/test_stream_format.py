@@ -677,7 +677,7 @@ def test_a_driver_that_comes_late_writes_nothing_again(stream: Store, micro_batc
         query(stream).commit([task_of(query(stream), range(10 + batch, 11 + batch))], batch)
     number(micro_batch, 0)
     late = task_of(query(stream), range(10, 11))
-    with pytest.raises(UsageError, match="micro-batch 0 of spark/query-q comes behind 1, which is in the stream"):
+    with pytest.raises(UsageError, match="micro-batch 0 of spark/query-q comes after 1, which is in the stream"):
         query(stream).commit([late], 0)
     query(stream).abort([late], 0)
     number(micro_batch, 1)
@@ -694,7 +694,7 @@ def test_a_micro_batch_without_rows_lets_no_late_driver_in(stream: Store, micro_
     number(micro_batch, 1)
     query(stream).commit([task_of(query(stream), range(11, 12))], 1)
     number(micro_batch, 0)
-    with pytest.raises(UsageError, match="micro-batch 0 of spark/query-q comes behind 1, which is in the stream"):
+    with pytest.raises(UsageError, match="micro-batch 0 of spark/query-q comes after 1, which is in the stream"):
         query(stream).commit([task_of(query(stream), range(10, 11))], 0)
     assert everything(stream, "in") == rounds(12)
 

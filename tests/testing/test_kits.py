@@ -340,11 +340,11 @@ def test_that_a_source_has_no_markers_is_said(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
-        ("goes on", "read on behind its marker|went on behind the marker"),
+        ("goes on", "read on past its marker|went on past the marker"),
         ("wrong id", "was met, and 2 was to be"),
         ("in front", "was to be"),
         ("moves", r"read_on\(\) moved the positions"),
-        ("newest", "parallelism 1, restart behind every marker: lost"),  # KT4: it knows one place to go on
+        ("newest", "parallelism 1, restart after every marker: lost"),  # KT4: it knows one place to go on
     ],
 )
 def test_the_kit_refuses_sources_that_set_their_barrier_wrongly(problem: str, message: str) -> None:  # EI33

@@ -1,6 +1,6 @@
 """Blocking calls of the store for asyncio tasks: a thread pool, proxies of store objects, and a poller for changes.
 
-A call that a task began is never left behind: a cancelled task waits for its end.
+A call that a task began never outlives the task: a cancelled task waits for its end.
 """
 
 from __future__ import annotations

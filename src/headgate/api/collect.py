@@ -172,7 +172,7 @@ class _Watcher:
         return handle
 
     def _watch(self, handle: PipelineHandle) -> None:
-        with suppress(HeadgateError):  # whoever waits for the run gets the same failure
+        with suppress(HeadgateError):  # a caller that waits for the run gets the same failure
             if not self._has_enough(handle):
                 return
             self.has_enough = True

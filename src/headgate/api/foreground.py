@@ -197,7 +197,7 @@ def run_to_end(
                 return
         received.append(number)
 
-    # Before start: whoever reads from the lock that this process takes signals must not kill it with one. SIGINT
+    # Before start: a process that reads from the lock that this one takes signals must not kill it with one. SIGINT
     # after it: until then it may interrupt, and PySpark installs a handler of its own when it makes its context.
     before: dict[int, Any] = {n: signal.signal(n, remember) for n in _SIGNALS if n is not signal.SIGINT}
     try:

@@ -98,7 +98,7 @@ def start_over(definition: PipelineDefinition, watcher: Observer, leave: Sequenc
     """
     config = definition.config
     with Reset.holding_the_lock(config.checkpoint_root, config.name, definition, leave=leave) as resetting:
-        if not leave:  # else that is ordered anew, without what is left
+        if not leave:  # else a new order is given, without the sinks left out
             resetting.finish()
         plan = resetting.plan()
         if not plan.is_empty:

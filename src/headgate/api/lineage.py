@@ -90,7 +90,7 @@ class _LineageBuilder:
             return Lineage(kind, locations=locations)
         sources = tuple(sorted(self._sources[node.name])) if node.inputs else ()
         digest = self._digests[node.name]
-        if node.feedback:  # loops are told apart by their bodies
+        if node.feedback:  # loops are identified by their bodies
             digest = _digest(digest, *self._ways(node.feedback))
         return Lineage(kind, True, locations, sources, digest)
 

@@ -57,7 +57,7 @@ SUBTASK_COUNTERS: Sequence[OfSubtask] = (
         lambda s: dict(s.counters).get(LATE_RECORDS, 0),
     ),
     ("busy_seconds", "Time spent in the operator's own code.", lambda s: s.busy_ms / 1000),
-    ("held_back_seconds", "Time in which those behind it had no room (backpressure).", lambda s: s.held_back_ms / 1000),
+    ("held_back_seconds", "Time in which those after it had no room (backpressure).", lambda s: s.held_back_ms / 1000),
     ("idle_seconds", "The rest of the time: it waited for records, or for its turn.", lambda s: s.idle_ms / 1000),
 )
 SUBTASK_GAUGES: Sequence[OfSubtask] = (

@@ -86,7 +86,7 @@ METHODS_TO_COME = {
     "on_processing_time": "timers of either kind call on_timer",
     "process_element": "the method is called process",
     "processElement": "the method is called process",
-    "close": "functions are not told of their end yet",
+    "close": "functions are not notified of their end yet",
 }
 """Methods of functions for other engines, which Headgate never calls."""
 
@@ -116,7 +116,7 @@ def refuse_life_cycle(verb: str, function: object) -> None:
         if callable(getattr(type(function), name, None)):
             raise UsageError(
                 f"{verb}: {type(function).__name__}.{name} would never be called: {verb} calls the object alone; make "
-                "what it needs at its first call, or use a headgate.ProcessFunction behind key_by, or give the method "
+                "what it needs at its first call, or use a headgate.ProcessFunction after key_by, or give the method "
                 "another name if it is for your own use"
             )
 

@@ -108,7 +108,7 @@ def check_transactions(graph: Graph, checkpoints: CheckpointConfig, restart: Res
         timeout_ms = transaction_timeout_ms(cast(Sink, node.spec)) if node.role is Role.SINK else None
         if timeout_ms is None or (checkpoints.interval_ms and timeout_ms > needed_ms):
             continue
-        may = f"and a restart behind it may take {needed_ms} ms" if checkpoints.interval_ms else "has no interval"
+        may = f"and a restart after it may take {needed_ms} ms" if checkpoints.interval_ms else "has no interval"
         raise UsageError(
             f"sink '{node.name}' writes to a target that ends transactions after {timeout_ms} ms, and a checkpoint "
             f"{may}: output would be lost; give Checkpointing a shorter interval, timeout and pause, and fewer "

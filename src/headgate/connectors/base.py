@@ -190,7 +190,7 @@ class InducedReader(Protocol):
     """A reader that sets the barriers of its subtask. Triggers of the coordinator do not (C47).
 
     Each split that is not finished meets the marker of each checkpoint, in the order of their ids. A marker that comes
-    twice, or of a checkpoint that was given up, does no harm. A checkpoint whose marker is not met expires. Everything
+    twice, or of a checkpoint that was given up, does no harm. A checkpoint expires if its marker is not met. Everything
     else is as ``SourceReader`` says.
     """
 
@@ -666,8 +666,9 @@ class CoordinatorHook(ABC):
 
         Headgate stores the data in the manifest. It calls ``trigger`` before it triggers any source. If ``trigger``
         raises or exceeds its timeout, the checkpoint is aborted, and ``trigger`` is called again later with a higher
-        number; what the aborted call did in the external system must not matter then. A checkpoint whose ``trigger``
-        succeeds may still be aborted. If the snapshot takes a while, return ``ASK_AGAIN`` to be called again.
+        number; what the aborted call did in the external system must not matter then. A checkpoint may still be
+        aborted after its ``trigger`` succeeded. If the snapshot takes a while, return ``ASK_AGAIN`` to be called
+        again.
         """
 
     @abstractmethod

@@ -174,7 +174,7 @@ class FencedSink(Sink, ABC):
         )
 
     def all_claimed(self) -> Iterable[Fence]:
-        """Return the fences that ``claim`` stored for all owners whose output is in the same place. Changes nothing.
+        """Return the fences that ``claim`` stored for all owners with output in the same place. Changes nothing.
 
         This includes owners other than this sink. Headgate uses the newest fence of each owner, and of equal ones the
         last. Return () if the target cannot list them; Headgate then does not notice a pipeline that starts over with
@@ -218,7 +218,7 @@ class FencedSink(Sink, ABC):
                 return known
             try:
                 self.claim(Fence(owner, int(known.generation), encode_life(life).decode()))
-            except FencedError:  # somebody was quicker
+            except FencedError:  # another owner was quicker
                 return self._known(owner, StorageError("own", owner, "others claim it all the time"))
             return self._known(owner, self._forgets_lives())
 

@@ -284,4 +284,4 @@ class _Committer(Committer):
 
 
 def _read_nothing(piece: SnapshotPart) -> NoReturn:
-    raise AssertionError(f"nobody said how {piece.path} is read")
+    raise AssertionError(f"it is not known how {piece.path} is read")

@@ -57,7 +57,7 @@ def committable_text(payload: bytes) -> str | None:
     if rest.startswith(b"{"):  # a checksum, and the list of files
         return readable(rest)
     name, _, records = rest.partition(b"\n")
-    if head == b"2":  # how many pieces there are stands behind it
+    if head == b"2":  # the number of pieces follows
         return readable(name)
     return readable(name if head == b"1" and records.startswith(_STREAM_START) else rest if head == b"1" else payload)
 

@@ -58,7 +58,7 @@ class TwoPhaseSink(FencedSink, Generic[Open]):
 
     @abstractmethod
     def begin(self, name: str, schema: pa.Schema) -> Open:
-        """Begin a transaction whose output is invisible to readers; ``name`` is unique to this call."""
+        """Begin a transaction; its output is invisible to readers. ``name`` is unique to this call."""
 
     @abstractmethod
     def write(self, transaction: Open, batch: pa.RecordBatch) -> None:

@@ -107,9 +107,9 @@ class RestoredState:
     parallelism: int
     source: memoryview | Callable[[], memoryview]
     is_exact: bool = True
-    """False: it may hold what some channels brought from behind the barrier, and will bring again (GM20)."""
+    """False: it may hold records from after the barrier, which some channels will bring again (GM20)."""
     files: StoredFiles | None = None
-    """The files of a database, of whose rows these are some. A backend that goes on with them needs no rows (RB21)."""
+    """The files of a database that contains these rows. A backend that goes on with them needs no rows (RB21)."""
 
     @property
     def payload(self) -> memoryview:

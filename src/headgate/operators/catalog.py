@@ -117,7 +117,7 @@ def output_schemas(
 
 
 def output_schema(spec: OperatorSpec, schema: pa.Schema, node: str) -> pa.Schema:
-    """Return the schema of the main output of operator ``node``, whose only input has ``schema`` (canonical).
+    """Return the schema of the main output of operator ``node``; its only input has ``schema`` (canonical).
 
     Raises:
         UsageError: naming the operator, what is wrong, and the columns there are.
@@ -191,7 +191,7 @@ def function_in(spec: object) -> object:
 
 
 def is_listening(spec: object) -> bool:
-    """Whether what an operator, source or sink is made of hears of checkpoints, as far as can be told here (HL8)."""
+    """Whether an operator, source or sink has checkpoint listeners, as far as its spec shows (HL8)."""
     called = (function_in(spec), getattr(spec, "on_round", None))
     if any(isinstance(found, CheckpointListener) for found in called):
         return True

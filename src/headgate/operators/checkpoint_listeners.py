@@ -462,8 +462,9 @@ def own_copy_of(node: str, function: F) -> F:
 
 
 def uncalled_method(found: object, names: tuple[str, ...] = ("notify_checkpoint_",)) -> str | None:
-    """Return why ``found`` would not be called: a method begins with one of ``names``, and it derives from no class
-    whose objects are (HL1); None if nothing is wrong.
+    """Return why ``found`` would not be called; None if nothing is wrong.
+
+    It is not called if the name of a method begins with one of ``names`` and no base class is a listener (HL1).
     """
     for name, mixin in _CALLED.items():
         has_it = name.startswith(names) and callable(getattr(type(found), name, None))

@@ -243,7 +243,7 @@ class RowFunctionOperator(Operator):
         row: Row = {}
         while True:
             try:
-                for row in rest:  # after a failure it goes on behind the record that failed
+                for row in rest:  # after a failure it goes on after the record that failed
                     keep(function(row))
             except Exception as error:
                 if not self._spec.diverts_exceptions:

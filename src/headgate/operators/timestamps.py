@@ -175,7 +175,7 @@ class WithTimestampsOperator(Operator):
             for origin, max_ms in _decoded(state.payload, f"state of '{self.context.node}'").items():
                 latest[origin] = max(max_ms, latest.get(origin, max_ms))  # what a former owner kept is older
                 lowest_ms = max_ms if lowest_ms is None else min(max_ms, lowest_ms)
-        # A channel that was read on behind its barrier is ahead of what another may bring of it after a restore (GM20).
+        # A channel that was read on past its barrier is ahead of what another may bring of it after a restore (GM20).
         is_same = all(state.parallelism == self.context.parallelism and state.is_exact for state in states)
         if is_same and any(map(_is_channel, latest)):
             self._tracker.restore(latest)

@@ -306,10 +306,10 @@ def _flagged(value: Any, kind: DataType) -> list[Any]:
 
 
 def _parts(value: Any, kind: DataType) -> list[Any]:
-    """Return columns that ``xxhash64`` tells apart where values are, which are not null.
+    """Return columns that have different ``xxhash64`` values where the values, which are not null, differ.
 
-    It skips nulls in arrays, too, and does not notice where one ends; it takes no maps, whose entries have no order;
-    it takes texts for equal that their collation does, and 0.0 and -0.0.
+    It skips nulls in arrays, too, and does not notice where one ends; it takes no maps, because
+    their entries have no order; it takes texts for equal that their collation does, and 0.0 and -0.0.
     """
     if isinstance(kind, UserDefinedType):
         return _parts(functions.unwrap_udt(value), kind.sqlType())

@@ -79,7 +79,7 @@ def temporary_file_options(directory: Path | None) -> tuple[dict[str, str], str]
 def ignore_sigterm_in_jvm(session: Any) -> None:
     """Have the JVM ignore SIGTERM, as PySpark has it ignore Ctrl-C.
 
-    The end of a service sends it to all processes of it, and a pipeline whose JVM has ended can take no last
+    The end of a service sends it to all processes of it, and a pipeline without its JVM can take no last
     checkpoint. Without its driver the JVM ends anyway: its input closes.
     """
     with suppress(Exception):  # a JVM without these classes is one that ends with the signal, as ever

@@ -532,7 +532,7 @@ class ProcessorHandle:
         return iter(self._with_timers().timers.times())
 
     def deleteIfExists(self, stateName: str) -> None:
-        """Leave behind what older checkpoints have of a state that is not declared any more (SX17).
+        """Drop a state that older checkpoints have and that is not declared any more (SX17).
 
         Raises:
             UsageError: it is called outside ``init``.

@@ -275,7 +275,7 @@ def _is_committed(store: Store, owner: str, batch: int) -> bool:
     turn = turn_of(batch, committed)
     if turn is Turn.LATE:
         raise UsageError(
-            f"micro-batch {batch} of {owner} comes behind {max(committed)}, which is in the stream: another driver "
+            f"micro-batch {batch} of {owner} comes after {max(committed)}, which is in the stream: another driver "
             "runs this query, or its checkpoint directory was set back; then begin with a new one"
         )
     return turn is Turn.DONE

@@ -107,7 +107,7 @@ class _Rotated(logging.handlers.RotatingFileHandler):
 
 
 class _Lines(io.TextIOBase):
-    """A text stream whose lines are records of a log."""
+    """A text stream that writes each line as a record of a log."""
 
     def __init__(self, former: TextIO, name: str, level: int, handler: logging.Handler) -> None:
         """``handler`` alone takes the lines: a user's handler that writes here would be given its own."""

@@ -63,11 +63,11 @@ def decode_stream(data: memoryview, path: str) -> tuple[pa.Schema, list[pa.Recor
         raise CorruptionError(path, 0, "an Arrow stream", str(error)) from error
 
 
-class LocalDamage(CorruptionError):  # noqa: N818 - it says whose the damage is
+class LocalDamage(CorruptionError):  # noqa: N818 - it says which files are damaged
     """Files of a database on a local disk contradict themselves: no checkpoint has them (RB23), or has others."""
 
 
-class UnsoundFiles(CorruptionError):  # noqa: N818 - it says whose the damage is
+class UnsoundFiles(CorruptionError):  # noqa: N818 - it says which files are damaged
     """Files in a checkpoint are as they were written, and hold something wrong: opening them finds out (R57)."""
 
 
@@ -137,7 +137,7 @@ class SnapshotTarget(Protocol):
 
     @property
     def keys(self) -> OwnedKeys | None:
-        """Whose keys these are, for state that is cut by key group; None: write it in one part."""
+        """Owner of the keys, for state that is cut by key group; None: write it in one part."""
 
     def put(
         self,

@@ -1,4 +1,4 @@
-"""URLs of stores that machines share: on a PostgreSQL server, or behind a server of ours.
+"""URLs of stores that machines share: on a PostgreSQL server, or on a store server.
 
 Counterparts: ``location`` asks whether it was given one; ``catalogue.postgresql`` and ``client.connection``
 connect. Source: DB1 and DB2 of docs/spec/shared-store.md, SS1 of docs/spec/served-store.md. Never lets a password or
@@ -62,7 +62,7 @@ def parse_postgres_url(text: str) -> PostgresAddress:
             raise UsageError(f"the URL of the store at {host} has a password in it, {name}=; {_HOW_TO_LOG_IN}")
         if name == "chunks":
             raise UsageError(
-                f"the URL of the store at {host} says chunks=, which a store is told once, when it is made: "
+                f"the URL of the store at {host} says chunks=, which is given once, when the store is made: "
                 "Store.open(url, chunks=...) or headgate streams create --chunks"
             )
         if name == "schema":
@@ -82,10 +82,10 @@ def parse_postgres_url(text: str) -> PostgresAddress:
 
 SERVER_SCHEMES = ("headgate", "http", "https")
 PORT = 4_060
-"""Where a server listens unless it is told otherwise."""
+"""Default port of a store server."""
 
 TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "HEADGATE_STORE_TOKEN", "HEADGATE_STORE_TOKEN_FILE"
-"""Where clients, and servers that are told nothing else, have the token from."""
+"""Environment variables that give the token to clients, and to servers without an option for it."""
 
 CA_FILE_VARIABLE = "HEADGATE_STORE_CA_FILE"
 """File of the authority that signed the server's certificate, if one did."""
@@ -110,10 +110,10 @@ def is_server_url(text: str) -> bool:
 
 
 def parse_server_url(text: str) -> ServerAddress:
-    """Return what ``text`` says. ``headgate://`` is encrypted unless it leads to this machine.
+    """Return the address of a store server from its URL. ``headgate://`` is encrypted unless it leads to this machine.
 
     Raises:
-        UsageError: it has a token, or anything else behind the port; a token is not shown.
+        UsageError: it has a token, or anything else after the port; a token is not shown.
     """
     try:
         parts = urlsplit(text)

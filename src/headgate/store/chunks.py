@@ -77,7 +77,7 @@ def value_sizes(column: pa.Array) -> _Sizes:
 
 
 def _stored(column: pa.Array) -> pa.Array:
-    """Return the same values in a type whose sizes Arrow can tell."""
+    """Return the same values in a type with sizes that Arrow can compute."""
     dtype = column.type
     if isinstance(dtype, pa.BaseExtensionType):
         return _stored(column.storage)
@@ -153,7 +153,7 @@ class BatchChunk:
         return int(self.counts.sum())
 
     def record(self, path: str) -> ChunkRecord:
-        """Return what the catalogue is told once the chunk is at ``path``."""
+        """Return the record for the catalogue once the chunk is at ``path``."""
         return ChunkRecord(path, self.chunk.size_bytes, self.chunk.entries, self.schema_version)
 
 

@@ -1,4 +1,4 @@
-"""What all parts of an open store share: catalogue, chunks, clock, changes, and threads for fetching and spilling.
+"""Shared parts of an open store: catalogue, chunks, clock, changes, and threads for fetching and spilling.
 
 Counterparts: ``store.Store`` makes one; readers, writers and transactions have it. ``reader.ReadAhead`` says what is
 fetched, ``transactions.Transaction`` what is spilled. ``catalogue.postgresql`` and ``client.remote_store`` listen for
@@ -6,7 +6,7 @@ changes. Source: S70 and S83 of docs/spec/stream-store.md, DB9 and DB12 of docs/
 docs/spec/served-store.md.
 
 Never holds more fetched bytes than there is room for, and never drops a part whose write failed. Never says that
-nothing has changed while it cannot hear.
+nothing has changed while its connection is lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ASK_EVERY_MS = 60_000
 
 
 class ServerClock:
-    """A ``Clock`` whose date is the server's. Threads may share it: at worst two of them ask."""
+    """A ``Clock`` with the date of the server. Threads may share it: at worst two of them ask."""
 
     def __init__(self, ask: Callable[[], int], clock: Clock = SYSTEM_CLOCK) -> None:
         """``ask`` returns the server's date in milliseconds since 1970, or raises ``HeadgateError``."""
@@ -247,9 +247,9 @@ class Fetch:
         return self._payload
 
     def let_go(self) -> None:
-        """Nobody wants them any more: they take no room as soon as they are not under way. Repeating is fine."""
+        """Release the fetched bytes: they take no room once the fetch is not under way. Repeating is fine."""
         self._is_unwanted = True
-        if self._over.is_set():  # asked behind the line above, as ``run`` does it the other way round
+        if self._over.is_set():  # checked after the line above, as ``run`` does it the other way round
             self._payload = None
             self._room.give_back(self)
 
@@ -280,7 +280,7 @@ class FetchBudget:
         self._taken.pop(fetch, None)
 
     def release_all(self) -> None:
-        """Whoever waits for a fetch that has not begun waits no longer."""
+        """End every wait for a fetch that has not begun."""
         for fetch in list(self._taken):
             fetch.let_go()
 
@@ -296,7 +296,7 @@ class Prefetcher:
 
     @property
     def process_id(self) -> int:
-        """Whose fetches these are: what was begun in another process never ends."""
+        """The process of these fetches: one that was begun in another process never ends."""
         return self._threads.process_id
 
     @property
@@ -349,7 +349,7 @@ class Spill:
     def run(self) -> None:
         """Write them."""
         try:
-            with contextlib.suppress(Exception):  # who waits tries again, and is told
+            with contextlib.suppress(Exception):  # a waiting caller tries again, and gets the error
                 self._write(self.batches)
                 self._is_written = True
         finally:

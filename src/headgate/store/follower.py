@@ -115,7 +115,7 @@ class StreamFollower:
         return found
 
     def unread(self, found: StreamEvents) -> None:  # FW5
-        """Undo the latest ``read``, whose events were not used: the next ``read`` returns them again.
+        """Undo the latest ``read`` if its events were not used: the next ``read`` returns them again.
 
         Raises:
             UsageError: these are not the events that the latest ``read`` returned.
@@ -128,7 +128,7 @@ class StreamFollower:
         self._places[found.segment] = Place(found.position, self._places[found.segment].end)
 
     def cut(self) -> StreamCut:  # FW4
-        """Return the current cut: all events that were returned lie before it, all others behind it."""
+        """Return the current cut: all events that were returned lie before it, all others after it."""
         passed = {number: self._extents[number].end for number in self._order.passed}
         waiting = {number: place.position for number, place in self._order.waiting.items() if place.position > 0}
         here = {number: self._position(number) for number in self._places}
@@ -191,7 +191,7 @@ class StreamFollower:
         """Read on in the schema that the stream has now; return whether that is another one (FW3)."""
         found = self._catalogue.find_stream(self.stream.name)
         if found.stream_id != self.stream.stream_id:
-            raise UsageError(f"stream '{found.name}' was deleted and made anew while it was read; follow it again")
+            raise UsageError(f"stream '{found.name}' was deleted and created again while it was read; follow it again")
         is_other = found.schema_version != self.stream.schema_version
         self.stream = found
         self._places = {n: Place(self._position(n), place.end) for n, place in self._places.items()}
@@ -215,7 +215,7 @@ class StreamFollower:
             if self._is_over(number)
         }
         if ended:
-            self._look()  # what took their keys; behind this nothing can fail and leave it half done (FW8)
+            self._look()  # what took their keys; after this nothing can fail and leave it half done (FW8)
             for number, position in ended.items():
                 self._ended[number] = position
                 del self._places[number]

@@ -1,4 +1,4 @@
-"""Where a shared store is: the catalogue on a database server or behind a server of ours, and the chunks.
+"""Location of a shared store: the catalogue on a database server or a store server, and the chunks.
 
 Counterparts: ``store.Store`` opens it by its URL; ``catalogue.postgresql`` and ``client.remote_store`` connect.
 Source: DB1, DB2 and DB13 of docs/spec/shared-store.md, SS1 of docs/spec/served-store.md. Never lets two stores have

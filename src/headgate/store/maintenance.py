@@ -120,7 +120,7 @@ class Maintenance:
             _log.warning("leases of stream '%s' could not be looked at: %s; trying again later", stream.name, error)
 
     def expire(self, stream: StreamInfo) -> list[str]:
-        """Abort the open transactions of a stream whose leases are over; return their names."""
+        """Abort the open transactions of a stream that outlived their lease; return their names."""
         now_ms = self._core.clock.wall_ms()
         if stream.lease_due_ms is None or now_ms < stream.lease_due_ms:
             return []

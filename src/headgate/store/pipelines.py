@@ -136,7 +136,7 @@ class PipelineGroupReader:
 
     @property
     def owed(self) -> int | None:
-        """The checkpoint whose marker is next in its sequence of events."""
+        """The checkpoint with the next marker in its sequence of events."""
         name = self.group.owed(self.reader)
         return None if name is None else int(name.removeprefix(_PREFIX))
 
@@ -302,7 +302,7 @@ class Pipelines:
         if shared is not None:
             return shared
         paths = self._core.storage.list("")
-        known = {str(info.stream_id) for info in self._core.catalogue.list_streams("")}  # behind the list of files
+        known = {str(info.stream_id) for info in self._core.catalogue.list_streams("")}  # after the list of files
         delete_quietly(self._core.storage, [path for path in paths if path.partition("/")[0] not in known])
         return None
 

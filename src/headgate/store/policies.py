@@ -19,11 +19,11 @@ from headgate.protocol.store.layouts import SEGMENTS_MAX, ScalingPolicy, Unit
 
 @dataclass(frozen=True, slots=True)
 class RetentionPolicy:
-    """What may be truncated by itself; checked, see ``Retention``. At least one of both is given.
+    """Retention policy of a stream, checked; see ``Retention``. At least one of both is given.
 
     Attributes:
         age_ms: events that became visible longer ago.
-        size_bytes: the oldest ones, as long as those behind them have so many bytes.
+        size_bytes: the oldest events, as long as those after them have so many bytes.
     """
 
     age_ms: int | None = None

@@ -22,7 +22,7 @@ from headgate.store.core import Fetch, Prefetcher, StoreCore
 from headgate.store.streams import OtherSchemaError, SchemaHistory, StreamInfo, convert_batch
 
 RUN_BYTES = 8 << 20
-"""Small parts that lie behind each other in a file are asked for at once, up to so many bytes."""
+"""Adjacent small parts of a file are fetched at once, up to so many bytes."""
 
 AHEAD_BYTES = 32 << 20
 """One reader has at most so much fetched and not read yet."""
@@ -33,7 +33,7 @@ RUNS_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class ByteRun:
-    """Parts of one segment that lie behind each other in one file. ``end``: the position after their last event."""
+    """Adjacent parts of one segment in one file. ``end``: the position after their last event."""
 
     path: str
     offset: int
@@ -90,7 +90,7 @@ class ReadAhead:
     def ask(self, parts: Iterable[StoredPart], end: int | None) -> None:
         """Have ``parts``, which are read next in this order, fetched as far as there is room (S82).
 
-        ``end``: nothing at this position or behind it will be read.
+        ``end``: nothing at this position or after it will be read.
         """
         if not self._is_sequential or len(self._asked) >= RUNS_MAX:
             return
@@ -202,7 +202,7 @@ class SegmentReader:
         Raises:
             CorruptionError: a chunk is damaged; the events before it were returned by earlier calls.
             UsageError: the stream was deleted.
-            TruncatedError: the segment begins behind the position now.
+            TruncatedError: the segment begins after the position now.
         """
         self._end = end
         try:
@@ -295,10 +295,10 @@ class SegmentReader:
             ) from None
 
     def _check_not_truncated(self) -> None:
-        """Tell a file that went with a truncation, behind the look into the catalogue, from a damaged one (S67).
+        """Distinguish a file that a truncation removed after the look into the catalogue from a damaged one (S67).
 
         Raises:
-            TruncatedError: the segment begins behind what was to be read.
+            TruncatedError: the segment begins after what was to be read.
         """
         self._catalogue.parts(self.stream, self.segment, max(self.position, self._parts[0].start), 1)
 

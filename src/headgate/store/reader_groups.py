@@ -244,7 +244,7 @@ class GroupReader:  # RG20
         return found
 
     def unread(self, found: GroupEvents | CheckpointMarker) -> None:  # AC4
-        """Undo the latest ``read``, whose events were not used.
+        """Undo the latest ``read`` if its events were not used.
 
         The next ``read`` returns them again, unless the reader has given up the segment in the meantime. No commit
         counts them.
@@ -348,7 +348,7 @@ class GroupReader:  # RG20
         self._catalogue.change_group(self._name, self._lived(number))
 
     def _pass_marker(self) -> bool:
-        """Pass the marker that the caller was told of, if any (RG9)."""
+        """Pass the marker that was returned to the caller, if any (RG9)."""
         if self._told is None or self._told == _GONE:
             return False
         positions, ended = self._positions(), self._ended()
@@ -589,7 +589,7 @@ class ReaderGroup:
         return {name: StreamCut(name, streams[name], positions) for name, positions in found.items()}
 
     def unread_bytes(self) -> int:
-        """Return the stored size of all events behind the durable positions. This reads the whole catalogue."""
+        """Return the stored size of all events after the durable positions. This reads the whole catalogue."""
         return sum(self.unread().values())
 
     def unread(self) -> dict[tuple[str, int], int]:

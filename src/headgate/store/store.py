@@ -216,7 +216,8 @@ class Store:
             name: ``scope/stream`` or ``stream``.
             schema: the columns of its events. Metadata is dropped, and every column may be null.
             segments: the number of segments, which is also how many readers can share the stream.
-            routing_key: the column whose equal values go to the same segment and so stay in order. None: appends have
+            routing_key: the column that routes events: equal values go to the same segment and so stay in order. None:
+            appends have
                 no order among each other.
             if_not_exists: return an existing stream if its schema and routing key fit.
             retention: how long events stay. None: until the stream is truncated or deleted.
@@ -314,7 +315,7 @@ class Store:
     def writer(
         self, name: str, *, writer_id: str = "", epoch: int = 0, linger: Duration | None = LINGER
     ) -> StreamWriter:
-        """Return a writer whose appends are durable when acknowledged.
+        """Return a writer; its appends are durable when acknowledged.
 
         Args:
             name: the name of the stream.
@@ -348,7 +349,7 @@ class Store:
 
         Raises:
             UsageError: there is no such stream, segment, position or schema.
-            TruncatedError: the segment begins behind the position.
+            TruncatedError: the segment begins after the position.
         """
         info = self.find(name, schema_version=schema_version)
         extents = self._core.catalogue.extents(info)
@@ -361,7 +362,7 @@ class Store:
         if not 0 <= position <= end:
             raise UsageError(
                 f"segment {segment} of stream '{name}' has positions {head} to {end}, not {position}; the position "
-                "comes from another store, or the stream was deleted and created anew"
+                "comes from another store, or the stream was deleted and created again"
             )
         return SegmentReader(self._core, info, segment, position)
 
@@ -547,7 +548,7 @@ class Store:
         return self.head(stream.name)
 
     def hold(self, cut: StreamCut, *, holder: str, life: str = "", epoch: int = 0) -> None:
-        """Keep all events behind ``cut``, until ``holder`` holds another cut of the stream or releases it.
+        """Keep all events after ``cut``, until ``holder`` holds another cut of the stream or releases it.
 
         Args:
             cut: the holder needs no events before it.
@@ -556,7 +557,7 @@ class Store:
             epoch: a later one of the same life fences it.
 
         Raises:
-            TruncatedError: events behind the cut have already been truncated.
+            TruncatedError: events after the cut have already been truncated.
             FencedError: a later epoch of the same life already holds a cut.
             UsageError: it is not a cut of an existing stream, or the name is that of a reader group.
         """
@@ -693,22 +694,20 @@ class Store:
     def collect_orphans(self) -> int:
         """Remove files that nothing refers to, and return their number. Only call it while no process writes.
 
-        A process that writes all the same loses nothing that it was told is durable: its writers write again what is
-        removed before it was recorded, and a transaction of which something is removed cannot be prepared.
+        A process that writes all the same loses nothing that was acknowledged as durable: its writers write again what
+        is removed before it was recorded, and a transaction that lost a file cannot be prepared.
 
         Raises:
-            CorruptionError: something is damaged, so that it is unknown to what such a file belongs.
+            CorruptionError: something is damaged, so that it is unknown what such a file belongs to.
             StorageError: a file cannot be removed. Call it again to go on.
         """
         for problem in self.fsck(verify_events=False):
             if not problem.is_harmless:
-                expected = "a sound store, where a file that nothing refers to is nobody's"
+                expected = "a sound store, where a file that nothing refers to has no owner"
                 raise CorruptionError(problem.where, 0, expected, f"this: {problem.what}")
         there = self._core.storage.list("")
         known = self._core.catalogue.chunk_paths()
-        orphans = self._core.catalogue.condemn(
-            [path for path in there if path not in known]
-        )  # behind the list of files
+        orphans = self._core.catalogue.condemn([path for path in there if path not in known])  # after the list of files
         for path in sorted(orphans):
             self._core.storage.delete(path)
         swept = self._core.storage.sweep_unfinished()
@@ -750,7 +749,7 @@ class Store:
 
 def _between(first: Mapping[int, int], last: Mapping[int, int], segment: int, extent: Extent) -> int:
     begin = max(first.get(segment, extent.head), extent.head)
-    return max(0, min(last.get(segment, 0), extent.end) - begin)  # what a cut does not name came behind it
+    return max(0, min(last.get(segment, 0), extent.end) - begin)  # what a cut does not name came after it
 
 
 def _chunks_in(directory: str) -> LocalStorage:

@@ -110,14 +110,14 @@ class StreamDefinition:
 
 @dataclass(frozen=True, slots=True)
 class StreamReset:
-    """What a pipeline that starts over asks of all streams that one of its sinks has written to (SO5).
+    """Reset of all streams that one sink of a pipeline has written to (SO5).
 
     Attributes:
         streams: by name, how the sink would make it again: its segments, routing key and retention. A stream that
             is so is deleted. Any other, and one with None, is there afterwards as it was, without events.
-        owner: in whose name the sink writes there; its epochs before ``epoch`` are fenced.
+        owner: the name under which the sink writes there; its epochs before ``epoch`` are fenced.
         life: the one that is ``owner`` afterwards.
-        of: what the names of all owners of the pipeline begin with.
+        of: the common prefix of the names of all owners of the pipeline.
     """
 
     streams: Mapping[str, tuple[int, str | None, RetentionPolicy | None] | None]
@@ -183,14 +183,14 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StreamCut:
-    """A position in every segment of a stream, which divides its events into those before the cut and those behind it.
+    """A position in every segment of a stream, which divides its events into those before the cut and those after it.
 
     ``str`` returns text such as ``app/logs#3@0:120,1:96``, which ``parse`` reads in any process.
 
     Attributes:
         stream: the name of the stream.
         stream_id: the number of the stream. A stream that is created later under the same name has another number.
-        positions: maps each segment to the position of the first event behind the cut.
+        positions: maps each segment to the position of the first event after the cut.
     """
 
     stream: str
@@ -311,7 +311,7 @@ def check_same_schema(stream: str, expected: pa.Schema, found: pa.Schema) -> Non
 
 
 def merged_schema(present: pa.Schema, columns: pa.Schema) -> pa.Schema:
-    """Return ``present`` with ``columns``: of another type where it has them, behind its own where not."""
+    """Return ``present`` with ``columns``: they replace its columns of the same name, others are appended."""
     given = {field.name: field for field in columns}
     kept = [given.get(field.name, field) for field in present]
     return pa.schema([*kept, *(field for field in columns if field.name not in present.names)])
@@ -332,7 +332,7 @@ def check_added_may_be_null(stream: str, present: pa.Schema, wanted: pa.Schema) 
 
 
 def encode_schema(schema: pa.Schema) -> bytes:
-    """Return the bytes the catalogue keeps: those of Arrow, and behind them their checksum."""
+    """Return the bytes for the catalogue: those of Arrow, followed by their checksum."""
     data = bytes(schema.serialize())
     return data + _TRAILER.pack(_MAGIC, xxhash.xxh3_64_intdigest(data))
 

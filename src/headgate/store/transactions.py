@@ -268,7 +268,7 @@ def remove_leftovers(core: StoreCore, stream_id: int, owner: str, name: str) -> 
         base = transaction_directory(stream_id, owner, name)
         found = core.storage.list(base)
         core.storage.sweep_unfinished(base)
-        known = core.catalogue.known_chunks(found)  # behind the list of files
+        known = core.catalogue.known_chunks(found)  # after the list of files
         delete_quietly(core.storage, [path for path in found if path not in known])
 
 
@@ -323,11 +323,12 @@ class TransactionWriter:
         """Number of the next write: the first that the transaction does not have."""
 
     def write(self, batch: pa.RecordBatch, sequence: int | None = None) -> None:
-        """Add events behind those that this participant wrote before. ``flush`` and ``close`` make them durable.
+        """Add events after those that this participant wrote before. ``flush`` and ``close`` make them durable.
 
         Args:
             batch: events with the schema that the stream had when the transaction began.
-            sequence: the number of this write, from 1. A write whose number was used before is dropped. Default: the
+            sequence: the number of this write, from 1. A write with a number that was used before is dropped. Default:
+            the
                 next number.
 
         Raises:

@@ -72,7 +72,7 @@ class PendingAppend:
 
 @dataclass(slots=True)
 class FlushAttempt:
-    """One flush; kept until its outcome is known and told, so that a retry cannot append twice.
+    """One flush; it stays until its outcome is known and returned, so that a retry cannot append twice.
 
     Attributes:
         encoded: None until it was encoded.
@@ -475,9 +475,9 @@ class StreamWriter:
         return chunk_path(self.stream.stream_id, "appended", self._new_name())
 
     def _found(self, path: str) -> Starts | None:
-        """Return where the events of a flush are whose answer was lost, or None if it did not take effect (S68).
+        """Return where the events of a flush with a lost answer are, or None if it did not take effect (S68).
 
-        The catalogue is asked before the storage: what it forgets, having truncated it, loses its file after that.
+        The catalogue is asked before the storage: an entry that a truncation removes loses its file only after that.
         """
         found = self._catalogue.find_append(path)
         if found.starts is not None:

@@ -55,7 +55,7 @@ def check_source(
     that are listeners are notified of how checkpoints end.
 
     Args:
-        source: a source whose input ends. If reading changes something outside, such as a broker that forgets
+        source: a source with bounded input. If reading changes something outside, such as a broker that forgets
             acknowledged messages, pass a function that makes the source, each time with the same records outside.
         parallelisms: numbers of subtasks. The check continues checkpoints of each number at every number.
 
@@ -173,7 +173,7 @@ def check_markers(
             break
     assert cut is not None
     assert cut.is_finished, f"the source had not ended after {2 * (polls + RESTARTS_MAX)} checkpoints"
-    check_same(completed[-1].rows, expected, f"parallelism {parallelism}, restart behind every marker")
+    check_same(completed[-1].rows, expected, f"parallelism {parallelism}, restart after every marker")
     hook.reset()
     hook.close()
 
@@ -227,7 +227,7 @@ class _Cut:
         before = self.positions()
         for reader in self._readers:
             found: Polled = None if reader.is_finished() else reader.poll()
-            assert found is None, f"the reader went on behind the marker of {checkpoint}: {found}"
+            assert found is None, f"the reader went on past the marker of {checkpoint}: {found}"
             if isinstance(reader, InducedReader):
                 reader.read_on([split for split in reader.splits() if split in self._still])
         assert self.positions() == before, "read_on() moved the positions"
@@ -242,10 +242,10 @@ class _Cut:
                 reader.read_on([found.split])
                 return
             assert found.checkpoint_id == checkpoint, f"{found} was met, and {checkpoint} was to be"
-            assert found.split not in self._still, f"split {found.split} was read on behind its marker"
+            assert found.split not in self._still, f"split {found.split} was read on past its marker"
             self._still.add(found.split)
         elif found is not None:
-            assert found.split not in self._still, f"split {found.split} was read on behind its marker"
+            assert found.split not in self._still, f"split {found.split} was read on past its marker"
             self._rows += found.batch.to_pylist()
 
 

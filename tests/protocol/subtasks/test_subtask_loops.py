@@ -246,9 +246,9 @@ def test_records_behind_the_end_are_refused() -> None:  # L29
 
 
 def test_only_heads_are_told_of_the_end_and_once() -> None:  # L29
-    with pytest.raises(ProtocolViolation, match="only loop heads"):
+    with pytest.raises(ProtocolViolation, match="its heads alone"):
         Subtask(1).handle(LoopEnded())
-    with pytest.raises(ProtocolViolation, match="and once"):
+    with pytest.raises(ProtocolViolation, match="and comes once"):
         head(LoopEnded()).handle(LoopEnded())
 
 

@@ -100,7 +100,7 @@ class FileCommitter(Committer):
             with contextlib.suppress(AlreadyExists, NotFound):
                 self._storage.rename_if_absent(file.name, self._identity.staged(file.name))
                 continue
-            self._storage.delete(file.name)  # a copy, whose prepared form is still there
+            self._storage.delete(file.name)  # a copy: its prepared form is still there
 
     def _published(self, files: set[StagedFile]) -> Iterator[StagedFile]:
         """Return those of ``files`` that have their final names, and that no manifest lists."""
@@ -108,7 +108,7 @@ class FileCommitter(Committer):
         for file in sorted(files - listed, key=lambda file: file.name):
             try:
                 read_with_retries(partial(self._check_content, file))
-            except (NotFound, CorruptionError):  # not published, or somebody else's under its name
+            except (NotFound, CorruptionError):  # not published, or a foreign file under its name
                 continue
             yield file
 
@@ -236,8 +236,9 @@ def newest_generation(storage: Storage, identity: SinkIdentity) -> Generation | 
 
 
 def committed_files(url: str) -> list[str]:
-    """Return the paths, relative to ``url``, of all files of completed checkpoints, sorted. Files of checkpoints that a
-    restore went back behind are among them (D10); files that were taken away are not (D12).
+    """Return the paths, relative to ``url``, of all files of completed checkpoints, sorted.
+
+    Files of checkpoints that a restore went back past are among them (D10); files that were taken away are not (D12).
 
     All files of a checkpoint appear in it at once (unlike in a listing of the directory).
     """

@@ -53,7 +53,7 @@ class FileSink(Sink):
     Until then the records are held back as state of the pipeline, so that none is lost. With ``roll_interval=0``, every
     checkpoint writes all records that it has.
 
-    Spark, DuckDB and pyarrow skip the sink's own directories, whose names begin with "_". Polars does not: give it
+    Spark, DuckDB and pyarrow skip the sink's own directories: their names begin with "_". Polars does not: give it
     ``<url>/*.parquet`` or ``committed_files(url)``. Several sinks and pipelines may share a directory.
     """
 

@@ -122,7 +122,7 @@ class JsonDecoder:
     """Each line is a JSON object; blank lines are ignored, unknown fields too, missing ones are null (N10)."""
 
     def __init__(self, schema: pa.Schema, required: Sequence[str] = ()) -> None:
-        """Prepare for ``schema``; a record whose ``required`` field is missing or null is refused.
+        """Prepare for ``schema``; a record is refused if a ``required`` field is missing or null.
 
         Raises:
             UsageError: a type cannot be read from JSON, or a required field is not in the schema.

@@ -25,7 +25,7 @@ from headgate.storage.base import AlreadyExists, Storage, read_with_retries
 from headgate.storage.object_names import list_numbered, list_numbered_below, number_name
 
 TRIES_MAX = 16
-"""Each lost race means that somebody else told the directory something; more in a row is something else."""
+"""Each lost race means that another process wrote an ownership record; more in a row have another cause."""
 
 
 class FileOwner:
@@ -74,7 +74,7 @@ class FileOwner:
         """
         for _ in range(TRIES_MAX):
             number, owner = self._read()
-            check()  # behind the look: whoever claims later says whose it is behind this number
+            check()  # after the look: a later claim writes its record after this number
             if (owner.life is not None and owner.life.id == life.id) or self._put(number + 1, life):
                 return
         raise self._too_busy()

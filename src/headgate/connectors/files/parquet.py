@@ -348,7 +348,7 @@ def _with_zones(file: pq.ParquetFile) -> pa.Schema:
 
 
 def _zoned(dtype: pa.DataType, physical: Iterator[str]) -> pa.DataType:
-    """Return a type whose leaves are stored as ``physical`` says, in their order."""
+    """Return a type with its leaves stored as ``physical`` says, in their order."""
     if pa.types.is_struct(dtype):
         return pa.struct([field.with_type(_zoned(field.type, physical)) for field in dtype])
     if pa.types.is_map(dtype):

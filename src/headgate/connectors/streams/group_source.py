@@ -1,8 +1,8 @@
 """A source that reads a stream with a reader group: the group deals the segments out, its markers set the barriers.
 
 The hook in the driver asks the group for a checkpoint with every checkpoint; the readers in the subtasks meet its
-markers. What a pipeline goes back to is in its manifest, never only in the group, whose positions move only with a
-snapshot. Source: docs/spec/group-source.md.
+markers. The positions that a restore needs are in the manifest, never only in the group: its positions move only with
+a snapshot. Source: docs/spec/group-source.md.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class GroupCheckpointHook(CoordinatorHook, CheckpointListener):
 
     def _forget(self, first: int, last: int) -> None:
         self._asked = {x for x in self._asked if not first <= x <= last}
-        with suppress(StorageError, FencedError, UsageError):  # UsageError: somebody has deleted the group
+        with suppress(StorageError, FencedError, UsageError):  # UsageError: the group was deleted
             self._group.forget(first, last)
 
     @property
@@ -160,7 +160,7 @@ class GroupSourceReader(FailStopReader, CheckpointedFunction, CheckpointListener
         self._readers: dict[str, SegmentReader] = {}
         self._finished: set[str] = set()
         self._waits_for: dict[str, int] = {}
-        """Of segments that came behind a marker: the checkpoint that must be complete before they are read (GS8)."""
+        """Of segments assigned after a marker: the checkpoint that must be complete before they are read (GS8)."""
         self._was_dealt = False
         self._still: set[str] = set()
         self._met_id = self._cut_id = self._completed_id = 0

@@ -158,7 +158,7 @@ class StreamSource(Source):
         holder = holder_of(context.pipeline, context.node)
         while not is_held and not store.is_untouched:
             cut = self._needed(store, needed)
-            with suppress(TruncatedError):  # somebody has truncated it since the look
+            with suppress(TruncatedError):  # it was truncated since the look
                 store.hold(cut, holder=holder, life=context.life, epoch=context.generation)
                 is_held = True
 
@@ -301,7 +301,7 @@ class StreamCutReader(StreamSourceReader):
         self._cuts = SegmentCuts(store, source.stream, context)
 
     def _passes_at_once(self, context: SourceContext) -> bool:
-        return True  # the cut may lie behind the end of one segment and within those that follow it (SC43)
+        return True  # the cut may lie after the end of one segment and within those that follow it (SC43)
 
     def poll(self) -> Polled:  # type: ignore[override]
         """See ``InducedReader``."""
@@ -386,5 +386,5 @@ def _moment(store: Store, stream: StreamInfo, context: SourceContext, source: St
     marked = store.pipelines.mark(stream.name, owner=owner, generation=context.generation, checkpoint=0)
     _, extents = store.pipelines.layout_and_extents(
         stream
-    )  # behind the marker: what it does not name has its end for good (S85)
+    )  # after the marker: a segment that it does not name has its final end (S85)
     return {number: marked.get(number, extents[number].end) for number in range(max(marked) + 1)}

@@ -93,7 +93,7 @@ class BatchAggregatingState:
             keys: the keys of other rows than those of the batch.
 
         Returns:
-            A Boolean Series: True at the last row of each key whose accumulator has changed.
+            A Boolean Series: True at the last row of each key with a changed accumulator.
         """
         count, rows, slots, chosen = self._value.chosen(values, where, keys)
         changed = np.zeros(count, np.bool_)
@@ -256,7 +256,7 @@ class BatchReducingState:
             keys: the keys of other rows than those of the batch.
 
         Returns:
-            A Boolean Series: True at one row of each key whose combined value has changed.
+            A Boolean Series: True at one row of each key with a changed combined value.
         """
         return self._value.update(values, self._how, where, keys=keys)
 

@@ -161,7 +161,7 @@ class BatchValueState(_BatchState):
             return
         is_valid = column.is_valid().to_numpy(zero_copy_only=False)
         rows = np.arange(len(slots))
-        # whichever comes last of a key decides: put what has a value, then clear keys whose last row is null
+        # the last row of a key decides: put those with a value, then clear keys with null in their last row
         reversed_slots, first = np.unique(slots[::-1], return_index=True)
         last_rows = rows[::-1][first]
         self._columns.put(slots[is_valid], column.filter(pa.array(is_valid)))
@@ -183,7 +183,7 @@ class BatchValueState(_BatchState):
             keys: the keys of other rows than those of the batch.
 
         Returns:
-            A Boolean Series: True for exactly one row of each key whose value has changed. For "min", "max" and "last",
+            A Boolean Series: True for exactly one row of each key with a changed value. For "min", "max" and "last",
             this row holds the new value, so ``batch.filter(...)`` returns the changes. For "add", it is the last row of
             the key, and ``get()`` returns the sums.
         """

@@ -192,7 +192,7 @@ def row_process_spec(node: str, keys: tuple[str, ...], function: ProcessFunction
         UserFunctionError: its ``open`` raised.
     """
     check_keys(node, schema, keys)
-    columns, states = key_columns(schema, keys), MemoryStates()  # nobody ever puts anything into these
+    columns, states = key_columns(schema, keys), MemoryStates()  # these stay empty
     handles = RowHandleFactory(node, CurrentKey(), lambda d: states.by_row(columns, [d]).cells(d), StateTime())
     learning = StateHandle(node, handles)
     descriptors = declare_states(node, copied(node, function), learning)

@@ -1,7 +1,7 @@
 """Incremental snapshots of the state in memory: changes since a snapshot, written as a chain of chunks (MC1 to MC5).
 
 A *chunk* is what changed between two snapshots. The first one of a chain is everything that there was; each of the
-others begins where the one before it ends. A snapshot is a chain whose last chunk ends with it. A chunk is a
+others begins where the one before it ends. A snapshot is a chain that ends with its chunk. A chunk is a
 container with two Arrow streams for each state of which anything changed: ``rows``, and ``gone``, the identities
 that have no rows any more. Both replace what earlier chunks have of the same identity. Little state is written as rows,
 and so is what must be portable, such as a savepoint (SV3). Counterpart: ``incremental_restore``.

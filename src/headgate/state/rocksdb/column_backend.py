@@ -212,7 +212,7 @@ class RocksColumnBackend:
             self.write_back()
             self._evict()
             left = self._cached_bytes()
-            self._evict_at = 2 * left if left > self._kept_bytes else 0  # keys whose timers are in memory stay (RB9)
+            self._evict_at = 2 * left if left > self._kept_bytes else 0  # keys with timers in memory stay (RB9)
 
     def _next_turn(self) -> None:
         if self._turn >= TURNS_MAX:

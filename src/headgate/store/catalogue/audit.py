@@ -77,10 +77,10 @@ def _problems_of_group(connection: Connection, name: str, group: Group, stream: 
 
 
 def _positions_beyond_end(connection: Connection, group: Group, stream: str) -> list[str]:
-    """Positions of segments that there are not, or behind their end."""
+    """Return a group's positions in segments that do not exist, and positions after the end of a segment."""
     ends = _ends(connection, group.streams[stream])
     if not ends:
-        return []  # deleted: its readers are told
+        return []  # deleted: its readers get an error
     found = [("it", group.progress[stream])]
     found += [(f"checkpoint '{x.name}'", x.progress[stream]) for x in group.checkpoints]
     return [
@@ -96,7 +96,7 @@ def _is_within_streams(connection: Connection, group: Group, stream: str) -> boo
 
 
 def _is_held_too_little(connection: Connection, name: str, group: Group, stream: str) -> bool:
-    """Whether what the group needs may be truncated. It may hold more than that: heads move, and it is told late."""
+    """Whether events that the group needs may be truncated. It may hold more: heads move, and its hold follows late."""
     found = group_rows.needed_positions(connection, group, stream)
     if found is None:
         return False
@@ -107,7 +107,7 @@ def _is_held_too_little(connection: Connection, name: str, group: Group, stream:
 
 
 def _holds_without_group(connection: Connection) -> list[tuple[str, str]]:
-    """Return (stream, group) of holds whose group there is not."""
+    """Return (stream, group) of holds without a group."""
     query = (
         sa.select(t.streams.c.name, t.holds.c.holder)
         .join_from(t.holds, t.streams, t.holds.c.stream_id == t.streams.c.id)

@@ -59,7 +59,7 @@ class Audit(Protocol):
         """Return the schemas that a stream has had, by version; none if one is missing, which is a problem."""
 
     def parts(self, stream: StreamInfo) -> Iterator[StoredPart]:
-        """Give the visible parts of a stream whose chunks are recorded."""
+        """Yield the visible parts of a stream that have recorded chunks."""
 
     def chunks(self) -> Iterator[ChunkRecord]:
         """Give all recorded chunks."""
@@ -71,7 +71,7 @@ class Audit(Protocol):
         """Return the segments in which events may be that a chunk says are of ``segment``: it, and later ones (S75)."""
 
     def is_truncated(self, chunk: ChunkRecord, segment: int) -> bool:
-        """Return whether such a segment begins behind events that were in it."""
+        """Return whether such a segment begins after events that were in it."""
 
 
 _P = ParamSpec("_P")
@@ -103,7 +103,7 @@ def reads(declaration: Callable[Concatenate[Catalogue, _P], _R]) -> Callable[Con
 
 
 def writes(declaration: Callable[Concatenate[Catalogue, _P], _R]) -> Callable[Concatenate[Catalogue, _P], _R]:
-    """Declare a verb whose caller must know whether it took effect."""
+    """Declare a verb that writes: its caller must know whether it took effect."""
     return _declared(declaration, is_reading=False, is_repeatable=False)
 
 
@@ -151,7 +151,7 @@ class Catalogue(ABC):
     def changes(self) -> int:
         """Return a number that changes when another connection changed anything (about 5 µs).
 
-        Compare it with one taken *before* the verb whose result is to be kept.
+        Compare it with one taken *before* the verb that returned the result to keep.
         """
 
     @abstractmethod
@@ -256,7 +256,7 @@ class Catalogue(ABC):
         """End a stream. Repeating is fine.
 
         Raises:
-            UsageError: a prepared transaction waits, whose commit must not fail (S12), or one of several processes is
+            UsageError: a prepared transaction waits: its commit must not fail (S12), or one of several processes is
                 open.
         """
 
@@ -305,7 +305,7 @@ class Catalogue(ABC):
 
         Raises:
             UsageError: the stream was deleted.
-            TruncatedError: the segment begins behind ``position``.
+            TruncatedError: the segment begins after ``position``.
         """
 
     # -- heads and holds (S65 to S71): decided by ``protocol.store.truncation`` ---------------------------------------
@@ -349,7 +349,7 @@ class Catalogue(ABC):
 
     @writes
     def swept(self, paths: Sequence[str]) -> None:
-        """Forget garbage whose files are deleted."""
+        """Remove the records of garbage after its files were deleted."""
 
     @writes
     def set_retention(self, name: str, policy: RetentionPolicy | None) -> StreamInfo:
@@ -360,7 +360,7 @@ class Catalogue(ABC):
         """Let ``hold`` take the place of what its holder held in the stream before (S69).
 
         Raises:
-            TruncatedError: a segment begins behind its position; then nothing has changed.
+            TruncatedError: a segment begins after its position; then nothing has changed.
             FencedError: a later generation of its holder holds already.
             UsageError: it names what is not there.
         """
@@ -412,7 +412,7 @@ class Catalogue(ABC):
 
     @reads
     def passed(self, stream: StreamInfo, reader: Reading) -> set[int]:
-        """Return the segments that ``pass_segments`` was told of for one generation of a reader."""
+        """Return the segments that ``pass_segments`` recorded for one generation of a reader."""
 
     # -- reader groups (docs/spec/reader-groups.md): decided by ``protocol.store.reader_group`` ------------------------
 
@@ -439,7 +439,7 @@ class Catalogue(ABC):
 
     @reads
     def groups(self) -> list[str]:
-        """Return the names of all reader groups, also of those whose state cannot be read."""
+        """Return the names of all reader groups, also of those with unreadable state."""
 
     @writes
     def change_group(self, name: str, event: Event) -> GroupFound:
@@ -625,7 +625,7 @@ class Catalogue(ABC):
 
     @reads
     def owner(self, owner: str, stream: str = "", of: str = "") -> Owner:
-        """Return which life of a pipeline ``owner`` is, as far as the catalogue was told.
+        """Return the life of the pipeline that is recorded for ``owner``.
 
         ``others``: who else begins with ``of`` and has written to ``stream``; none if there is no such stream.
         """
@@ -669,4 +669,4 @@ class Catalogue(ABC):
 
     @abstractmethod
     def audit(self) -> AbstractContextManager[Audit]:
-        """Give a view of one moment. The only verb whose transaction lasts as long as its caller wants."""
+        """Give a view of one moment. The only verb with a transaction that lasts as long as its caller wants."""

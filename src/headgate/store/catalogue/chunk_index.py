@@ -191,7 +191,7 @@ def find_parts(connection: Connection, stream: StreamInfo, segment: int, positio
 
     Raises:
         UsageError: the stream was deleted.
-        TruncatedError: the segment begins behind ``position`` (S67).
+        TruncatedError: the segment begins after ``position`` (S67).
         CorruptionError: the row of the next one holds what it never holds.
     """
     head = connection.scalar(_HEAD, {"stream_id": stream.stream_id, "segment": segment})

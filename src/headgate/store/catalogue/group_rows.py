@@ -368,7 +368,7 @@ def group_cuts(connection: Connection, name: str, checkpoint: str | None) -> dic
 
 @t.implements(Catalogue.group_unread)
 def group_unread(connection: Connection, name: str) -> dict[GroupSegment, int]:
-    """Return the bytes behind the durable positions, of every segment that has any. Reads all their parts."""
+    """Return the bytes after the durable positions, of every segment that has any. Reads all their parts."""
     found = find_group(connection, name)
     sizes = {}
     for stream, view in _views_of_there(connection, found.group).items():
@@ -457,7 +457,7 @@ def _sampled(connection: Connection, group: Group) -> dict[GroupSegment, int]:
 
 
 def _waiting(connection: Connection, group: Group) -> dict[GroupSegment, tuple[int, int]]:
-    """Return durable position and end of the segments that can be read and have something behind it, in order."""
+    """Return durable position and end of the readable segments with events after the position, in order."""
     found = {}
     for stream, progress in sorted(group.progress.items()):
         own = t.segments.c

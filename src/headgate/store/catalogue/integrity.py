@@ -28,7 +28,7 @@ CATALOGUE = "a stream store's catalogue"
 """What a damaged file should have been, for messages."""
 
 PROBLEMS_MAX = 100
-"""So many damaged pages, and damaged rows of one table, are told one by one."""
+"""So many damaged pages, and damaged rows of one table, are reported one by one."""
 
 _NUMBER_MAX = 1 << 62
 """No number of ours is as large, so that adding to one never leaves SQLite's 64 bits."""
@@ -159,7 +159,7 @@ def _fill(raw: sqlite3.Connection, copy: sqlite3.Connection) -> None:
         columns = ", ".join(_quoted(column) for column in table.columns)
         places = ", ".join("?" for _ in table.columns)
         into = f"INSERT OR IGNORE INTO {table.name} ({columns}) VALUES ({places})"
-        with contextlib.suppress(sqlite3.DatabaseError):  # it was told
+        with contextlib.suppress(sqlite3.DatabaseError):  # it was reported
             for row in raw.execute(f"SELECT {columns} FROM {table.name} WHERE {_sound(table)}"):
                 copy.execute(into, row)
     copy.execute("COMMIT")

@@ -143,7 +143,7 @@ class PostgresChangeListener(ChangeListener):
 
     @contextlib.contextmanager
     def _wake_pipe(self) -> Iterator[int]:
-        """Give what can be read when it is interrupted. ``_closing`` is looked at behind that, so none is missed."""
+        """Give what can be read when it is interrupted. ``_closing`` is checked after that, so none is missed."""
         read, write = os.pipe()
         with self._lock:
             self._wake = write
@@ -182,7 +182,7 @@ _CONNECT = {
     "keepalives_count": "3",
     "tcp_user_timeout": "25000",
 }
-"""A server whose machine has disappeared is noticed within half a minute, unless the URL says something else."""
+"""The loss of the server's machine is noticed within half a minute, unless the URL says something else."""
 
 
 class PostgresDatabase:
@@ -315,7 +315,7 @@ class PostgresDatabase:
     def _commit(self, connection: Connection, operation: str) -> None:
         """Commit; when that raises, the outcome is unknown (CT7), unless the server has refused it."""
         if _client_connection(connection).info.transaction_status == psycopg.pq.TransactionStatus.INERROR:
-            raise AssertionError("a transaction goes on behind a statement that failed")
+            raise AssertionError("a transaction goes on after a statement that failed")
         try:
             connection.commit()
         except DATABASE_ERRORS as error:
@@ -380,7 +380,7 @@ def _client_connection(connection: Connection) -> psycopg.Connection:
 
 
 def _session(schema: str) -> str:
-    """What holds on every connection. One that says not to wait for the disk is told to (DB5)."""
+    """Return the settings of every connection. Commits wait for the disk, also on a server set not to (DB5)."""
     return (
         f'SET search_path TO "{schema}"; '
         f"SET lock_timeout TO {int(BUSY_TIMEOUT_S * 1_000)}; "
@@ -474,7 +474,7 @@ def exists(address: PostgresAddress) -> bool:
 
 
 def open_catalogue(address: PostgresAddress, chunks: str | None) -> tuple[PostgresCatalogue, Place]:
-    """Open the catalogue at ``address``; make it where there is none, for a store whose chunks are at ``chunks``.
+    """Open the catalogue at ``address``; create it if there is none, for a store with its chunks at ``chunks``.
 
     Raises:
         UsageError: there is none and ``chunks`` is not given, it has them elsewhere, another release made it, or

@@ -56,7 +56,7 @@ class PartsFound:
 
 @dataclass(frozen=True, slots=True)
 class AppendFound:
-    """What became of an append whose answer was lost (S68).
+    """Outcome of an append with a lost answer (S68).
 
     Attributes:
         starts: segment → position of its first event; None: the catalogue does not have it.
@@ -170,7 +170,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredTransaction:
-    """One whose lease was over, so that it was aborted. ``orphans``: files that nothing refers to any more."""
+    """A transaction that was aborted because its lease was over. ``orphans``: files that nothing refers to any more."""
 
     name: str
     owner: str
@@ -179,10 +179,10 @@ class ExpiredTransaction:
 
 @dataclass(frozen=True, slots=True)
 class GroupStart:
-    """Where a reader group begins.
+    """Start of a reader group.
 
     Attributes:
-        from_latest: behind what is in its streams; else with their first events.
+        from_latest: after the events that are in its streams; else with their first events.
         cuts: stream → its number and a position in each segment; such a stream begins there.
     """
 
@@ -201,10 +201,10 @@ class GroupFound:
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What ``Catalogue.sweep`` did.
+    """Result of ``Catalogue.sweep``.
 
     Attributes:
-        garbage: files that are to be deleted, and then to be told to ``swept``.
+        garbage: files to delete, and to pass to ``swept`` afterwards.
         is_done: no part before the heads is left.
     """
 

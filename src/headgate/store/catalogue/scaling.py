@@ -139,7 +139,7 @@ def _apply_change(connection: Connection, stream: StreamInfo, change: Change, no
             "key_high": segment.key_high,
             "created_epoch": segment.created_epoch,
             "end_position": 0,
-            "latest_ms": latest_ms,  # no date goes back behind it (S66)
+            "latest_ms": latest_ms,  # no date goes back past it (S66)
         }
         for segment in change.opened
     ]

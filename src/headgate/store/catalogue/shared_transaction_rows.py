@@ -127,7 +127,7 @@ def write_shared(
     chunk: ChunkRecord | None,
     now_ms: int,
 ) -> None:
-    """Record a durable chunk of a participant's writes, hidden, behind all that is recorded already (TX3, TX5)."""
+    """Record a durable chunk of a participant's writes, hidden, after all that is recorded already (TX3, TX5)."""
     answer = _decide(connection, wanted, machine.Write(token, *numbers), participant)
     if not isinstance(answer, machine.Apply):
         return

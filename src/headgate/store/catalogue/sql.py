@@ -385,7 +385,7 @@ assert IMPLEMENTATIONS.keys() == VERBS.keys(), f"{_IMPLEMENTED_IN} implement {so
 
 
 class SqlCatalogue(Catalogue):
-    """A catalogue whose tables are in ``database``."""
+    """A catalogue with its tables in ``database``."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -64,7 +64,7 @@ SYNCHRONOUS = "FULL"
 """The WAL is synced before a commit returns: it survives a power cut (CT1). With NORMAL it is synced now and then."""
 
 CASE_SENSITIVE_LIKE = "PRAGMA case_sensitive_like=ON"
-"""Names that begin with something are looked for by LIKE, to which "App/" is "app/" unless it is told (CT10)."""
+"""LIKE finds names by their prefix; by default it takes "App/" for "app/" (CT10)."""
 
 _CHANGES_OF_A_TAIL = 1 << 32
 """More than one connection counts: numbers of two connections are never equal, so a new one always means to look."""
@@ -197,7 +197,7 @@ def _engine(path: Path) -> Engine:
 
 
 class MemoryDatabase:
-    """Tables behind one connection that all threads share."""
+    """Tables in memory, with one connection that all threads share."""
 
     def __init__(self, path: str, connection: sqlite3.Connection, store: str) -> None:
         """Use the database of ``connection``, which leaves BEGIN to us.

@@ -299,7 +299,7 @@ def find_schemas(connection: Connection, stream: StreamInfo) -> tuple[pa.Schema,
     columns = (t.streams.c.schema, t.streams.c.schema_version)
     present = connection.execute(sa.select(*columns).where(t.streams.c.id == stream.stream_id)).one_or_none()
     if present is None:
-        raise UsageError(f"stream '{stream.name}' was deleted; open it again if it was created anew")
+        raise UsageError(f"stream '{stream.name}' was deleted; open it again if it was created again")
     named = f"{t.store_of(connection)} (stream '{stream.name}')"
     query = sa.select(t.former_schemas).where(t.former_schemas.c.stream_id == stream.stream_id)
     former = connection.execute(query.order_by(t.former_schemas.c.version)).all()
@@ -342,7 +342,7 @@ def look(connection: Connection, stream: StreamInfo) -> tuple[int, bool]:
     query = sa.select(t.streams.c.layout_epoch, t.streams.c.is_sealed).where(t.streams.c.id == stream.stream_id)
     row = connection.execute(query).one_or_none()
     if row is None:
-        raise UsageError(f"stream '{stream.name}' was deleted; open it again if it was created anew")
+        raise UsageError(f"stream '{stream.name}' was deleted; open it again if it was created again")
     return int(row.layout_epoch), bool(row.is_sealed)
 
 
@@ -369,7 +369,7 @@ def seal_stream(connection: Connection, name: str) -> None:
     """End a stream.
 
     Raises:
-        UsageError: a prepared transaction waits, whose commit must not fail (S12), or several processes write one.
+        UsageError: a prepared transaction waits: its commit must not fail (S12), or several processes write one.
     """
     info = find_stream(connection, name)
     for status in (Status.PREPARED, Status.OPEN):

@@ -25,7 +25,7 @@ _R = TypeVar("_R")
 
 
 def checked_row(row: _Row, *kinds: ColumnType) -> _Row:
-    """Return ``row``, whose values are of these kinds, one after the other.
+    """Return ``row`` after checking that its values are of these kinds, one after the other.
 
     Raises:
         TypeError: one is not.
@@ -235,7 +235,7 @@ passed = sa.Table(
     sa.Column("segment_id", sa.Integer, primary_key=True),
     sqlite_with_rowid=False,
 )
-"""Closed segments whose events have all gone through a pipeline, so that others may read what follows them (SC40)."""
+"""Closed segments that a pipeline has read to their end, so that others may read their successors (SC40)."""
 
 writers = sa.Table(
     "writers",

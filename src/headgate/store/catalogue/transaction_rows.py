@@ -318,7 +318,7 @@ def _decide(connection: Connection, stream: StreamInfo, request: Request) -> Dec
 def insert(
     connection: Connection, stream: StreamInfo, request: Request, status: Status, events_count: int, now_ms: int
 ) -> int:
-    """Record a transaction whose events were routed by the layout that ``stream`` says; return its number."""
+    """Record a transaction with events that were routed by the layout of ``stream``; return its number."""
     values = {
         "stream_id": stream.stream_id,
         "name": request.name,

@@ -141,7 +141,7 @@ _WITH_PARTS_BEFORE_HEAD = (
 
 @t.implements(Catalogue.swept)
 def forget_garbage(connection: Connection, paths: Sequence[str]) -> None:
-    """Forget garbage whose files are deleted."""
+    """Remove the records of garbage after its files were deleted."""
     for path in paths:
         connection.execute(t.garbage.delete().where(t.garbage.c.path == path))
 
@@ -151,7 +151,7 @@ def hold(connection: Connection, stream: StreamInfo, hold: Hold) -> None:
     """Let ``hold`` take the place of what its holder held in the stream before.
 
     Raises:
-        TruncatedError: a segment begins behind its position; then nothing has changed.
+        TruncatedError: a segment begins after its position; then nothing has changed.
         FencedError: a later generation of its holder holds already.
         UsageError: it names what is not there.
     """
@@ -244,7 +244,7 @@ def _dates(connection: Connection, stream: StreamInfo, policy: RetentionPolicy, 
             .where(parts.stream_id == stream.stream_id)
             .subquery()
         )
-        # The last one of those that go, from the newest on, has at least the size behind it, or within it.
+        # The last one of those that go, from the newest on, has at least the size after it, or within it.
         enough = sa.select(sa.func.max(sizes.c.visible_ms)).where(sizes.c.size_bytes >= policy.size_bytes)
         date_ms = connection.scalar(enough)
         if date_ms is not None:

@@ -94,7 +94,7 @@ CONNECT_S = 10.0
 ANSWER_S = 120.0
 """So long a server may be silent before it is given up: longer than any verb waits for others."""
 SILENCE_S = 30
-"""A server whose machine has disappeared is noticed within so long (CN15)."""
+"""The loss of the server's machine is noticed within this time (CN15)."""
 
 
 class ConnectionLostError(Exception):

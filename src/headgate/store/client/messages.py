@@ -134,7 +134,7 @@ def encode_failure(error: Exception) -> bytes | None:
 
 
 def decode_failure(data: bytes, root: str, url: str) -> Exception:
-    """Return the error in ``data``. Where a user is told of the server's directory ``root`` it is the store's URL.
+    """Return the error in ``data``, with the store's URL in place of the server's directory ``root``.
 
     Raises:
         ProtocolViolation: it is none.

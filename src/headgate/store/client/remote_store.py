@@ -1,4 +1,4 @@
-"""A store behind a server: its catalogue, its chunks, news of its changes, its check, and how it is opened.
+"""A store on a store server: its catalogue, its chunks, its change feed, its check, and how it is opened.
 
 Counterparts: ``catalogue.base`` says what each verb means, ``server.handlers`` carries them out; ``location`` is
 given the URL. Source: SS1, SS6 to SS13, SS16 and SS17 of docs/spec/served-store.md.
@@ -159,7 +159,7 @@ DATE, UNTOUCHED = "/date", "/untouched"
 
 
 class RemoteCatalogue(Catalogue):
-    """A catalogue behind a server."""
+    """A catalogue on a store server."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -236,7 +236,7 @@ CHUNK_BYTES_MAX = 1 << 30
 
 
 class RemoteStorage:
-    """The chunks behind a server."""
+    """The chunks of a store on a store server."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -248,7 +248,7 @@ class RemoteStorage:
 
     @property
     def puts_may_land_late(self) -> bool:
-        """A put whose answer was lost may still be under way."""
+        """True: a put with a lost answer may still be under way."""
         return True
 
     @property
@@ -309,7 +309,7 @@ class RemoteStorage:
 
 @dataclass(frozen=True, slots=True)
 class RemoteStore:
-    """What there is of a store behind a server."""
+    """The parts of a store on a store server."""
 
     catalogue: Catalogue
     storage: Storage
@@ -321,7 +321,7 @@ class RemoteStore:
 
 
 def open_remote_store(url: str, around: Environment = SYSTEM_ENVIRONMENT) -> RemoteStore:
-    """Return the store behind the server at ``url``.
+    """Return the store on the server at ``url``.
 
     Raises:
         UsageError: the server does not let us in, or is none.

@@ -48,7 +48,7 @@ SETTLE = "/settle"
 
 
 class RequestOutcome(msgspec.Struct, frozen=True):
-    """What became of a question whose answer was lost.
+    """Outcome of a request with a lost answer.
 
     Attributes:
         is_over: it was carried out, or it never will be; else it is under way.
@@ -273,6 +273,6 @@ class Client:
 
 
 def request_of(path: str, value: object = None, headers: Mapping[str, str] | None = None) -> Request:
-    """Return a question whose body is one value."""
+    """Return a request with one value as its body."""
     parts: Sequence[Bytes] = () if value is None else [encode(value)]
     return Request("POST", path, parts, headers)

@@ -1,7 +1,7 @@
-"""One connection of a client: a handshake first, then one request after the other, in a thread of its own.
+"""Connection of a client: a handshake first, then one request after the other, in a thread of its own.
 
 Counterparts: ``client.connection``; ``server``, which has the threads, ``handlers``, which has the answers. Source:
-SS3 to SS8 of docs/spec/served-store.md. An unknown client is told nothing, and can make no thread read or wait for
+SS3 to SS8 of docs/spec/served-store.md. An unknown client gets no answer, and can make no thread read or wait for
 much. Never shows a chunk that did not arrive whole and undamaged, and never holds more than a piece in memory.
 """
 
@@ -158,7 +158,7 @@ class ConnectionServer(Protocol):
 
     @property
     def facts(self) -> ServerFacts:
-        """What those that are known are told."""
+        """Facts about the server for authenticated clients."""
 
     @property
     def tls(self) -> TlsServer | None:
@@ -179,7 +179,7 @@ class ConnectionServer(Protocol):
         """Return random bytes for a secret."""
 
     def came(self, connection: Connection) -> None:
-        """A connection is there, whose client is not known yet."""
+        """Register a connection before its client is authenticated."""
 
     def greeted(self, connection: Connection) -> None:
         """Its client is known from now on."""

@@ -174,7 +174,7 @@ class ChangeFeed:
 
 
 KEPT_MAX = 16
-"""Checks whose findings are kept."""
+"""Checks that keep their findings."""
 
 
 class _Check:
@@ -197,7 +197,7 @@ class CheckJobs:
 
         Args:
             check: returns the problems; its argument: whether every event is read, too.
-            first: number of the first check; far from those of other processes of the server, whose clients may ask on.
+            first: number of the first check; far from those of other processes of the server: their clients may ask on.
             threads: what checks run in.
         """
         self._check = check

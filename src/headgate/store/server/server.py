@@ -88,7 +88,7 @@ def _store_id(storage: Storage) -> str:
 
 
 STRANGERS_MAX = 256
-"""Connections whose client is not known; one more closes the oldest of them (CN5)."""
+"""Connections without an authenticated client; one more closes the oldest of them (CN5)."""
 
 GRACE_S = 10.0
 """So long questions that are under way may take when the server ends."""

@@ -322,7 +322,7 @@ class FakePipeline:
     def check_end(self, parallelism: int, *, is_alone: bool = True) -> None:
         """After one more restart everything completed is visible with its content, and nothing else is left.
 
-        ``is_alone``: what is left behind can only be this pipeline's.
+        ``is_alone``: leftovers can only be this pipeline's.
         """
         run = self.start(parallelism)
         self.finish(run)

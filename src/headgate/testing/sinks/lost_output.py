@@ -85,7 +85,7 @@ class Moment(Enum):
 
     OPEN = "with open transactions, and went on"
     OPEN_AND_KILLED = "with open transactions, and was started again"
-    PREPARED_AND_KILLED = "with prepared output that nobody was promised, and was started again"
+    PREPARED_AND_KILLED = "with prepared output that no checkpoint promises, and was started again"
     CARRIED = "with prepared output of a checkpoint that was given up, and went on"
     PROMISED = "before it committed what was promised, and went on"
     PROMISED_AND_KILLED = "before it committed what was promised, and was started again"
@@ -173,7 +173,7 @@ def _is_done(pipeline: FakePipeline, call: Callable[[], object], may_deny: bool)
     if denial is None:
         return True
     assert may_deny, f"{pipeline.story}: it was refused: {denial}"
-    for _ in range(2):  # whoever starts again hears the same: it is not forgotten
+    for _ in range(2):  # a second start gets the same error: the target still has its record
         assert denial_of(lambda: pipeline.start(2), pipeline.story), (
             f"{pipeline.story}: what was refused went through later"
         )

@@ -74,7 +74,7 @@ def check_start_over(target: Target) -> str | None:
     if not isinstance(sink, FencedSink):
         return "how it goes on: the sink is no TwoPhaseSink or LedgerSink"
     mine = Fence(owner_of(PIPELINE, NODE), int(found.generation), encode_life(second).decode())
-    expect_fenced(lambda: sink.claim(mine), "of another life claimed the target, in the step that looks whose it is,")
+    expect_fenced(lambda: sink.claim(mine), "of another life claimed the target, in the step that checks its owner,")
     assert sink.owner(PIPELINE, NODE) == found, "a target remembers a claim that it refused"
     sink.forget_owner(PIPELINE, NODE)
     assert sink.owner(PIPELINE, NODE) == Owner(None, found.generation, is_forgotten=True), "a target forgot its fence"
@@ -155,9 +155,9 @@ def check_removal_beside_others(target: Target) -> None:
     for other, beside, committed in others:
         other.check_visible(committed.shown, "after the removal")
         beside.commit(committed)
-        other.check_visible(committed.shown, "after a commit repeated behind the removal")
+        other.check_visible(committed.shown, "after a commit repeated after the removal")
         beside.commit(other.completed)
-        other.check_visible(other.completed.shown, "after a commit behind the removal")
+        other.check_visible(other.completed.shown, "after a commit that followed the removal")
         beside.commit(other.completed)
         other.check_end(1, is_alone=False)
 

@@ -64,7 +64,7 @@ def check_commit_in_flight(target: Target, *, is_late: bool) -> None:
     heir.recover()
     if is_late:
         heir.recommit()
-    with contextlib.suppress(FencedError):  # it may be told that it is late
+    with contextlib.suppress(FencedError):  # it may be fenced
         old.commit(done)
     heir.recommit()
     pipeline.check_visible(done.shown, "after both")
@@ -279,7 +279,7 @@ def check_rewound(target: Target) -> None:
     pipeline.go_back_to(older)
     run = pipeline.start(2)
     run.finish()
-    run.position = newest  # what is written now is told apart from what is there (K18)
+    run.position = newest  # new output is distinguished from what is there (K18)
     for _ in range(2):
         run.write(pipeline.rows)
         done = run.prepare(pipeline.next_id())
@@ -291,8 +291,8 @@ def check_rewound(target: Target) -> None:
 
 def check_forgetting(target: Target) -> str | None:
     """K20, CS24: the target forgets what no retained checkpoint promises; what one promises is known for ever."""
-    pipeline = FakePipeline(target, 5, "the target forgot what nobody promises")
-    neighbour = FakePipeline(target, 5, "another sink forgot what nobody promises", name=NEIGHBOURS[0])
+    pipeline = FakePipeline(target, 5, "the target removed outcomes that no checkpoint promises")
+    neighbour = FakePipeline(target, 5, "another sink removed outcomes that no checkpoint promises", name=NEIGHBOURS[0])
     run, beside = pipeline.start(2), neighbour.start(2)
     if not run.can_forget:
         return "the sink has nothing that forgets"
@@ -332,10 +332,10 @@ def remembered(target: Target) -> set[str]:
 def _check_forgotten(pipeline: FakePipeline, known: set[str], promised: int) -> None:
     """CS24: of what was ``known`` no more is left than is ``promised``; forgetting again changes nothing."""
     sink, left = pipeline.target.sink, remembered(pipeline.target)
-    assert len(left) <= promised, f"{pipeline.story}: it was told to forget, and remembers {sorted(left)[:3]}"
+    assert len(left) <= promised, f"{pipeline.story}: it still has outcomes that it was to remove: {sorted(left)[:3]}"
     if isinstance(sink, TwoPhaseSink) and known > left:
         sink.forget(sorted(known - left))
-        assert remembered(pipeline.target) == left, f"{pipeline.story}: told again, it forgot something else"
+        assert remembered(pipeline.target) == left, f"{pipeline.story}: a repeated call removed other outcomes"
 
 
 LIVES = 4
