@@ -105,7 +105,7 @@ def ended(ending: Ending, checkpoint: int | None = 5, reason: str = "") -> LockH
 
 
 def kept(ending: Ending, reason: str = "") -> LockHolder:
-    return replace(ended(ending, None, reason), keeper=7)
+    return replace(ended(ending, None, reason), supervisor_pid=7)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from headgate.connectors.files.ownership import FileOwner
 from headgate.connectors.files.publish_log import SinkIdentity
 from headgate.errors import UsageError
 from headgate.model.ids import Generation
-from headgate.model.pipeline_identity import Life, Owner
+from headgate.model.pipeline_identity import Owner, PipelineIdentity
 
-LIFE = Life("one", "/home/p", "far", 0)
+LIFE = PipelineIdentity("one", "/home/p", "far", 0)
 
 
 def test_a_list_of_many_sinks_is_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # LV10

@@ -177,7 +177,7 @@ signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # in threads that imports sta
 from pathlib import Path
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 from headgate.runtime.driver.takeover import Takeover, taking_over
-with taking_signals(), taking_over(Takeover(keeper=kept.supervisor_pid)):
+with taking_signals(), taking_over(Takeover(supervisor_pid=kept.supervisor_pid)):
     lock = PipelineLock.acquire(str(Path(sys.argv[1]).parent), "p", "a child")
 kept.report_listening()
 tell('up')
@@ -193,7 +193,7 @@ def test_a_stop_of_a_driver_that_dies_before_it_hears_it_is_known(
     kept = keep(HOLDS)
     ((pid, _),) = kept.wait_told(1)
     running = RunningPipeline.find(str(tmp_path), "p")
-    assert (running.holder.pid, running.holder.keeper) == (pid, kept.pid)
+    assert (running.holder.pid, running.holder.supervisor_pid) == (pid, kept.pid)
     running.ask(drain=drain)
     os.kill(pid, signal.SIGKILL)
     if drain:

@@ -34,7 +34,7 @@ from headgate.errors import CorruptionError, ProtocolViolation
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Claim, Committable, LogEntry, Manifest, SnapshotDelays, SnapshotPart, SubtaskEntry
-from headgate.model.pipeline_identity import Life
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged
 
 PART = SnapshotPart(3, 7, "", b"abc", {"sum": {"accumulators": 250_000}})
@@ -149,7 +149,7 @@ def test_nonsense_under_a_right_checksum_is_no_holder_and_no_beat(body: bytes) -
 
 @given(st.data())
 def test_an_altered_life_is_refused(data: st.DataObject) -> None:
-    whole = encode_life(Life("a", "/home", "host", 1))
+    whole = encode_life(PipelineIdentity("a", "/home", "host", 1))
     raw = altered(data, whole)
     with contextlib.nullcontext() if raw == whole else pytest.raises(CorruptionError, match="here"):
         decode_life(raw, "here")

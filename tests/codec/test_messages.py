@@ -36,7 +36,7 @@ FROM_WORKER: list[m.FromWorker] = [
     m.Obituary(78, "was ended by SIGKILL", "out of paper"),
     m.Ready(1),
     m.Ready(1, is_listening=True),
-    m.Told(1, 2),
+    m.CompletionReport(1, 2),
     m.Acknowledge(Acknowledged(Generation(1), CheckpointId(2), ENTRY)),
     m.Acknowledge(Acknowledged(Generation(1), CheckpointId(2), ENTRY, Copied((HANDLE,)))),
     m.Acknowledge(Acknowledged(Generation(1), CheckpointId(2), ENTRY, Copied(problem="no space left"))),

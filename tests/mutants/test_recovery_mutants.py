@@ -17,7 +17,7 @@ from tests.mutants.seeds import EVENTS_MAX, Finder, assert_found, bounded, plain
 from headgate.codec.snapshot import stored_file
 from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
-from headgate.model.pipeline_identity import Life
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.commit import CommitQueue
@@ -53,8 +53,8 @@ def positions_are_forgotten_at_a_restore() -> AbstractContextManager[None]:
 
 
 def a_life_is_drawn_at_every_start() -> AbstractContextManager[None]:
-    def life(original: Any, self: Any, host: str, wall_ms: int) -> Life:
-        found: Life = original(self, host, wall_ms)
+    def life(original: Any, self: Any, host: str, wall_ms: int) -> PipelineIdentity:
+        found: PipelineIdentity = original(self, host, wall_ms)
         return dataclasses.replace(found, id=f"{wall_ms:032x}")
 
     return around(CheckpointLog, "life", life)
@@ -147,7 +147,7 @@ def state_of_any_operator_that_is_gone_is_left_behind() -> AbstractContextManage
 def output_goes_before_it_is_decided() -> AbstractContextManager[None]:  # SO2
     def carry_out(call: Any, self: Reset, plan: Any) -> None:
         for found in plan.targets:
-            early = Life("early", plan.home, "here", 0)
+            early = PipelineIdentity("early", plan.home, "here", 0)
             found.sink.start_over("p", found.target.sink, Generation(99), early, lambda owner: True)
         call(self, plan)
 

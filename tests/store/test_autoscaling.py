@@ -11,7 +11,7 @@ from tests.store.storing import KEYED, STREAM, database_of, drain, drained, keye
 from tests.store.test_store_truncation import Clock
 
 from headgate.errors import CorruptionError, StorageError, UsageError
-from headgate.model.pipeline_identity import Life
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.protocol.store.layouts import KEY_SPACE, Plan, Unit, scaling_by_policy
 from headgate.storage.local import LocalStorage
 from headgate.store.catalogue import tables as t
@@ -185,7 +185,7 @@ def test_a_look_that_fails_fails_nobody(
 
 def test_a_stream_that_a_pipeline_empties_keeps_its_policy(store: Store) -> None:  # S79, SO5
     for wanted in ((2, "key", None), None):
-        life = Life(f"life {wanted}", "/a", "h", 1)
+        life = PipelineIdentity(f"life {wanted}", "/a", "h", 1)
         reset = StreamReset({STREAM: wanted}, "p/sink", 1, life, "p/")
         assert store.pipelines.start_over(reset, lambda owner: True) is None
         assert store.find(STREAM).scaling == SCALING.checked()

@@ -10,7 +10,7 @@ import pytest
 from tests.store.storing import KEYED, STREAM, database_of, drain, drained, in_a_child, keyed, lose_an_answer
 
 from headgate.errors import StorageError, UsageError
-from headgate.model.pipeline_identity import Life
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.protocol.store.layouts import KEY_SPACE, Layout, Plan
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.records import Reading
@@ -422,14 +422,14 @@ def test_a_damaged_step_between_layouts_is_found(store: Store) -> None:  # S40, 
 
 def test_a_stream_that_was_scaled_by_hand_stays_so_when_its_pipeline_starts_over(store: Store) -> None:  # SO5
     """What is not as the sink would make it is emptied, and has as many segments as before."""
-    store.pipelines.own("p/sink", Life("a", "/a", "h", 1))
+    store.pipelines.own("p/sink", PipelineIdentity("a", "/a", "h", 1))
     transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
     transaction.write(values(0))
     transaction.prepare()
     store.split(STREAM, 0)
     store.commit_transactions([(STREAM, "t")], owner="p/sink", epoch=1)
     streams = {STREAM: (3, "key", None)}
-    reset = StreamReset(streams, "p/sink", 5, Life("b", "/b", "h", 1), "p/")
+    reset = StreamReset(streams, "p/sink", 5, PipelineIdentity("b", "/b", "h", 1), "p/")
     assert store.pipelines.start_over(reset, lambda owner: True) is None
     info = store.describe(STREAM)
     assert (info.segments_count, info.layout_epoch, info.events_count) == (4, 0, 0)

@@ -12,7 +12,7 @@ from tests.store.storing import KEYED, STREAM, chunks_of, database_of, drain, dr
 from headgate.environment import SystemThreads
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
-from headgate.model.pipeline_identity import Life, OtherSink, Owner
+from headgate.model.pipeline_identity import OtherSink, Owner, PipelineIdentity
 from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
@@ -488,7 +488,7 @@ def test_large_transactions_are_written_in_a_child_as_well(store: Store, monkeyp
     assert len(drained(store)) == 4
 
 
-LIFE, OTHER = Life("a", "/a", "h", 1), Life("b", "/b", "h", 2)
+LIFE, OTHER = PipelineIdentity("a", "/a", "h", 1), PipelineIdentity("b", "/b", "h", 2)
 
 
 def test_an_owner_is_one_life_until_it_is_forgotten(store: Store) -> None:  # LV3, LV4

@@ -29,7 +29,7 @@ from headgate.connectors.memory import FromRows
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
-from headgate.model.pipeline_identity import Life, Owner
+from headgate.model.pipeline_identity import Owner, PipelineIdentity
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.urls import open_storage
 from headgate.testing import Collect, Target, check_sink, check_source, source_kit
@@ -176,7 +176,7 @@ def test_broken_sinks_are_caught(tmp_path: Path, committer: type[FileCommitter])
 
 
 class ForgetsItsOwner(Collect):
-    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+    def own(self, pipeline: str, node: str, life: PipelineIdentity) -> Owner:
         super().own(pipeline, node, life)
         return Owner(life)
 

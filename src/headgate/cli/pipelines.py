@@ -223,7 +223,7 @@ def _outcome(ended: LockHolder, drain: bool, *, cancel: bool = False) -> str:
             return "cancelled, and its checkpoints are removed"
         case Ending.REPLACED:
             return "ended, and has been started again"
-        case Ending.NONE | Ending.FAILED if drain and ended.keeper:
+        case Ending.NONE | Ending.FAILED if drain and ended.supervisor_pid:
             how = "died" if ended.ending is Ending.NONE else f"failed ({ended.reason})"
             raise PipelineFailed(
                 f"the driver {how} before it had drained; if its supervisor starts it again, the next one drains on"

@@ -46,8 +46,8 @@ from headgate.storage.urls import open_storage
 
 TEXTS = {
     Notice.WATCHING: "standing by: {detail} runs it",
-    Notice.NOBODY_YET: "standing by: the pipeline does not run yet, or an older release runs it; taking over if its "
-    "log does not change for a minute",
+    Notice.NOT_STARTED: "standing by: the pipeline does not run yet; taking over if its log does not change for a "
+    "minute",
     Notice.STOPPED: "standing by: the pipeline was stopped by its user; waiting until it is started again",
     Notice.FAILED_FOR_GOOD: "standing by: it failed, and starting it again would not help; waiting until the "
     "cause is fixed and it is started again: {detail}",

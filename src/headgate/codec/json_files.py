@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
@@ -18,7 +18,7 @@ import xxhash
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.heartbeat import HEARTBEAT_VERSION, Beat
 from headgate.model.manifest import LOG_VERSION, SAVEPOINT_VERSION, Claim, LogEntry, Manifest, Savepoint
-from headgate.model.pipeline_identity import LIFE_VERSION, TARGETS_VERSION, Life, ResetOrder, Target
+from headgate.model.pipeline_identity import LIFE_VERSION, TARGETS_VERSION, PipelineIdentity, ResetOrder, Target
 
 _HEARTBEAT_MAGIC = b"headgate-heartbeat %d" % HEARTBEAT_VERSION
 _IDENTITY_MAGIC = b"headgate-life"
@@ -122,14 +122,15 @@ def generation_of(name: str) -> int | None:
 # -- identity of a pipeline, what it writes to, savepoints ----------------------------------------------------------
 
 
-def encode_life(life: Life | None) -> bytes:
+def encode_life(life: PipelineIdentity | None) -> bytes:
     """Return the bytes of ``life``; None: forgotten."""
     return _encoded(_IDENTITY_MAGIC, LIFE_VERSION, life)
 
 
-def decode_life(data: bytes, path: str) -> Life | None:
+def decode_life(data: bytes, path: str) -> PipelineIdentity | None:
     """Return the life in ``data``; raises CorruptionError, which names ``path``."""
-    found: Life | None = _decoded(_IDENTITY_MAGIC, LIFE_VERSION, data, path, "the life of a pipeline", Life | None)  # type: ignore[arg-type]
+    kind: Any = PipelineIdentity | None  # a union is no type[_T] to mypy
+    found: PipelineIdentity | None = _decoded(_IDENTITY_MAGIC, LIFE_VERSION, data, path, "the life of a pipeline", kind)
     return found
 
 
@@ -192,7 +193,7 @@ class LockHolder:
             would kill the process.
         checkpoint: the newest completed checkpoint of the run at its end.
         reason: of a failure.
-        keeper: the process of its supervisor, which starts it again after a crash; 0 if there is none.
+        supervisor_pid: the process of its supervisor, which starts it again after a crash; 0 if there is none.
         claimant: the name under which it claims, exactly; "" if it does not claim.
         is_in_doubt: it was cancelled, and it is unknown whether its checkpoints are given up (C72).
     """
@@ -205,7 +206,7 @@ class LockHolder:
     ending: Ending = Ending.NONE
     checkpoint: int | None = None
     reason: str = ""
-    keeper: int = 0
+    supervisor_pid: int = 0
     claimant: str = ""
     is_in_doubt: bool = False
 

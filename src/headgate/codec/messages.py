@@ -115,14 +115,14 @@ class Obituary(Struct, frozen=True, tag="obituary"):
 class Ready(Struct, frozen=True, tag="ready", omit_defaults=True):
     """Restored and connected: may be triggered.
 
-    ``is_listening``: the worker has listeners for checkpoints, so ``Told`` follows each ``Complete``.
+    ``is_listening``: the worker has listeners for checkpoints, so ``CompletionReport`` follows each ``Complete``.
     """
 
     generation: Id
     is_listening: bool = False
 
 
-class Told(Struct, frozen=True, tag="told"):
+class CompletionReport(Struct, frozen=True, tag="completion-report"):
     """The listeners of the worker were called for the completed ``checkpoint``, and returned."""
 
     generation: Id
@@ -343,7 +343,7 @@ FromWorker: TypeAlias = (
     Register
     | Obituary
     | Ready
-    | Told
+    | CompletionReport
     | Acknowledge
     | Decline
     | ReadsOn

@@ -30,7 +30,7 @@ from headgate.model.config import Duration, duration_ms
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.lineage import Location, Relocation
 from headgate.model.manifest import Committable, SnapshotPart
-from headgate.model.pipeline_identity import NO_GENERATION, Life, Mine, Owner, Target, TargetKind
+from headgate.model.pipeline_identity import NO_GENERATION, Mine, Owner, PipelineIdentity, Target, TargetKind
 from headgate.operators.base import RestoredState
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.state.snapshot import FrozenState
@@ -540,7 +540,7 @@ class Sink:
         """
         raise NotImplementedError
 
-    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+    def own(self, pipeline: str, node: str, life: PipelineIdentity) -> Owner:
         """Remember ``life`` durably, in one step, if ``ownership.may_own`` allows it; return the owner then.
 
         Raises:
@@ -566,7 +566,7 @@ class Sink:
         """
         raise NotImplementedError
 
-    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: PipelineIdentity, mine: Mine) -> None:
         """Fence all generations before ``generation``, delete what they wrote, then let ``life`` own the target.
 
         In this order, so that a call that was cut short can be repeated. Does nothing if ``life`` owns it already.

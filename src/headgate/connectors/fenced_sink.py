@@ -18,7 +18,7 @@ from headgate.connectors.base import Holding, Sink
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.model.manifest import Committable
-from headgate.model.pipeline_identity import Life, Mine, OtherSink, Owner
+from headgate.model.pipeline_identity import Mine, OtherSink, Owner, PipelineIdentity
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.supervision import ownership
 
@@ -93,7 +93,7 @@ class OutputName:
         return OutputName(match["owner"], int(match["number"]), int(match["subtask"]), int(match["generation"]))
 
 
-def decode_fence_life(fence: Fence) -> Life | None:
+def decode_fence_life(fence: Fence) -> PipelineIdentity | None:
     """Return the life in ``fence``; None when there is none, or it is forgotten.
 
     Raises:
@@ -209,7 +209,7 @@ class FencedSink(Sink, ABC):
         with transient(self.transient_errors, "ask", owner):
             return replace(self._remembered(owner), others=self._others(pipeline, owner))
 
-    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+    def own(self, pipeline: str, node: str, life: PipelineIdentity) -> Owner:
         """See ``connectors.base.Sink``."""
         owner = owner_of(pipeline, node)
         with transient(self.transient_errors, "own", owner):
@@ -231,7 +231,7 @@ class FencedSink(Sink, ABC):
         problem = "" if can_remove_output(self) else _CANNOT_REMOVE.format(kind=kind)
         return Holding("all its output", kind, problem=problem)
 
-    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: PipelineIdentity, mine: Mine) -> None:
         """See ``connectors.base.Sink``."""
         owner = owner_of(pipeline, node)
         with transient(self.transient_errors, "start over in", owner):

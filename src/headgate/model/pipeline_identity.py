@@ -15,7 +15,7 @@ NO_GENERATION = Generation(0)
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class PipelineIdentity:
     """Who a pipeline is to the targets of its sinks. Drawn once, at its very first start (LV1).
 
     Attributes:
@@ -23,15 +23,12 @@ class Life:
         home: the checkpoint directory that it was drawn in.
         host: the machine that drew it.
         begun_ms: when, in milliseconds since 1970.
-        after_generation: the newest generation that ``home`` knew before: 0, or more where version 0.1 had run,
-            which drew none.
     """
 
     id: str
     home: str
     host: str
     begun_ms: int
-    after_generation: Generation = NO_GENERATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class Owner:
             Known only to a caller that reads the whole record of the target.
     """
 
-    life: Life | None = None
+    life: PipelineIdentity | None = None
     generation: Generation = NO_GENERATION
     is_forgotten: bool = False
     others: tuple[OtherSink, ...] = ()

@@ -87,8 +87,10 @@ def _refuse(name: str, kind: Any) -> None:
         for inner in _inner_types(kind):
             _refuse(name, inner)
     elif not _has_arrow_type(kind):
-        told = kind.simpleString()
-        raise UsageError(f"column '{name}' of the DataFrame has type {told}, which Headgate does not carry; cast it")
+        spark_name = kind.simpleString()
+        raise UsageError(
+            f"column '{name}' of the DataFrame has type {spark_name}, which Headgate does not carry; cast it"
+        )
 
 
 def _has_arrow_type(kind: Any) -> bool:

@@ -94,8 +94,8 @@ def _check_nameable(session: Any, path: str) -> None:
     try:
         path.encode()
     except UnicodeEncodeError:
-        told = ascii(path).strip("'")
-        raise UsageError(f"Spark cannot name {told}, which is not UTF-8; choose another checkpoint directory") from None
+        text = ascii(path).strip("'")
+        raise UsageError(f"Spark cannot name {text}, which is not UTF-8; choose another checkpoint directory") from None
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 

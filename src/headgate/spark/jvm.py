@@ -242,11 +242,11 @@ class JvmProcess:
         _remove_old()
         # Not in the directory that the next start sweeps: a JVM that cannot write there lives on without its driver.
         self._place = Path(tempfile.mkdtemp(prefix=PLACE))
-        self._told = self._place / "address"
+        self._address_file = self._place / "address"
         environment = {
             **launch.environment,
             "SPARK_CONNECT_MODE": "0",
-            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._told),
+            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._address_file),
         }
         self.words, sink = os.pipe()
         try:
@@ -268,15 +268,15 @@ class JvmProcess:
     def address(self) -> tuple[int, str] | None:
         """Wait until it can be talked to; return the port and the secret, None if it ended before."""
         try:
-            while not self._told.exists():  # it gets its name when it is whole
+            while not self._address_file.exists():  # it gets its name when it is whole
                 if self.process.poll() is not None:
                     return None
                 time.sleep(LOOK_S)
-            told = self._told.read_bytes()
+            address = self._address_file.read_bytes()
         finally:
             shutil.rmtree(self._place, ignore_errors=True)
-        port, length = struct.unpack_from(">ii", told)
-        return port, told[8 : 8 + length].decode()
+        port, length = struct.unpack_from(">ii", address)
+        return port, address[8 : 8 + length].decode()
 
     def end(self) -> None:
         """End it: it was not needed."""
@@ -425,9 +425,9 @@ def is_noise(line: str) -> bool:
 def reason_line(lines: Sequence[str]) -> str:
     """Return which of the lines of a JVM that ended says why, without the class of the exception; "" if none does."""
     telling = [line.strip() for line in lines if line.strip() and not is_noise(line)]
-    told = [line for line in telling if not line.startswith(("at ", "..."))]
-    thrown = [line for line in told if line.startswith(("Exception in thread", "Caused by:"))]
-    for line in thrown[:1] or told[:1]:
+    lines = [line for line in telling if not line.startswith(("at ", "..."))]
+    thrown = [line for line in lines if line.startswith(("Exception in thread", "Caused by:"))]
+    for line in thrown[:1] or lines[:1]:
         return cause_of(line.split('" ', 1)[-1])[:CHARS_SHOWN]
     return ""
 
@@ -545,5 +545,5 @@ def _jvm_ended() -> bool:
 
 
 def _not_started(why: str) -> PipelineFailed:
-    told = f": {why.rstrip('.')}" if why else ", and left no word; it may have been killed, perhaps for want of memory"
-    return PipelineFailed(f"Spark's JVM ended while the session started{told}; 'headgate doctor' checks this machine")
+    cause = f": {why.rstrip('.')}" if why else ", and left no word; it may have been killed, perhaps for want of memory"
+    return PipelineFailed(f"Spark's JVM ended while the session started{cause}; 'headgate doctor' checks this machine")

@@ -349,8 +349,8 @@ def executors_of(master: str) -> list[Executor]:
         count = max(1, slots(session))
         rdd = session.sparkContext.parallelize(range(count), count)
         begun_ms = SYSTEM_CLOCK.wall_ms()
-        told = rdd.mapPartitions(describe_executor).collect()
-        return [Executor(host, python, release, _ahead_ms(at, begun_ms)) for host, python, release, at in told]
+        found = rdd.mapPartitions(describe_executor).collect()
+        return [Executor(host, python, release, _ahead_ms(at, begun_ms)) for host, python, release, at in found]
     except Exception as error:
         raise UsageError(job_error(str(error)) or str(error)) from None
     finally:

@@ -230,7 +230,7 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         Raises:
             UsageError: Spark does not say which query and which micro-batch it is.
         """
-        query, batch = _told(QUERY_ID), _told(BATCH_ID)
+        query, batch = _local_property(QUERY_ID), _local_property(BATCH_ID)
         owner = f"{OWNERS}query-{query}"
         epoch = self._written.place.store.pipelines.owner(owner).generation
         return self._written.prepare(iterator, owner, epoch, _name_of(int(batch)))
@@ -281,7 +281,7 @@ def _is_committed(store: Store, owner: str, batch: int) -> bool:
     return turn is Turn.DONE
 
 
-def _told(name: str) -> str:
+def _local_property(name: str) -> str:
     context = TaskContext.get()
     value = None if context is None else context.getLocalProperty(name)
     if not value:

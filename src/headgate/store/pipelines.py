@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from headgate.errors import FencedError, StorageError, UsageError
-from headgate.model.pipeline_identity import Life, Mine, Owner
+from headgate.model.pipeline_identity import Mine, Owner, PipelineIdentity
 from headgate.protocol.store.group_ownership import Claim, Claimant
 from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.reader_group import (
@@ -269,7 +269,7 @@ class Pipelines:
         """
         return self._core.catalogue.owner(owner, stream, of)
 
-    def own(self, owner: str, life: Life) -> Owner:
+    def own(self, owner: str, life: PipelineIdentity) -> Owner:
         """Record ``life`` for ``owner``, unless another life is recorded. Return the life that is recorded now."""
         return self._core.catalogue.own(owner, life)
 

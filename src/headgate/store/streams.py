@@ -17,7 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from headgate.errors import CorruptionError, HeadgateError, UsageError
-from headgate.model.pipeline_identity import Life
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.model.state_schema import ListOf, Plain, StructOf, ValueType
 from headgate.protocol.store.layouts import SEGMENTS_MAX, ScalingPolicy, Segment
 from headgate.protocol.store.schema_update import Columns, fits_if_small, holds
@@ -123,7 +123,7 @@ class StreamReset:
     streams: Mapping[str, tuple[int, str | None, RetentionPolicy | None] | None]
     owner: str
     epoch: int
-    life: Life
+    life: PipelineIdentity
     of: str
 
 

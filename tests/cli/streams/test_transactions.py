@@ -11,7 +11,7 @@ from tests.store.storing import KEYED, STREAM, drained, keyed
 from typer.testing import CliRunner
 
 from headgate.cli.streams.commands import app
-from headgate.model.pipeline_identity import Life
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.protocol.store.transactions import Status
 from headgate.store.store import Store
 from headgate.store.transactions import SharedTransaction
@@ -80,7 +80,7 @@ def test_what_a_fenced_owner_left_is_decided_by_hand(store: Store) -> None:  # T
 
 
 def test_what_a_pipeline_prepared_is_left_to_it(store: Store) -> None:  # TX14
-    store.pipelines.own("p/sink", Life("life", "/checkpoints", "host", 1))
+    store.pipelines.own("p/sink", PipelineIdentity("life", "/checkpoints", "host", 1))
     transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="checkpoint-1")
     transaction.write(keyed(("x", 1)))
     transaction.prepare()

@@ -23,7 +23,7 @@ from headgate.connectors.files.publish_log import Ledger, SinkIdentity
 from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
-from headgate.model.pipeline_identity import Life
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.storage.faulty import Fault, FaultKind
 from headgate.storage.urls import open_storage
 
@@ -397,7 +397,7 @@ def test_two_that_empty_a_directory_at_once_do_not_stumble(tmp_path: Path) -> No
     for checkpoint in (1, 2):
         output = prepared(sink, checkpoint, checkpoint)
         begun(sink, 1, output).commit(permit(checkpoint), output)
-    life = Life("next", "home", "here", 0)
+    life = PipelineIdentity("next", "home", "here", 0)
     both = [PublishedFiles(open_storage(sink.url), SinkIdentity("p", "out")) for _ in range(2)]
 
     def read(read: Any, storage: Any, path: str) -> Any:
@@ -426,6 +426,6 @@ def test_what_a_slow_commit_merges_while_a_directory_is_emptied_goes_too(tmp_pat
         return read(storage, path)
 
     with around(file_ledger, "read_manifest", read):
-        PublishedFiles(storage, identity).start_over(Generation(2), Life("next", "home", "here", 0))
+        PublishedFiles(storage, identity).start_over(Generation(2), PipelineIdentity("next", "home", "here", 0))
     assert committed_files(sink.url) == []
     assert list(Path(sink.url).glob("*.jsonl")) == []

@@ -13,13 +13,13 @@ from headgate.connectors.files.ownership import FileOwner, owners_in
 from headgate.connectors.files.publish_log import SinkIdentity
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import Generation
-from headgate.model.pipeline_identity import Life, OtherSink, Owner
+from headgate.model.pipeline_identity import OtherSink, Owner, PipelineIdentity
 from headgate.storage.base import AlreadyExists, Bytes
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
 SINK = SinkIdentity("p.q", "out/1")
-A, B = Life("a", "/a", "h", 1), Life("b", "/b", "h", 2)
+A, B = PipelineIdentity("a", "/a", "h", 1), PipelineIdentity("b", "/b", "h", 2)
 
 
 class MetOnTheWay(MemoryStorage):

@@ -25,7 +25,7 @@ from headgate.connectors.files.publish_log import SinkIdentity, StagedFile, deco
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
-from headgate.model.pipeline_identity import Life, Owner
+from headgate.model.pipeline_identity import Owner, PipelineIdentity
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.base import Storage
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
@@ -160,7 +160,7 @@ def test_one_bad_read_of_a_sinks_directory_denies_nothing(tmp_path: Path, monkey
     # R50
     sink = FileSink(tmp_path, roll_interval=0)
     made = prepared(sink, 1, 1, 2)
-    life = Life("a", "/checkpoints", "here", 1)
+    life = PipelineIdentity("a", "/checkpoints", "here", 1)
     sink.own("p", "out", life)
     file = decode_files("here", made[0].payload)[0]
     staged = next((tmp_path / "_staging").rglob(f"{file.name}.tmp"))
@@ -395,7 +395,7 @@ def test_a_target_that_refuses_is_tried_again_or_says_what_to_do(
     with pytest.raises(expected, match="no rights"):
         sink.make_target(SCHEMA)
     with pytest.raises(expected, match="no rights"):
-        sink.own("p", "out", Life("a" * 32, "here", "host", 1))
+        sink.own("p", "out", PipelineIdentity("a" * 32, "here", "host", 1))
 
 
 def test_the_sink_is_configuration_that_travels(tmp_path: Path) -> None:

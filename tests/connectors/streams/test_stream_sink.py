@@ -29,7 +29,7 @@ from headgate.connectors.streams import StreamSink, StreamSource, StreamSourceRe
 from headgate.errors import CorruptionError, FencedError, HeadgateError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
-from headgate.model.pipeline_identity import Life
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.runtime.driver.reset import Reset
 from headgate.store.policies import Retention, retention_policy_of
@@ -402,7 +402,7 @@ def test_what_an_older_release_wrote_down_says_nothing_of_a_retention() -> None:
 
 def started_over(sink: StreamSink, schema: pa.Schema) -> StreamInfo:
     """The stream of ``sink``, which begins once more and writes ``schema``."""
-    sink.start_over("p", "sink", Generation(9), Life("b", "/b", "h", 1), lambda owner: True)
+    sink.start_over("p", "sink", Generation(9), PipelineIdentity("b", "/b", "h", 1), lambda owner: True)
     sink.make_target(schema)
     return Store.shared(sink.store).describe(sink.stream)
 

@@ -35,7 +35,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     CommitFailed,
     CommitRetryTimer,
     CommitSucceeded,
-    CompletionTold,
+    CompletionReported,
     ConcludeGeneration,
     Event,
     ExpiryTimer,
@@ -261,8 +261,8 @@ def listening(worker: int, generation: int = 3) -> ListenerFound:
     return ListenerFound(gen(generation), WorkerIndex(worker))
 
 
-def told(worker: int, checkpoint: int, generation: int = 3) -> CompletionTold:
-    return CompletionTold(gen(generation), WorkerIndex(worker), cp(checkpoint))
+def told(worker: int, checkpoint: int, generation: int = 3) -> CompletionReported:
+    return CompletionReported(gen(generation), WorkerIndex(worker), cp(checkpoint))
 
 
 @pytest.mark.parametrize("end", [FINISHED, (StopRequested(),)], ids=["finished", "stopped"])

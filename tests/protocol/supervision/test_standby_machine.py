@@ -228,11 +228,11 @@ def test_a_run_that_failed_while_it_drained_is_drained_on_at_once() -> None:  # 
     assert standby.all(500, failed)[-1] == TakeOver(FOURTH, drain=True)
 
 
-@pytest.mark.parametrize("generation", [Generation(0), Generation(3)], ids=["nobody ran", "an older release"])
+@pytest.mark.parametrize("generation", [Generation(0), Generation(3)], ids=["no run", "claimed"])
 def test_without_any_heartbeat_it_waits_longer(generation: Generation) -> None:  # SB11
     silent = seen("7", generation=generation, knows_beats=False)
     standby = Watched()
-    assert standby.all(0, silent) == [Say(Notice.NOBODY_YET, "one"), Pause(REST_MS)]
+    assert standby.all(0, silent) == [Say(Notice.NOT_STARTED, "one"), Pause(REST_MS)]
     for at_ms in range(REST_MS, 60_000, REST_MS):
         assert standby.next() == [LookAtAll()]
         assert standby.all(at_ms, silent) == [Pause(REST_MS)], at_ms

@@ -604,10 +604,10 @@ def test_a_log_knows_those_beside_it(storage: FaultyStorage) -> None:
     assert [other.url for other in log.beside()] == [f"{storage.url}/o", f"{storage.url}/q"]
 
 
-def test_an_identity_says_which_generations_were_before_it(storage: FaultyStorage) -> None:  # LV1, LV5
+def test_an_identity_says_where_and_when_it_was_drawn(storage: FaultyStorage) -> None:  # LV1
     log, _ = claimed(storage)
     found = log.life("here", 5)
-    assert (found.home, found.host, found.begun_ms, found.after_generation) == (log.url, "here", 5, 1)
+    assert (found.home, found.host, found.begun_ms) == (log.url, "here", 5)
     assert CheckpointLog(storage, "p").life("there", 9) == found, "it is drawn once"
 
 

@@ -21,12 +21,12 @@ def test_an_identity_is_drawn_once_and_those_before_it_are_known(storage: Memory
     identities = PipelineIdentities(storage, "p")
     assert not identities.exists(0)
     for number in (0, 7, 0, 12):
-        identities.draw(number, "home", f"host {number}", number, Generation(number))
+        identities.draw(number, "home", f"host {number}", number)
         assert identities.exists(number)
     storage.put("p/lives/readme", [b""])
     assert [life.host for life in identities.before(12)] == ["host 0", "host 7"]
     assert identities.before(0) == []
-    assert identities.read(12).after_generation == 12
+    assert identities.read(12).begun_ms == 12
 
 
 def test_lost_output_is_recorded_once_told_and_counted(storage: MemoryStorage) -> None:  # CS9

@@ -560,7 +560,7 @@ def test_a_lock_that_does_not_say_who_claims_is_of_nobody() -> None:  # SB15
     assert seen(storage).course is Course.RUNNING
 
 
-@pytest.mark.parametrize("given", [Takeover(), Takeover("the driver of a keeper", keeper=7)], ids=["alone", "kept"])
+@pytest.mark.parametrize("given", [Takeover(), Takeover("of a supervisor", supervisor_pid=7)], ids=["alone", "kept"])
 def test_a_lock_says_under_which_name_its_driver_claims(tmp_path: Path, given: Takeover) -> None:  # SB15
     driver = driver_at(tmp_path, given)
     holder = read_holder(str(tmp_path / "checkpoints"), "p")

@@ -18,13 +18,13 @@ from headgate.connectors.files import file_sink
 from headgate.connectors.registry import targets_of
 from headgate.errors import StorageError, UsageError
 from headgate.model.ids import Generation
-from headgate.model.pipeline_identity import Life, Owner
+from headgate.model.pipeline_identity import Owner, PipelineIdentity
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.connectors import SinkOwnership
 from headgate.runtime.driver.restart import NewGeneration, begin_generation
 from headgate.storage.urls import open_storage
 
-STRANGER = Life("stranger", "/stranger", "far", 0)
+STRANGER = PipelineIdentity("stranger", "/stranger", "far", 0)
 KINDS = (hg.FileSink, SqliteSink, SqliteLedgerSink)
 
 each = pytest.mark.parametrize("kind", KINDS)
@@ -62,7 +62,7 @@ def test_nobody_is_told_and_nothing_claimed_when_one_target_belongs_to_somebody_
 @each
 def test_a_life_that_is_told_stays_told_when_the_start_dies_behind_it(tmp_path: Path, kind: Any) -> None:  # LV1, LV3
     class Dies(kind):
-        def own(self, pipeline: str, node: str, life: Life) -> Owner:
+        def own(self, pipeline: str, node: str, life: PipelineIdentity) -> Owner:
             raise StorageError("own", "it", "the process dies", is_transient=False)
 
     first = kind(str(tmp_path / "first"))
@@ -181,7 +181,7 @@ def test_a_directory_of_many_sinks_is_asked_once(tmp_path: Path, monkeypatch: py
     sinks = {f"out-{number}": hg.FileSink(tmp_path / ("two" if number == 3 else "one")) for number in range(8)}
     for name, sink in sinks.items():
         source.sink(sink, name=name)
-        sink.own("p", name, Life(name, "/home", "far", 1))
+        sink.own("p", name, PipelineIdentity(name, "/home", "far", 1))
     sinks["out-4"].target("p", "out-4").forget()
     sinks["out-5"].open_committer("p", "out-5", Generation(7)).recover([])
     source.sink(new := hg.FileSink(tmp_path / "one"), name="a-new-one")

@@ -32,7 +32,7 @@ from headgate.model.config import DamagedCheckpoint
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, HookState, Manifest, SubtaskEntry
-from headgate.model.pipeline_identity import Life, Owner
+from headgate.model.pipeline_identity import Owner, PipelineIdentity
 from headgate.model.plan import HookSpec, PipelineDefinition
 from headgate.protocol.checkpoints.recovery import ObservedLog, candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
@@ -519,7 +519,7 @@ class Broken(hg.FileSink):
         self._perhaps_fail("owner")
         return super().owner(pipeline, node)
 
-    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+    def own(self, pipeline: str, node: str, life: PipelineIdentity) -> Owner:
         self._perhaps_fail("own")
         return super().own(pipeline, node, life)
 
@@ -569,7 +569,7 @@ def test_what_a_repetition_does_not_cure_at_a_target_stops_the_pipeline(
 def test_a_life_that_cannot_be_read_stops_the_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:  # K5, LV1
-    def fails(*_: object) -> Life:
+    def fails(*_: object) -> PipelineIdentity:
         raise error
 
     monkeypatch.setattr(CheckpointLog, "life", fails)

@@ -22,7 +22,7 @@ from headgate.errors import FencedError, UsageError
 from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, Manifest
-from headgate.model.pipeline_identity import Life
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.model.progress import SilentObserver
 from headgate.protocol.checkpoints import recovery as deciding
 from headgate.protocol.checkpoints.commit import CommitPermit
@@ -281,7 +281,7 @@ def test_a_reset_that_wakes_late_deletes_nothing_new(template: Template) -> None
     assert len(sinks) == 3
     for node in sinks:
         node.spec.start_over("p", str(node.name), generation, life, lambda owner: True)
-        late = Life("of a reset before", life.home, "far", 0)
+        late = PipelineIdentity("of a reset before", life.home, "far", 0)
         with pytest.raises(FencedError):
             node.spec.start_over("p", str(node.name), generation, late, lambda owner: True)
     assert world.all() == ALL
@@ -305,7 +305,7 @@ def test_a_driver_that_beats_in_an_object_store_is_left_alone() -> None:  # SO8
         storage.put(beat_path("p", Generation(1)), [data])
 
     CheckpointLog(storage, "p").claim("process 1 on far", 0)
-    refuse_if_alive(storage, "p", Beating(beat))  # nobody has ever beaten: an older release, or a test
+    refuse_if_alive(storage, "p", Beating(beat))  # there is no heartbeat at all
     beat()
     with pytest.raises(UsageError, match="is run by process 1 on far"):
         refuse_if_alive(storage, "p", Beating(beat))

@@ -31,7 +31,7 @@ from headgate.connectors.base import SinkContext
 from headgate.connectors.registry import targets_of
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
-from headgate.model.pipeline_identity import Life
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.model.progress import SilentObserver
 from headgate.runtime.driver import restart
 from headgate.runtime.driver.reset import Reset, ResetPlan
@@ -248,7 +248,7 @@ def forget_owner(world: World, sink: str, spec: Any) -> None:
 
 def test_an_order_asks_again_whose_a_target_is(template: Template, monkeypatch: Any) -> None:  # SO4
     world = half_done(template, monkeypatch)
-    stranger = Life("stranger", "/elsewhere", "far", 0)
+    stranger = PipelineIdentity("stranger", "/elsewhere", "far", 0)
     (node,) = [node for node in definition(world).graph.nodes if str(node.name) == "own"]
     node.spec.forget_owner("p", "own")
     node.spec.own("p", "own", stranger)

@@ -269,10 +269,3 @@ def test_a_damaged_life_is_named_and_never_drawn_again(tmp_path: Path) -> None: 
     (tmp_path / "p/life").write_bytes(b"headgate-life 1 0123\nnull")
     with pytest.raises(CorruptionError, match="p/life is damaged"):
         CheckpointLog(LocalStorage(tmp_path), "p").life("h", 1)
-
-
-def test_an_identity_drawn_over_a_log_notes_its_newest_generation(tmp_path: Path) -> None:  # LV5
-    log = CheckpointLog(LocalStorage(tmp_path), "p")
-    for _ in range(3):
-        log.claim("0.1", 1)
-    assert log.life("h", 1).after_generation == 3

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from tests.store.storing import KEYED
 
 from headgate.codec.chunk import PartEntry
-from headgate.model.pipeline_identity import Life
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.protocol.store.layouts import Plan, ScalingPolicy, Unit, equal_ranges
 from headgate.protocol.store.reader_group import (
     CheckpointAsked,
@@ -41,7 +41,7 @@ ALL_KEYS = (0, 1 << 32)
 OWNER = "p/sink"
 POLICY = ScalingPolicy(Unit.EVENTS, 1, 1, 8, 0)
 READING = Reading("q/source", "life", 3)
-LIFE = Life("a", "/a", "h", 1)
+LIFE = PipelineIdentity("a", "/a", "h", 1)
 LEASE_MS = 10_000
 
 

@@ -17,7 +17,7 @@ from tests.store.storing import KEYED
 
 from headgate.codec.chunk import PartEntry
 from headgate.errors import StorageError
-from headgate.model.pipeline_identity import Life
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.protocol.store.layouts import KEY_SPACE, Plan, ScalingPolicy, Unit
 from headgate.protocol.store.reader_group import CheckpointAsked, Joined, Left, Passed
 from headgate.protocol.store.transactions import Commit
@@ -33,7 +33,7 @@ from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
 OWNER = "p/sink"
 READING = Reading("q/source", "life", 3)
-LIFE = Life("a", "/a", "h", 1)
+LIFE = PipelineIdentity("a", "/a", "h", 1)
 POLICY = ScalingPolicy(Unit.EVENTS, 1, 1, 8, 0)
 SCALING = ScalingPolicy(Unit.BYTES, 9, 2, 3, 4)
 LEASES_MS = {"open": 9_000, "overdue": 200}

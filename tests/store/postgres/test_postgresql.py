@@ -15,7 +15,7 @@ from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
 from headgate.environment import SystemClock, cancellable
 from headgate.errors import StorageError, UsageError
-from headgate.model.pipeline_identity import Life
+from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.storage.local import LocalStorage
 from headgate.store import location
 from headgate.store.addresses import parse_postgres_url
@@ -204,7 +204,7 @@ def test_names_that_the_server_cannot_keep_are_refused(url: str, tmp_path: Path)
         with pytest.raises(UsageError, match="cannot keep"):
             store.writer(STREAM, writer_id="a\0b")
         assert store.pipelines.owner("x", STREAM).life is None
-        assert store._core.catalogue.own("x", Life("a", "/a", "h", 1)).life is not None
+        assert store._core.catalogue.own("x", PipelineIdentity("a", "/a", "h", 1)).life is not None
 
 
 def test_a_machine_whose_date_is_wrong_ends_no_lease(

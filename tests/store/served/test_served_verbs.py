@@ -20,7 +20,7 @@ from tests.store.storing import KEYED, STREAM, drained, in_a_child, keyed
 
 from headgate import errors
 from headgate.errors import CorruptionError, FencedError, StorageError, TruncatedError, UsageError, gone
-from headgate.model.pipeline_identity import Life, Owner
+from headgate.model.pipeline_identity import Owner, PipelineIdentity
 from headgate.storage.local import LocalStorage
 from headgate.store.addresses import parse_server_url
 from headgate.store.catalogue.base import VERBS, Catalogue
@@ -360,10 +360,10 @@ def test_the_date_is_that_of_the_servers_machine(server: StoreServer, monkeypatc
 
 
 def test_life_is_sent_whole() -> None:  # SS6
-    life = Life("a", "/a", "h", 1)
-    assert decode(encode(life), Life) == life
+    life = PipelineIdentity("a", "/a", "h", 1)
+    assert decode(encode(life), PipelineIdentity) == life
     with pytest.raises(errors.ProtocolViolation):
-        decode(encode({"id": 1}), Life)
+        decode(encode({"id": 1}), PipelineIdentity)
 
 
 def test_a_wire_that_is_cut_is_not_noticed(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:  # SS9, SS10

@@ -24,7 +24,7 @@ from headgate.errors import StorageError, UsageError
 from headgate.model.config import Access, Duration, duration_ms
 from headgate.model.ids import Generation
 from headgate.model.lineage import Location
-from headgate.model.pipeline_identity import Life, Mine, Owner, Target, TargetKind
+from headgate.model.pipeline_identity import Mine, Owner, PipelineIdentity, Target, TargetKind
 from headgate.storage.base import Storage
 from headgate.storage.local_directories import checked_access
 from headgate.storage.permissions import access_in, why_not_writable
@@ -174,7 +174,7 @@ class FileSink(Sink):
         """See ``Sink``."""
         return self.url
 
-    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+    def own(self, pipeline: str, node: str, life: PipelineIdentity) -> Owner:
         """See ``Sink``."""
         with self._writing():
             return self.target(pipeline, node).own(life)
@@ -192,7 +192,7 @@ class FileSink(Sink):
         """See ``Sink``. A directory that is not there holds nothing, and is not made by being asked."""
         return Holding("", self.url) if is_missing(self.url) else self._published(pipeline, node).holding()
 
-    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: PipelineIdentity, mine: Mine) -> None:
         """See ``Sink``."""
         if not is_missing(self.url):
             with self._writing():

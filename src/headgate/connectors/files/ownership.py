@@ -19,7 +19,7 @@ from headgate.connectors.files.file_committer import FileCommitter, refuse_if_fe
 from headgate.connectors.files.publish_log import CLAIMS, OWNERS, Ledger, SinkIdentity
 from headgate.errors import StorageError
 from headgate.model.ids import Generation
-from headgate.model.pipeline_identity import NO_GENERATION, Life, OtherSink, Owner
+from headgate.model.pipeline_identity import NO_GENERATION, OtherSink, Owner, PipelineIdentity
 from headgate.protocol.supervision import ownership
 from headgate.storage.base import AlreadyExists, Storage, read_with_retries
 from headgate.storage.object_names import list_numbered, list_numbered_below, number_name
@@ -49,7 +49,7 @@ class FileOwner:
         """Return this sink and all of its pipeline that are ``known``, in the same order each time."""
         return sorted({self._identity, *(sink for sink in known if sink.pipeline == self._identity.pipeline)})
 
-    def own(self, life: Life) -> Owner:
+    def own(self, life: PipelineIdentity) -> Owner:
         """Let ``life`` own it, unless another one does; return the owner then."""
         for _ in range(TRIES_MAX):
             number, owner = self._read()
@@ -66,7 +66,7 @@ class FileOwner:
                 return owner
         raise self._too_busy()
 
-    def hand_over(self, life: Life, check: Callable[[], None]) -> None:
+    def hand_over(self, life: PipelineIdentity, check: Callable[[], None]) -> None:
         """Let ``life`` own it, whatever the former owner. ``check`` raises when there is a newer generation.
 
         Raises:
@@ -79,7 +79,7 @@ class FileOwner:
                 return
         raise self._too_busy()
 
-    def _put(self, number: int, life: Life | None) -> bool:
+    def _put(self, number: int, life: PipelineIdentity | None) -> bool:
         try:
             self._storage.put_if_absent(f"{self._identity.owners}/{number_name(number)}", [encode_life(life)])
         except AlreadyExists:
@@ -149,7 +149,7 @@ class PublishedFiles:
         what = f"{len(mine):,} file{'s' * (len(mine) != 1)} with {rows:,} records" if mine else ""
         return Holding(what, self._storage.url, tuple(path for path in paths if path not in published))
 
-    def start_over(self, generation: Generation, life: Life) -> None:
+    def start_over(self, generation: Generation, life: PipelineIdentity) -> None:
         """See ``connectors.base.Sink``."""
         owner = FileOwner(self._storage, self._identity)
         known = owner.owner().life

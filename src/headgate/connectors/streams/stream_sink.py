@@ -21,7 +21,7 @@ from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.lineage import Location
 from headgate.model.manifest import Committable
-from headgate.model.pipeline_identity import Life, Mine, Owner, Target, TargetKind
+from headgate.model.pipeline_identity import Mine, Owner, PipelineIdentity, Target, TargetKind
 from headgate.operators.schemas import canonical_schema, carried
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.store.transactions import Status
@@ -299,7 +299,7 @@ class StreamSink(Sink):
             return Owner()
         return Store.shared(self.store).pipelines.owner(owner_of(pipeline, node), self.stream, f"{pipeline}/")
 
-    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+    def own(self, pipeline: str, node: str, life: PipelineIdentity) -> Owner:
         """See ``Sink``."""
         return Store.shared(self.store).pipelines.own(owner_of(pipeline, node), life)
 
@@ -340,7 +340,7 @@ class StreamSink(Sink):
             return Holding("", where, problem=f"{where} {KEPT}")
         return Holding(f"{contents.events_count:,} events" if contents.ours else "", where)
 
-    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: PipelineIdentity, mine: Mine) -> None:
         """See ``Sink``."""
         StreamsOfOneSink((self,)).start_over(pipeline, node, generation, life, mine)
 
@@ -378,7 +378,7 @@ class StreamsOfOneSink:
 
     sinks: tuple[StreamSink, ...]
 
-    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: PipelineIdentity, mine: Mine) -> None:
         """See ``Sink``. A stream that ``make_target`` makes again is deleted: its columns may change."""
         root = self.sinks[0].store
         if not Store.exists(root):

@@ -26,7 +26,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     CommitFailed,
     CommitRetryTimer,
     CommitSucceeded,
-    CompletionTold,
+    CompletionReported,
     ConcludeGeneration,
     Declined,
     DrainRequested,
@@ -229,7 +229,7 @@ class Coordinator(Machine):
                 return self._on_savepoint(checkpoints.savepoints.not_written(event.checkpoint, event.reason))
             case GenerationReplaced():
                 return self._on_replaced(event)
-            case ListenerFound() | CompletionTold():
+            case ListenerFound() | CompletionReported():
                 return self._on_listener(event)
             case CommitSucceeded():
                 return self._on_commit_succeeded(event)
@@ -357,10 +357,10 @@ class Coordinator(Machine):
             return [Ignored("already ending")]
         return [AnswerRequest(savepoint.request, None, _REFUSED[self._phase]), DropSavepoint(savepoint.target)]
 
-    def _on_listener(self, event: ListenerFound | CompletionTold) -> list[Effect]:
+    def _on_listener(self, event: ListenerFound | CompletionReported) -> list[Effect]:
         if event.generation != self._generation:
             return [Ignored("of another generation")]
-        told = event.checkpoint if isinstance(event, CompletionTold) else CheckpointId(0)
+        told = event.checkpoint if isinstance(event, CompletionReported) else CheckpointId(0)
         self._told[event.worker] = max(told, self._told.get(event.worker, CheckpointId(0)))
         return self._end_if_done() or [Ignored("noted")]
 

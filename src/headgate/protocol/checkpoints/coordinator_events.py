@@ -225,14 +225,14 @@ class FinishReported:
 
 @dataclass(frozen=True, slots=True)
 class ListenerFound:
-    """EVENT: something in ``worker`` of ``generation`` hears of completed checkpoints; ``CompletionTold`` follows."""
+    """EVENT: ``worker`` has listeners for completed checkpoints; ``CompletionReported`` follows each."""
 
     generation: Generation
     worker: WorkerIndex
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionTold:
+class CompletionReported:
     """EVENT: who listens in ``worker`` of ``generation`` has heard that ``checkpoint`` is completed."""
 
     generation: Generation
@@ -315,7 +315,7 @@ Event: TypeAlias = (
     | SourceReadsOn
     | FinishReported
     | ListenerFound
-    | CompletionTold
+    | CompletionReported
     | ManifestWritten
     | ManifestFailed
     | ManifestUnknown

@@ -11,33 +11,31 @@ from dataclasses import replace
 from enum import Enum
 
 from headgate.model.ids import Generation
-from headgate.model.pipeline_identity import NO_GENERATION, Life, OtherSink, Owner
+from headgate.model.pipeline_identity import NO_GENERATION, OtherSink, Owner, PipelineIdentity
 
 
 class Objection(Enum):
     """Why a life must not write to a target."""
 
     OTHER_LIFE = "another life of the pipeline owns it"
-    EARLIER_RELEASE = "version 0.1 wrote to it for a directory that is not this one"
     OLDER_COPY = "it has seen a later generation than the checkpoint directory has"
 
 
-def may_own(life: Life, owner: Owner) -> bool:
+def may_own(life: PipelineIdentity, owner: Owner) -> bool:
     """Whether ``life`` owns the target already or may become its owner (LV3)."""
     if owner.life is not None:
         return owner.life.id == life.id
-    # Version 0.1 told its targets nothing but generations: they are ours if our directory knows them (LV5).
-    return owner.is_forgotten or owner.generation <= life.after_generation
+    return owner.is_forgotten or owner.is_unknown
 
 
-def objection(life: Life, owner: Owner, following: Generation) -> Objection | None:
+def objection(life: PipelineIdentity, owner: Owner, following: Generation) -> Objection | None:
     """Return what stands against starting ``life`` in front of a target that remembers ``owner``; None is good.
 
     ``following`` is the next generation by the checkpoint log, read *after* the target was asked: a generation is
     claimed in the log before any target hears of it, so the log knows at least as much (LV6).
     """
     if not may_own(life, owner):
-        return Objection.EARLIER_RELEASE if owner.life is None else Objection.OTHER_LIFE
+        return Objection.OTHER_LIFE
     if owner.is_forgotten:
         return None
     return Objection.OLDER_COPY if owner.generation >= following else None
@@ -52,7 +50,7 @@ def owner_of_sink(sink: str, asked: str, owner: Owner) -> Owner:
     return replace(known, others=tuple(OtherSink(name, others[name]) for name in sorted(others)))
 
 
-def may_delete_output(life: Life | None, home: str, host: str | None, owner: Owner) -> bool:
+def may_delete_output(life: PipelineIdentity | None, home: str, host: str | None, owner: Owner) -> bool:
     """Whether a target that remembers ``owner`` holds nothing but what the pipeline at ``home`` wrote (SO4).
 
     ``life`` is what it is now, None if it never began. Who made a target forget was promised that it keeps all.
@@ -60,7 +58,7 @@ def may_delete_output(life: Life | None, home: str, host: str | None, owner: Own
     if owner.is_forgotten:
         return False
     if owner.life is None:
-        return may_own(Life("", home, "", 0) if life is None else life, owner)
+        return owner.is_unknown
     return began_at(owner, home, host) or (life is not None and owner.life.id == life.id)
 
 

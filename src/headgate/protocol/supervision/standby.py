@@ -114,7 +114,7 @@ class Notice(Enum):
     """What a standby waits for, or does."""
 
     WATCHING = "another driver runs it"
-    NOBODY_YET = "nobody has run it, or an older release does"
+    NOT_STARTED = "no driver has written a heartbeat yet"
     STOPPED = "its user stopped it"
     FAILED_FOR_GOOD = "it failed, and starting it again would not help"
     UNREACHABLE = "storage does not answer"
@@ -258,7 +258,7 @@ class Standby(Machine):
         if found.course in _UNTIL_STARTED and event.is_all:
             return self._wait(_UNTIL_STARTED[found.course], found.reason, self.REST_MS)
         if not self._is_due(event, found):
-            notice = Notice.WATCHING if found.knows_beats else Notice.NOBODY_YET
+            notice = Notice.WATCHING if found.knows_beats else Notice.NOT_STARTED
             return self._wait(notice, found.owner, self.LOOK_MS if found.knows_beats else self.REST_MS)
         if not event.is_all:
             return self._look_at_all()

@@ -26,7 +26,7 @@ from headgate.codec.json_files import decode_hint, decode_log_entry, encode_hint
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, LogEntry, Manifest
-from headgate.model.pipeline_identity import NO_GENERATION, Life
+from headgate.model.pipeline_identity import NO_GENERATION, PipelineIdentity
 from headgate.protocol.checkpoints.recovery import (
     Damage,
     NextClaim,
@@ -105,9 +105,9 @@ class LogEntries:
             later.append(self._observe_entry(number, _read_without_retry))
             if isinstance(newest_of(later, above), int):
                 break  # older entries tell nothing more
-        return self.told(newest_of(later, above))
+        return self.refuse_damage(newest_of(later, above))
 
-    def told(self, newer: Generation | Damage | None) -> Generation | None:
+    def refuse_damage(self, newer: Generation | Damage | None) -> Generation | None:
         """Return ``newer``.
 
         Raises:
@@ -184,7 +184,7 @@ class CheckpointLog:
         self._storage = storage
         self._pipeline = pipeline
         self._entries = LogEntries(storage, pipeline)
-        self._lives = PipelineIdentities(storage, pipeline)
+        self._identities = PipelineIdentities(storage, pipeline)
         self.files = SnapshotFiles(storage, pipeline)
         """Of the snapshots that manifests refer to."""
         self.lost_output = LostOutput(storage, pipeline)
@@ -217,18 +217,18 @@ class CheckpointLog:
         """
         return self._entries.observe()
 
-    def known_life(self, observed: ObservedLog) -> Life | None:
+    def known_life(self, observed: ObservedLog) -> PipelineIdentity | None:
         """Return the identity of this pipeline for its sinks, None if it was never drawn. Changes nothing.
 
         Raises:
             CorruptionError, StorageError
         """
         try:
-            return self._lives.read(life_of(observed))
+            return self._identities.read(life_of(observed))
         except NotFound:
             return None
 
-    def life(self, host: str, wall_ms: int) -> Life:
+    def life(self, host: str, wall_ms: int) -> PipelineIdentity:
         """Return the identity of this pipeline for its sinks; drawn at its very first start (LV1).
 
         Of any number of drivers that come at once, all get the same one. See ``later_life``.
@@ -237,31 +237,30 @@ class CheckpointLog:
             UsageError: the storage does not honour put-if-absent.
             CorruptionError, StorageError
         """
-        if not self._lives.exists(0):
+        if not self._identities.exists(0):
             refuse_unless_exclusive(self._storage, self._pipeline)
-            newest = Generation(next_claim(self.observe()).generation - 1)
-            self._lives.draw(0, self.url, host, wall_ms, newest)
-        return self._told(self._lives.read(0))
+            self._identities.draw(0, self.url, host, wall_ms)
+        return self._adopt(self._identities.read(0))
 
-    def lives_before(self, number: int) -> list[Life]:
+    def lives_before(self, number: int) -> list[PipelineIdentity]:
         """Return the identities of this pipeline before identity ``number``.
 
         Raises:
             CorruptionError, StorageError
         """
-        return self._lives.before(number)
+        return self._identities.before(number)
 
-    def later_life(self, number: int, host: str, wall_ms: int) -> Life:
+    def later_life(self, number: int, host: str, wall_ms: int) -> PipelineIdentity:
         """Return the identity of this pipeline since entry ``number`` of its log gave up everything older (LV7).
 
         Raises:
             CorruptionError, StorageError
         """
-        if not self._lives.exists(number):
-            self._lives.draw(number, self.url, host, wall_ms, NO_GENERATION)
-        return self._told(self._lives.read(number))
+        if not self._identities.exists(number):
+            self._identities.draw(number, self.url, host, wall_ms)
+        return self._adopt(self._identities.read(number))
 
-    def _told(self, life: Life) -> Life:
+    def _adopt(self, life: PipelineIdentity) -> PipelineIdentity:
         self.life_id = life.id
         return life
 
@@ -314,7 +313,7 @@ class CheckpointLog:
             FencedError: a driver has claimed since.
             StorageError: it may or may not be there; the next start sees.
         """
-        self._next_sequence = next_claim(seen).sequence  # what is damaged before it is nobody's any more
+        self._next_sequence = next_claim(seen).sequence  # damaged entries before it belong to no driver any more
         mine = newest_generation(seen)
         return self._claim(reset_owner(order), wall_ms, mine, lambda log: next_claim(log, above).ending_life(), order)
 
@@ -343,13 +342,14 @@ class CheckpointLog:
         raise StorageError("claim", self.url, f"{CLAIM_TRIES_MAX} other drivers claimed it at the same time")
 
     def _refuse_if_replaced(self, log: ObservedLog, mine: Generation, owner: str) -> None:
-        newer = self._entries.told(replaced_by(log, mine, owner, self._next_sequence))
+        newer = self._entries.refuse_damage(replaced_by(log, mine, owner, self._next_sequence))
         if newer is not None:
             raise FencedError(f"pipeline {self._pipeline}", mine, newer)
 
     def _claimed(self, log: ObservedLog, following: NextClaim) -> Claimed:
         """Go by a claim that is durable and the newest; remove what nothing needs since."""
-        ids = self._entries.numbers("ids")  # looked up behind the claim (R42)
+        assert following.generation > self._generation, "a claim is of a later generation than those before it"
+        ids = self._entries.numbers("ids")  # looked up after the claim (R42)
         first = first_checkpoint(log, CheckpointId(max(ids, default=0)))
         found = ObservedLog((), log.reserved) if following.ends_life else log
         self._next_sequence, self._generation = following.sequence + 1, following.generation
@@ -406,6 +406,7 @@ class CheckpointLog:
             FencedError: that entry is the claim of a newer generation.
         """
         assert self._next_sequence > 0, "a generation is claimed before it completes checkpoints"
+        assert manifest.generation == self._generation, "only the generation that claimed the log completes checkpoints"
         path = self._entries.path(self._next_sequence)
         data = encode_log_entry(self._lineage.placed(manifest, self._next_sequence, oldest_retained))
         try:

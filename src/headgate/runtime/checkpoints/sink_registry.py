@@ -30,9 +30,8 @@ from headgate.codec.json_files import (
     encode_targets,
 )
 from headgate.errors import CorruptionError
-from headgate.model.ids import Generation
 from headgate.model.manifest import Committable
-from headgate.model.pipeline_identity import Life, ResetOrder, Target
+from headgate.model.pipeline_identity import PipelineIdentity, ResetOrder, Target
 from headgate.storage.base import AlreadyExists, NotFound, Storage, read_with_retries
 from headgate.storage.object_names import number_name
 
@@ -58,17 +57,17 @@ class PipelineIdentities:
             return False
         return True
 
-    def draw(self, number: int, home: str, host: str, wall_ms: int, newest: Generation) -> None:
+    def draw(self, number: int, home: str, host: str, wall_ms: int) -> None:
         """Draw identity ``number``, unless another process was quicker.
 
         Raises:
             StorageError
         """
-        drawn = Life(self._storage.draw_name(16), home, host, wall_ms, newest)
+        drawn = PipelineIdentity(self._storage.draw_name(16), home, host, wall_ms)
         with contextlib.suppress(AlreadyExists):
             self._storage.put_if_absent(self._path(number), [encode_life(drawn)])
 
-    def read(self, number: int) -> Life:
+    def read(self, number: int) -> PipelineIdentity:
         """Return life ``number``.
 
         Raises:
@@ -81,7 +80,7 @@ class PipelineIdentities:
             raise CorruptionError(f"{self._storage.url}/{path}", 0, "a life", "none")
         return life
 
-    def before(self, number: int) -> list[Life]:
+    def before(self, number: int) -> list[PipelineIdentity]:
         """Return all lives before life ``number`` that were drawn here.
 
         Raises:

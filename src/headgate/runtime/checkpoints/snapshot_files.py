@@ -73,7 +73,7 @@ def _read_once(storage: Storage, pipeline: str, part: SnapshotPart) -> memoryvie
     chunks = list(_chunks(storage, pipeline, part))
     data = memoryview(chunks[0] if len(chunks) == 1 else b"".join(chunks))
     _check_bytes(part, len(data), xxhash.xxh3_64_intdigest(data), where)
-    if part.rows and not part.section.startswith(FILES_PREFIX):  # these are counted by whoever opens them (RB22)
+    if part.rows and not part.section.startswith(FILES_PREFIX):  # these are counted by their reader (RB22)
         _check_rows(part, data, where)
     return data
 
@@ -285,7 +285,7 @@ class SnapshotFiles:
         found: list[KeptAside] = []
         for path in self._storage.list(f"{self._pipeline}/aside"):
             if _NOTE.fullmatch(path) and path.endswith(f"/{note}"):
-                with contextlib.suppress(NotFound):  # somebody removes what is aside, while a run goes on
+                with contextlib.suppress(NotFound):  # a user removes what is aside, while a run goes on
                     why = self._storage.get(path).decode("utf-8", "replace").strip()
                     found.append(KeptAside(*_range_of(path), why))
         return found

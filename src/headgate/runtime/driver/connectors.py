@@ -33,7 +33,7 @@ from headgate.errors import (
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, Manifest, Place, SnapshotPart
-from headgate.model.pipeline_identity import Life, Owner
+from headgate.model.pipeline_identity import Owner, PipelineIdentity
 from headgate.model.plan import PipelineDefinition
 from headgate.operators.checkpoint_listeners import CheckpointListener
 from headgate.protocol.checkpoints.commit import CommitPermit
@@ -122,6 +122,7 @@ class SinkCommits:
         """
         assert permit is not None or not keep, "only a restored checkpoint promises output"
         checkpoint = 0 if permit is None else permit.checkpoint
+        assert all(c.checkpoint <= checkpoint for c in keep), "a checkpoint promised output of a later one"
         for name, committer in self._committers.items():
             fault_points.reach("in-recover")
             with _denials(name, checkpoint):
@@ -186,6 +187,8 @@ class SinkCommits:
             StorageError: a transient one; repeating is safe.
             FencedError
         """
+        # Output is shown only once the checkpoint that covers it is durable: a later one may still be aborted.
+        assert all(c.checkpoint <= permit.checkpoint for c in committables), "the permit is of an earlier checkpoint"
         unknown = {c.sink for c in committables} - set(self._committers)
         if unknown:
             raise with_remedy(UsageError(_no_such_sink(min(unknown))), LeaveBehind(min(unknown)))
@@ -297,7 +300,7 @@ def _no_such_sink(name: str) -> str:
 class SinkOwnership:
     """The sinks of one pipeline with targets that remember an owner, asked for one identity ``life`` of it."""
 
-    def __init__(self, definition: PipelineDefinition, life: Life, home: str, host: str) -> None:
+    def __init__(self, definition: PipelineDefinition, life: PipelineIdentity, home: str, host: str) -> None:
         """``home`` is where the checkpoints of ``life`` are now, and ``host`` this machine, for messages."""
         self._pipeline, self._life, self._home = definition.config.name, life, home
         self._host = host_of(home, host)
@@ -426,7 +429,7 @@ class SourceRetention:
             for node in definition.graph.nodes
             if node.role is Role.SOURCE and isinstance(node.spec, Source) and node.spec.holds
         }
-        self._told: dict[str, list[Positions]] = {}
+        self._held: dict[str, list[Positions]] = {}
 
     def tell(self, observed: ObservedLog) -> None:
         """Tell every source from where on it is needed by the checkpoints in the log that may be restored.
@@ -439,11 +442,11 @@ class SourceRetention:
         for node, source in self._sources.items():
             try:
                 needed = [self._positions(manifest, node) for manifest in manifests]
-            except CorruptionError:  # what it needs stays held as it is: somebody may bring its file back
+            except CorruptionError:  # what it needs stays held as it is: a user may bring its file back
                 continue
-            if self._told.get(node) != needed:
+            if self._held.get(node) != needed:
                 source.hold(HoldContext(self._pipeline, node, self._log.life_id, self._generation), needed)
-                self._told[node] = needed
+                self._held[node] = needed
 
     def _positions(self, manifest: Manifest, node: str) -> Positions:
         place = manifest.place or Place(self._root, self._pipeline)

@@ -74,9 +74,9 @@ class RoundListeners(Protocol):
         self,
         tell: Callable[[CheckpointListener], None],
         failed: Callable[[str, BaseException], None],
-        told: Callable[[], None],
+        on_done: Callable[[], None],
     ) -> None:
-        """Have ``tell`` called with each, in another thread; then ``told``, or ``failed`` for each call that raised."""
+        """Have ``tell`` called with each, in another thread; then ``on_done``, or ``failed`` for what raised."""
 
 
 class CoordinatorReports(Protocol):
@@ -296,14 +296,14 @@ class CoordinatorHost:
         def tell(listener: CheckpointListener) -> None:
             getattr(listener, call)(int(checkpoint))
 
-        def failed(whose: str, error: BaseException) -> None:
-            sentence = failure_text(whose, f"{call}({checkpoint})", error)
+        def failed(listener: str, error: BaseException) -> None:
+            sentence = failure_text(listener, f"{call}({checkpoint})", error)
             self._timers.post(lambda: self._listener_failed(sentence))
 
         self._hooks.tell(tell, failed)
         if self._rounds is not None:
-            told = coordinator_events.CompletionTold(self.generation, IN_DRIVER, checkpoint)
-            self._rounds.tell(tell, failed, lambda: self._report(told))
+            event = coordinator_events.CompletionReported(self.generation, IN_DRIVER, checkpoint)
+            self._rounds.tell(tell, failed, lambda: self._report(event))
 
     def _listener_failed(self, sentence: str) -> None:
         """As any listener's (HL6, EI11): the checkpoint stays what it is, and the generation starts again."""
@@ -600,19 +600,19 @@ class LoopHost:
         self,
         tell: Callable[[CheckpointListener], None],
         failed: Callable[[str, BaseException], None],
-        told: Callable[[], None],
+        on_done: Callable[[], None],
     ) -> None:
-        """Notify them of the end of a checkpoint, after the rounds so far; then call ``told`` if none failed (HL19)."""
+        """Notify them of the end of a checkpoint, after the rounds so far; then ``on_done`` if none failed (HL19)."""
         problems: list[BaseException] = []
 
-        def note(whose: str, error: BaseException) -> None:
+        def note(listener: str, error: BaseException) -> None:
             problems.append(error)
-            failed(whose, error)
+            failed(listener, error)
 
         for nest, spec in self._specs.items():
             if isinstance(spec.on_round, CheckpointListener):
                 self._callbacks.tell(f"on_round of loop '{nest}'", spec.on_round, tell, note)
-        self._callbacks.when_done(lambda: None if problems else told())
+        self._callbacks.when_done(lambda: None if problems else on_done())
 
     def close(self) -> None:
         """The generation is over. Callbacks that wait still run: the next generation may not finish those rounds."""

@@ -275,8 +275,8 @@ class Driver:
         wants_checkpoint = any(not request.savepoint for _, request in taken)
         checkpoint = self.take_checkpoint() if wants_checkpoint else None  # one is for all
         outcomes = [(ask, self._requested(request) if request.savepoint else checkpoint) for ask, request in taken]
-        for told in [_told(ask, outcome) for ask, outcome in outcomes if outcome is not None]:
-            told.result()
+        for answer in [_answer(ask, outcome) for ask, outcome in outcomes if outcome is not None]:
+            answer.result()
 
     def _requested(self, request: ControlRequest) -> Future[CheckpointOutcome]:
         try:
@@ -393,18 +393,18 @@ class Driver:
                 self._observer.on_note(problem)
 
 
-def _told(ask: remote_control.RequestFile, outcome: Future[CheckpointOutcome]) -> Future[None]:
+def _answer(ask: remote_control.RequestFile, outcome: Future[CheckpointOutcome]) -> Future[None]:
     """Answer ``ask`` in the thread that decides, as soon as there is an outcome: the process may end soon after."""
-    told: Future[None] = Future()
+    answered: Future[None] = Future()
 
     def tell(done: Future[CheckpointOutcome]) -> None:
         try:
             ask.answer(done.result())
         finally:
-            told.set_result(None)
+            answered.set_result(None)
 
     outcome.add_done_callback(tell)
-    return told
+    return answered
 
 
 def lock_for(config: PipelineConfig, around: Surroundings = PROCESS) -> PipelineLock:

@@ -60,7 +60,7 @@ class HookThread:
         done, problems, is_over = self._around.event(), list[BaseException](), list[bool]()
 
         def attempt(hook: CoordinatorHook) -> None:
-            if is_over:  # nobody waits any more: the next generation's call is behind this one
+            if is_over:  # its caller has given up: the next generation's call follows
                 return
             try:
                 call(hook)
@@ -96,7 +96,7 @@ class HookThread:
                 call(self._hook)
             except ThreadEnded:
                 raise
-            except BaseException:  # of ``close``: nobody is left who could be told
+            except BaseException:  # of ``close``: no caller is left to report it to
                 return
 
 
@@ -222,9 +222,9 @@ def newer_generation(error: BaseException) -> Generation | None:
     return Generation(error.newest) if isinstance(error, FencedError) and error.newest else None
 
 
-def failure_text(whose: str, call: str, error: BaseException) -> str:
+def failure_text(subject: str, call: str, error: BaseException) -> str:
     """Return one sentence about a call that failed; ``owner``: such as ``hook 'exchange'``."""
-    return f"{call} of {whose} failed: {_said(error)}"
+    return f"{call} of {subject} failed: {_said(error)}"
 
 
 def _checked(name: str, data: object) -> bytes | None:

@@ -93,7 +93,7 @@ class PipelineLock:
             os.getpid(),
             nonce,
             signals,
-            keeper=current_takeover().keeper,
+            supervisor_pid=current_takeover().supervisor_pid,
             claimant=claimant,
         )
         lock = cls(file, claimant, taken)

@@ -156,7 +156,7 @@ class RunningPipeline:
     def ask(self, *, drain: bool) -> None:
         """Send the signal that stops, or drains. Call at once after ``find``.
 
-        Of a pipeline with a keeper, that one gets it: else it would start the driver again if that dies over it (KR14).
+        A supervisor gets it, if there is one: else it would start the driver again if that dies over it (KR14).
 
         Raises:
             UsageError: the process belongs to another user, or has just ended.
@@ -198,7 +198,7 @@ class RunningPipeline:
             return False
         try:
             self._keeper.send_signal(number)
-        except psutil.Error:  # it has ended; whoever has its number now is left alone
+        except psutil.Error:  # it has ended; the process that has its number now is left alone
             return False
         return True
 
@@ -223,10 +223,10 @@ def _keeper_of(holder: LockHolder) -> psutil.Process | None:
     import psutil
 
     try:
-        parent = psutil.Process(holder.pid).parent() if holder.keeper else None
+        parent = psutil.Process(holder.pid).parent() if holder.supervisor_pid else None
     except psutil.Error:
         return None
-    return parent if parent is not None and parent.pid == holder.keeper else None
+    return parent if parent is not None and parent.pid == holder.supervisor_pid else None
 
 
 def _refuse_unreadable(lock: Path, pipeline: str) -> None:

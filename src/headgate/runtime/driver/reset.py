@@ -20,7 +20,15 @@ from headgate.model.graph import Role
 from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
-from headgate.model.pipeline_identity import NO_GENERATION, Life, Mine, Owner, ResetOrder, Target, TargetKind
+from headgate.model.pipeline_identity import (
+    NO_GENERATION,
+    Mine,
+    Owner,
+    PipelineIdentity,
+    ResetOrder,
+    Target,
+    TargetKind,
+)
 from headgate.model.plan import PipelineDefinition
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.recovery import ObservedLog, candidates, has_given_up, life_of
@@ -176,7 +184,7 @@ class Reset:
             self._pipeline, self._log.url, candidates(log), inputs, aside, tuple(found), left, log, is_empty
         )
 
-    def _targets(self, log: ObservedLog, life: Life | None) -> tuple[Target, ...]:
+    def _targets(self, log: ObservedLog, life: PipelineIdentity | None) -> tuple[Target, ...]:
         """Return all that is to be emptied: of the program, of what was written down, of an order half carried out.
 
         Raises:
@@ -194,7 +202,7 @@ class Reset:
         known = (*(noted or ()), *(() if order is None else order.targets), *(self._program or ()))
         return tuple({target.place_key: target for target in known}.values())
 
-    def _own_output(self, log: ObservedLog, life: Life | None) -> Mine:
+    def _own_output(self, log: ObservedLog, life: PipelineIdentity | None) -> Mine:
         """Return which owners' output may be deleted; once an order counts, also that of former identities."""
         is_decided = self._decided(log) is not None
         before = self._retrying(lambda: self._log.lives_before(life_of(log))) if is_decided else ()
@@ -252,7 +260,7 @@ class Reset:
             raise UsageError(f"sink '{target.sink}' of pipeline '{self._pipeline}': {problem}")
         return FoundTarget(target, sink, owner, holding)
 
-    def _refuse_copy(self, life: Life) -> None:
+    def _refuse_copy(self, life: PipelineIdentity) -> None:
         """Refuse if ``life`` began in another directory, and is there still: what its targets hold is that one's."""
         if is_same_directory(life.home, self._log.url) or is_missing(life.home):
             return
@@ -345,7 +353,9 @@ class Reset:
         if self._decided(self._log.observe()) == order:
             self._storage.delete(path)
 
-    def _empty(self, group: tuple[RecordedSink, ...], generation: Generation, life: Life, is_own: Mine) -> None:
+    def _empty(
+        self, group: tuple[RecordedSink, ...], generation: Generation, life: PipelineIdentity, is_own: Mine
+    ) -> None:
         """Empty the targets of one owner, unless they have got another owner since they were looked at (SO4)."""
         for target, sink in group:
             self._sinks.refuse_other_owner(target, sink, generation, is_own)
@@ -371,7 +381,7 @@ def _target_key(target: Target) -> tuple[object, ...]:
     return (target.sink, target.kind) if target.kind is TargetKind.OWN else target.place_key
 
 
-def needs_reset(found: FoundTarget, life: Life | None, is_own: Mine) -> bool:
+def needs_reset(found: FoundTarget, life: PipelineIdentity | None, is_own: Mine) -> bool:
     """Whether a target keeps the pipeline from beginning as it is, or would hold what a former run wrote.
 
     In a stream a former name of the sink may have left invisible prepared output.
@@ -381,7 +391,7 @@ def needs_reset(found: FoundTarget, life: Life | None, is_own: Mine) -> bool:
     return bool(found.holding.what) or has_former or not _is_free_for(life, found.owner)
 
 
-def _is_free_for(life: Life | None, owner: Owner) -> bool:
+def _is_free_for(life: PipelineIdentity | None, owner: Owner) -> bool:
     return owner.is_forgotten or owner.is_unknown or (owner.life is not None and owner.life == life)
 
 
@@ -407,7 +417,7 @@ class TargetSinks:
         sinks = {str(node.name): cast(Sink, node.spec) for node in graph if node.role is Role.SINK}
         self._by_name: Mapping[str, Sink] = sinks
 
-    def is_own(self, known: Sequence[Life]) -> Mine:
+    def is_own(self, known: Sequence[PipelineIdentity]) -> Mine:
         """Return which owners' output may be deleted, given the ``known`` identities of the pipeline."""
         home, host = self._home, self._host
         return lambda owner: any(ownership.may_delete_output(life, home, host, owner) for life in known or (None,))

@@ -175,11 +175,11 @@ class LiveGeneration:
             case messages.Ready():
                 if message.is_listening:
                     self.coordination.handle(coordinator_events.ListenerFound(Generation(message.generation), worker))
-            case messages.Told():
-                told = coordinator_events.CompletionTold(
+            case messages.CompletionReport():
+                event = coordinator_events.CompletionReported(
                     Generation(message.generation), worker, CheckpointId(message.checkpoint)
                 )
-                self.coordination.handle(told)
+                self.coordination.handle(event)
             case messages.EntranceEnded() | messages.ProbeReturned():
                 self._looping.on_message(message)
             case _:
@@ -494,6 +494,7 @@ class SupervisorHost:
             self.handle(supervisor_events.AlreadyFinished(begun.manifest.checkpoint))
             return
         assert self.live is None, "the former generation ends before the next one is claimed"
+        assert begun.generation > (self.last_generation or 0), "every claim is of a later generation"
         self.last_generation = begun.generation
         self._restored = begun.restored
         self._takeover.on_claim(begun.generation)

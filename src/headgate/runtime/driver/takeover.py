@@ -73,8 +73,8 @@ class HeartbeatWriter:
             return
         prefix = f"{self._pipeline}/heartbeats/"
         for path in self._storage.list(prefix.rstrip("/")):
-            whose = generation_of(path.removeprefix(prefix))
-            if whose is not None and whose < generation:
+            found = generation_of(path.removeprefix(prefix))
+            if found is not None and found < generation:
                 self._storage.delete(path)
         self._tidied = generation
 
@@ -248,7 +248,7 @@ class Takeover:
         on_claim: called with every generation that this driver claims.
         lock_nonce: the silent run that has the lock to be broken, whether its process is there or not (SB8).
         on_course: called with what the user asks of this driver, as soon as it is known (KR13).
-        keeper: the process that starts this driver again, 0: none. What is asked of the driver goes to it (KR14).
+        supervisor_pid: the process that starts this driver again, 0: none. Requests to the driver go to it (KR14).
         restarts: how often it has done so (KR2).
     """
 
@@ -257,7 +257,7 @@ class Takeover:
     on_claim: Callable[[Generation], None] = _ignore_claim
     lock_nonce: str | None = None
     on_course: Callable[[Course], None] = _ignore_course
-    keeper: int = 0
+    supervisor_pid: int = 0
     restarts: int = 0
 
 

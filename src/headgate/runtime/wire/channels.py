@@ -165,6 +165,7 @@ class OutputChannel:
         transmit: Callable[[Element], None],
         on_credit: Callable[[OutputChannel], None],
     ) -> None:
+        assert credit_bytes > 0, "without credit nothing is ever sent"
         self.key = key
         self._transmit = transmit
         self._on_credit = on_credit

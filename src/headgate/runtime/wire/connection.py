@@ -527,7 +527,7 @@ class Listener:
                     self._around.sleep(_PAUSE_SECONDS)  # who has just come can show the secret meanwhile
                     self._close_oldest_stranger()
                 continue
-            with self._lock:  # whoever closes knows of every stranger that came before
+            with self._lock:  # close() knows of every stranger that came before
                 is_closed = self._is_closed
                 if not is_closed:
                     self._strangers[stream] = None
@@ -552,7 +552,7 @@ class Listener:
         with self._lock:
             oldest = next(iter(self._strangers), None)
             if oldest is not None:
-                del self._strangers[oldest]  # at once: what is on its way out takes nobody's place
+                del self._strangers[oldest]  # at once: what is on its way out takes no place of others
         if oldest is not None:
             _interrupt(oldest)
 

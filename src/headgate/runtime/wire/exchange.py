@@ -525,7 +525,7 @@ class Exchange:
             for edge in self._plan.edges
             if edge.partitioner is not Partitioner.FORWARD
         }
-        for other in self._workers() if edges else []:  # without a shuffle nobody needs to connect
+        for other in self._workers() if edges else []:  # without a shuffle no worker needs to connect
             if other == self._worker:
                 continue
             peer = Peer(
@@ -580,7 +580,7 @@ class Exchange:
             self._hold(connection)
             is_kept = self._welcome(connection)
         except (ConnectionLost, ProtocolViolation, CorruptionError):
-            pass  # it never became a peer, so nobody lost anything: start() reports who is missing
+            pass  # it never became a peer, so nothing was lost: start() reports who is missing
         finally:
             self._release(connection)
             if not is_kept:

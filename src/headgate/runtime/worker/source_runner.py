@@ -156,7 +156,7 @@ class MarkerReports:
     period_ms: int
     _since: tuple[int, int] | None = None
     """When it was last looked, and how much had been read then."""
-    _told: tuple[CheckpointId, ...] = ()
+    _reported: tuple[CheckpointId, ...] = ()
 
     def due(self, awaited: tuple[CheckpointId, ...], read_count: int, now_ms: int) -> tuple[CheckpointId, ...] | None:
         """Return for which checkpoints to report that it is not cut yet; None: no report is due.
@@ -166,15 +166,15 @@ class MarkerReports:
             read_count: how much it has read.
             now_ms: the time.
         """
-        if any(checkpoint not in awaited for checkpoint in self._told):  # a cut begins the timeout (EI35): at once
-            self._told = tuple(checkpoint for checkpoint in self._told if checkpoint in awaited)
-            return self._told
+        if any(checkpoint not in awaited for checkpoint in self._reported):  # a cut begins the timeout (EI35): at once
+            self._reported = tuple(checkpoint for checkpoint in self._reported if checkpoint in awaited)
+            return self._reported
         if not awaited:
             self._since = None
         elif self._since is None:
             self._since = now_ms, read_count
         elif now_ms - self._since[0] >= self.period_ms and read_count > self._since[1]:
-            self._since, self._told = (now_ms, read_count), awaited
+            self._since, self._reported = (now_ms, read_count), awaited
             return awaited
         return None
 
@@ -304,7 +304,7 @@ class SourceRunner:
         if not self.source.is_over:
             if not self.source.reader.is_finished():
                 self._resume()
-            if self.source.reader.splits():  # whoever has none may find some with the first poll, and is not idle yet
+            if self.source.reader.splits():  # without any it may find some with the first poll
                 self._update_splits()
         self.see_splits()
 

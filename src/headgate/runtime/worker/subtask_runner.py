@@ -405,6 +405,7 @@ class SubtaskRunner:
     def _run(self, effect: machine.Effect, text: str) -> None:
         match effect:
             case alignment.BlockChannel():
+                assert not self._inputs[effect.channel].is_blocked, "a barrier was read from a blocked channel"
                 self._inputs[effect.channel].block()
             case alignment.UnblockChannels():
                 for channel in effect.channels:
@@ -422,6 +423,7 @@ class SubtaskRunner:
             case alignment.Decline():
                 self._reports.decline(self.subtask, effect.checkpoint, effect.reason, text)
             case machine.Acknowledge():
+                assert effect.entry.subtask == self.subtask, "a subtask acknowledges its own snapshot"
                 delays = self._alignment_timer.taken(effect.checkpoint)
                 counted = self._counted.pop(effect.checkpoint, {})
                 entry = replace(effect.entry, delays=delays, totals=counted)

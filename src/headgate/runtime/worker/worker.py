@@ -384,7 +384,7 @@ class Worker:
                 for runner in self._runners:
                     runner.handle(machine.CompleteReceived(CheckpointId(mail.checkpoint)))
                 if self._is_listening:  # HL7
-                    self._control.send(messages.Told(mail.generation, mail.checkpoint))
+                    self._control.send(messages.CompletionReport(mail.generation, mail.checkpoint))
             case messages.Abort() if mail.generation == self._generation:
                 for runner in self._runners:
                     runner.handle(alignment.AbortReceived(CheckpointId(mail.checkpoint)))

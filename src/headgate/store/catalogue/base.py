@@ -19,7 +19,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import pyarrow as pa
 
-from headgate.model.pipeline_identity import Life, Mine, Owner
+from headgate.model.pipeline_identity import Mine, Owner, PipelineIdentity
 from headgate.protocol.store.group_ownership import Claim
 from headgate.protocol.store.layouts import Layout, ObservedLoad, Plan, ScalingPolicy
 from headgate.protocol.store.reader_group import Event, GroupSegment
@@ -631,7 +631,7 @@ class Catalogue(ABC):
         """
 
     @writes
-    def own(self, owner: str, life: Life) -> Owner:
+    def own(self, owner: str, life: PipelineIdentity) -> Owner:
         """Let ``life`` be ``owner``, unless another one is (LV3); return which one is then."""
 
     @writes

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 
 from headgate.codec.json_files import decode_life, encode_life
 from headgate.model.ids import Generation
-from headgate.model.pipeline_identity import Life, Mine, OtherSink, Owner
+from headgate.model.pipeline_identity import Mine, OtherSink, Owner, PipelineIdentity
 from headgate.protocol.supervision import ownership
 from headgate.store.catalogue import stream_rows as sql_streams
 from headgate.store.catalogue import tables as t
@@ -148,7 +148,7 @@ def names_of(connection: Connection, of: str) -> set[str]:
 
 
 @t.implements(Catalogue.own)
-def own(connection: Connection, owner: str, life: Life) -> Owner:
+def own(connection: Connection, owner: str, life: PipelineIdentity) -> Owner:
     """Record ``life`` for ``owner``, unless another one is recorded; return the one that is recorded then."""
     found = find_owner(connection, owner)
     if found.life is None and ownership.may_own(life, found):
@@ -177,7 +177,7 @@ def _has_written(connection: Connection, info: StreamInfo, owner: str) -> bool:
     return connection.scalar(sa.select(former).where(*mine)) is not None
 
 
-def _set_life(connection: Connection, owner: str, life: Life | None) -> None:
+def _set_life(connection: Connection, owner: str, life: PipelineIdentity | None) -> None:
     connection.execute(t.owners.delete().where(t.owners.c.owner == owner))
     connection.execute(t.owners.insert().values(owner=owner, life=encode_life(life)))
 

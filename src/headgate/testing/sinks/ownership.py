@@ -10,7 +10,7 @@ from headgate.connectors.base import Sink
 from headgate.connectors.fenced_sink import Fence, FencedSink, can_remove_output, owner_of
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.pipeline_identity import Life, Mine, OtherSink, Owner
+from headgate.model.pipeline_identity import Mine, OtherSink, Owner, PipelineIdentity
 from headgate.protocol.supervision import ownership
 from headgate.testing.sinks.call_failures import CALLS_MAX, failing_target
 from headgate.testing.sinks.fake_pipeline import (
@@ -33,7 +33,7 @@ def check_owner(target: Target) -> str | None:
     sink = target.sink
     if not sink.has_owner:
         return NOT_OWNED
-    first, second = Life("first", "/first", "kit", 1), Life("second", "/second", "kit", 2)
+    first, second = PipelineIdentity("first", "/first", "kit", 1), PipelineIdentity("second", "/second", "kit", 2)
     assert sink.owner(PIPELINE, NODE) == Owner(), "a fresh target knows an owner"
     assert sink.own(PIPELINE, NODE, first) == Owner(first), "a fresh target does not take the life that comes"
     FakePipeline(target, 3, "the owner asks again").start(1)
@@ -46,7 +46,7 @@ def check_owner(target: Target) -> str | None:
     return _others_are_known(sink, another, first)
 
 
-def _others_are_known(sink: Sink, another: Owner, first: Life) -> str | None:
+def _others_are_known(sink: Sink, another: Owner, first: PipelineIdentity) -> str | None:
     """LV9: the target knows the output of a sink's former name, and its owner."""
     if not another.others:
         return "that a sink with a former name is known: the target lists none"
@@ -61,7 +61,7 @@ def check_start_over(target: Target) -> str | None:
     sink = target.sink
     if not sink.has_owner:
         return NOT_OWNED
-    first, second = Life("first", "/first", "kit", 1), Life("second", "/second", "kit", 2)
+    first, second = PipelineIdentity("first", "/first", "kit", 1), PipelineIdentity("second", "/second", "kit", 2)
     sink.own(PIPELINE, NODE, first)
     pipeline = FakePipeline(target, 5, "the pipeline was started over")
     pipeline.advance(pipeline.start(2))
@@ -93,7 +93,7 @@ def check_start_over(target: Target) -> str | None:
     return None
 
 
-FIRST, SECOND, OTHER = (Life(name, f"/{name}", "kit", 1) for name in ("first", "second", "other"))
+FIRST, SECOND, OTHER = (PipelineIdentity(name, f"/{name}", "kit", 1) for name in ("first", "second", "other"))
 
 IS_MINE: Mine = lambda owner: owner.life is not None and owner.life.id == FIRST.id  # noqa: E731
 
