@@ -152,7 +152,7 @@ def test_output_is_prepared_in_pieces_and_published_in_one_step(worker: Worker, 
 def test_one_piece_is_in_memory_at_a_time(worker: Worker, tmp_path: Path) -> None:  # SF13, CS8
     for number in range(5):
         worker.write(number)
-        assert worker.writer._records._open_bytes == 0, "a closed piece is in a file"
+        assert worker.writer._records.open_bytes == 0, "a closed piece is in a file"
     prepared = worker.checkpoint(1)
     assert prepared is not None
     driver = driver_of(worker, tmp_path)

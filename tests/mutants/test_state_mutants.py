@@ -22,12 +22,12 @@ from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.runtime.checkpoints import restore as restore_module
 from headgate.sim.scenarios import broadcast, memory_chunks, rocksdb, timers, ttl
 from headgate.state import backend
+from headgate.state.backend import TIMERS
 from headgate.state.memory import column_backend, row_backend
 from headgate.state.memory.change_tracking import KeyChanges
 from headgate.state.memory.incremental_snapshot import ChunkLog
 from headgate.state.memory.timers import MemoryColumnTimers, MemoryRowTimers
 from headgate.state.rocksdb.database import Changes
-from headgate.state.timers import TIMERS
 from headgate.state.ttl import EXPIRES_COLUMN, NEVER_MS, TTL, as_declared
 
 

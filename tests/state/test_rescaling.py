@@ -10,10 +10,9 @@ from tests.state.backends import Parts, states
 
 from headgate.model.ids import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups
-from headgate.state.backend import Ownership, RowBackend
+from headgate.state.backend import Ownership, RowBackend, TimeKind
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.key_hash import hash_columns, key_groups
-from headgate.state.timers import TimeKind
 from headgate.state.worker_backends import WorkerStates
 
 GROUPS = 16

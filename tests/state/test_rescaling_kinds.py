@@ -19,10 +19,9 @@ from tests.state.memory.test_window_backend import KEYS as WINDOW_KEYS
 
 from headgate.model.ids import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups
-from headgate.state.backend import Ownership, StateFactory
+from headgate.state.backend import Ownership, StateFactory, TimeKind
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
 from headgate.state.key_hash import hash_columns, key_groups
-from headgate.state.timers import TimeKind
 from headgate.state.window_aggregates import partial_batch
 from headgate.state.worker_backends import WorkerStates
 

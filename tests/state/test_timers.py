@@ -16,14 +16,13 @@ from tests.state.moved import Moved, restore
 
 from headgate.codec.snapshot import decode_sections
 from headgate.model.ids import key_groups_of_subtask
-from headgate.state.backend import ColumnBackend, Ownership, RowBackend
+from headgate.state.backend import ColumnBackend, Ownership, RowBackend, TimeKind
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.memory import column_backend
 from headgate.state.memory import timers as timers_module
 from headgate.state.rocksdb import timers as rocks_timers
 from headgate.state.snapshot import FrozenState
-from headgate.state.timers import TimeKind
 from headgate.state.worker_backends import WorkerStates
 
 KEYS = KeyColumns(("name", "number"), (pa.large_string(), pa.int64()))

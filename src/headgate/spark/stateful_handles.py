@@ -30,8 +30,8 @@ from headgate.operators.process.row_state import MapState as Entries
 from headgate.operators.process.row_state import ValueState as Single
 from headgate.operators.process.row_state import first_key
 from headgate.operators.schemas import as_schema, canonical_schema, has_map
+from headgate.state.backend import TimeKind
 from headgate.state.descriptors import Evolution, value_type
-from headgate.state.timers import TimeKind
 from headgate.state.ttl import TTL
 
 _ATOMIC: dict[str, type[types.DataType]] = {

@@ -26,7 +26,7 @@ from headgate.operators.schemas import canonical_schema, fitted, frame_of, to_ca
 from headgate.operators.timestamps import event_time
 from headgate.operators.user_functions import copied, shortened
 from headgate.spark.stateful_handles import Fields, ProcessorHandle, SparkSchema, arrow_schema_of, without_zone
-from headgate.state.timers import TimeKind
+from headgate.state.backend import TimeKind
 from headgate.state.ttl import StateTime
 from headgate.state.worker_backends import MemoryStates
 

@@ -14,8 +14,8 @@ from headgate.operators.functions import ReduceSpec
 from headgate.operators.tumbling_windows import window_operators
 from headgate.operators.window_plan import TumblingAggregate
 from headgate.runtime.state_reader.schema import Kind, Shape, shape_of
+from headgate.state.backend import TimeKind, timer_section
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of, state_identity
-from headgate.state.timers import TimeKind, timer_section
 
 NUMBER, TEXT = pa.int64(), pa.large_string()
 

@@ -26,13 +26,12 @@ from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
 from headgate.state import snapshot
-from headgate.state.backend import ContinuingBackend, Ownership
+from headgate.state.backend import TIMERS, ContinuingBackend, Ownership, TimeKind
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
 from headgate.state.memory import change_tracking, column_backend, column_states, incremental_snapshot
 from headgate.state.memory import timers as timers_module
 from headgate.state.memory.row_backend import MemoryRowBackend
 from headgate.state.snapshot import FrozenState, OwnedKeys, is_description
-from headgate.state.timers import TIMERS, TimeKind
 from headgate.state.ttl import TTL
 from headgate.state.worker_backends import worker_states
 from headgate.storage.memory import MemoryStorage

@@ -15,10 +15,10 @@ import headgate as hg
 from headgate.codec.snapshot import STATE_PREFIX
 from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.state import snapshot
+from headgate.state.backend import TimeKind
 from headgate.state.descriptors import StateDescriptor, StateKind
 from headgate.state.memory import change_tracking
 from headgate.state.memory import timers as timers_module
-from headgate.state.timers import TimeKind
 from headgate.storage.urls import open_storage
 
 MANY = 18_000

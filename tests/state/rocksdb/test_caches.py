@@ -18,13 +18,13 @@ from headgate.model.config import RocksState
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, key_groups_of_subtask
 from headgate.model.manifest import KeyGroups
 from headgate.runtime.checkpoints.snapshot_writer import SnapshotDestination, SubtaskTarget
+from headgate.state.backend import TimeKind
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.rocksdb import column_backend, row_backend
 from headgate.state.rocksdb.column_backend import RocksColumnBackend
 from headgate.state.rocksdb.database import Changes, Database
 from headgate.state.rocksdb.row_backend import RocksRowBackend
 from headgate.state.snapshot import OwnedKeys
-from headgate.state.timers import TimeKind
 from headgate.state.worker_backends import WorkerStates, worker_states
 from headgate.storage.memory import MemoryStorage
 

@@ -25,7 +25,7 @@ from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.rocksdb import database_restore
 from headgate.state.rocksdb.database import Database, FileRange, SharedMemory
 from headgate.state.rocksdb.database_restore import _pieces, _varint, files_of_key_groups, remove_from_manifest
-from headgate.state.rocksdb.file_manifest import Description, decode_description
+from headgate.state.rocksdb.database_snapshot import Description, decode_description
 from headgate.state.snapshot import OwnedKeys, is_description
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.urls import open_storage

@@ -33,8 +33,7 @@ from headgate.state.rocksdb import database as rocks_memory
 from headgate.state.rocksdb import database_restore
 from headgate.state.rocksdb import database_snapshot as rocks_increments
 from headgate.state.rocksdb.database import Changes, Database, SharedMemory, Use
-from headgate.state.rocksdb.database_snapshot import FrozenDatabase
-from headgate.state.rocksdb.file_manifest import decode_description
+from headgate.state.rocksdb.database_snapshot import FrozenDatabase, decode_description
 from headgate.state.rocksdb.tables import Table
 from headgate.state.snapshot import LocalDamage, is_description
 from headgate.storage.urls import open_storage

@@ -16,7 +16,7 @@ from headgate.model.manifest import KeyGroups
 from headgate.state.rocksdb import database
 from headgate.state.rocksdb.database import Changes, Database, SharedMemory, open_read_only
 from headgate.state.rocksdb.database_restore import check_files, files_of_key_groups
-from headgate.state.rocksdb.file_manifest import Description
+from headgate.state.rocksdb.database_snapshot import Description
 from headgate.state.rocksdb.row_encoding import group_start
 from headgate.state.snapshot import OwnedKeys
 

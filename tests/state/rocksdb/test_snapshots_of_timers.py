@@ -25,13 +25,13 @@ from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, key_groups_of_subtask
 from headgate.model.manifest import Manifest, SubtaskEntry
 from headgate.protocol.checkpoints.retention import SharedFiles
+from headgate.state.backend import TimeKind
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.rocksdb import database_restore, database_snapshot
 from headgate.state.rocksdb import timers as rocks_timers
 from headgate.state.rocksdb.database import Database
 from headgate.state.rocksdb.ttl import ExpiringTables
-from headgate.state.timers import TimeKind
 from headgate.state.worker_backends import WorkerStates
 from headgate.storage.urls import open_storage
 

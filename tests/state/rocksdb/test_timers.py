@@ -20,7 +20,7 @@ from tests.state.test_timers import KEYS, Columns, Rows, Timer, arrays, hash_of
 import headgate as hg
 from headgate.operators.catalog import process_spec
 from headgate.operators.process import batch_process
-from headgate.state.backend import Ownership
+from headgate.state.backend import Ownership, TimeKind, first_timers
 from headgate.state.memory.timers import MemoryColumnTimers
 from headgate.state.rocksdb import column_backend, row_encoding
 from headgate.state.rocksdb import timers as rocks_timers
@@ -28,7 +28,6 @@ from headgate.state.rocksdb.column_backend import RocksColumnBackend
 from headgate.state.rocksdb.database import Changes, Database
 from headgate.state.rocksdb.row_backend import RocksRowBackend
 from headgate.state.rocksdb.timers import END_OF_TIME, StoredTimers
-from headgate.state.timers import TimeKind, first_timers
 from headgate.state.worker_backends import WorkerStates
 
 EVENT = TimeKind.EVENT_TIME

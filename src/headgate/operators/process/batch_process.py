@@ -30,12 +30,11 @@ from headgate.operators.process.timers import (
 )
 from headgate.operators.schemas import SchemaLike, batch_of, columns_of_frame, frame_of, schema_text
 from headgate.operators.user_functions import UserFunctionError, batch_error, copied, user_traceback
-from headgate.state.backend import ColumnBackend
+from headgate.state.backend import DATES_MS, ColumnBackend, ColumnTimers, TimeKind, TimersByKind
 from headgate.state.descriptors import KeyColumns
 from headgate.state.key_hash import Words, owned_rows
 from headgate.state.key_index import Slots
 from headgate.state.snapshot import FrozenState
-from headgate.state.timers import DATES_MS, ColumnTimers, TimeKind, TimersByKind
 from headgate.state.worker_backends import MemoryStates
 
 GivenTimes: TypeAlias = pl.Series | int | datetime

@@ -23,8 +23,8 @@ from headgate.operators.process.state_declaration import StatefulFunctionSpec
 from headgate.operators.process.timers import CallContext, OperatorTime, Timer, milliseconds
 from headgate.operators.timestamps import EventTime
 from headgate.operators.user_functions import UserFunctionError, divert_unreadable, shortened, user_traceback
+from headgate.state.backend import RowTimers, TimeKind
 from headgate.state.key_hash import owned_rows
-from headgate.state.timers import RowTimers, TimeKind
 from headgate.state.ttl import StateTime
 
 

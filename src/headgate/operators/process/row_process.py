@@ -44,10 +44,9 @@ from headgate.operators.user_functions import (
     user_error,
     user_traceback,
 )
-from headgate.state.backend import RowBackend
+from headgate.state.backend import RowBackend, TimeKind
 from headgate.state.descriptors import NO_EVOLUTION, Evolution
 from headgate.state.snapshot import FrozenState
-from headgate.state.timers import TimeKind
 from headgate.state.ttl import TTL, StateTime
 from headgate.state.worker_backends import MemoryStates
 

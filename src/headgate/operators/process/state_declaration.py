@@ -19,6 +19,7 @@ from headgate.operators.keys import check_keys
 from headgate.operators.process.broadcast_state import BroadcastSide
 from headgate.operators.schemas import SchemaLike, as_schema
 from headgate.operators.user_functions import UserFunctionError, user_traceback
+from headgate.state.backend import RESERVED_PREFIX
 from headgate.state.descriptors import (
     NO_EVOLUTION,
     Evolution,
@@ -30,7 +31,6 @@ from headgate.state.descriptors import (
     state_identity,
 )
 from headgate.state.key_hash import is_key_type
-from headgate.state.timers import RESERVED_PREFIX
 from headgate.state.ttl import TTL
 
 ValueT_co = TypeVar("ValueT_co", covariant=True)

@@ -1,6 +1,6 @@
 """Timers of functions by row, times, and the operator that fires timers (docs/spec/timers.md).
 
-``state.timers`` holds the timers. Modelled on Flink's ``TimerService`` and on the timers of PySpark's
+``state.backend`` holds the timers. Modelled on Flink's ``TimerService`` and on the timers of PySpark's
 ``StatefulProcessor``. Reads the date once, when the operator is opened.
 """
 
@@ -27,9 +27,17 @@ from headgate.operators.base import (
     RestoredState,
 )
 from headgate.operators.process.row_state import CurrentKey, NoKey
-from headgate.state.backend import ColumnBackend, RowBackend
+from headgate.state.backend import (
+    DATES_MS,
+    TIMERS,
+    ColumnBackend,
+    RowBackend,
+    RowTimers,
+    TimeKind,
+    TimersByKind,
+    TimersMeta,
+)
 from headgate.state.snapshot import FrozenState
-from headgate.state.timers import DATES_MS, TIMERS, RowTimers, TimeKind, TimersByKind, TimersMeta
 from headgate.state.ttl import TtlMeta
 
 _EPOCH = datetime(1970, 1, 1)

@@ -35,8 +35,8 @@ from headgate.runtime.savepoint_writer.rows import (
 from headgate.runtime.state_reader.lookup import POSITIONS, StoredCheckpoint, operators_of
 from headgate.runtime.state_reader.reader import StoredState, states_of
 from headgate.runtime.state_reader.schema import OF_TIMERS, Kind, Shape, shape_of
+from headgate.state.backend import TIMERS, TimeKind, TimersMeta, timer_section
 from headgate.state.descriptors import Section, section_of
-from headgate.state.timers import TIMERS, TimeKind, TimersMeta, timer_section
 from headgate.state.ttl import TTL_SECTION, TtlMeta, other_form
 from headgate.storage.base import Storage
 

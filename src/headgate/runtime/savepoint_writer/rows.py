@@ -29,9 +29,9 @@ from headgate.runtime.state_reader.schema import (
     Kind,
     Shape,
 )
+from headgate.state.backend import TIME_COLUMN
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.snapshot import FrozenState, KeyedState, Rows, SnapshotTarget
-from headgate.state.timers import TIME_COLUMN
 from headgate.state.ttl import EXPIRES_COLUMN, NEVER_MS
 
 WRITABLE = (

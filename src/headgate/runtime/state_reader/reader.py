@@ -39,9 +39,9 @@ from headgate.runtime.state_reader.schema import (
     decode_piece,
     shape_of,
 )
+from headgate.state.backend import DATES_MS, TIME_COLUMN
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.snapshot import StoredFiles
-from headgate.state.timers import DATES_MS, TIME_COLUMN
 from headgate.state.ttl import EXPIRES_COLUMN
 from headgate.state.worker_backends import portable_rows, schema_in_files
 from headgate.storage.base import Storage

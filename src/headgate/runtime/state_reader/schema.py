@@ -35,8 +35,8 @@ from headgate.model.state_schema import Form, StateIdentity
 from headgate.plain_text import encodable
 from headgate.protocol.subtasks.loops import RoundProgress
 from headgate.runtime.state_reader.lookup import COMMITTABLES, LOG_SECTIONS, Piece
+from headgate.state.backend import TIME_COLUMN, TIMERS, TimeKind
 from headgate.state.descriptors import StateKind
-from headgate.state.timers import TIME_COLUMN, TIMERS, TimeKind
 from headgate.state.ttl import has_expiry
 
 SUBTASK, KEY_GROUP = "_subtask", "_key_group"

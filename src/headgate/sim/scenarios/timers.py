@@ -23,7 +23,7 @@ from headgate.sim.product.history import History
 from headgate.sim.product.records import OUT_OF_ORDER_MS, WINDOW_MS, Row
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.workloads import Branches, Job, Values, Workload, draw_splits
-from headgate.state.timers import TIMERS, TimeKind
+from headgate.state.backend import TIMERS, TimeKind
 
 REMINDER_MS = 1_001
 """From the end of a window to its reminder: no window ends then."""

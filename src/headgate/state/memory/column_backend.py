@@ -13,7 +13,21 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.backend import ListColumns, MapColumns, Ownership, ValueColumns, restored_states, restored_timers
+from headgate.state.backend import (
+    TIMERS,
+    ColumnTimers,
+    ListColumns,
+    MapColumns,
+    Ownership,
+    TimeKind,
+    TimersByKind,
+    TimersMeta,
+    ValueColumns,
+    restored_states,
+    restored_timers,
+    timers_by_kind,
+    timers_of_each_kind,
+)
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of
 from headgate.state.key_hash import Hashes, hash_columns
 from headgate.state.key_index import FrozenKeys, Slots, make_key_index
@@ -24,15 +38,6 @@ from headgate.state.memory.incremental_snapshot import Change, ChunkedState, Chu
 from headgate.state.memory.timers import MemoryColumnTimers
 from headgate.state.memory.ttl import ExpiringLists, ExpiringMaps, ExpiringValues, Sweep
 from headgate.state.snapshot import StoredFiles
-from headgate.state.timers import (
-    TIMERS,
-    ColumnTimers,
-    TimeKind,
-    TimersByKind,
-    TimersMeta,
-    timers_by_kind,
-    timers_of_each_kind,
-)
 from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta
 from headgate.state.vectors import FrozenChanges, FrozenRows, KeyedColumns
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from headgate.codec.snapshot import CHUNKS_DESCRIPTION, Buffer, decode_sections, encode_sections
 from headgate.errors import CorruptionError, UnknownFormat
 from headgate.model.manifest import KeyGroups, SnapshotPart
+from headgate.state.backend import TimeKind, timer_section
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.memory.change_tracking import Interval
 from headgate.state.snapshot import (
@@ -31,7 +32,6 @@ from headgate.state.snapshot import (
     encode_batches,
     row_counts,
 )
-from headgate.state.timers import TimeKind, timer_section
 
 CHUNKS_MAX = 32
 """A chain has about so many chunks: a restore reads each of them."""

@@ -15,7 +15,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.state.backend import Ownership, Record, restored_batches, restored_states, restored_timers
+from headgate.state.backend import (
+    TIMERS,
+    Ownership,
+    Record,
+    RowTimers,
+    TimersByKind,
+    TimersMeta,
+    restored_batches,
+    restored_states,
+    restored_timers,
+    timers_by_kind,
+    timers_of_each_kind,
+)
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
 from headgate.state.memory.change_tracking import FrozenCells, MemoryCells
 from headgate.state.memory.incremental_restore import continue_from
@@ -24,7 +36,6 @@ from headgate.state.memory.timers import FrozenRowTimers, MemoryRowTimers, key_a
 from headgate.state.memory.ttl import ExpiringCells
 from headgate.state.row_values import conversion, python_values
 from headgate.state.snapshot import FrozenState, StoredFiles
-from headgate.state.timers import TIMERS, RowTimers, TimersByKind, TimersMeta, timers_by_kind, timers_of_each_kind
 from headgate.state.ttl import EXPIRES_COLUMN, TTL_SECTION, StateTime, TtlMeta, live_objects
 
 _ENCODE_KEYS = 16_384

@@ -1,4 +1,4 @@
-"""Timers in memory, by column and by row: see ``state.timers``.
+"""Timers in memory, by column and by row: see ``state.backend``.
 
 By column, timers are sorted runs of what was done to them. Registering and deleting append to a tail; a full tail
 becomes a run, sorted by time and slot; runs of like size are merged, and of what was done to one timer the latest
@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from headgate.state.backend import first_timers
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Hashes, Words, hash_columns, value_hash
 from headgate.state.key_index import Slots
@@ -32,7 +33,6 @@ from headgate.state.memory.change_tracking import (
     MemoryCells,
     are_too_many,
 )
-from headgate.state.timers import first_timers
 from headgate.state.vectors import FrozenChanges, FrozenRows, KeyedColumns, Mask
 
 TimerOps: TypeAlias = tuple[Words, Words]

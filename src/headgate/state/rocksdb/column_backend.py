@@ -11,15 +11,25 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.backend import ListColumns, Ownership, restored_states, restored_timers
+from headgate.state.backend import (
+    TIMERS,
+    ColumnTimers,
+    ListColumns,
+    Ownership,
+    TimeKind,
+    TimersByKind,
+    restored_states,
+    restored_timers,
+    timers_by_kind,
+    timers_of_each_kind,
+)
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.key_hash import Hashes, hash_columns
 from headgate.state.key_index import FrozenKeys, Slots, key_bytes, make_key_index
 from headgate.state.rocksdb.column_cache import Cached, CachedMaps, CachedPack, CachedValues, KeysOf
 from headgate.state.rocksdb.database import Changes
 from headgate.state.rocksdb.database_restore import continue_from
-from headgate.state.rocksdb.database_snapshot import ExtraSections, FrozenDatabase
-from headgate.state.rocksdb.file_manifest import AnyTable
+from headgate.state.rocksdb.database_snapshot import AnyTable, ExtraSections, FrozenDatabase
 from headgate.state.rocksdb.local_databases import LocalDatabase
 from headgate.state.rocksdb.row_encoding import EncodedKeys, disk_order, encoded_keys
 from headgate.state.rocksdb.tables import (
@@ -34,7 +44,6 @@ from headgate.state.rocksdb.tables import (
 from headgate.state.rocksdb.timers import RocksColumnTimers, StoredTimers
 from headgate.state.rocksdb.ttl import CachedExpiring, CachedState, ExpiringTables, make_cache
 from headgate.state.snapshot import FrozenState, StoredFiles
-from headgate.state.timers import TIMERS, ColumnTimers, TimeKind, TimersByKind, timers_by_kind, timers_of_each_kind
 from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta
 from headgate.state.vectors import FrozenRows, SlotArray, is_fixed, storage_type
 

@@ -35,8 +35,16 @@ from headgate.model.ids import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.state.backend import Ownership
 from headgate.state.rocksdb.database import FileRange, Rows, SharedMemory, directory_error, disk_error, open_read_only
-from headgate.state.rocksdb.database_snapshot import PART_BYTES, KnownFiles, encode_sections_of
-from headgate.state.rocksdb.file_manifest import AnyTable, Continued, Description, decode_description, sections_of
+from headgate.state.rocksdb.database_snapshot import (
+    PART_BYTES,
+    AnyTable,
+    Continued,
+    Description,
+    KnownFiles,
+    decode_description,
+    encode_sections_of,
+    sections_of,
+)
 from headgate.state.rocksdb.local_databases import LocalDatabase
 from headgate.state.rocksdb.row_encoding import group_start, runs
 from headgate.state.rocksdb.tables import PackedTable

@@ -14,13 +14,24 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.backend import Ownership, Record, restored_batches, restored_states, restored_timers
+from headgate.state.backend import (
+    TIMERS,
+    Ownership,
+    Record,
+    RowTimers,
+    TimeKind,
+    TimersByKind,
+    restored_batches,
+    restored_states,
+    restored_timers,
+    timers_by_kind,
+    timers_of_each_kind,
+)
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind
 from headgate.state.memory.timers import key_arrays, timer_batches, timers_count
 from headgate.state.rocksdb.database import Changes, Rows
 from headgate.state.rocksdb.database_restore import continue_from
-from headgate.state.rocksdb.database_snapshot import ExtraSections, FrozenDatabase
-from headgate.state.rocksdb.file_manifest import AnyTable
+from headgate.state.rocksdb.database_snapshot import AnyTable, ExtraSections, FrozenDatabase
 from headgate.state.rocksdb.local_databases import LocalDatabase
 from headgate.state.rocksdb.row_encoding import EncodedKeys, decode_columns, encode_columns, encoded_keys, places, timed
 from headgate.state.rocksdb.tables import (
@@ -39,7 +50,6 @@ from headgate.state.rocksdb.timers import RocksRowTimers, StoredTimers
 from headgate.state.rocksdb.ttl import ExpiringTables
 from headgate.state.row_values import conversion, keys_of, python_values
 from headgate.state.snapshot import FrozenState, StoredFiles
-from headgate.state.timers import TIMERS, RowTimers, TimeKind, TimersByKind, timers_by_kind, timers_of_each_kind
 from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta, drop_expired
 
 _ABSENT = object()

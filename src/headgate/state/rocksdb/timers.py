@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from headgate.state.backend import TimeKind, timer_section
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Hashes, Words, hash_columns
 from headgate.state.key_index import Slots
@@ -34,7 +35,6 @@ from headgate.state.rocksdb.row_encoding import (
 )
 from headgate.state.rocksdb.tables import TABLES_MAX
 from headgate.state.row_values import keys_of
-from headgate.state.timers import TimeKind, timer_section
 from headgate.state.vectors import Mask
 
 _NUMBERS = {TimeKind.EVENT_TIME: TABLES_MAX, TimeKind.PROCESSING_TIME: TABLES_MAX + 1}

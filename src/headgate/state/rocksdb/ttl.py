@@ -20,7 +20,6 @@ from headgate.state.memory.column_states import MemoryMaps, MemoryValues
 from headgate.state.memory.ttl import ExpiringLists, ExpiringMaps, ExpiringValues
 from headgate.state.rocksdb.column_cache import ENTRY_BYTES, CachedLists, CachedMaps, CachedValues, KeysOf, ListChanges
 from headgate.state.rocksdb.database import Changes, Database, Rows
-from headgate.state.rocksdb.file_manifest import AnyTable, sections_of
 from headgate.state.rocksdb.row_encoding import EncodedKeys, decode_columns, expiries_of, expiring_at, runs, timed
 from headgate.state.rocksdb.tables import Table, load_entries
 from headgate.state.ttl import TTL, StateTime
@@ -85,18 +84,6 @@ class ExpiringTables:
                     kept = [values[at] for at in longer.tolist()]
                     changes.put([rows[at] for at in longer.tolist()], expiring_at(kept, limits[number]))
             self._database.write(changes)
-
-
-def expired_counts(rows: Rows, tables: Sequence[AnyTable], now_ms: int) -> dict[str, int]:
-    """Return how many rows of each section of ``tables`` that expire have done so."""
-    found = {table.number: 0 for table in tables if table.ttl is not None}
-    if found:
-        for scanned, values in rows.scan(b"", None):
-            for number, start, end in runs(scanned):
-                if number in found:
-                    found[number] += int(np.count_nonzero(expiries_of(values[start:end]) <= now_ms))
-    expiring = [table for table in tables if table.number in found]
-    return {section.name: found[table.number] for table in expiring for section in sections_of(table)}
 
 
 class CachedExpiringValues(CachedValues, ExpiringValues):
