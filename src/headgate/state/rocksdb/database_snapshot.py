@@ -63,7 +63,7 @@ _TIMERS = "timers"
 """Of a table of timers; others have a kind of state."""
 
 _PACK = "pack"
-"""Of a table whose rows it shares with those beside it: the number of their table."""
+"""Field of a table that shares its rows with others: the number of the table that has the rows."""
 
 _LARGE_NAME = re.compile(r"[0-9]{6,20}\.sst")
 _SMALL_NAME = re.compile(r"CURRENT|MANIFEST-[0-9]{6,20}|rocksdict-config\.json")
