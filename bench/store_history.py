@@ -95,7 +95,7 @@ def commanded(root: Path, command: str) -> None:
     """Have the command line print it."""
     from typer.testing import CliRunner
 
-    from headgate.cli.streams.commands import app
+    from headgate.cli.streams import app
 
     arguments = [command, *([STREAM] if command == "describe" else []), "--store", str(root)]
     result = CliRunner().invoke(app, arguments)

@@ -367,7 +367,7 @@ NAMES_FOR_PEOPLE = {"owner", "claimant"}
 """Fields that hold a name in words. Two may be compared with ``==``; nothing is decided by what is in one."""
 
 KEYS_OF_SINKS = {
-    ROOT / "src/headgate/cli/sinks.py",
+    ROOT / "src/headgate/cli/pipelines.py",
     ROOT / "src/headgate/connectors/fenced_sink.py",
     ROOT / "src/headgate/sim/scenarios/user_pipelines.py",
 }

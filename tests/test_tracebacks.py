@@ -11,8 +11,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from headgate.cli import app
+from headgate.cli.options import load_pipeline
 from headgate.cli.output import report_error
-from headgate.cli.program_loader import load_pipeline
 from headgate.errors import UsageError
 
 PROGRAM = """

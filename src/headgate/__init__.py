@@ -16,16 +16,20 @@ __version__ = "0.1.0"
 HeadgateError._render_traceback_ = property(render_traceback)
 
 PUBLIC_NAMES = {
-    "headgate.api.async_readers": "AsyncGroupReader AsyncReaderGroup AsyncStreamFollower",
-    "headgate.api.async_store": "AsyncSharedTransaction AsyncStore AsyncStreamWriter AsyncTransactionWriter",
+    "headgate.api.async_store": (
+        "AsyncGroupReader AsyncReaderGroup AsyncSharedTransaction AsyncStore AsyncStreamFollower "
+        "AsyncStreamWriter AsyncTransactionWriter"
+    ),
     "headgate.api.config": (
         "Checkpointing DeadLetter ExponentialDelay Fail FailureRate FixedDelay Memory NoRestart RocksDB Security"
     ),
     "headgate.api.connected_streams": "ConnectedStreams",
     "headgate.api.dataframe_source": "DataFrameSource",
     "headgate.api.pipeline": "Pipeline",
-    "headgate.api.savepoint_writer": "EditedSavepoint NewSavepoint WrittenSavepoint edit_savepoint new_savepoint",
-    "headgate.api.state_reader": "read_state read_state_batches state_catalog",
+    "headgate.api.state_access": (
+        "EditedSavepoint NewSavepoint WrittenSavepoint edit_savepoint new_savepoint read_state "
+        "read_state_batches state_catalog"
+    ),
     "headgate.api.stream": "KeyedStream Session Sliding Stream Tumbling WindowedStream",
     "headgate.connectors.base": "ASK_AGAIN CoordinatorHook HookContext",
     "headgate.connectors.fenced_sink": "Fence",
@@ -83,11 +87,11 @@ def _hint(name: str) -> str:
 _names = PublicNames(__name__, PUBLIC_NAMES, _hint)
 
 if TYPE_CHECKING:
-    from headgate.api.async_readers import AsyncGroupReader as AsyncGroupReader
-    from headgate.api.async_readers import AsyncReaderGroup as AsyncReaderGroup
-    from headgate.api.async_readers import AsyncStreamFollower as AsyncStreamFollower
+    from headgate.api.async_store import AsyncGroupReader as AsyncGroupReader
+    from headgate.api.async_store import AsyncReaderGroup as AsyncReaderGroup
     from headgate.api.async_store import AsyncSharedTransaction as AsyncSharedTransaction
     from headgate.api.async_store import AsyncStore as AsyncStore
+    from headgate.api.async_store import AsyncStreamFollower as AsyncStreamFollower
     from headgate.api.async_store import AsyncStreamWriter as AsyncStreamWriter
     from headgate.api.async_store import AsyncTransactionWriter as AsyncTransactionWriter
     from headgate.api.config import Checkpointing as Checkpointing
@@ -103,14 +107,14 @@ if TYPE_CHECKING:
     from headgate.api.connected_streams import ConnectedStreams as ConnectedStreams
     from headgate.api.dataframe_source import DataFrameSource as DataFrameSource
     from headgate.api.pipeline import Pipeline as Pipeline
-    from headgate.api.savepoint_writer import EditedSavepoint as EditedSavepoint
-    from headgate.api.savepoint_writer import NewSavepoint as NewSavepoint
-    from headgate.api.savepoint_writer import WrittenSavepoint as WrittenSavepoint
-    from headgate.api.savepoint_writer import edit_savepoint as edit_savepoint
-    from headgate.api.savepoint_writer import new_savepoint as new_savepoint
-    from headgate.api.state_reader import read_state as read_state
-    from headgate.api.state_reader import read_state_batches as read_state_batches
-    from headgate.api.state_reader import state_catalog as state_catalog
+    from headgate.api.state_access import EditedSavepoint as EditedSavepoint
+    from headgate.api.state_access import NewSavepoint as NewSavepoint
+    from headgate.api.state_access import WrittenSavepoint as WrittenSavepoint
+    from headgate.api.state_access import edit_savepoint as edit_savepoint
+    from headgate.api.state_access import new_savepoint as new_savepoint
+    from headgate.api.state_access import read_state as read_state
+    from headgate.api.state_access import read_state_batches as read_state_batches
+    from headgate.api.state_access import state_catalog as state_catalog
     from headgate.api.stream import KeyedStream as KeyedStream
     from headgate.api.stream import Session as Session
     from headgate.api.stream import Sliding as Sliding

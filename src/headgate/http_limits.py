@@ -1,7 +1,7 @@
 """Limits of a process that listens for HTTP: connections, bytes and time.
 
 Used by the server of a store and the port for metrics; the web page, which uses asyncio, has the same limits
-(``web.server``). A checkpoint needs descriptors and memory, too, so connections from outside get a fixed share
+(``web.app``). A checkpoint needs descriptors and memory, too, so connections from outside get a fixed share
 (SE9 of docs/spec/security.md).
 """
 

@@ -15,8 +15,14 @@ from tests.store.storing import STREAM, keyed
 import headgate as hg
 from headgate.api import async_calls
 from headgate.api.async_calls import AsyncProxy
-from headgate.api.async_readers import AsyncGroupReader, AsyncReaderGroup, AsyncStreamFollower
-from headgate.api.async_store import AsyncSharedTransaction, AsyncStreamWriter, AsyncTransactionWriter
+from headgate.api.async_store import (
+    AsyncGroupReader,
+    AsyncReaderGroup,
+    AsyncSharedTransaction,
+    AsyncStreamFollower,
+    AsyncStreamWriter,
+    AsyncTransactionWriter,
+)
 from headgate.store.follower import StreamEvents, StreamFollower
 from headgate.store.reader_groups import GroupEvents
 from headgate.store.writer import StreamWriter

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import headgate as hg
 from headgate import testing
 from headgate.cli.app import app
-from headgate.cli.output import result_text
-from headgate.cli.progress import outcome_of
+from headgate.cli.output import outcome_of, result_text
 from headgate.display.progress import end_text
 from headgate.errors import PipelineFailed, UsageError
 from headgate.model.config import StartConfig

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli import __main__, progress, run, supervisor
+from headgate.cli import __main__, output, run, supervisor
 from headgate.cli.__main__ import environment_of, program_of, start_jvm, values_of
-from headgate.cli.program_loader import make_importable
+from headgate.cli.options import make_importable
 from headgate.spark import jvm
 from headgate.spark.jvm import QUICK_COMPILER, Launch, quick_jvm
 from headgate.spark.prerequisites import JVM_OPTIONS
@@ -100,7 +100,7 @@ def test_a_program_that_makes_a_session_begins_its_own_jvm(tmp_path: Path) -> No
 
 def test_what_is_for_the_command_alone_is_not_in_the_environment(program: str) -> None:  # OM10
     around = {"HEADGATE_SUPERVISED": "{}", "HEADGATE_UI_TOKEN": "secret", "A": "b"}
-    assert (__main__.SUPERVISED, __main__.TOKEN) == (supervisor.SUPERVISED, progress.TOKEN)
+    assert (__main__.SUPERVISED, __main__.TOKEN) == (supervisor.SUPERVISED, output.TOKEN)
     assert set(environment_of(program, around, has_page=True)) & set(around) == {"A"}
     assert set(environment_of(program, around, has_page=False)) & set(around) == {"A", "HEADGATE_UI_TOKEN"}
     assert QUICK_COMPILER in environment_of(program, around, has_page=False)[JVM_OPTIONS]

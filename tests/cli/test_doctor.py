@@ -14,7 +14,7 @@ from headgate import __version__
 from headgate.cli import doctor, run
 from headgate.cli.doctor import Finding, Verdict, check_executors, judge_executors, prepare_tip
 from headgate.cli.options import RunOptions, StartPoint
-from headgate.cli.supervisor_client import SupervisorClient
+from headgate.cli.supervisor import SupervisorClient
 from headgate.model.progress import RunResult
 from headgate.spark.session import Executor
 

@@ -39,7 +39,7 @@ WAIT_S = 60.0
 
 CHILD = """
 import json, os, signal, subprocess, sys, time
-from headgate.cli.supervisor_client import SupervisorClient
+from headgate.cli.supervisor import SupervisorClient
 kept = SupervisorClient.from_environment()
 told = open(sys.argv[1], "a", buffering=1)
 def tell(*words): told.write(json.dumps([os.getpid(), *words]) + "\\n")
@@ -365,7 +365,7 @@ def test_a_command_that_is_not_there_is_tried_again(tmp_path: Path) -> None:  # 
 
 
 def test_a_keeper_imports_neither_spark_nor_arrow() -> None:
-    code = f"import sys, {supervisor.__name__}, headgate.cli.supervisor_client\nprint(*sys.modules)"
+    code = f"import sys, {supervisor.__name__}, headgate.cli.supervisor\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"pyspark", "pyarrow", "polars", "numpy", "msgspec", "typer", "sqlalchemy", "obstore", "headgate.api"}
     assert not heavy & set(loaded)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli.program_loader import load_pipeline
+from headgate.cli.options import load_pipeline
 from headgate.store.store import Store
 from headgate.store.streams import TEXT_SCHEMA
 

@@ -19,8 +19,7 @@ from tests.clocks import HandClock
 from headgate.api.pipeline_registry import KnownPipeline, KnownState, PipelineRegistry
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.urls import open_storage
-from headgate.web.app import OVERVIEW_AGE_MS_MAX, OVERVIEW_FILES, Overview, make_overview_app
-from headgate.web.server import serve_page
+from headgate.web.app import OVERVIEW_AGE_MS_MAX, OVERVIEW_FILES, Overview, make_overview_app, serve_page
 
 TOKEN = {"Authorization": "Bearer sesame"}
 RUNNER = """

@@ -16,11 +16,9 @@ from tests.web.test_app import Found
 from headgate.api.pipeline_registry import KnownPipeline, KnownState
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import SubtaskAlignment, WorkerProgress
-from headgate.web.actions import RunActions
-from headgate.web.app import Overview, make_app, make_overview_app
-from headgate.web.logs import LogDirectory
-from headgate.web.server import serve_page
-from headgate.web.view_model import RunView
+from headgate.web.app import Overview, make_app, make_overview_app, serve_page
+from headgate.web.responses import RunActions
+from headgate.web.view_model import LogDirectory, RunView
 
 PATIENCE_S = 60
 FLAGS = (

@@ -11,10 +11,9 @@ from typing import Annotated
 import typer
 
 from headgate import __version__
-from headgate.cli import checkpoints, doctor, pipelines, run, sinks, state, store
+from headgate.cli import checkpoints, doctor, pipelines, run, state, store, streams
 from headgate.cli.options import unwrap_help
 from headgate.cli.output import report_error
-from headgate.cli.streams import commands
 from headgate.errors import HeadgateError
 from headgate.tracebacks import wants_full_traceback
 
@@ -33,9 +32,9 @@ app.command("pipelines")(pipelines.pipelines)
 app.command("ui")(pipelines.ui)
 app.command("doctor")(doctor.doctor)
 app.command("prepare")(doctor.prepare)
-app.add_typer(commands.app, name="streams")
+app.add_typer(streams.app, name="streams")
 app.add_typer(store.app, name="store")
-app.add_typer(sinks.app, name="sinks")
+app.add_typer(pipelines.sinks_app, name="sinks")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(checkpoints.savepoints_app, name="savepoints")
 app.add_typer(state.app, name="state")

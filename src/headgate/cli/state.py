@@ -26,11 +26,10 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
-from headgate.api.savepoint_writer import EditedSavepoint, edit_savepoint
-from headgate.cli.options import DirOption
+from headgate.api.state_access import EditedSavepoint, edit_savepoint
+from headgate.cli.line_format import json_lines, python_rows
+from headgate.cli.options import DirOption, load_pipeline
 from headgate.cli.output import Terminal, count_text, say, size_text, time_text, write_lines
-from headgate.cli.program_loader import load_pipeline
-from headgate.cli.streams.line_format import json_lines, python_rows
 from headgate.codec.arrow import LOCAL_TIME, MOMENT
 from headgate.errors import UsageError
 from headgate.operators.expressions import elementwise_problem

@@ -52,9 +52,8 @@ ELSEWHERE = {
     "storage/fsync.py": "the file system",
     "storage/object_store.py": "object stores",
     "spark": "Spark: launcher, task entry, ends in DataFrames, its own processors, streams in its jobs",
-    "cli/supervisor.py": "the process of a keeper: forks, signals, pipes",
-    "cli/supervisor_client.py": "the process that it keeps",
-    "cli/standby.py": "the process of a standby: signals",
+    "cli/supervisor.py": "the processes of a supervisor and its driver: forks, signals, pipes",
+    "cli/run.py": "the process of a standby: signals",
 }
 """What cannot run there either, and is in no room that is measured."""
 

@@ -3,7 +3,7 @@
 A PySpark Python data source that yields Arrow batches, one partition for each subtask's snapshot; without an operator
 it lists what there is. All tasks, and all
 actions on one DataFrame, read the checkpoint that was the newest when ``load`` was called (RS13). Counterpart:
-``runtime.state_reader``; ``api.stored_state`` does the same without Spark.
+``runtime.state_reader``; ``api.state_access`` does the same without Spark.
 """
 
 from __future__ import annotations

@@ -12,10 +12,9 @@ from headgate.public_names import PublicNames
 PUBLIC_NAMES = {
     "headgate.testing.connectors": "Collect EOF FailOnce PAUSE ScriptedSource",
     "headgate.testing.in_process": "run running",
-    "headgate.testing.late_splits": "Growing check_late_splits",
+    "headgate.testing.source_kit": "Growing check_late_splits check_source",
     "headgate.testing.sink_kit": "check_sink",
     "headgate.testing.sinks.fake_pipeline": "Target",
-    "headgate.testing.source_kit": "check_source",
 }
 """The public names by module. A new one also needs an import below, for type checkers."""
 
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
     from headgate.testing.connectors import ScriptedSource as ScriptedSource
     from headgate.testing.in_process import run as run
     from headgate.testing.in_process import running as running
-    from headgate.testing.late_splits import Growing as Growing
-    from headgate.testing.late_splits import check_late_splits as check_late_splits
     from headgate.testing.sink_kit import check_sink as check_sink
     from headgate.testing.sinks.fake_pipeline import Target as Target
+    from headgate.testing.source_kit import Growing as Growing
+    from headgate.testing.source_kit import check_late_splits as check_late_splits
     from headgate.testing.source_kit import check_source as check_source
 else:
     __all__ = _names.all

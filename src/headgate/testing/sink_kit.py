@@ -11,14 +11,14 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from headgate.errors import HeadgateError
-from headgate.testing.sinks.call_failures import check_interruptions
-from headgate.testing.sinks.fake_pipeline import Target, missing_option
-from headgate.testing.sinks.lost_output import (
+from headgate.testing.sinks.failures import (
+    check_interruptions,
     check_lost_prepared,
     check_lost_prepared_in_recovery,
     check_outages,
     check_taken_away,
 )
+from headgate.testing.sinks.fake_pipeline import Target, missing_option
 from headgate.testing.sinks.ownership import check_owner, check_remove_output, check_start_over
 from headgate.testing.sinks.scenarios import (
     KillPoint,

@@ -22,7 +22,7 @@ from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage, memory_storage
 from headgate.storage.urls import OPENERS
 from headgate.testing import Target
-from headgate.testing.sinks.call_failures import check_interruptions
+from headgate.testing.sinks.failures import check_interruptions
 from headgate.testing.sinks.fake_pipeline import HasFailed
 from headgate.testing.sinks.scenarios import (
     KillPoint,

@@ -1,7 +1,7 @@
 """Pipelines that are kept running: drivers that beat, keepers that start them again, and standbys (SM73).
 
 A site is a computer with a keeper, which runs a driver, or a standby that waits for its turn. Keeper, standby, lookout,
-heart and succession are the product's; here is what ``cli.keeping`` and ``cli.standby`` do for them with processes,
+heart and succession are the product's; here is what ``cli.supervisor`` and ``cli.run`` do for them with processes,
 pipes and signals. Computers are lost with all that runs on them, and drivers die, stop for longer than a standby waits,
 and are asked to stop. Drawn from a generator of its own.
 """
@@ -276,7 +276,7 @@ class StandbyRun(Run):
         return end_path(NAME, generation) in self.disks[CHECKPOINTS].objects
 
     def _stand_by(self, site: Site, started: Started) -> BaseException | None:
-        """As ``cli.standby`` does."""
+        """As ``cli.run`` does."""
         lookout = HeartbeatReader(open_storage(ROOT), NAME, site.claimant)
         machine = Standby()
         event: standby.Event | None = Begin()

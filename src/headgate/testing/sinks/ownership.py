@@ -12,7 +12,7 @@ from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.pipeline_identity import Mine, OtherSink, Owner, PipelineIdentity
 from headgate.protocol.supervision import ownership
-from headgate.testing.sinks.call_failures import CALLS_MAX, failing_target
+from headgate.testing.sinks.failures import CALLS_MAX, failing_target
 from headgate.testing.sinks.fake_pipeline import (
     NODE,
     PIPELINE,

@@ -10,7 +10,7 @@ import pytest
 from tests.store.storing import KEYED, STREAM, drained, keyed
 from typer.testing import CliRunner
 
-from headgate.cli.streams.commands import app
+from headgate.cli.streams import app
 from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.protocol.store.transactions import Status
 from headgate.store.store import Store

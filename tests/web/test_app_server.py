@@ -19,14 +19,11 @@ from tests.web.shop import NOW_MS, Asked, definition, progress
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import CheckpointOutcome, SubtaskAlignment
+from headgate.web import app as serving_module
 from headgate.web import responses
-from headgate.web import server as serving_module
-from headgate.web.actions import RunActions
-from headgate.web.app import RUN_FILES, make_app
-from headgate.web.logs import LogDirectory
-from headgate.web.responses import BODY_BYTES_MAX
-from headgate.web.server import serve_page
-from headgate.web.view_model import RunView
+from headgate.web.app import RUN_FILES, make_app, serve_page
+from headgate.web.responses import BODY_BYTES_MAX, RunActions
+from headgate.web.view_model import LogDirectory, RunView
 
 TOKEN = {"Authorization": "Bearer sesame"}
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from headgate.cli import run
 from headgate.cli.app import app
-from headgate.cli.progress import QuietObserver
-from headgate.cli.standby import ENDS, TEXTS, StandbyRunner, jvm_check
-from headgate.cli.supervisor_client import SupervisorClient
+from headgate.cli.output import QuietObserver
+from headgate.cli.run import ENDS, TEXTS, StandbyRunner, jvm_check
+from headgate.cli.supervisor import SupervisorClient
 from headgate.codec.json_files import beat_path, encode_beat, end_path
 from headgate.errors import FencedError, PipelineFailed
 from headgate.model.heartbeat import Beat, Course

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
-from headgate.cli.streams import commands
-from headgate.cli.streams.commands import app
-from headgate.cli.streams.line_format import line_blocks
+from headgate.cli import streams
+from headgate.cli.line_format import line_blocks
+from headgate.cli.streams import app
 from headgate.store.store import Store
 
 
@@ -19,7 +19,7 @@ from headgate.store.store import Store
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADGATE_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(commands, "QUIET_S", 0.001)
+    monkeypatch.setattr(streams, "QUIET_S", 0.001)
     return tmp_path / "store"
 
 
@@ -113,7 +113,7 @@ def test_list_and_describe(root: Path) -> None:
 
 
 def test_many_closed_segments_are_shown_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "CLOSED_SHOWN", 3)
+    monkeypatch.setattr(streams, "CLOSED_SHOWN", 3)
     run("create", "log", "--segments", "1")
     shown = []
     for number in range(2, 6):
@@ -192,7 +192,7 @@ def test_orphans_are_not_removed_while_somebody_writes(root: Path, monkeypatch: 
             writer.append(pa.record_batch([pa.array(["b"], pa.large_string())], names=["line"]))
             writer.flush()
 
-        monkeypatch.setattr(commands.time, "sleep", written)
+        monkeypatch.setattr(streams.time, "sleep", written)
         assert "processes write to the store" in run("check", "--remove-orphans", code=2)
     assert left.exists()
 
@@ -211,7 +211,7 @@ def test_create_says_what_is_wrong() -> None:
 
 
 def test_blocks_are_whole_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("headgate.cli.streams.line_format.BLOCK_BYTES", 5)
+    monkeypatch.setattr("headgate.cli.line_format.BLOCK_BYTES", 5)
     (tmp_path / "x").write_bytes(b"a\nbcdefghijk\n\nl\nm")
     with (tmp_path / "x").open("rb") as file:
         blocks = list(line_blocks(file))

@@ -10,7 +10,7 @@ import pytest
 from tests.store.storing import database_of
 from typer.testing import CliRunner
 
-from headgate.cli.streams.commands import app
+from headgate.cli.streams import app
 from headgate.errors import FencedError
 from headgate.store.catalogue import tables as t
 from headgate.store.reader_groups import CheckpointMarker

@@ -19,7 +19,7 @@ from headgate import environment
 from headgate.connectors.base import Sink, transaction_timeout_ms
 from headgate.errors import StorageError
 from headgate.testing import Target, check_sink
-from headgate.testing.sinks.lost_output import Moment, check_outage, check_outages
+from headgate.testing.sinks.failures import Moment, check_outage, check_outages
 
 
 class GoesOn(StagedSink):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.streams.test_commands import run
+from tests.cli.test_streams import run
 from tests.store.storing import KEYED, STREAM, drained, keyed
 
 from headgate.errors import StorageError

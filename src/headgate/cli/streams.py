@@ -1,36 +1,210 @@
-"""``headgate streams``: create, list, describe, update, seal, delete and check streams."""
+"""The commands ``headgate streams``; those on a stream itself: create, list, describe, scale, truncate, delete."""
 
 from __future__ import annotations
 
 import json
 import time
 from contextlib import suppress
+from datetime import datetime
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from headgate.cli import stream_events, stream_groups
+from headgate.cli.line_format import parse_columns
 from headgate.cli.output import Terminal, progress_bar, say
-from headgate.cli.sinks import ownership_text
-from headgate.cli.streams import events, groups, retention, scaling, transactions
-from headgate.cli.streams.common import JsonOption, Name, StoreOption, YesOption, confirm, open_store, print_result
-from headgate.cli.streams.line_format import parse_columns
-from headgate.cli.streams.retention import MaxAge, MaxSize, retention_of
-from headgate.cli.streams.scaling import share_of
+from headgate.cli.pipelines import ownership_text
+from headgate.cli.store import JsonLinesOption, Name, StoreOption, YesOption, confirm, open_store, print_result
 from headgate.display.text import size_text, time_text
 from headgate.errors import CorruptionError, UsageError
+from headgate.protocol.store.layouts import KEY_SPACE, Layout, Segment
 from headgate.store.fsck import Problem
+from headgate.store.policies import Retention, Scaling
 from headgate.store.store import Store, store_root
-from headgate.store.streams import TEXT_SCHEMA, StreamInfo
+from headgate.store.streams import TEXT_SCHEMA, StreamCut, StreamInfo
+
+MaxAge = Annotated[str | None, typer.Option("--retention-age", help="Remove events that are older, such as '7 days'.")]
+MaxSize = Annotated[
+    str | None,
+    typer.Option("--retention-size", help="Remove the oldest events beyond this size, such as 10GB."),
+]
+
+
+def retention_of(max_age: str | None, max_size: str | None) -> Retention | None:
+    """Return what two options ask for."""
+    return None if max_age is None and max_size is None else Retention(max_age, max_size)
+
+
+def retention(
+    name: Name,
+    max_age: MaxAge = None,
+    max_size: MaxSize = None,
+    off: Annotated[bool, typer.Option("--off", help="Keep events until they are truncated or deleted.")] = False,
+    as_json: JsonLinesOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Show or set how many events of a stream are kept, by age and size. Others are removed once a minute.
+
+    Events that a pipeline or another holder still needs are kept.
+    """
+    wanted = retention_of(max_age, max_size)
+    with open_store(store) as opened_store:
+        if off and wanted is not None:
+            raise UsageError("--off goes with neither --retention-age nor --retention-size")
+        if off or wanted is not None:
+            opened_store.set_retention(name, wanted)
+        policy = opened_store.describe(name).retention
+        told = f"stream {name}: " + ("events stay" if policy is None else f"events stay for {policy}")
+        print_result(told, {"stream": name, "retention": None if policy is None else str(policy)}, as_json=as_json)
+
+
+def cut(
+    name: Name,
+    at: Annotated[
+        datetime | None, typer.Option("--at", help="The cut in front of events that became visible then, local time.")
+    ] = None,
+    head: Annotated[bool, typer.Option("--head", help="The cut where the stream begins.")] = False,
+    as_json: JsonLinesOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Print a stream cut, the positions of the end of a stream or of a time, for other commands and programs."""
+    with open_store(store) as opened_store:
+        if head and at is not None:
+            raise UsageError("a cut is at --head or --at a time, not both")
+        found = opened_store.head(name) if head else opened_store.tail(name)
+        found = found if at is None else opened_store.cut_at(name, at)
+        positions = {str(segment): position for segment, position in sorted(found.positions.items())}
+        print_result(str(found), {"stream": name, "cut": str(found), "positions": positions}, as_json=as_json)
+
+
+def truncate(
+    name: Name,
+    cut: Annotated[str | None, typer.Option("--cut", help="Up to this cut, from 'headgate streams cut'.")] = None,
+    before: Annotated[
+        datetime | None, typer.Option("--before", help="Events that became visible before then, local time.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove them even if a pipeline or another holder needs them.")
+    ] = False,
+    yes: YesOption = False,
+    as_json: JsonLinesOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Remove the oldest events of a stream for good, and the files that hold nothing else."""
+    with open_store(store) as opened_store:
+        if (cut is None) == (before is None):
+            raise UsageError("say up to where: --cut CUT or --before DATE")
+        wanted = StreamCut.parse(cut) if cut is not None else opened_store.cut_at(name, _given(before))
+        if wanted.stream != name:
+            raise UsageError(f"the cut {wanted} is of another stream than '{name}'")
+        count = opened_store.events_between(opened_store.head(name), wanted)
+        confirm(f"Remove {count:,} events of stream {name} for good?", yes=yes, as_json=as_json)
+        head = opened_store.truncate(wanted, force=force)
+        told = f"{count:,} events removed; {name} begins at {head}"
+        print_result(told, {"stream": name, "events_removed": count, "head": str(head)}, as_json=as_json)
+
+
+def release(
+    name: Name,
+    holder: Annotated[str, typer.Argument(help="The holder, as 'headgate streams describe' shows it.")],
+    as_json: JsonLinesOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Release the events held by a pipeline that will not start again, so that they can be truncated."""
+    with open_store(store) as opened_store:
+        if holder not in opened_store.holds(name):
+            raise UsageError(f"'{holder}' holds nothing of stream '{name}'")
+        opened_store.release(name, holder=holder)
+        told = f"stream {name} is not held by {holder} any more"
+        print_result(told, {"stream": name, "holder": holder}, as_json=as_json)
+
+
+def _given(date: datetime | None) -> datetime:
+    assert date is not None
+    return date
+
+
+def share_of(segment: Segment) -> str:
+    """Return which part of the keys a segment takes."""
+    return f"{(segment.key_high - segment.key_low) / KEY_SPACE:.1%}"
+
+
+def scale(
+    name: Name,
+    segments: Annotated[
+        int | None, typer.Option("--segments", help="Spread the keys equally over this many segments.")
+    ] = None,
+    split: Annotated[int | None, typer.Option("--split", help="Cut this segment.")] = None,
+    into: Annotated[int, typer.Option("--into", help="How many segments take its keys.")] = 2,
+    merge: Annotated[str | None, typer.Option("--merge", help="Join these neighbours, such as 3,4.")] = None,
+    as_json: JsonLinesOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Scale a stream: its keys go to other segments from now on. No event moves, and keys stay in order.
+
+    Writers, transactions and pipelines go on. A pipeline reads with more subtasks from its next start on.
+    """
+    if sum(choice is not None for choice in (segments, split, merge)) != 1:
+        raise UsageError("say one of --segments, --split and --merge")
+    with open_store(store) as opened_store:
+        before = opened_store.find(name).segments_count
+        layout = _scaled(opened_store, name, segments, split, into, merge)
+        shares = ", ".join(f"{segment.segment_id} ({share_of(segment)} of the keys)" for segment in layout.present)
+        told = f"stream {name}: {len(layout.present)} segments instead of {before}: {shares}"
+        present = {str(x.segment_id): (x.key_high - x.key_low) / KEY_SPACE for x in layout.present}
+        print_result(
+            told, {"stream": name, "segments": len(present), "before": before, "shares": present}, as_json=as_json
+        )
+
+
+def _scaled(store: Store, name: str, segments: int | None, split: int | None, into: int, merge: str | None) -> Layout:
+    if segments is not None:
+        return store.resize(name, segments)
+    if split is not None:
+        return store.split(name, split, into)
+    numbers = [number.strip() for number in str(merge).split(",")]
+    if not all(number.isdecimal() for number in numbers):
+        raise UsageError(f"--merge takes numbers of segments, such as 3,4, not {merge!r}")
+    return store.merge(name, [int(number) for number in numbers])
+
+
+def scaling(
+    name: Name,
+    events: Annotated[int | None, typer.Option("--events-per-second", help="Target for one segment.")] = None,
+    data: Annotated[str | None, typer.Option("--bytes-per-second", help="Target for one segment, such as 1MB.")] = None,
+    least: Annotated[int, typer.Option("--min-segments", help="Least number of segments.")] = 1,
+    most: Annotated[int, typer.Option("--max-segments", help="Greatest number of segments.")] = 64,
+    cool_down: Annotated[str, typer.Option("--cool-down", help="Time between two steps.")] = "10 minutes",
+    off: Annotated[bool, typer.Option("--off", help="Turn automatic scaling off.")] = False,
+    as_json: JsonLinesOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Show or set how a stream scales automatically: hot segments are split, cold neighbours merged.
+
+    Processes that write to the stream check once a minute.
+    """
+    is_set = events is not None or data is not None
+    with open_store(store) as opened_store:
+        if off and is_set:
+            raise UsageError("--off goes with neither --events-per-second nor --bytes-per-second")
+        if off:
+            opened_store.set_scaling(name, None)
+        elif is_set:
+            opened_store.set_scaling(name, Scaling(events, data, least, most, cool_down))
+        policy = opened_store.find(name).scaling
+        told = f"stream {name}: " + ("it is scaled by hand only" if policy is None else str(policy))
+        print_result(told, {"stream": name, "scaling": None if policy is None else str(policy)}, as_json=as_json)
+
 
 app = typer.Typer(help="Streams of the embedded store.", no_args_is_help=True)
 for command in (
-    *(events.copy, retention.retention, retention.cut, retention.truncate, retention.release),
-    *(events.read, events.tail, scaling.scale, scaling.scaling),
+    *(stream_events.copy, retention, cut, truncate, release),
+    *(stream_events.read, stream_events.tail, scale, scaling),
 ):
     app.command(command.__name__)(command)
-app.add_typer(groups.groups, name="groups")
-app.add_typer(transactions.app, name="transactions")
+app.add_typer(stream_groups.groups, name="groups")
+app.add_typer(stream_events.app, name="transactions")
 
 QUIET_S = 1.0
 """Without writes for so long, orphans are removed: a file that is being written looks like one."""
@@ -43,7 +217,7 @@ CLOSED_SHOWN = 100
 def update(
     name: Name,
     columns: Annotated[str, typer.Option(help="Columns that are added or get a wider type, as name:type,…")],
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     store: StoreOption = None,
 ) -> None:
     """Add columns to a stream, or widen the types of numbers. Stored events are not rewritten.
@@ -60,7 +234,7 @@ def update(
         )
 
 
-app.command("write")(events.write)
+app.command("write")(stream_events.write)
 
 
 @app.command("create")
@@ -77,7 +251,7 @@ def create(
     chunks: Annotated[
         str | None, typer.Option(help="Where a new store on PostgreSQL keeps its events: s3://bucket/prefix, …")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     store: StoreOption = None,
 ) -> None:
     """Create a stream."""
@@ -98,7 +272,7 @@ def create(
 @app.command("list")
 def list_(
     scope: Annotated[str, typer.Argument(help="Only streams below this scope.")] = "",
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     store: StoreOption = None,
 ) -> None:
     """List the streams."""
@@ -133,7 +307,7 @@ def list_(
 @app.command("describe")
 def describe(
     name: Name,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     store: StoreOption = None,
 ) -> None:
     """Show one stream, its segments and its undecided transactions."""
@@ -167,7 +341,7 @@ def describe(
 
 
 @app.command("seal")
-def seal(name: Name, as_json: JsonOption = False, store: StoreOption = None) -> None:
+def seal(name: Name, as_json: JsonLinesOption = False, store: StoreOption = None) -> None:
     """End a stream: it takes no more events, and readers that follow it finish."""
     with open_store(store) as opened_store:
         opened_store.seal(name)
@@ -181,7 +355,7 @@ def delete(
         bool, typer.Option("--force", help="Delete it even if it is not sealed, or still needed.")
     ] = False,
     yes: YesOption = False,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     store: StoreOption = None,
 ) -> None:
     """Delete a sealed stream with all its events.
@@ -204,7 +378,7 @@ def forget(
         bool, typer.Option("--abort-prepared", help="Abort at once what it has prepared and not committed.")
     ] = False,
     yes: YesOption = False,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     store: StoreOption = None,
 ) -> None:
     """Allow a pipeline whose checkpoints were removed to start again with the stream that it has already written.
@@ -236,7 +410,7 @@ def check(
     repair: Annotated[
         bool, typer.Option("--repair", help="Restore the holds of reader groups; change nothing else.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     store: StoreOption = None,
 ) -> None:
     """Check the whole store; the exit code is 1 when something is wrong."""

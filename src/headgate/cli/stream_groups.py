@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from headgate.cli.output import Terminal, say
-from headgate.cli.streams.common import JsonOption, StoreOption, YesOption, confirm, open_store, print_result
+from headgate.cli.store import JsonLinesOption, StoreOption, YesOption, confirm, open_store, print_result
 from headgate.display.text import size_text
 from headgate.environment import SYSTEM_CLOCK
 from headgate.errors import CorruptionError, HeadgateError, UsageError
@@ -40,7 +40,7 @@ Cuts = Annotated[
 
 
 @groups.command("list")
-def list_(as_json: JsonOption = False, store: StoreOption = None) -> None:
+def list_(as_json: JsonLinesOption = False, store: StoreOption = None) -> None:
     """List the reader groups."""
     with open_store(store) as opened_store:
         names = opened_store.reader_groups()
@@ -58,7 +58,7 @@ def list_(as_json: JsonOption = False, store: StoreOption = None) -> None:
 
 
 @groups.command("describe")
-def describe(name: GroupName, as_json: JsonOption = False, store: StoreOption = None) -> None:
+def describe(name: GroupName, as_json: JsonLinesOption = False, store: StoreOption = None) -> None:
     """Show who reads what in a group, what is unread, and its checkpoints."""
     with open_store(store) as opened_store:
         group = opened_store.reader_group(name)
@@ -97,7 +97,7 @@ def create(
     if_not_exists: Annotated[
         bool, typer.Option(help="No error if a group that reads the same streams exists.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     store: StoreOption = None,
 ) -> None:
     """Create a reader group. From now on, events that it still has to read are not truncated."""
@@ -119,7 +119,7 @@ def checkpoint(
         str, typer.Argument(metavar="CHECKPOINT", help="Name of the checkpoint, for --checkpoint of reset.")
     ],
     timeout: Annotated[str, typer.Option(help="How long to wait until all readers have passed it.")] = "60s",
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     store: StoreOption = None,
 ) -> None:
     """Take a checkpoint of a group, and wait until all readers have passed it. The exit code is 1 if they have not.
@@ -150,7 +150,7 @@ def checkpoint(
 def forget(
     name: GroupName,
     checkpoint_name: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The checkpoint.")],
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     store: StoreOption = None,
 ) -> None:
     """Drop a checkpoint of a group, complete or not, and the events that are kept for it."""
@@ -172,7 +172,7 @@ def reset(
     begin: Annotated[Begin | None, typer.Option("--start", help="Where to begin in streams without a cut.")] = None,
     cuts: Cuts = None,
     yes: YesOption = False,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     store: StoreOption = None,
 ) -> None:
     """Reset a group to a checkpoint or a position. Its readers get an error and have to join again."""
@@ -191,7 +191,9 @@ def reset(
 
 
 @groups.command("delete")
-def delete(name: GroupName, yes: YesOption = False, as_json: JsonOption = False, store: StoreOption = None) -> None:
+def delete(
+    name: GroupName, yes: YesOption = False, as_json: JsonLinesOption = False, store: StoreOption = None
+) -> None:
     """Delete a group, its checkpoints, and the holds on events for it. Its readers fail. The streams stay."""
     with open_store(store) as opened_store:
         if name not in opened_store.reader_groups():
