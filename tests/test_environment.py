@@ -53,7 +53,7 @@ def test_the_date_is_milliseconds_since_1970() -> None:
 @pytest.mark.parametrize(
     "place", ["src/headgate/runtime/worker/worker.py", "scripts/demo/feeder.py", "bench/running.py"]
 )
-def test_the_linter_lets_nobody_else_read_the_date(look: str, place: str) -> None:
+def test_the_linter_lets_nobody_else_read_the_date(look: str, place: str) -> None:  # W18
     def refused(name: str) -> bool:
         command = [sys.executable, "-m", "ruff", "check", "--select", "TID251", "--stdin-filename", name, "-"]
         return subprocess.run(command, input=look, cwd=ROOT, capture_output=True, text=True).returncode == 1

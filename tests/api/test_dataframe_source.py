@@ -104,7 +104,7 @@ def test_spark_types_go_in_and_come_out(spark: Any, tmp_path: Path) -> None:  # 
 
 
 @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Kolkata"])
-def test_times_come_back_as_they_went_in(spark: Any, tmp_path: Path, zone: str) -> None:  # OP11
+def test_times_come_back_as_they_went_in(spark: Any, tmp_path: Path, zone: str) -> None:  # OP11, N74
     """Also around the hours that New York skips and repeats."""
     before = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", zone)

@@ -251,7 +251,7 @@ def test_a_head_without_end_is_not_read_on(port: MetricsPort, capfd: pytest.Capt
     ("host", "status"),
     [("evil.example.com", 403), ("evil.example.com:80", 403), ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]", 200)],
 )
-def test_metrics_are_not_for_a_page_of_another_site(port: MetricsPort, host: str, status: int) -> None:
+def test_metrics_are_not_for_a_page_of_another_site(port: MetricsPort, host: str, status: int) -> None:  # SE9
     port.watch("shop", lambda: PROGRESS)
     connection = http.client.HTTPConnection(METRICS_HOST, int(urlsplit(port.url).port or 0), timeout=120)
     with contextlib.closing(connection):

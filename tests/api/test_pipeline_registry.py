@@ -29,6 +29,7 @@ from headgate.storage.urls import open_storage
 
 
 def test_where_the_checkpoints_are_is_noted_for_the_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # SE1
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for root in ("one", "two"):
         (tmp_path / root / "p" / "log").mkdir(parents=True)

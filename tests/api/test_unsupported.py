@@ -208,6 +208,7 @@ def with_loop(pipeline: hg.Pipeline) -> None:
 
 @pytest.mark.parametrize("place", [with_source, with_sink, with_loop])
 def test_what_sources_sinks_and_loops_have_yet_to_do_is_not_removed(place: Callable[[hg.Pipeline], None]) -> None:
+    # HL18
     # C75
     pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(retain_on_cancel=False))
     place(pipeline)

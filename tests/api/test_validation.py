@@ -17,7 +17,7 @@ def made(mode: str, **options: Any) -> hg.Pipeline:
 
 # GM1
 @pytest.mark.parametrize("mode", list(Guarantee))
-def test_the_mode_of_a_pipeline_is_configured_by_name(mode: Guarantee) -> None:
+def test_the_mode_of_a_pipeline_is_configured_by_name(mode: Guarantee) -> None:  # GM1
     for text in (mode.value, mode.value.replace("_", "-")):
         pipeline = made(text)
         pipeline.source(hg.Generator(rows=1)).sink(hg.Discard())
@@ -40,7 +40,7 @@ def looped(mode: str, **rounds: Any) -> hg.Pipeline:
 
 # GM21
 @pytest.mark.parametrize("rounds", [{"max_rounds": 3}, {"round_column": "r"}, {"on_round": print}])
-def test_a_loop_that_counts_rounds_is_refused_at_least_once(rounds: dict[str, Any]) -> None:
+def test_a_loop_that_counts_rounds_is_refused_at_least_once(rounds: dict[str, Any]) -> None:  # GM21
     looped("exactly_once", **rounds).definition()
     looped("at_least_once").definition()
     with pytest.raises(hg.UsageError, match="counts rounds, which begin when all input has ended") as refused:
@@ -50,7 +50,7 @@ def test_a_loop_that_counts_rounds_is_refused_at_least_once(rounds: dict[str, An
 
 # GM33
 @pytest.mark.parametrize("interval", [None, 0])
-def test_at_most_once_needs_an_interval(interval: Any) -> None:
+def test_at_most_once_needs_an_interval(interval: Any) -> None:  # GM33
     with pytest.raises(hg.UsageError, match="needs an interval; give"):
         hg.Checkpointing(mode="at_most_once", interval=interval)
 

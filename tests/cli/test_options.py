@@ -32,7 +32,7 @@ from headgate.store.server.server import ServerOptions
 
 
 @pytest.mark.parametrize("is_local", [True, False])
-def test_logs_are_where_the_option_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool) -> None:
+def test_logs_are_where_the_option_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool) -> None:  # OM8
     monkeypatch.setenv("HEADGATE_LOG_DIR", "/elsewhere")
     monkeypatch.chdir(tmp_path)
     set_log_directory(None)
@@ -318,11 +318,11 @@ def test_every_exception_is_still_needed() -> None:
     assert set(KNOWN_SECOND) - {name for _, name in public_keywords()} == set()
 
 
-def test_an_option_has_one_long_name() -> None:
+def test_an_option_has_one_long_name() -> None:  # OM16
     assert [names for _, names in options() if len(names) > 1] == []
 
 
-def test_one_name_has_one_kind_of_value() -> None:
+def test_one_name_has_one_kind_of_value() -> None:  # OM16
     """A flag in one command takes no value in another, and none asks for a number where another takes a word."""
     kinds: dict[str, set[str]] = {}
     for _, command in commands():

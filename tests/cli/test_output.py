@@ -285,7 +285,7 @@ def state_at(note: str, token: str = "", path: str = "state") -> dict[str, Any]:
         return found
 
 
-def test_everything_that_is_heard_is_shown_and_passed_on(heard: Heard, tmp_path: Path) -> None:
+def test_everything_that_is_heard_is_shown_and_passed_on(heard: Heard, tmp_path: Path) -> None:  # PG1
     with shown(heard, tmp_path) as page:
         page.on_start(Asked())  # type: ignore[arg-type]
         page.on_note(LogPlace(str(tmp_path / "logs")))
@@ -319,7 +319,7 @@ def test_a_failure_is_shown(heard: Heard, tmp_path: Path) -> None:
     assert heard.calls[-1] == "on_failure"
 
 
-def test_the_token_is_not_for_workers(heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_not_for_workers(heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # PG3
     monkeypatch.setenv(TOKEN, "sesame")
     with shown(heard, tmp_path):
         assert TOKEN not in os.environ
@@ -327,7 +327,7 @@ def test_the_token_is_not_for_workers(heard: Heard, tmp_path: Path, monkeypatch:
         assert "sesame" not in heard.notes[0]
 
 
-def test_a_port_that_is_taken_is_said_before_anything_begins(heard: Heard, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_said_before_anything_begins(heard: Heard, tmp_path: Path) -> None:  # PG7
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(UsageError, match="--ui takes another"):
         shown(heard, tmp_path, other.getsockname()[1]).__enter__()
     assert heard.calls == []

@@ -1,5 +1,7 @@
 """``headgate pipelines``, ``ui``, ``stop`` and ``cancel``."""
 
+# Rules: F23
+
 from __future__ import annotations
 
 import json
@@ -307,7 +309,7 @@ def forget(sink: SqliteSink, name: str, *, answer: str = "y") -> str:
     return str(result.exception) if isinstance(result.exception, UsageError) else result.output
 
 
-def test_the_target_of_a_users_sink_is_made_to_forget(sink: SqliteSink) -> None:
+def test_the_target_of_a_users_sink_is_made_to_forget(sink: SqliteSink) -> None:  # CS20
     sink.own("p", "out", LIFE)
     sink.claim(hg.Fence("p:out", 7, sink.claimed("p:out").life))  # type: ignore[union-attr]
     assert "begun on far" in forget(sink, "p/out", answer="n")

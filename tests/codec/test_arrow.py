@@ -82,6 +82,7 @@ def test_a_batch_whose_offsets_lead_anywhere_is_refused() -> None:
     ids=["batch", "stream", "rows"],
 )
 def test_a_compressed_batch_is_refused_where_none_is_written(read: Callable[[str], object], compression: str) -> None:
+    # SE20
     with pytest.raises(pa.ArrowInvalid, match="a compressed batch where none is written"):
         read(compression)
 
@@ -110,7 +111,7 @@ def test_a_compressed_stream_takes_no_more_memory_than_is_allowed(monkeypatch: p
 # SE20
 @settings(max_examples=300)
 @given(st.data())
-def test_whatever_bytes_come_they_are_a_sound_batch_or_refused(data: st.DataObject) -> None:
+def test_whatever_bytes_come_they_are_a_sound_batch_or_refused(data: st.DataObject) -> None:  # SE20
     changed = bytearray(stream(BATCH))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(changed) - 1))

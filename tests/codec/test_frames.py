@@ -113,7 +113,7 @@ def test_neither_encoding_nor_decoding_copies_the_columns() -> None:
 
 # CH3
 @given(st.data())
-def test_any_flipped_bit_in_a_frame_is_noticed(data: st.DataObject) -> None:
+def test_any_flipped_bit_in_a_frame_is_noticed(data: st.DataObject) -> None:  # CH3
     raw, parts = frame_of(batch_of(20))
     frame = bytearray(raw + joined(parts))
     bit = data.draw(st.integers(0, len(frame) * 8 - 1))
@@ -152,7 +152,7 @@ def test_random_payloads_with_a_right_checksum_are_refused_without_harm(junk: by
 
 # CH2
 @pytest.mark.parametrize("size", [PAYLOAD_BYTES_MAX + 1, 1 << 63, (1 << 64) - 1])
-def test_an_oversized_length_is_refused_before_anything_is_allocated(size: int) -> None:
+def test_an_oversized_length_is_refused_before_anything_is_allocated(size: int) -> None:  # CH2
     raw = bytearray(encode_header(FrameKind.BATCH, 0, 1, 0, 1, [b"x"]))
     raw[32:40] = size.to_bytes(8, "little")
     raw[48:56] = xxhash.xxh3_64_intdigest(bytes(raw[:48])).to_bytes(8, "little")
@@ -183,7 +183,7 @@ def test_an_impossible_value_is_refused(kind: FrameKind, value: int) -> None:
     ("kind", "payload"),
     [(FrameKind.END, b"x"), (FrameKind.BARRIER, b""), (FrameKind.PROBE, bytes(CONTROL_PAYLOAD_BYTES_MAX + 1))],
 )
-def test_a_payload_that_its_kind_cannot_have_is_refused(kind: FrameKind, payload: bytes) -> None:
+def test_a_payload_that_its_kind_cannot_have_is_refused(kind: FrameKind, payload: bytes) -> None:  # CH2
     with pytest.raises(ProtocolViolation, match=f"announced {len(payload)} payload bytes for kind {int(kind)}"):
         decode_header(encode_header(kind, 0, 1, 0, 0, [payload] if payload else []))
 

@@ -154,7 +154,7 @@ def test_random_bytes_never_get_in(pieces: list[bytes]) -> None:
 
 # CN1, CN2
 @given(st.integers(0, 2), st.data())
-def test_any_flipped_bit_keeps_both_sides_apart(step: int, data: st.DataObject) -> None:
+def test_any_flipped_bit_keeps_both_sides_apart(step: int, data: st.DataObject) -> None:  # CN1
     one, other = client(), server()
     message = one.start()
     with pytest.raises(ProtocolViolation):  # noqa: PT012 (who notices depends on the step)

@@ -99,6 +99,7 @@ HOOKS = (HookState("shop", b"\x00\xff"), HookState("silent"), HookState("bank", 
     ],
 )
 def test_everything_that_an_entry_may_say_comes_back(entry: Claim | Manifest) -> None:
+    # GM4, EI4, SV26, SF14, SO9, UA18
     assert decode_log_entry(encode_log_entry(entry), "log/1") == entry
 
 

@@ -35,7 +35,7 @@ def test_records_do_not_depend_on_splits_or_subtasks(splits: int) -> None:
         assert sorted(found, key=lambda row: row["n"]) == expected
 
 
-def test_values_are_frozen() -> None:
+def test_values_are_frozen() -> None:  # N13
     rows = read_over_subtasks(small(rows=6), 1)
     assert [(row["key"], row["word"]) for row in rows] == FROZEN
     assert [row["ts"].microsecond for row in rows] == [1_000 * n for n in range(6)]
@@ -78,7 +78,7 @@ def test_the_rate_is_that_of_all_subtasks_together_and_missed_input_is_limited()
     assert burst == 500
 
 
-def test_processing_time_is_when_the_record_was_made() -> None:
+def test_processing_time_is_when_the_record_was_made() -> None:  # N13
     reader = GeneratorReader(Generator(rows=10, pool_rows=8, batch_rows=8), context(), HandClock(date_ms=12_345))
     rows = read_all(reader)[0]
     assert {row["ts"].timestamp() if row["ts"].tzinfo else row["ts"].microsecond for row in rows} == {345_000}

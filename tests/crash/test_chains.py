@@ -1,5 +1,7 @@
 """Two kept pipelines in a row over streams that are scaled; their workers and drivers are killed (SC40, GS5, S72)."""
 
+# Rules: F3
+
 from __future__ import annotations
 
 import os

@@ -1,5 +1,7 @@
 """Draining on Spark: what was read comes out completely and once, whatever is killed meanwhile."""
 
+# Rules: F3
+
 from __future__ import annotations
 
 import json

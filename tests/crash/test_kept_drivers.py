@@ -1,5 +1,7 @@
 """``headgate run --supervised``: drivers that are killed are started again, and every signal arrives (KR1–KR12)."""
 
+# Rules: F3
+
 from __future__ import annotations
 
 import os

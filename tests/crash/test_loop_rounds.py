@@ -1,5 +1,7 @@
 """Flink ML's scenario on Spark: the sum of every round is 1,998,000, once, whatever fails (loops.md A2)."""
 
+# Rules: F16
+
 from __future__ import annotations
 
 import random

@@ -1,5 +1,7 @@
 """Shapes of loops that exist only for real, on Spark: what they do when they are killed, stopped, moved (A7)."""
 
+# Rules: F20, F21, F23
+
 from __future__ import annotations
 
 import random

@@ -1,5 +1,7 @@
 """The real commands: a start that names what it restores, kept or stood by for; a pipeline that is cancelled."""
 
+# Rules: F3
+
 from __future__ import annotations
 
 import signal

@@ -1,5 +1,7 @@
 """SIGKILL of workers, of the driver, and just behind the final manifest: what is published on completion (HL7, HL8)."""
 
+# Rules: F3, F23
+
 from __future__ import annotations
 
 import random

@@ -1,5 +1,7 @@
 """A pipeline moves house with a savepoint, by the commands of a user, and its driver is killed at every step of it."""
 
+# Rules: F3
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,7 @@
 """The same kills on a Spark standalone cluster: Spark itself retries the stage, executors can die (F1, F2, F3)."""
 
+# Rules: F4
+
 from __future__ import annotations
 
 import os

@@ -1,5 +1,7 @@
 """``headgate run --standby``: the driver dies, freezes or stops; whoever stands by takes over, once (SB1–SB13)."""
 
+# Rules: F3, F6, F15
+
 from __future__ import annotations
 
 import os

@@ -1,5 +1,7 @@
 """Checkpoint storage that fails while much state is written, then workers that die: what is restored is whole."""
 
+# Rules: F9
+
 from __future__ import annotations
 
 import errno

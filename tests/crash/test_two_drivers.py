@@ -40,7 +40,7 @@ def test_a_second_driver_names_the_first_one_and_stops(spec: Spec, launch: Launc
 @pytest.mark.parametrize("completed", [1, 6])
 def test_a_driver_that_wakes_after_its_replacement_says_so_and_changes_nothing(
     spec: Spec, launch: Launch, tmp_path: Path, completed: int
-) -> None:
+) -> None:  # R40
     """On an object store there is no lock of the machine: only the log and the sinks' fences tell who runs.
 
     After six checkpoints the heir has pruned its own claim and everything that the sleeper knows.

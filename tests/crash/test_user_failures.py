@@ -1,5 +1,7 @@
 """Failures that starting again cannot mend, and bad records: one clear sentence, counted exactly once (F16, F17)."""
 
+# Rules: F24
+
 from __future__ import annotations
 
 from collections.abc import Callable

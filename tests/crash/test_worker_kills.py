@@ -1,5 +1,7 @@
 """SIGKILL of workers on local Spark: at random, all at once, and at named points (F1, F2)."""
 
+# Rules: F4, F22
+
 from __future__ import annotations
 
 import os

@@ -129,7 +129,7 @@ def text_of(cell: Any) -> str:
 
 
 @pytest.mark.run
-def test_a_notebook_shows_runs_again_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_notebook_shows_runs_again_and_leaves_nothing(tmp_path: Path) -> None:  # ND4, ND6
     with opened(tmp_path) as notebook:
         notebook.run(BEGIN)
         shown = html_of(notebook.run("words"))

@@ -113,6 +113,7 @@ BY_HAND: dict[str, tuple[set[Kind], list[Operation]]] = {
 
 @pytest.mark.parametrize(("expected", "history"), BY_HAND.values(), ids=BY_HAND.keys())
 def test_each_anomaly_is_found_in_a_small_history(expected: set[Kind], history: list[Operation]) -> None:
+    # LH2, LH3, LH5, LH6, LH8
     # LH1 to LH9
     assert kinds(*history) == expected
 
@@ -329,6 +330,7 @@ PLANTED: dict[Plant, set[Kind]] = {
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
 @given(data=st.data())
 def test_what_is_planted_in_a_sound_history_is_found(plant: Plant, data: st.DataObject) -> None:  # LH1 to LH9
+    # LH2, LH3, LH5, LH6, LH7, LH8
     choose = choices(data)
     history = plant(sound_history(choose), choose)
     assume(history is not None)

@@ -75,7 +75,7 @@ def test_a_type_reads_as_what_was_written(dtype: ValueType) -> None:
 @example(lists_in_each_other(20_000))
 @example(structs_in_each_other(20_000))
 @example("large_list<item: " * 20_000)
-def test_any_text_is_a_type_or_none(text: str) -> None:
+def test_any_text_is_a_type_or_none(text: str) -> None:  # EV1
     found, columns = read_type(text), read_columns(text)
     if found is not None:
         assert read_type(str(found)) == found
@@ -94,7 +94,7 @@ def test_types_are_nested_as_deeply_as_anybody_needs() -> None:
 @given(TEXTS)
 @example(f"{Form.KEYED.value}k: int64; value v: {lists_in_each_other(20_000)})")
 @example(f"{Form.REDUCE.value}k; columns k: {structs_in_each_other(20_000)})")
-def test_any_text_of_a_state_has_parts_or_none(text: str) -> None:
+def test_any_text_of_a_state_has_parts_or_none(text: str) -> None:  # EV1
     found = parts_of(StateIdentity(text))
     assert found is None or isinstance(found, FunctionParts | RecordParts)
     if isinstance(found, FunctionParts):

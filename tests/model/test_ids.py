@@ -20,7 +20,7 @@ def test_every_key_group_belongs_to_exactly_one_subtask(max_parallelism: int, da
     assert max(sizes) - min(sizes) <= 1, "as even as possible"
 
 
-def test_ranges_of_the_default() -> None:  # P6
+def test_ranges_of_the_default() -> None:  # P6, KG7
     assert [key_groups_of_subtask(i, 128, 3) for i in range(3)] == [range(43), range(43, 86), range(86, 128)]
 
 

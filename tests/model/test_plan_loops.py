@@ -72,7 +72,7 @@ def test_a_head_begins_a_chain_even_behind_a_forward_edge_and_its_body_joins_it(
     assert not simple().vertex(VertexId("source")).is_loop_head
 
 
-def test_a_feedback_edge_leads_from_the_body_back_to_the_head() -> None:
+def test_a_feedback_edge_leads_from_the_body_back_to_the_head() -> None:  # P7
     made = simple()
     assert [(e.source, e.from_node, e.target, e.is_feedback, e.nest) for e in made.edges] == [
         ("source", "source", "loop", False, None),
@@ -82,13 +82,14 @@ def test_a_feedback_edge_leads_from_the_body_back_to_the_head() -> None:
 
 @pytest.mark.parametrize(("partitioner", "senders"), [(FORWARD, [1]), (HASH, [0, 1])])
 def test_feedback_channels_come_last_and_are_counted_like_others(partitioner: Partitioner, senders: list[int]) -> None:
+    # P7
     channels = simple(partitioner).inputs(SubtaskId(VertexId("loop"), 1))
     assert [c.channel for c in channels] == list(range(len(channels)))
     assert [c.edge.is_feedback for c in channels] == [False] + [True] * len(senders)
     assert [c.upstream.index for c in channels[1:]] == senders  # P2
 
 
-def test_the_nest_is_the_outermost_loop_of_both_ends() -> None:
+def test_the_nest_is_the_outermost_loop_of_both_ends() -> None:  # L32, P8
     made = nested()
     assert {(str(e.source), str(e.target), e.is_feedback): e.nest for e in made.edges} == {
         ("source", "outer", False): None,
@@ -102,7 +103,7 @@ def test_the_nest_is_the_outermost_loop_of_both_ends() -> None:
     }
 
 
-def test_a_nest_has_its_outermost_head_first_and_knows_where_probes_end() -> None:
+def test_a_nest_has_its_outermost_head_first_and_knows_where_probes_end() -> None:  # P8
     assert nested().nests() == (  # L32
         LoopNest(NodeName("outer"), (VertexId("outer"), VertexId("inner")), (VertexId("outer"),), (VertexId("aside"),)),
     )

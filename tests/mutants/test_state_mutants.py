@@ -124,5 +124,5 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
 
 
 @pytest.mark.parametrize(("mutant", "run", "seed"), MUTANTS, ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
-def test_a_planted_bug_of_state_is_found(mutant: Mutant, run: Finder, seed: int) -> None:  # SM6
+def test_a_planted_bug_of_state_is_found(mutant: Mutant, run: Finder, seed: int) -> None:  # SM6, BC13
     assert_found(mutant, run, seed)

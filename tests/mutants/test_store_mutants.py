@@ -273,5 +273,5 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
 
 
 @pytest.mark.parametrize(("mutant", "run", "seed"), MUTANTS, ids=[mutant.__name__ for mutant, _, _ in MUTANTS])
-def test_a_planted_bug_of_the_store_is_found(mutant: Mutant, run: Finder, seed: int) -> None:  # SM6
+def test_a_planted_bug_of_the_store_is_found(mutant: Mutant, run: Finder, seed: int) -> None:  # SM6, SM71
     assert_found(mutant, run, seed)

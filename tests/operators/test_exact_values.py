@@ -332,7 +332,7 @@ def only(run: Harness, column: str = "x") -> Any:
 
 
 @pytest.mark.parametrize("verb", [RowVerb.MAP, RowVerb.FLAT_MAP])
-def test_what_a_function_on_rows_returns(verb: RowVerb) -> None:
+def test_what_a_function_on_rows_returns(verb: RowVerb) -> None:  # OP12
     def found(dtype: pa.DataType, value: Any) -> Any:
         row = {"x": value}
         run = Harness(
@@ -449,7 +449,7 @@ class Holding(ProcessFunction):
         return [{"x": [self.value.get(), *self.list.get(), self.map.get(1)]}]
 
 
-def test_what_is_put_into_state_by_row() -> None:
+def test_what_is_put_into_state_by_row() -> None:  # OP12
     def found(dtype: pa.DataType, value: Any) -> Any:
         run = Harness(row_process_spec("node", ("key",), Holding(dtype, value), ONE.schema))
         try:
@@ -566,7 +566,7 @@ def test_there_are_columns_of_every_type() -> None:
 
 
 @pytest.mark.parametrize("form", ["arrow", "table", "polars"])
-def test_what_map_batches_returns(form: str) -> None:
+def test_what_map_batches_returns(form: str) -> None:  # OP12
     def found(dtype: pa.DataType, column: pa.Array) -> Any:
         table = pa.table({"x": column})
         if form == "polars":

@@ -19,7 +19,7 @@ def test_filter_keeps_records_for_which_the_predicate_is_true_and_drops_null() -
     assert run.out.rows() == [{"level": "ERROR", "size": 1}]
 
 
-def test_fused_steps_give_what_the_steps_give_one_after_another() -> None:
+def test_fused_steps_give_what_the_steps_give_one_after_another() -> None:  # OP1
     fused = fuse(
         [
             with_columns_spec((pl.col("size") * 2).alias("double")),

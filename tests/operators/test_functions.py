@@ -112,7 +112,7 @@ def test_map_batches_gets_a_frame_or_by_hint_an_arrow_batch() -> None:  # OP5
         assert spec.output_schema(SCHEMA, "node").names == ["size"]
 
 
-def test_map_batches_that_fails_on_an_empty_batch_asks_for_a_schema() -> None:
+def test_map_batches_that_fails_on_an_empty_batch_asks_for_a_schema() -> None:  # OP5
     spec = MapBatchesSpec(lambda frame: frame.select(pl.lit(frame["name"][0])))
     with pytest.raises(UsageError, match="failed on an empty batch"):
         spec.output_schema(SCHEMA, "node")

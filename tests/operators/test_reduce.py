@@ -75,7 +75,7 @@ def test_freezing_encoding_late_and_restoring_anywhere_change_nothing(
     assert found + pairs(run) == running_sums(rows)
 
 
-def test_a_snapshot_holds_what_was_there_at_its_barrier() -> None:
+def test_a_snapshot_holds_what_was_there_at_its_barrier() -> None:  # OP8
     run = Harness(SPEC)
     run.send(batch(("a", 1)))
     first = run.operator.freeze()

@@ -41,7 +41,7 @@ def test_watermarks_go_out_every_ten_milliseconds_at_most_and_before_a_barrier()
     assert run.out.watermarks() == [99, 199, 299]
 
 
-def test_each_split_has_its_own_event_time_and_the_slowest_counts() -> None:
+def test_each_split_has_its_own_event_time_and_the_slowest_counts() -> None:  # W2
     run = Harness(WithTimestampsSpec("ts"))
     run.operator.on_splits(["a", "b"])
     run.send(times(900), "a")
@@ -52,7 +52,7 @@ def test_each_split_has_its_own_event_time_and_the_slowest_counts() -> None:
     assert run.out.watermarks() == [299, 899]
 
 
-def test_a_silent_split_is_left_out_after_the_idle_timeout() -> None:
+def test_a_silent_split_is_left_out_after_the_idle_timeout() -> None:  # W7
     run = Harness(WithTimestampsSpec("ts", idle_timeout_ms=100))
     run.operator.on_splits(["a", "b"])
     run.advance(60)
@@ -66,7 +66,7 @@ def test_a_silent_split_is_left_out_after_the_idle_timeout() -> None:
     assert run.out.log[3:] == [("batch", 1), ("idle", False), ("watermark", 949)]
 
 
-def test_only_the_last_watermark_of_before_passes() -> None:
+def test_only_the_last_watermark_of_before_passes() -> None:  # W15
     run = Harness(WithTimestampsSpec("ts"))
     run.operator.on_watermark(5)
     run.operator.on_idle(True)
@@ -232,7 +232,7 @@ def test_wrong_time_columns_are_refused_by_name() -> None:
         WithTimestampsSpec("at").output_schema(schema, "x")
 
 
-def test_null_and_nan_keys_are_bad_records_and_others_pass_by_reference() -> None:  # OP6
+def test_null_and_nan_keys_are_bad_records_and_others_pass_by_reference() -> None:  # OP6, KG1
     good = pa.record_batch({"a": pa.array([1, 2]), "b": pa.array([1.0, 2.0])})
     run = Harness(KeyCheckSpec(("a", "b")), diverts=True)
     run.send(good)

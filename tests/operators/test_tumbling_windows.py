@@ -168,6 +168,7 @@ histories = given(
 @settings(max_examples=120)
 @histories
 def test_any_batching_flushing_and_restoring_gives_what_one_query_gives(**drawn: Any) -> None:  # WN1, WN6, WN7, WN8
+    # WN5
     check_history(**drawn)
 
 
@@ -293,6 +294,7 @@ def test_keys_whose_windows_fired_further_do_not_fire_again_and_the_others_lose_
 
 @pytest.mark.parametrize("aggregate", [pl.len().alias("n"), pl.col("i64").n_unique().alias("n")])
 def test_a_watermark_between_those_of_former_subtasks_makes_late_what_it_has_passed(aggregate: pl.Expr) -> None:  # WN3
+    # WN4
     operators = aggregated(aggregate)
     first = Pipeline(operators, 2)
     first.workers[0].window.operator.on_watermark(999)

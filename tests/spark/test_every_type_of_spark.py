@@ -138,6 +138,7 @@ def test_every_type_of_spark_goes_through_a_pipeline(spark: Any, frame: Any, tmp
     ],
 )
 def test_types_that_are_not_carried_are_refused(spark: Any, store: Store, query: str, column: str) -> None:  # OP12
+    # SP12
     given = spark.sql(query)
     with pytest.raises(hg.UsageError, match=f"{column}, which Headgate does not carry; cast it"):
         hg.Pipeline("refused").source(hg.DataFrameSource(given))

@@ -274,7 +274,7 @@ def check_history(name: str, key: str, use: Rows, steps: list[tuple[str, list[in
 @given(steps=STEPS)
 def test_any_history_by_row_is_that_of_plain_dicts(
     name: str, key: str, steps: list[tuple[str, list[int], int]]
-) -> None:
+) -> None:  # RB4
     check_history(name, key, Rows(key), steps)
 
 
@@ -285,7 +285,7 @@ def test_any_history_by_row_is_that_of_plain_dicts(
 @given(steps=STEPS)
 def test_any_history_by_column_is_that_of_plain_dicts(
     name: str, key: str, steps: list[tuple[str, list[int], int]]
-) -> None:
+) -> None:  # RB4
     check_history(name, key, Columns(key), steps)
 
 
@@ -303,7 +303,7 @@ RECORD_STEPS = st.lists(
 @each
 @few
 @given(steps=RECORD_STEPS)
-def test_any_history_of_records_is_that_of_a_plain_dict(name: str, steps: list[tuple[str, list[int]]]) -> None:
+def test_any_history_of_records_is_that_of_a_plain_dict(name: str, steps: list[tuple[str, list[int]]]) -> None:  # RB4
     model: dict[str, tuple[Any, ...]] = {}
     held: list[tuple[FrozenState, list[Any]]] = []
     with states(name) as made:

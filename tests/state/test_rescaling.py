@@ -57,7 +57,7 @@ def written(worker: WorkerStates, parallelism: int) -> list[Parts]:
     [("memory", "rocksdb"), ("rocksdb", "memory"), ("rocksdb", "rocksdb-without-cache"), ("memory", "memory")],
 )
 @pytest.mark.parametrize("p", COUNTS)
-def test_state_of_p_subtasks_goes_on_in_q_on_either_backend(former: str, later: str, p: int) -> None:
+def test_state_of_p_subtasks_goes_on_in_q_on_either_backend(former: str, later: str, p: int) -> None:  # RB7
     with states(former) as formers, states(later) as laters:
         snapshots = written(formers, p)
         for q in COUNTS:

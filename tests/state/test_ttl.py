@@ -129,7 +129,7 @@ class Columns:
 @settings(max_examples=60)
 def test_many_rows_at_once_are_one_after_the_other_at_one_time(
     update: Any, history: list[tuple[str, Any, int]]
-) -> None:
+) -> None:  # RB10
     columns, model = Columns(TTL("5ms", update)), Model(5, update == "read_and_write")  # TL2, TL3, TL4
     with small():
         for do, given_, wait_ms in [*history, *((read, EVERYTHING, 0) for read in READS)]:

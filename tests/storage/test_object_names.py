@@ -47,7 +47,7 @@ KEYS = OwnedKeys(KeyGroups(0, 128), 128)
 @example("")
 @example("a" * 300)
 @example("CURRENT\n")
-def test_a_name_that_is_read_stays_in_its_directory_or_is_refused(name: str) -> None:
+def test_a_name_that_is_read_stays_in_its_directory_or_is_refused(name: str) -> None:  # SE8
     try:
         found = read_name(name, "a file")
     except CorruptionError as error:

@@ -71,6 +71,7 @@ def test_objects_are_their_owners_alone_under_a_permissive_umask(tmp_path: Path)
 # SE2
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
 def test_a_directory_that_is_shared_with_its_group_says_so_to_all_that_write_there(tmp_path: Path, umask: int) -> None:
+    # SE2
     os.umask(umask)
     make_root(tmp_path / "root", Access.GROUP, "checkpoint directory")
     write_everything(LocalStorage(tmp_path / "root"))
@@ -147,7 +148,7 @@ def test_a_lock_that_everybody_could_read_is_closed_to_them(tmp_path: Path) -> N
 
 # SE4
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_who_may_look_into_the_directory_cannot_hold_the_lock(public: Path) -> None:
+def test_another_user_who_may_look_into_the_directory_cannot_hold_the_lock(public: Path) -> None:  # SE4
     os.close(open_lock(public / "lock"))
     os.seteuid(NOBODY)
     try:

@@ -67,7 +67,7 @@ def test_what_another_process_did_not_sync_is_synced_by_the_first_look(tmp_path:
         assert storage.get("a/b") == b"content"
 
 
-def test_a_directory_that_was_removed_and_made_again_is_synced_by_the_first_look(tmp_path: Path) -> None:  # O14
+def test_a_directory_that_was_removed_and_made_again_is_synced_by_the_first_look(tmp_path: Path) -> None:  # O14, O19
     with PowerCut().watching() as power:
         storage = LocalStorage(tmp_path / "objects")
         storage.put("a/first", [b"1"])

@@ -58,7 +58,7 @@ def test_put_replaces(storage: Storage) -> None:
     assert storage.get("a") == b"new"
 
 
-def test_put_if_absent_refuses_a_taken_path_and_keeps_its_content(storage: Storage) -> None:
+def test_put_if_absent_refuses_a_taken_path_and_keeps_its_content(storage: Storage) -> None:  # O1
     storage.put_if_absent("x/y", [b"first"])
     with pytest.raises(AlreadyExists) as caught:
         storage.put_if_absent("x/y", [b"second"])
@@ -138,7 +138,7 @@ def test_rename_moves(storage: Storage) -> None:
     assert storage.get("to/deep/b") == b"1"
 
 
-def test_rename_refuses_a_taken_target_and_leaves_the_source(storage: Storage) -> None:
+def test_rename_refuses_a_taken_target_and_leaves_the_source(storage: Storage) -> None:  # O2
     storage.put("a", [b"1"])
     storage.put("b", [b"2"])
     with pytest.raises(AlreadyExists):
@@ -244,7 +244,7 @@ def test_data_is_synced_before_its_name_and_the_directory_after(
 @pytest.mark.parametrize("call", ["write", "fsync"])
 def test_a_full_or_broken_disk_is_a_transient_error_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
-) -> None:
+) -> None:  # O16
     storage = LocalStorage(tmp_path)
     with monkeypatch.context() as patch:
 
@@ -260,7 +260,7 @@ def test_a_full_or_broken_disk_is_a_transient_error_and_leaves_nothing(
     storage.put_if_absent("a", [b"1"])  # O17: no repair needed
 
 
-def test_lack_of_rights_is_a_permanent_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_rights_is_a_permanent_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # O17
     storage = LocalStorage(tmp_path)
 
     def fail(*_: object) -> int:
@@ -272,7 +272,7 @@ def test_lack_of_rights_is_a_permanent_error(tmp_path: Path, monkeypatch: pytest
     assert not caught.value.is_transient
 
 
-def test_a_rename_interrupted_between_link_and_unlink_can_be_repeated(tmp_path: Path) -> None:
+def test_a_rename_interrupted_between_link_and_unlink_can_be_repeated(tmp_path: Path) -> None:  # O2
     storage = LocalStorage(tmp_path)
     storage.put("a", [b"1"])
     os.link(tmp_path / "a", tmp_path / "b")
@@ -392,7 +392,7 @@ def test_a_storage_says_whether_its_requests_travel(tmp_path: Path) -> None:  # 
 )
 def test_a_url_with_a_secret_is_refused_wherever_it_is_given_and_not_shown(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # SE21
     monkeypatch.chdir(tmp_path)
     given: list[Callable[[], object]] = [
         lambda: open_storage(url),

@@ -1,5 +1,7 @@
 """Whatever happens to a store's files, nobody reads less than was acknowledged, or something else, without an error."""
 
+# Rules: F10
+
 from __future__ import annotations
 
 import random
@@ -127,7 +129,7 @@ def silent_of(opened: Callable[[], AbstractContextManager[Store]], whole: Events
 @pytest.mark.parametrize("damage", [flipped, cut, zeroed, misplaced])
 def test_no_damage_to_a_store_is_read_as_fewer_or_other_events(
     whole: tuple[Path, Events], damage: Damage, tmp_path: Path
-) -> None:  # LH14
+) -> None:  # LH14, CT14
     original, expected = whole
     chance = random.Random(damage.__name__)
     files = [path.relative_to(original) for path in sorted(original.rglob("*.chunk"))]
@@ -374,7 +376,7 @@ def test_no_file_is_removed_where_something_is_damaged(whole: tuple[Path, Events
 
 # SE20 LY2
 @pytest.mark.parametrize("payload", [wild(BATCH), message(BATCH, "zstd")], ids=["wild", "compressed"])
-def test_a_part_that_would_crash_its_readers_is_damage(payload: bytes | pa.Buffer) -> None:
+def test_a_part_that_would_crash_its_readers_is_damage(payload: bytes | pa.Buffer) -> None:  # SE20
     """Its checksum is right: who may append may write any bytes."""
     storage = MemoryStorage("chunks")
     chunk = encode_chunk(1, [Part(0, BATCH.num_rows, payload)])

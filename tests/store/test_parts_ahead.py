@@ -177,7 +177,7 @@ def test_parts_that_follow_are_on_their_way_together_over_borders_of_chunks(room
     assert room.taken_bytes == 0
 
 
-def test_requests_are_under_way_at_one_time(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_under_way_at_one_time(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:  # S82
     both = threading.Barrier(2, timeout=120)
     usual = Afar.get_range
 
@@ -191,6 +191,7 @@ def test_requests_are_under_way_at_one_time(room: Room, monkeypatch: pytest.Monk
 
 
 def test_what_is_fetched_ahead_is_bounded_in_requests_and_bytes(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    # S82
     monkeypatch.setattr(reader_module, "RUNS_MAX", 4)
     reader = room.store.reader(ONE, 0)
     assert all_of(reader) == EVERYTHING
@@ -205,7 +206,7 @@ def test_what_is_fetched_ahead_is_bounded_in_requests_and_bytes(room: Room, monk
     assert room.threads.most == 2
 
 
-def test_all_readers_of_a_store_share_its_room(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_readers_of_a_store_share_its_room(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:  # S82
     size_bytes = room.store._core.catalogue.parts(room.store.find(ONE), 0, 0, 1).parts[0].entry.size_bytes
     monkeypatch.setattr(core_module, "FETCH_BYTES_MAX", 3 * size_bytes)
     readers = [room.store.reader(ONE, 0) for _ in range(3)]
@@ -216,7 +217,7 @@ def test_all_readers_of_a_store_share_its_room(room: Room, monkeypatch: pytest.M
     assert room.threads.most == 3
 
 
-def test_nothing_is_fetched_ahead_at_a_tail(room: Room) -> None:
+def test_nothing_is_fetched_ahead_at_a_tail(room: Room) -> None:  # S82
     reader = room.store.reader(ONE, 0)
     assert all_of(reader) == EVERYTHING
     room.threads.calls.clear()
@@ -229,7 +230,7 @@ def test_nothing_is_fetched_ahead_at_a_tail(room: Room) -> None:
     assert len(room.storage.asked) == CHUNKS + 3
 
 
-def test_nothing_behind_an_end_is_fetched(room: Room) -> None:
+def test_nothing_behind_an_end_is_fetched(room: Room) -> None:  # S82
     reader = room.store.reader(ONE, 0)
     found: list[int] = []
     while reader.position < 13:
@@ -239,7 +240,7 @@ def test_nothing_behind_an_end_is_fetched(room: Room) -> None:
     assert {path for path, _, _ in room.storage.asked} == set(room.paths()[:5])
 
 
-def test_parts_behind_each_other_in_a_file_are_one_request(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_behind_each_other_in_a_file_are_one_request(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:  # S82
     monkeypatch.setattr(chunks, "PART_ROWS_MAX", 2)
     room.append(CHUNKS, rows=60)
     reader = room.store.reader(ONE, 0, 3 * CHUNKS)
@@ -257,21 +258,21 @@ def part(number: int, offset: int, size_bytes: int, path: str = "a") -> StoredPa
 
 
 @pytest.mark.parametrize(("offset", "size_bytes"), [(64, 0), (64, PART_BYTES_MAX + 1), (-64, 10)])
-def test_a_part_that_cannot_be_ends_what_is_asked_for(offset: int, size_bytes: int) -> None:
+def test_a_part_that_cannot_be_ends_what_is_asked_for(offset: int, size_bytes: int) -> None:  # S82
     parts = [part(0, 64, 10), part(1, 128, 10), part(2, offset, size_bytes), part(3, 256, 10)]
     assert list(reader_module.runs_of(parts)) == [reader_module.ByteRun("a", 64, 74, 2)]
     apart = [part(0, 64, 10), part(1, 256, 10), part(2, 320, 10, "b"), part(3, 64, 10, "b")]
     assert [run.size_bytes for run in reader_module.runs_of(apart)] == [10, 10, 10, 10]
 
 
-def test_without_a_thread_each_part_is_asked_for_in_its_turn(room: Room) -> None:
+def test_without_a_thread_each_part_is_asked_for_in_its_turn(room: Room) -> None:  # S82
     room.threads.is_out_of_threads = True
     assert all_of(room.store.reader(ONE, 0)) == EVERYTHING
     assert [path for path, _, _ in room.storage.asked] == room.paths()
     assert room.taken_bytes == 0
 
 
-def test_files_of_this_machine_are_not_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_this_machine_are_not_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # S82
     monkeypatch.setattr(core_module.Prefetcher, "begin", lambda *arguments: pytest.fail("it was fetched ahead"))
     with Store.open(tmp_path / "store") as store:
         store.create_stream(ONE, KEYED, segments=1)
@@ -284,7 +285,7 @@ def test_files_of_this_machine_are_not_fetched_ahead(tmp_path: Path, monkeypatch
 # -- giving up -------------------------------------------------------------------------------------------------------
 
 
-def test_a_closed_reader_ends_what_has_not_begun_and_can_read_on(room: Room) -> None:
+def test_a_closed_reader_ends_what_has_not_begun_and_can_read_on(room: Room) -> None:  # S83
     reader = room.store.reader(ONE, 0)
     assert (values(reader), values(reader)) == ([0, 1, 2], [3, 4, 5])
     asked = len(room.storage.asked)
@@ -296,6 +297,7 @@ def test_a_closed_reader_ends_what_has_not_begun_and_can_read_on(room: Room) -> 
 
 
 def test_what_is_under_way_when_a_reader_is_closed_is_not_kept(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    # S83
     reader = room.store.reader(ONE, 0)
     assert (values(reader), values(reader)) == ([0, 1, 2], [3, 4, 5])
     usual = Afar.get_range
@@ -310,7 +312,7 @@ def test_what_is_under_way_when_a_reader_is_closed_is_not_kept(room: Room, monke
     assert (fetch._payload, room.taken_bytes) == (None, 0)
 
 
-def test_a_reader_that_is_dropped_gives_its_room_back(room: Room) -> None:
+def test_a_reader_that_is_dropped_gives_its_room_back(room: Room) -> None:  # S83
     reader = room.store.reader(ONE, 0)
     assert (values(reader), values(reader)) == ([0, 1, 2], [3, 4, 5])
     assert room.taken_bytes > 0
@@ -320,7 +322,7 @@ def test_a_reader_that_is_dropped_gives_its_room_back(room: Room) -> None:
     assert (len(room.storage.asked), room.taken_bytes) == (asked, 0)
 
 
-def test_a_reader_that_failed_and_is_dropped_gives_its_room_back(room: Room) -> None:
+def test_a_reader_that_failed_and_is_dropped_gives_its_room_back(room: Room) -> None:  # S83
     """At once, not when the interpreter collects what refers to itself."""
     gc.disable()
     try:
@@ -339,7 +341,7 @@ def test_a_reader_that_failed_and_is_dropped_gives_its_room_back(room: Room) -> 
         gc.enable()
 
 
-def test_a_closed_store_lets_nobody_wait(room: Room) -> None:
+def test_a_closed_store_lets_nobody_wait(room: Room) -> None:  # S83
     reader = room.store.reader(ONE, 0)
     assert (values(reader), values(reader)) == ([0, 1, 2], [3, 4, 5])
     room.store._core.prefetcher.close()
@@ -347,7 +349,7 @@ def test_a_closed_store_lets_nobody_wait(room: Room) -> None:
     assert all_of(reader) == EVERYTHING[6:]
 
 
-def test_a_reader_taken_through_a_fork_waits_for_nothing_of_its_parent(room: Room) -> None:
+def test_a_reader_taken_through_a_fork_waits_for_nothing_of_its_parent(room: Room) -> None:  # S83
     reader = room.store.reader(ONE, 0)
     assert (values(reader), values(reader)) == ([0, 1, 2], [3, 4, 5])
     assert room.threads.calls
@@ -372,7 +374,7 @@ def test_a_failure_is_told_behind_everything_before_it(room: Room) -> None:  # S
     assert all_of(reader) == EVERYTHING[15:]
 
 
-def test_a_failure_that_nobody_waited_for_is_asked_for_again(room: Room) -> None:
+def test_a_failure_that_nobody_waited_for_is_asked_for_again(room: Room) -> None:  # S84
     reader = room.store.reader(ONE, 0)
     assert values(reader) == [0, 1, 2]
     room.storage.fails = lambda path: path != room.paths()[1]
@@ -382,7 +384,7 @@ def test_a_failure_that_nobody_waited_for_is_asked_for_again(room: Room) -> None
     assert all_of(reader) == EVERYTHING[6:]
 
 
-def test_a_file_that_is_truncated_while_it_is_fetched_is_told_as_truncated(room: Room) -> None:
+def test_a_file_that_is_truncated_while_it_is_fetched_is_told_as_truncated(room: Room) -> None:  # S84
     reader = room.store.reader(ONE, 0)
     assert (values(reader), values(reader)) == ([0, 1, 2], [3, 4, 5])
     paths = room.paths()
@@ -401,7 +403,7 @@ def test_a_file_that_is_truncated_while_it_is_fetched_is_told_as_truncated(room:
     assert len(found) <= 3 * read
 
 
-def test_a_file_that_is_missing_ahead_is_damage_in_its_turn(room: Room) -> None:
+def test_a_file_that_is_missing_ahead_is_damage_in_its_turn(room: Room) -> None:  # S84
     missing = room.paths()[4]
     room.storage.delete(missing)
     reader = room.store.reader(ONE, 0)
@@ -411,7 +413,7 @@ def test_a_file_that_is_missing_ahead_is_damage_in_its_turn(room: Room) -> None:
     assert missing in str(raised.value)
 
 
-def test_bytes_that_were_changed_on_their_way_ahead_are_asked_for_again(room: Room) -> None:
+def test_bytes_that_were_changed_on_their_way_ahead_are_asked_for_again(room: Room) -> None:  # S84
     changed = room.paths()[4]
     room.storage.changes = lambda path: path == changed
     reader = room.store.reader(ONE, 0)
@@ -422,7 +424,7 @@ def test_bytes_that_were_changed_on_their_way_ahead_are_asked_for_again(room: Ro
     assert all_of(reader) == EVERYTHING[12:]
 
 
-def test_whatever_fails_ahead_the_same_events_are_read(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_fails_ahead_the_same_events_are_read(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:  # S84
     for number, rows in enumerate((1, 2, 1, 65_536), CHUNKS):
         monkeypatch.setattr(chunks, "PART_ROWS_MAX", rows)
         room.append(number)

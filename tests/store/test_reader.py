@@ -146,6 +146,7 @@ def damage(ten: Store, number: int, how: str) -> Path:
 @pytest.mark.parametrize("how", ["flip", "cut", "zero", "delete"])
 @pytest.mark.parametrize("number", [0, 4, 9])
 def test_damage_is_named_with_file_and_offset_after_everything_before_it(ten: Store, how: str, number: int) -> None:
+    # S40
     # S35
     path = damage(ten, number, how)
     reader = ten.reader(ONE, 0)
@@ -168,7 +169,7 @@ def test_a_part_size_over_the_limit_is_refused_before_reading(ten: Store) -> Non
         ten.reader(ONE, 0).read()  # S37
 
 
-def test_a_gap_in_the_catalogue_is_an_error_not_a_skip(ten: Store) -> None:
+def test_a_gap_in_the_catalogue_is_an_error_not_a_skip(ten: Store) -> None:  # S35, S40
     with database_of(ten).write() as connection:
         connection.execute(t.parts.delete().where(t.parts.c.start == 12))
     with pytest.raises(CorruptionError, match="events from position 12, found from 15"):

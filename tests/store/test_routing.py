@@ -31,19 +31,19 @@ SEGMENTS_4 = [2, 2, 3, 0, 3, 2, 2, 3, 3, 1, 3, 1, 3, 3, 2, 1]
 SEGMENTS_7 = [5, 3, 5, 1, 6, 3, 4, 6, 5, 2, 5, 3, 5, 6, 5, 3]
 
 
-def test_frozen_vectors_of_text() -> None:
+def test_frozen_vectors_of_text() -> None:  # S2
     assert hashes(["", "a", "key-1", "zürich", None], pa.large_string()) == TEXT
 
 
-def test_frozen_vectors_of_integers() -> None:
+def test_frozen_vectors_of_integers() -> None:  # S2
     assert hashes([0, 1, -1, 42, 2**63 - 1, -(2**63), None], pa.int64()) == INTEGERS
 
 
-def test_frozen_vectors_of_floats() -> None:
+def test_frozen_vectors_of_floats() -> None:  # S2
     assert hashes([0.0, 1.5, float("inf"), float("nan"), None], pa.float64()) == FLOATS
 
 
-def test_frozen_segments() -> None:
+def test_frozen_segments() -> None:  # S2
     column = pa.array([f"k{i}" for i in range(16)], pa.large_string())
     assert segments_of(column, 1).tolist() == [0] * 16
     assert segments_of(column, 4).tolist() == SEGMENTS_4
@@ -70,7 +70,7 @@ def test_zeros_and_nans_are_each_one_value() -> None:
     assert hashes([1.5], pa.float32()) == hashes([1.5], pa.float64())
 
 
-def test_nulls_and_slices() -> None:
+def test_nulls_and_slices() -> None:  # S2
     column = pa.array(["x", None, "y", "z", None, "y"], pa.large_string())
     assert hash_column(column.slice(2, 3)).tolist() == hash_column(column).tolist()[2:5]
     assert hash_column(pa.array([None, None], pa.int64())).tolist() == [NULL_HASH] * 2

@@ -143,7 +143,7 @@ def test_how_to_update_must_be_said_once(store: Store) -> None:
             store.update_stream(STREAM, **given)  # type: ignore[arg-type]
 
 
-def test_a_sealed_stream_is_not_updated(store: Store) -> None:
+def test_a_sealed_stream_is_not_updated(store: Store) -> None:  # S76
     store.seal(STREAM)
     with pytest.raises(UsageError, match="is sealed: it takes no more events"):
         store.update_stream(STREAM, schema=LAST)

@@ -55,7 +55,7 @@ def test_events_are_invisible_until_commit(store: Store) -> None:
     assert store.fsck() == []
 
 
-def test_prepared_transactions_survive_a_restart_and_any_time(store: Store) -> None:
+def test_prepared_transactions_survive_a_restart_and_any_time(store: Store) -> None:  # S12
     prepared(store, "t", ("a", 1))
     with Store.open(store.root) as again:
         (info,) = again.list_transactions(owner="p/sink")
@@ -64,13 +64,13 @@ def test_prepared_transactions_survive_a_restart_and_any_time(store: Store) -> N
         assert drained(again) == [("a", 1)]
 
 
-def test_prepared_is_immutable(store: Store) -> None:
+def test_prepared_is_immutable(store: Store) -> None:  # S12
     transaction = prepared(store, "t", ("a", 1))
     with pytest.raises(UsageError, match="takes no more events"):
         transaction.write(keyed(("b", 2)))
 
 
-def test_several_transactions_commit_in_one_step_with_contiguous_positions(store: Store) -> None:
+def test_several_transactions_commit_in_one_step_with_contiguous_positions(store: Store) -> None:  # LY4, S14
     names = [f"t{i}" for i in range(4)]
     for i, name in enumerate(names):
         prepared(store, name, *((f"k{k}", i * 10 + k) for k in range(6)))
@@ -87,7 +87,7 @@ def test_several_transactions_commit_in_one_step_with_contiguous_positions(store
         assert batch.column(1).to_pylist() == sorted(batch.column(1).to_pylist())  # in the order committed
 
 
-def test_one_bad_transaction_keeps_all_of_a_commit_invisible(store: Store) -> None:
+def test_one_bad_transaction_keeps_all_of_a_commit_invisible(store: Store) -> None:  # S14
     prepared(store, "good", ("a", 1))
     with pytest.raises(CorruptionError, match="no record of it"):
         commit(store, "good", "unknown")
@@ -135,7 +135,7 @@ def test_an_empty_transaction_commits_and_is_remembered(store: Store) -> None:
     assert store.fsck() == []
 
 
-def test_a_fenced_epoch_can_do_nothing_any_more(store: Store) -> None:
+def test_a_fenced_epoch_can_do_nothing_any_more(store: Store) -> None:  # S18
     prepared(store, "old", ("a", 1), epoch=1)
     open_one = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="open")
     open_one.write(keyed(("b", 2)))
@@ -157,14 +157,14 @@ def test_a_fenced_epoch_can_do_nothing_any_more(store: Store) -> None:
     assert drained(store) == [("a", 1)]
 
 
-def test_a_verb_of_a_newer_epoch_fences_the_older_ones(store: Store) -> None:
+def test_a_verb_of_a_newer_epoch_fences_the_older_ones(store: Store) -> None:  # S18
     prepared(store, "t1", epoch=1)
     prepared(store, "t7", epoch=7)
     with pytest.raises(FencedError):
         commit(store, "t1", epoch=6)
 
 
-def test_recover_keeps_what_it_is_told_aborts_the_rest_and_sweeps_leftovers(store: Store) -> None:
+def test_recover_keeps_what_it_is_told_aborts_the_rest_and_sweeps_leftovers(store: Store) -> None:  # S40
     prepared(store, "keep", ("a", 1))
     prepared(store, "drop", ("b", 2))
     prepared(store, "foreign", ("c", 3), owner="q/sink")
@@ -181,7 +181,7 @@ def test_recover_keeps_what_it_is_told_aborts_the_rest_and_sweeps_leftovers(stor
         store.transactions.recover(STREAM, owner="p/sink", epoch=1)
 
 
-def test_files_that_are_not_ours_are_passed_over_and_kept(store: Store) -> None:
+def test_files_that_are_not_ours_are_passed_over_and_kept(store: Store) -> None:  # O25
     crashed = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="crashed")
     crashed.write(keyed(("d", 4)))
     crashed._write_chunk(crashed._buffer)
@@ -214,7 +214,7 @@ def test_an_open_transaction_that_is_aborted_leaves_no_file(store: Store) -> Non
 
 def test_a_large_transaction_is_spilled_and_still_commits_in_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # S70
     monkeypatch.setattr(transactions, "FLUSH_BYTES", 4_000)
     transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1)
     for n in range(50):
@@ -258,7 +258,7 @@ def test_prepare_repeated_after_its_answer_was_lost_changes_nothing(store: Store
 @pytest.mark.parametrize("is_spilled", [False, True])
 def test_prepare_can_be_repeated_after_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_spilled: bool
-) -> None:
+) -> None:  # S70
     storage = FaultyStorage(MemoryStorage())
     with Store.open(tmp_path, storage=storage) as store:
         store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
@@ -329,7 +329,7 @@ def test_old_outcomes_are_forgotten_and_then_unknown(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("three_retained")
-def test_a_busy_owner_does_not_make_the_store_forget_a_quiet_one(store: Store) -> None:
+def test_a_busy_owner_does_not_make_the_store_forget_a_quiet_one(store: Store) -> None:  # S17
     prepared(store, "quiet", ("q", 0), owner="quiet/sink")
     commit(store, "quiet", owner="quiet/sink")
     for n in range(9):
@@ -361,7 +361,7 @@ def test_aborted_names_are_bounded_as_well(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("three_retained")
-def test_outcomes_of_a_pipeline_stay_until_it_says_that_it_will_not_ask(store: Store) -> None:
+def test_outcomes_of_a_pipeline_stay_until_it_says_that_it_will_not_ask(store: Store) -> None:  # S17
     store.pipelines.own("p/sink", LIFE)
     for n in range(6):
         prepared(store, f"t{n}", ("a", n))
@@ -389,7 +389,7 @@ def test_a_transaction_that_was_aborted_cannot_be_prepared_as_an_empty_one(store
 
 def test_giving_up_after_a_lost_answer_of_prepare_does_not_take_files_from_the_store(
     store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # S13
     transaction = store.transactions.begin(STREAM, owner="p/sink", epoch=1, name="t")
     transaction.write(keyed(("a", 1)))
     with monkeypatch.context() as patch:
@@ -435,7 +435,7 @@ def test_a_commit_of_less_than_was_prepared_is_an_error(store: Store) -> None:
     assert statuses(store) == {"t": "prepared"}
 
 
-def test_other_content_under_a_name_that_was_decided_is_denied(store: Store) -> None:
+def test_other_content_under_a_name_that_was_decided_is_denied(store: Store) -> None:  # S13
     """As another life of a pipeline would come with it: never a reason to try again."""
     prepared(store, "t", ("a", 1))
     commit(store, "t")
@@ -448,7 +448,7 @@ def test_other_content_under_a_name_that_was_decided_is_denied(store: Store) -> 
     assert drained(store) == [("a", 1)]
 
 
-def test_recovery_aborts_what_was_left_in_other_streams(store: Store) -> None:
+def test_recovery_aborts_what_was_left_in_other_streams(store: Store) -> None:  # S43
     store.create_stream("former", KEYED, segments=1)
     for name in ("keep", "drop"):
         transaction = store.transactions.begin("former", owner="p/sink", epoch=1, name=name)
@@ -466,7 +466,7 @@ def test_recovery_aborts_what_was_left_in_other_streams(store: Store) -> None:
     assert store.fsck() == []
 
 
-def test_files_of_strangers_below_a_transactions_directory_stay_and_do_no_harm(store: Store) -> None:
+def test_files_of_strangers_below_a_transactions_directory_stay_and_do_no_harm(store: Store) -> None:  # S43
     prepared(store, "t", ("a", 1))
     stream_id = store.describe(STREAM).stream_id
     base = chunks_of(store) / transactions.owner_directory(stream_id, "p/sink")
@@ -491,7 +491,7 @@ def test_large_transactions_are_written_in_a_child_as_well(store: Store, monkeyp
 LIFE, OTHER = PipelineIdentity("a", "/a", "h", 1), PipelineIdentity("b", "/b", "h", 2)
 
 
-def test_an_owner_is_one_life_until_it_is_forgotten(store: Store) -> None:  # LV3, LV4
+def test_an_owner_is_one_life_until_it_is_forgotten(store: Store) -> None:  # LV3, LV4, S18
     assert store.pipelines.owner("p/sink") == Owner()
     assert store.pipelines.own("p/sink", LIFE) == store.pipelines.own("p/sink", LIFE) == Owner(LIFE)
     prepared(store, "t", ("a", 1), epoch=7)
@@ -519,7 +519,7 @@ def test_a_stream_knows_who_else_of_a_pipeline_has_written_to_it(store: Store) -
     assert store.pipelines.owner("p/renamed", STREAM, "p/") == Owner()
 
 
-def test_forgetting_an_owner_removes_nothing_and_keeps_its_fence(store: Store) -> None:  # LV4
+def test_forgetting_an_owner_removes_nothing_and_keeps_its_fence(store: Store) -> None:  # LV4, S18
     prepared(store, "t", ("a", 1), epoch=7)
     prepared(store, "u", ("b", 2), epoch=7)
     commit(store, "u", epoch=7)

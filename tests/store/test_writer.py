@@ -19,7 +19,7 @@ from headgate.store.streams import TEXT_SCHEMA
 from headgate.store.writer import Appended
 
 
-def test_an_append_is_invisible_before_and_visible_after_its_flush(store: Store) -> None:
+def test_an_append_is_invisible_before_and_visible_after_its_flush(store: Store) -> None:  # S10, S36
     writer = store.writer(STREAM, linger=None)
     future = writer.append(keyed(("a", 1), ("b", 2)))
     assert not future.done()
@@ -70,6 +70,7 @@ def test_without_routing_key_a_flush_goes_to_one_segment_and_flushes_take_turns(
 
 
 def test_the_number_of_syncs_follows_flushes_not_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # S10
     calls: list[int] = []
     real = os.fsync
     with Store.open(tmp_path) as store:
@@ -190,7 +191,7 @@ def test_two_writers_of_one_id_and_epoch_are_told_apart(store: Store) -> None:
     assert drained(store) == [("a", 1)]
 
 
-def test_threads_share_a_writer(store: Store) -> None:
+def test_threads_share_a_writer(store: Store) -> None:  # CT2
     writer = store.writer(STREAM)
 
     def work(thread: int) -> None:
@@ -220,7 +221,7 @@ def test_other_columns_are_refused_by_name(store: Store) -> None:
         writer.append(keyed(("a", 1)).select(["value", "key"]))
 
 
-def test_an_event_over_the_limit_is_refused_and_one_below_is_not(store: Store) -> None:
+def test_an_event_over_the_limit_is_refused_and_one_below_is_not(store: Store) -> None:  # S37
     writer = store.writer(STREAM)
     with pytest.raises(UsageError, match=r"event 1 .*the limit is 8388608"):
         writer.append(keyed(("a", 1), ("b" * EVENT_BYTES_MAX, 2)))

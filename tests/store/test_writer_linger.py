@@ -41,7 +41,7 @@ def hurry(writer: StreamWriter) -> None:
         writer._linger._changed.notify_all()
 
 
-def test_an_append_completes_although_nobody_flushes(store: Store) -> None:
+def test_an_append_completes_although_nobody_flushes(store: Store) -> None:  # S41
     writer = store.writer(STREAM)
     for n in range(3):
         assert writer.append(keyed(("a", n))).result(PATIENCE_S).ranges
@@ -60,7 +60,7 @@ def test_what_is_appended_within_the_linger_shares_one_flush(store: Store) -> No
     writer.close()
 
 
-def test_threads_that_wait_for_their_appends_share_flushes(store: Store) -> None:
+def test_threads_that_wait_for_their_appends_share_flushes(store: Store) -> None:  # S10, S36
     writer = store.writer(STREAM, linger="1h")
     all_wait = threading.Barrier(8, lambda: hurry(writer))
 

@@ -394,7 +394,7 @@ found = sorted(row["n"] for row in sink.rows())
 @pytest.mark.parametrize("name", ["job_of_a_module", "job_of_a_package.job"])
 def test_a_module_that_runs_its_pipeline_while_it_is_imported(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # TR2
     path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
     path.parent.mkdir(exist_ok=True)
     path.write_text(JOB.replace("DIRECTORY", repr(str(tmp_path / "out"))), encoding="utf-8")

@@ -347,6 +347,6 @@ def test_that_a_source_has_no_markers_is_said(capsys: pytest.CaptureFixture[str]
         ("newest", "parallelism 1, restart after every marker: lost"),  # KT4: it knows one place to go on
     ],
 )
-def test_the_kit_refuses_sources_that_set_their_barrier_wrongly(problem: str, message: str) -> None:  # EI33
+def test_the_kit_refuses_sources_that_set_their_barrier_wrongly(problem: str, message: str) -> None:  # EI33, KT4
     with pytest.raises(AssertionError, match=message):
         check_source(Marked(problem))

@@ -126,7 +126,7 @@ def test_pytest_starts_without_anything_heavy() -> None:  # TR12
     assert brought.isdisjoint(heavy)
 
 
-def test_headgate_does_not_need_pytest() -> None:
+def test_headgate_does_not_need_pytest() -> None:  # TR12
     without = "import sys; sys.modules['pytest'] = None; import headgate.testing; headgate.testing.run"
     subprocess.run([sys.executable, "-c", without], check=True)
 

@@ -78,7 +78,7 @@ class Shown:
         return [entry["message"] for entry in self.browser.get_log("browser")]
 
 
-def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
+def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:  # PG6
     shown = Shown(browser, tmp_path)
     with serve_page(partial(make_app, shown.story, shown.asking, shown.logs), 0, "127.0.0.1", None) as address:
         browser.get(address)

@@ -36,7 +36,7 @@ class MetOnTheWay(MemoryStorage):
         super().put_if_absent(path, parts)
 
 
-def test_of_two_lives_that_come_at_once_one_gets_the_directory() -> None:  # LV3
+def test_of_two_lives_that_come_at_once_one_gets_the_directory() -> None:  # LV3, O18
     storage = MetOnTheWay()
     mine, other = FileOwner(storage, SINK), FileOwner(storage, SINK)
     storage.meets = lambda: other.own(B)

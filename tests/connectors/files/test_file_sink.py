@@ -180,7 +180,7 @@ def test_one_bad_read_of_a_sinks_directory_denies_nothing(tmp_path: Path, monkey
 @pytest.mark.parametrize("kind", [FaultKind.IO_ERROR, FaultKind.TIMEOUT, FaultKind.TIMEOUT_AFTER_EFFECT])
 def test_a_commit_whose_outcome_is_unknown_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, kind: FaultKind
-) -> None:
+) -> None:  # O3
     sink = FileSink(tmp_path, roll_interval=0)
     both = prepared(sink, 1, 1) + prepared(sink, 1, 2, where=context(1))
     committer, faulty = faulty_committer(monkeypatch, sink, Fault(kind, operation))
@@ -325,7 +325,7 @@ def test_going_back_to_an_older_checkpoint_keeps_later_files_and_writes_new_ones
     assert numbers_in(sink.url) == [1, 1]
 
 
-def test_names_never_clash() -> None:
+def test_names_never_clash() -> None:  # D1
     assert str(SinkIdentity("a.b", "c")) != str(SinkIdentity("a", "b.c"))
     assert str(SinkIdentity("a", "~")) != str(SinkIdentity("a", "~7e"))
 

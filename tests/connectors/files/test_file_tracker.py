@@ -612,7 +612,7 @@ class Restless(LocalFiles):
 @pytest.mark.parametrize("seed", few(range(12), 3))
 def test_any_history_delivers_every_line_once_while_the_world_changes_between_any_two_calls(
     tmp_path: Path, selected: str, seed: int
-) -> None:  # N18, N48–N51
+) -> None:  # N18, N48–N51, N50
     dice = random.Random(f"{seed} {selected}")
     logs = [tmp_path / "a.log", tmp_path / "b.log"]
     written, rate = 0, 0.0

@@ -119,12 +119,12 @@ def test_a_url_of_another_scheme_is_refused() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["", "/tmp/*.log", "../*.log", ".hidden/*", "_staging/*.log", "a/**/.x*"])
-def test_a_pattern_that_fits_no_file_is_refused(pattern: str, tmp_path: Path) -> None:
+def test_a_pattern_that_fits_no_file_is_refused(pattern: str, tmp_path: Path) -> None:  # N75
     with pytest.raises(UsageError, match="pattern="):
         TextFiles(tmp_path, pattern=pattern, follow=True)
 
 
-def test_a_pattern_below_a_directory_that_is_missing_is_refused(tmp_path: Path) -> None:
+def test_a_pattern_below_a_directory_that_is_missing_is_refused(tmp_path: Path) -> None:  # N75
     source = TextFiles(f"{tmp_path}/nowhere/*.log", follow=True)
     with pytest.raises(UsageError, match=r"is a pattern below the directory .*/nowhere, which does not exist"):
         source.schema()
@@ -147,7 +147,7 @@ def test_every_line_is_read_by_one_subtask(tmp_path: Path, parallelism: int) -> 
 )
 def test_any_block_boundary_and_any_restart_give_the_same_lines(
     tmp_path: Path, data: list[bytes], stop_after: int, line_end: bool
-) -> None:
+) -> None:  # N8
     # N3
     content = b"".join(data) + (b"\n" if line_end else b"")
     path = write(tmp_path / "x.log", content)
@@ -372,7 +372,7 @@ def test_a_limit_of_lines_that_is_none_is_refused(tmp_path: Path) -> None:
         TextFiles(tmp_path, line_bytes_max=0)
 
 
-def test_json_objects_become_typed_records(tmp_path: Path) -> None:
+def test_json_objects_become_typed_records(tmp_path: Path) -> None:  # N8, N10
     data = b"\xef\xbb\xbf"
     data += b'{"level":"INFO","count":1,"at":"2026-01-02T03:04:05.006Z","other":[1]}\r\n\n  \n {"count":null} \n'
     source = JsonLines(write(tmp_path / "a.jsonl", data), SCHEMA)
@@ -401,7 +401,7 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(("line", "problem"), BAD_LINES)
-def test_a_bad_json_line_is_isolated_with_its_position(tmp_path: Path, line: bytes, problem: str) -> None:
+def test_a_bad_json_line_is_isolated_with_its_position(tmp_path: Path, line: bytes, problem: str) -> None:  # N12
     # N10
     good = [b'{"count":%d}' % number for number in range(5)]
     path = write(tmp_path / "a.jsonl", b"\n".join([*good[:3], line, *good[3:], line]))
@@ -459,7 +459,7 @@ def test_wrong_use_is_refused_in_the_driver(tmp_path: Path) -> None:
         TextFiles(tmp_path / "a.log", line_column="path", include_path=True).schema()
 
 
-def test_a_damaged_position_is_refused() -> None:
+def test_a_damaged_position_is_refused() -> None:  # N3
     assert FilePosition.decode("x", FilePosition(5, 9, 3, 2**64 - 1, True).encode()) == FilePosition(
         5, 9, 3, 2**64 - 1, True
     )

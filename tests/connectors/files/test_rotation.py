@@ -168,7 +168,7 @@ def test_files_of_a_series_have_one_owner() -> None:  # N2, N18
     assert {owner_of_file(f"d/{name}", 7) for name in rotated} == {owner_of_file("d/app.log", 7)}
 
 
-def test_files_that_begin_alike_are_told_apart_by_their_inodes(paths: Path, tmp_path: Path, go_on: Next) -> None:
+def test_files_that_begin_alike_are_told_apart_by_their_inodes(paths: Path, tmp_path: Path, go_on: Next) -> None:  # N19
     # N18: the same heartbeat line again and again
     log = tmp_path / "app.log"
     append(log, *["tick"] * 200)

@@ -232,7 +232,7 @@ def test_a_subtask_without_segments_is_cut_with_the_others(store: Store) -> None
     assert job.answer(1).positions == {0: 0, 1: 0, 2: 0}
 
 
-def test_a_source_that_is_not_read_on_is_cut_where_it_is(store: Store) -> None:  # GS12
+def test_a_source_that_is_not_read_on_is_cut_where_it_is(store: Store) -> None:  # GS12, EI26
     write(store, *range(30))
     job = Job(store, 2).begin()
     before = job.read()

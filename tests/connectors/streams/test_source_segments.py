@@ -364,7 +364,7 @@ def run_to_marker(readers: Readers, checkpoint: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_a_cut_goes_through_a_stream_that_is_scaled(store: Store, parallelism: int) -> None:  # SC44
+def test_a_cut_goes_through_a_stream_that_is_scaled(store: Store, parallelism: int) -> None:  # SC44, S85
     readers = Readers(store, source(store, stream_cuts=True), parallelism)
     write(store, 0)
     marked(store, 1)

@@ -83,7 +83,7 @@ def poll_all(reader: StreamSourceReader, polls_max: int = 1_000) -> list[int]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
-def test_each_event_is_read_by_exactly_one_subtask(store: Store, parallelism: int) -> None:
+def test_each_event_is_read_by_exactly_one_subtask(store: Store, parallelism: int) -> None:  # SC1
     write(store, *range(50))
     found = [poll_all(reader) for reader in readers(StreamSource(NAME, store.root), parallelism)]
     assert sorted(v for part in found for v in part) == list(range(50))
@@ -92,7 +92,7 @@ def test_each_event_is_read_by_exactly_one_subtask(store: Store, parallelism: in
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (2, 3), (3, 5)])
 def test_a_restored_source_continues_behind_its_positions_at_any_parallelism(
     store: Store, before: int, after: int
-) -> None:
+) -> None:  # SC1
     write(store, *range(30))
     source = StreamSource(NAME, store.root)
     first = readers(source, before)
@@ -124,7 +124,7 @@ def test_following_ends_when_the_stream_is_sealed_and_says_so_per_split(store: S
     assert set(reader.positions()) == finished
 
 
-def test_without_following_the_end_is_the_one_of_the_first_start_also_after_a_restart(store: Store) -> None:
+def test_without_following_the_end_is_the_one_of_the_first_start_also_after_a_restart(store: Store) -> None:  # SC1
     write(store, *range(20))
     source = StreamSource(NAME, store.root, follow=False)
     (reader,) = readers(source, 1)
@@ -283,7 +283,7 @@ def test_a_sealed_transaction_is_not_touched_by_what_follows(store: Store) -> No
     assert store.fsck() == []
 
 
-def test_recovery_commits_what_the_checkpoint_keeps_and_aborts_the_rest(store: Store) -> None:
+def test_recovery_commits_what_the_checkpoint_keeps_and_aborts_the_rest(store: Store) -> None:  # SC6, K6
     sink = StreamSink(NAME, store.root)
     kept = [output(sink, 4, 1), output(sink, 4, 2, subtask=1)]
     dropped = output(sink, 5, 3)
@@ -299,7 +299,7 @@ def test_recovery_commits_what_the_checkpoint_keeps_and_aborts_the_rest(store: S
     assert visible(store) == [1, 2, 3]
 
 
-def test_an_older_generation_can_neither_prepare_nor_commit_nor_recover(store: Store) -> None:
+def test_an_older_generation_can_neither_prepare_nor_commit_nor_recover(store: Store) -> None:  # SC6
     sink = StreamSink(NAME, store.root)
     zombie = sink.open(context())
     zombie.write(rows(1))

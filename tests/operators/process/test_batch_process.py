@@ -230,7 +230,7 @@ def apply(run: Harness, model: Model, rows: list[Row]) -> None:
 @pytest.mark.long
 @settings(max_examples=20)
 @given(rows=ROWS, before=st.integers(1, 4), after=st.integers(1, 4))
-def test_state_of_p_subtasks_restores_into_q(rows: list[Row], before: int, after: int) -> None:  # ST4
+def test_state_of_p_subtasks_restores_into_q(rows: list[Row], before: int, after: int) -> None:  # ST4, KG8
     rows = [(key * 7 + i, op, n) for i, (key, op, n) in enumerate(in_order(rows))]
     model = Model()
     model.process(rows)

@@ -42,7 +42,7 @@ def rows_of(harness: Harness) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(("function", "keys"), ALL)
-def test_both_forms_do_the_same_with_and_without_a_key(function: type, keys: tuple[str, ...]) -> None:  # BC9
+def test_both_forms_do_the_same_with_and_without_a_key(function: type, keys: tuple[str, ...]) -> None:  # BC9, BC10
     harness = Harness(spec_of(function(), *keys))
     one, two = (1, 2) if keys else (0, 0)
     send(harness, readings((7, "a", 1)))

@@ -103,6 +103,7 @@ def window(may_combine: bool) -> OperatorSpec:
     ],
 )
 def test_an_operator_gets_its_state_from_the_factory_of_its_context(spec: OperatorSpec, kind: str, name: str) -> None:
+    # ST16
     states = Asked()
     operators = [spec.build() for _ in range(2)]
     assert states.calls == [], "nothing is made before there is a context"
@@ -117,7 +118,7 @@ def test_an_operator_gets_its_state_from_the_factory_of_its_context(spec: Operat
     assert [operator.freeze().rows() for operator in operators] == frozen  # type: ignore[union-attr]
 
 
-def test_no_operator_names_a_backend() -> None:
+def test_no_operator_names_a_backend() -> None:  # ST16
     """They know the factory alone, in ``headgate.state.worker_backends``."""
     backends = ("headgate.state.memory", "headgate.state.rocksdb")
     named = {

@@ -165,7 +165,7 @@ def test_the_order_is_time_then_hash_of_the_key_however_they_were_registered(for
 @pytest.mark.parametrize("steps", [[100], [0, 1, 2, 3, 5, 8, 100], list(range(101))])
 def test_what_a_timer_registers_fires_in_its_turn_whatever_the_steps_of_the_watermark(
     form: str, steps: list[int]
-) -> None:  # TM4
+) -> None:  # TM4, TM10
     run = harness(form, again=5)
     register(run, (1, 3), (2, 4), (3, 90))
     for watermark_ms in steps:
@@ -192,7 +192,7 @@ def test_a_timer_registered_for_a_time_that_has_passed_fires_with_the_next_water
 
 
 @each
-def test_timers_of_processing_time_fire_at_ticks_of_a_clock_that_goes_on_from_the_date(form: str) -> None:  # TM7
+def test_timers_of_processing_time_fire_at_ticks_of_a_clock_that_goes_on_from_the_date(form: str) -> None:  # TM7, TM8
     run = harness(form, begun_ms=1_000)
     assert run.operator.next_tick_ms() is None
     now_ms = BORN_MS + 1_000

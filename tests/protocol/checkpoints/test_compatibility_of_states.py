@@ -120,7 +120,7 @@ def test_lists_of_an_operator_are_judged_as_states_are() -> None:  # EV11
     assert changes(before, of_keys, rules("n", starts_empty=True))
 
 
-def test_a_reduction_is_judged_as_a_record() -> None:  # EV1
+def test_a_reduction_is_judged_as_a_record() -> None:  # EV1, EV9
     before = "reduce(keys k; columns k: int64, n: int32, old: large_string)"
     now = "reduce(keys k; columns k: int64, n: int64, new: large_string)"
     assert refusal(before, now).startswith(

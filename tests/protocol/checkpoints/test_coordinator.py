@@ -335,7 +335,7 @@ def test_after_the_end_everything_is_ignored_and_no_file_deleted() -> None:
 
 # GM2, GM3
 @pytest.mark.parametrize("mode", list(Guarantee))
-def test_checkpoints_are_triggered_as_the_mode_wants_them(mode: Guarantee) -> None:
+def test_checkpoints_are_triggered_as_the_mode_wants_them(mode: Guarantee) -> None:  # GM2
     exact = mode is Guarantee.EXACTLY_ONCE
     alignment = Alignment.TRACKED if mode is Guarantee.AT_LEAST_ONCE else Alignment.ALIGNED
     machine = Coordinator(gen(3), (A, B), CheckpointConfig(mode=mode), cp(10))

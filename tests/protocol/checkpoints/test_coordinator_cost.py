@@ -48,11 +48,11 @@ def looks_of_a_run(count: int) -> int:
     return Counted.looks
 
 
-def test_ten_times_the_subtasks_are_ten_times_the_looks() -> None:
+def test_ten_times_the_subtasks_are_ten_times_the_looks() -> None:  # C64
     assert looks_of_a_run(100) <= 10 * looks_of_a_run(10)
 
 
-def test_what_is_not_committed_yet_is_not_looked_through_with_every_acknowledgement() -> None:
+def test_what_is_not_committed_yet_is_not_looked_through_with_every_acknowledgement() -> None:  # C64
     subtasks, looks = subtasks_of(50), []
     machine = after(Coordinator(GENERATION, subtasks, CheckpointConfig(), cp(1)), STARTED)
     first, *others = acks_of(subtasks, 1)

@@ -62,7 +62,7 @@ def late(hook: str, checkpoint: int = 10) -> TimerFired:
     return TimerFired(HookTimer(cp(checkpoint), hook))
 
 
-def test_hooks_are_called_behind_the_announcement_and_before_any_source_is_triggered() -> None:
+def test_hooks_are_called_behind_the_announcement_and_before_any_source_is_triggered() -> None:  # EI1
     machine = hooked(STARTED)
     assert machine.handle(begin(10)[0])[-1] == ReserveId(cp(10))
     assert machine.handle(reserved(10)) == [
@@ -78,7 +78,7 @@ def test_hooks_are_called_behind_the_announcement_and_before_any_source_is_trigg
     assert machine.handle(answered(X)) == [CancelTimer(HookTimer(cp(10), X)), TriggerSources(cp(10))]
 
 
-def test_what_hooks_return_is_in_the_manifest() -> None:
+def test_what_hooks_return_is_in_the_manifest() -> None:  # EI4
     machine = hooked(STARTED, *begin(10), answered(X, data=b"at 7"), answered(Y, data=None), ack(A, 10))
     assert machine.handle(ack(B, 10)) == [
         WriteManifest(
@@ -91,7 +91,7 @@ def test_what_hooks_return_is_in_the_manifest() -> None:
     ]
 
 
-def test_a_checkpoint_that_everybody_acknowledged_completes_with_the_last_answer() -> None:
+def test_a_checkpoint_that_everybody_acknowledged_completes_with_the_last_answer() -> None:  # EI7
     machine = hooked(STARTED, *begin(10), answered(X), ack(A, 10))
     assert machine.handle(ack(B, 10)) == [Ignored("other participants are missing")]
     effects = machine.handle(answered(Y))
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_everybody_acknowledged_completes_with_the_last_answer
     assert [type(effect) for effect in effects[1:]] == [WriteManifest]
 
 
-def test_a_hook_that_fails_or_is_late_aborts_the_checkpoint_and_that_counts() -> None:
+def test_a_hook_that_fails_or_is_late_aborts_the_checkpoint_and_that_counts() -> None:  # EI5
     for event, reason in ((HookFailed(cp(10), X), AbortReason.HOOK_FAILED), (late(X), AbortReason.HOOK_TIMED_OUT)):
         machine = hooked(STARTED, *begin(10), tolerable_failures=1)
         assert machine.handle(event) == [
@@ -114,7 +114,7 @@ def test_a_hook_that_fails_or_is_late_aborts_the_checkpoint_and_that_counts() ->
         assert any(isinstance(effect, FailGeneration) for effect in again), "more failures than tolerable"
 
 
-def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
+def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:  # EI6
     machine = hooked(STARTED, *begin(10), answered(X), answered(Y), tolerable_failures=5)
     for event in (answered(X), HookFailed(cp(10), X), late(X)):
         assert [type(effect) for effect in machine.handle(event)] == [Ignored]
@@ -132,7 +132,7 @@ def test_a_checkpoint_whose_hook_is_awaited_may_expire_or_be_subsumed() -> None:
     assert machine.pending == ()
 
 
-def test_what_a_checkpoint_is_to_be_does_not_change_while_its_hooks_are_awaited() -> None:
+def test_what_a_checkpoint_is_to_be_does_not_change_while_its_hooks_are_awaited() -> None:  # EI1
     machine = hooked(STARTED, *begin(10), StopRequested(), mode=Guarantee.AT_MOST_ONCE)
     effects = after(machine, answered(X)).handle(answered(Y))
     assert effects[-1] == TriggerSources(cp(10), CheckpointOptions(is_last=False))

@@ -217,7 +217,7 @@ def test_a_newer_checkpoint_whose_marker_is_met_ends_the_wait() -> None:  # EI24
     assert aborted(machine.handle(written(11))) == [AbortReason.SUBSUMED]
 
 
-def test_a_stop_waits_for_its_marker_as_any_checkpoint_does() -> None:  # EI26, EI36
+def test_a_stop_waits_for_its_marker_as_any_checkpoint_does() -> None:  # EI26, EI36, EI37
     machine = coordinator(*all_but_one(10), reads(10))
     assert ReserveId(cp(11)) in machine.handle(StopRequested())
     after(machine, reserved(11), ack(ORDINARY, 11), ack(OTHER_TAPE, 11), reads(10, 11))

@@ -71,7 +71,7 @@ def test_a_newer_completion_answers_too() -> None:
         (decline(10), AbortReason.OVERTAKEN),
     ],
 )
-def test_a_request_is_answered_with_the_reason_of_a_failure(event: Event, reason: AbortReason) -> None:
+def test_a_request_is_answered_with_the_reason_of_a_failure(event: Event, reason: AbortReason) -> None:  # C61
     machine = coordinator(STARTED, CheckpointRequested(1), reserved(10), tolerable_failures=2)
     assert answers(machine, event) == [AnswerRequest(1, None, reason.text)]
     assert answers(machine, *begin(11), *acked(11), written(11)) == []

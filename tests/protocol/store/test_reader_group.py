@@ -55,7 +55,7 @@ def cut(group: Group, log: Log, checkpoint: str) -> dict[int, int]:
     return whole_cut(log.view(), found.progress[STREAM])
 
 
-def test_each_segment_belongs_to_one_reader(log: Log) -> None:  # RG1, RG6
+def test_each_segment_belongs_to_one_reader(log: Log) -> None:  # RG1, RG6, RG7
     group = after(new_group(log), log, A)
     assert group.shares.of("a") == (at(0), at(1))
     group = after(group, log, B)
@@ -83,7 +83,7 @@ def test_an_event_that_is_repeated_changes_nothing(log: Log) -> None:  # RG3
     assert group.epoch == 2
 
 
-def test_a_segment_that_follows_waits_for_all_before_it(log: Log) -> None:  # RG4
+def test_a_segment_that_follows_waits_for_all_before_it(log: Log) -> None:  # RG4, RG10
     group = after(new_group(log), log, A, B, commit("a", s0=0))
     log.scale(layouts.merge(log.layout, {0, 1}))
     log.write(0)

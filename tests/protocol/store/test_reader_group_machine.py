@@ -273,5 +273,5 @@ SETTINGS = fewer(settings(max_examples=60, stateful_step_count=40))
 
 
 @pytest.mark.hypothesis
-def test_any_history_of_a_group_reads_each_event_once_and_in_order() -> None:  # RG1, RG2, RG4, RG9, RG12
+def test_any_history_of_a_group_reads_each_event_once_and_in_order() -> None:  # RG1, RG2, RG4, RG9, RG12, RG28
     run_state_machine_as_test(GroupHistory, settings=SETTINGS)

@@ -36,7 +36,7 @@ def announced(machine: InducedCut, checkpoint: int) -> object:
     return machine.announced(cp(checkpoint), ORDINARY)
 
 
-def test_every_split_stands_still_until_all_have_met_their_marker() -> None:
+def test_every_split_stands_still_until_all_have_met_their_marker() -> None:  # EI21
     machine = cut_of("a", "b")
     assert announced(machine, 5) == []
     assert machine.met("a", cp(5)) == []
@@ -45,7 +45,7 @@ def test_every_split_stands_still_until_all_have_met_their_marker() -> None:
     assert machine.held == ()
 
 
-def test_a_marker_that_comes_before_its_checkpoint_was_heard_of_waits() -> None:
+def test_a_marker_that_comes_before_its_checkpoint_was_heard_of_waits() -> None:  # EI22
     machine = cut_of("a")
     assert machine.met("a", cp(6)) == []
     assert machine.held == ("a",)
@@ -54,7 +54,7 @@ def test_a_marker_that_comes_before_its_checkpoint_was_heard_of_waits() -> None:
     assert machine.announced(cp(6), options) == [], "the trigger of the others says it again"
 
 
-def test_a_marker_of_a_checkpoint_that_is_over_is_read_past() -> None:
+def test_a_marker_of_a_checkpoint_that_is_over_is_read_past() -> None:  # EI23
     machine = cut_of("a", "b")
     assert machine.met("a", cp(4)) == [ReadOn(("a",))], "of a generation that is over"
     announced(machine, 7)
@@ -68,7 +68,7 @@ def test_a_marker_of_a_checkpoint_that_is_over_is_read_past() -> None:
     assert machine.met("a", cp(8)) == [ReadOn(("a",))], "the same marker twice"
 
 
-def test_a_split_that_has_ended_counts_as_cut() -> None:
+def test_a_split_that_has_ended_counts_as_cut() -> None:  # EI25
     machine = cut_of("a", "b")
     announced(machine, 5)
     machine.met("a", cp(5))
@@ -77,7 +77,7 @@ def test_a_split_that_has_ended_counts_as_cut() -> None:
     assert announced(machine, 6) == [Cut(cp(6), ORDINARY)], "nothing is left to read"
 
 
-def test_a_split_that_came_late_is_waited_for() -> None:
+def test_a_split_that_came_late_is_waited_for() -> None:  # EI25
     machine = cut_of("a")
     announced(machine, 5)
     machine.splits(("a", "b"), is_read=True)
@@ -95,7 +95,7 @@ def test_a_source_that_is_not_read_on_is_cut_where_it_is() -> None:
     assert announced(machine, 5) == [Cut(cp(5), ORDINARY)]
 
 
-def test_a_checkpoint_whose_marker_was_passed_is_given_up() -> None:
+def test_a_checkpoint_whose_marker_was_passed_is_given_up() -> None:  # EI24
     machine = cut_of("a", "b")
     announced(machine, 5)
     machine.met("b", cp(5))
@@ -124,7 +124,7 @@ def induced(*splits: str, alignment: Alignment = Alignment.ALIGNED) -> Subtask:
     return made
 
 
-def test_a_source_that_sets_its_own_barrier_ignores_triggers() -> None:  # C47
+def test_a_source_that_sets_its_own_barrier_ignores_triggers() -> None:  # C47, EI20
     machine = induced("a")
     machine.handle(TriggerReceived(cp(5)))
     assert machine.handle(MarkerMet("a", cp(5))) == [
@@ -134,7 +134,7 @@ def test_a_source_that_sets_its_own_barrier_ignores_triggers() -> None:  # C47
     ]
 
 
-def test_an_announced_checkpoint_is_cut_at_the_marker_before_any_trigger() -> None:
+def test_an_announced_checkpoint_is_cut_at_the_marker_before_any_trigger() -> None:  # EI20
     machine = induced("a")
     machine.handle(CheckpointAnnounced(cp(5)))
     assert machine.handle(MarkerMet("a", cp(5)))[:2] == [TakeSnapshot(cp(5)), EmitBarrier(cp(5))]
@@ -142,7 +142,7 @@ def test_an_announced_checkpoint_is_cut_at_the_marker_before_any_trigger() -> No
 
 
 @pytest.mark.parametrize("alignment", [Alignment.ALIGNED, Alignment.TRACKED, Alignment.TIMED])
-def test_a_checkpoint_that_cannot_be_cut_any_more_is_declined(alignment: Alignment) -> None:
+def test_a_checkpoint_that_cannot_be_cut_any_more_is_declined(alignment: Alignment) -> None:  # EI24, EI29
     machine = induced("a", "b", alignment=alignment)
     options = CheckpointOptions(alignment=alignment)
     machine.handle(CheckpointAnnounced(cp(5), options))
@@ -152,7 +152,7 @@ def test_a_checkpoint_that_cannot_be_cut_any_more_is_declined(alignment: Alignme
     assert effects == [TakeSnapshot(cp(6), options), EmitBarrier(cp(6), options), SubtaskReadOn(("a", "b"))]
 
 
-def test_an_abort_releases_the_splits_and_no_snapshot_is_taken() -> None:
+def test_an_abort_releases_the_splits_and_no_snapshot_is_taken() -> None:  # EI27
     machine = induced("a", "b")
     machine.handle(CheckpointAnnounced(cp(5)))
     machine.handle(MarkerMet("a", cp(5)))
@@ -163,7 +163,7 @@ def test_an_abort_releases_the_splits_and_no_snapshot_is_taken() -> None:
     assert machine.handle(MarkerMet("b", cp(6)))[:2] == [TakeSnapshot(cp(6)), EmitBarrier(cp(6))]
 
 
-def test_a_source_at_its_end_is_cut_behind_its_end() -> None:
+def test_a_source_at_its_end_is_cut_behind_its_end() -> None:  # EI25
     machine = induced("a")
     machine.handle(CheckpointAnnounced(cp(5)))
     assert machine.handle(SourceEnded()) == [FinishOperators(), EmitEnd(), ReportFinished()]
@@ -171,7 +171,7 @@ def test_a_source_at_its_end_is_cut_behind_its_end() -> None:
     assert machine.handle(TriggerReceived(cp(6))) == [TakeSnapshot(cp(6)), EmitBarrier(cp(6))], "the final one"
 
 
-def test_behind_the_last_barrier_before_a_stop_a_retry_is_cut_at_once() -> None:
+def test_behind_the_last_barrier_before_a_stop_a_retry_is_cut_at_once() -> None:  # EI26
     machine = induced("a")
     last = CheckpointOptions(is_last=True)
     machine.handle(CheckpointAnnounced(cp(5), last))
@@ -182,7 +182,7 @@ def test_behind_the_last_barrier_before_a_stop_a_retry_is_cut_at_once() -> None:
     assert machine.handle(CheckpointAnnounced(cp(6), last)) == [TakeSnapshot(cp(6), last), EmitBarrier(cp(6), last)]
 
 
-def test_a_reader_that_goes_on_too_soon_is_a_violation() -> None:
+def test_a_reader_that_goes_on_too_soon_is_a_violation() -> None:  # EI21
     machine = induced("a", "b")
     machine.handle(MarkerMet("a", cp(5)))
     with pytest.raises(ProtocolViolation, match="before its release"):

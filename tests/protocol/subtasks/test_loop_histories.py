@@ -59,7 +59,7 @@ def assert_rounds_were_closed_in_order_and_once(world: World) -> None:
 )
 def test_any_history_with_checkpoints_and_failures_processes_every_record_once(  # L1-L12, L17, L29, L32-L37
     shape: str, seed: int, parallelism: int, has_rounds: bool, kills: list[int]
-) -> None:
+) -> None:  # L34
     plan, random = plan_of(shape, parallelism), Random(seed)
     records = records_of(plan, random, 4)
     world = World(plan, records, random, has_rounds=has_rounds)

@@ -48,6 +48,7 @@ STEPS = st.lists(st.sampled_from(["read", "read", "take", "cut", "complete", "la
 
 @given(STEPS, st.data())
 def test_nothing_is_ever_taken_that_no_completed_checkpoint_covers(steps: list[str], data: st.DataObject) -> None:
+    # GM30
     gate, read, taken, newest = ReadAhead(), 0, 0, 0
     positions: dict[int, int] = {0: 0}
     restored = 0

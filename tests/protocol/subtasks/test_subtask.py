@@ -278,7 +278,7 @@ EXPECTED = {
 
 # GM2
 @pytest.mark.parametrize("alignment", EXPECTED)
-def test_a_barrier_of_another_alignment_than_the_runs_is_a_violation(alignment: Alignment) -> None:
+def test_a_barrier_of_another_alignment_than_the_runs_is_a_violation(alignment: Alignment) -> None:  # GM2
     for other in set(Alignment) - EXPECTED[alignment]:
         with pytest.raises(ProtocolViolation, match="a barrier of 1 is"):
             Subtask(2, alignment=alignment).handle(BarrierReceived(ch(0), cp(1), CheckpointOptions(alignment=other)))

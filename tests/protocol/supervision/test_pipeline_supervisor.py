@@ -576,7 +576,7 @@ def removing(
     return made
 
 
-def test_checkpoints_of_a_cancelled_run_are_removed_when_nobody_writes_any_more() -> None:  # C70
+def test_checkpoints_of_a_cancelled_run_are_removed_when_nobody_writes_any_more() -> None:  # C70, C71
     machine = removing(*RUN, on_cancel=True)
     ended = machine.handle(CancelRequested())
     assert not any(isinstance(effect, RemoveCheckpoints) for effect in ended)

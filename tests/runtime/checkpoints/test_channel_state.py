@@ -388,6 +388,7 @@ def replayed(manifest: Manifest, storage: MemoryStorage, plan: Plan, definition:
 @pytest.mark.parametrize("before", [1, 2, 3])
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
 def test_what_is_in_flight_to_a_broadcast_side_is_replayed_with_the_copy_it_belongs_to(before: int, after: int) -> None:
+    # BC6
     storage = MemoryStorage()
     manifest, definition = recorded_flight(before, storage), definition_of_flight(after)
     events = []

@@ -51,7 +51,7 @@ def sequences(storage: FaultyStorage) -> list[int]:
     return [int(path.rsplit("/", 1)[1]) for path in storage.list("p/log")]
 
 
-def test_drivers_that_claim_at_the_same_time_get_different_generations(storage: FaultyStorage) -> None:
+def test_drivers_that_claim_at_the_same_time_get_different_generations(storage: FaultyStorage) -> None:  # O18
     found: list[int] = []
     barrier = threading.Barrier(8)
 
@@ -76,7 +76,7 @@ def test_a_manifest_behind_the_claim_of_a_newer_generation_is_fenced(storage: Fa
     assert older.newer_generation() == 2
 
 
-def test_a_write_that_failed_after_its_effect_is_read_back(storage: FaultyStorage) -> None:
+def test_a_write_that_failed_after_its_effect_is_read_back(storage: FaultyStorage) -> None:  # O3
     log, _ = claimed(storage)
     storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, operation="put_if_absent"))
     assert log.append(manifest(1)) is Outcome.WRITTEN

@@ -137,7 +137,7 @@ def judge(scene: Scene, step: Step, result: object) -> None:
 
 @pytest.mark.parametrize("times", [0, 1, 2, 6])
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
-def test_a_driver_that_slept_before_any_operation_changes_nothing(step: Step, times: int) -> None:
+def test_a_driver_that_slept_before_any_operation_changes_nothing(step: Step, times: int) -> None:  # R40
     cases = points(step, times, dies=False)
     assert cases
     for scene, result in cases:

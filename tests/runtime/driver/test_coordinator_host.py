@@ -177,7 +177,7 @@ def test_what_a_callback_raises_becomes_a_note_and_the_next_round_is_called() ->
     assert driver.notes == ["on_round of loop 'a' failed in round 0: ValueError: no space on the board"]
 
 
-def test_callbacks_that_wait_run_after_the_end_of_their_generation_and_before_those_of_the_next() -> None:
+def test_callbacks_that_wait_run_after_the_end_of_their_generation_and_before_those_of_the_next() -> None:  # L35
     heard: list[str] = []
     gate = threading.Event()
 

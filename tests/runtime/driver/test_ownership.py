@@ -133,7 +133,7 @@ def test_whoever_goes_on_for_another_process_writes_down_its_targets(tmp_path: P
 
 
 @each
-def test_a_former_name_of_a_sink_belongs_to_its_life(tmp_path: Path, kind: Any) -> None:  # LV9
+def test_a_former_name_of_a_sink_belongs_to_its_life(tmp_path: Path, kind: Any) -> None:  # LV9, CS25
     sink = kind(str(tmp_path / "out"))
     begin(tmp_path / "home", out=sink)
     assert begin(tmp_path / "home", renamed=sink).generation == 2

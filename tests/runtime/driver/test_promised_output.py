@@ -322,7 +322,7 @@ def test_a_savepoint_of_ones_own_life_leaves_what_is_before_it_in_line(tmp_path:
     assert home.kind.shown == [1, 2, 3, 4, 6, 7, 9]
 
 
-def test_a_target_that_may_have_forgotten_and_cannot_be_asked_publishes_nothing(tmp_path: Path) -> None:  # SV26
+def test_a_target_that_may_have_forgotten_and_cannot_be_asked_publishes_nothing(tmp_path: Path) -> None:  # SV26, SV20
     home = Home(tmp_path, KINDS["ledger"](tmp_path))
     home.run(retained=9)
     home.run(retained=9)

@@ -211,7 +211,7 @@ def test_a_savepoint_takes_the_data_of_hooks_along(tmp_path: Path) -> None:  # E
     assert "holds 4 bytes of hook 'shop', which this pipeline does not have" in refusal(Home(tmp_path / "c"), place)
 
 
-def test_a_second_start_goes_on_from_the_pipelines_own_checkpoint(tmp_path: Path) -> None:  # SV24
+def test_a_second_start_goes_on_from_the_pipelines_own_checkpoint(tmp_path: Path) -> None:  # SV24, SV21
     place = Home(tmp_path / "a").savepoint(tmp_path / "taken")
     home = Home(tmp_path / "b")
     for expected in (8, 8):  # it died before it completed a checkpoint of its own
@@ -448,7 +448,7 @@ def test_an_older_checkpoint_is_never_restored_as_the_newest(tmp_path: Path, is_
     assert found.restored.checkpoint == 2
 
 
-def test_damage_at_its_own_newest_checkpoint_is_judged_as_without_a_name(tmp_path: Path) -> None:  # SV24, R14
+def test_damage_at_its_own_newest_checkpoint_is_judged_as_without_a_name(tmp_path: Path) -> None:  # SV24, R14, SV20
     home = Home(tmp_path)
     home.begin()
     home.complete(1, 1)

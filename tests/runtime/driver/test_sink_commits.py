@@ -329,7 +329,7 @@ def test_only_records_of_losses_are_counted() -> None:  # K26
     assert heir.count == 1
 
 
-def test_output_for_a_sink_that_is_gone_is_refused(tmp_path: Path) -> None:
+def test_output_for_a_sink_that_is_gone_is_refused(tmp_path: Path) -> None:  # SV30
     commits = commits_to(tmp_path, RecordedSink())
     with pytest.raises(
         UsageError, match=r"prepared for sink 'out7' cannot be committed.*allow_unclaimed_state=\['out7'\]"

@@ -98,7 +98,7 @@ def test_a_look_that_hangs_is_not_waited_for() -> None:  # C38
     assert looked.pools == 1
 
 
-def test_only_so_many_looks_hang() -> None:
+def test_only_so_many_looks_hang() -> None:  # C38
     looked = Looked(*[None] * (LOOKS_MAX + 1))
     for _ in range(3 * LOOKS_MAX):
         looked.watch.look()

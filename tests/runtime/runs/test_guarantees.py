@@ -1,5 +1,7 @@
 """What each guarantee allows when real workers are killed, and nothing else: the anomalies are made to happen."""
 
+# Rules: F1
+
 from __future__ import annotations
 
 import os

@@ -286,7 +286,7 @@ def test_a_hook_goes_back_with_its_pipeline(start: Start, tmp_path: Path) -> Non
     assert newest_manifest(tmp_path).hooks[0].data == b"at %d" % run.checkpoints[-1]
 
 
-def test_a_hook_is_reset_by_a_restart_before_the_first_checkpoint(start: Start, tmp_path: Path) -> None:  # C37
+def test_a_hook_is_reset_by_a_restart_before_the_first_checkpoint(start: Start, tmp_path: Path) -> None:  # C37, EI8
     hook = Noting()
     run = start(definition_of(hooked(tmp_path, hook, interval=None)))
     run.kill(1)

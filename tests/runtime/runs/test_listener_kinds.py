@@ -106,7 +106,7 @@ def test_sources_and_sinks_that_listen_are_told(start: Start, tmp_path: Path, pl
 @pytest.mark.parametrize("place", [TwoPhases, Ledger])
 def test_a_sink_that_fails_when_it_is_told_starts_the_pipeline_again(
     start: Start, tmp_path: Path, place: type
-) -> None:  # HL6, HL8
+) -> None:  # HL6, HL8, HL18
     run = start(definition_of(numbering(tmp_path, place, fails=True, interval=None, parallelism=1)))
     assert run.result().is_finished
     assert len(run.restarts) == 1

@@ -79,7 +79,7 @@ def public(root: Path) -> list[int]:
 @pytest.mark.parametrize("stage_attempts", [1, 4], ids=["resubmitted", "retried by the stage"])
 def test_what_is_published_on_completion_is_public_once_when_workers_are_killed(
     start: Start, tmp_path: Path, stage_attempts: int
-) -> None:
+) -> None:  # HL15
     source = generator(3_000, 3_000, batch=50)
     run = start(definition_of(publishing(tmp_path, source)), stage_attempts=stage_attempts)
     for kill in range(2):
@@ -245,6 +245,7 @@ def test_operator_state_survives_stops_and_kills_at_every_parallelism(start: Sta
     ids=["another type", "none any more"],
 )
 def test_operator_state_that_does_not_fit_is_refused(start: Start, tmp_path: Path, function: Any, said: str) -> None:
+    # HL14
     source = generator(200, 1_000, batch=20)
     run = start(definition_of(counting(tmp_path, source, Counting(tmp_path))))
     run.pids()
@@ -330,7 +331,7 @@ def test_process_functions_keep_lists_beside_keyed_state_and_listen(
     assert set(map(int, lines(tmp_path / "heard"))) & set(run.checkpoints)
 
 
-def test_a_function_with_a_method_that_nobody_would_call_is_refused() -> None:
+def test_a_function_with_a_method_that_nobody_would_call_is_refused() -> None:  # HL1
     class Forgot(hg.ProcessFunction):
         def notify_checkpoint_complete(self, checkpoint_id: int) -> None: ...
 

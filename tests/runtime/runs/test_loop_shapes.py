@@ -36,6 +36,7 @@ class WithOutside:
 
 
 def test_an_operator_of_the_body_may_read_from_outside_with_hardly_any_credit(start: Start, tmp_path: Path) -> None:
+    # L14
     pipeline = pipeline_at(tmp_path)
     outside = entering(pipeline, numbers(2_000, 8_000, splits=1)).with_columns(id=pl.col("id") + 10_000)
     records = entering(pipeline, numbers(3_000, batch=200))
@@ -102,7 +103,7 @@ class Moving(hg.ProcessFunction):
 @pytest.mark.parametrize(("before", "after"), few([(2, 3), (1, 2), (3, 1)], 2))
 def test_records_under_way_are_restored_at_another_parallelism(
     start: Start, tmp_path: Path, before: int, after: int
-) -> None:
+) -> None:  # L19
     run = start(circling(tmp_path, before, 1_000, 500))
     run.wait_checkpoints(3)
     run.driver.stop()

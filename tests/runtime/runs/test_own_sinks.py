@@ -46,7 +46,7 @@ KINDS = {"two phases": SqliteSink, "ledger": SqliteLedgerSink, "ledger in pieces
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_sink_that_a_user_wrote_has_every_record_once_whoever_is_killed(
     start: Any, tmp_path: Path, kind: Any
-) -> None:
+) -> None:  # B22
     # CS7
     target = str(tmp_path / "target.db")
     run = start(numbering(tmp_path, 2, kind(target)))

@@ -1,5 +1,7 @@
 """SIGKILL of driver and workers between any two files that a pipeline removes, shared files of RocksDB among them."""
 
+# Rules: F3
+
 from __future__ import annotations
 
 import os

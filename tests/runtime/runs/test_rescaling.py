@@ -1,5 +1,7 @@
 """A checkpoint restored at another parallelism, with the real driver and real workers: nothing lost, nothing twice."""
 
+# Rules: F1, F21
+
 from __future__ import annotations
 
 import json

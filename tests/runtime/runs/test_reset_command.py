@@ -50,7 +50,7 @@ def facts() -> dict[str, Any]:
     return dict(json.loads(reset("--json").output))
 
 
-def test_it_says_what_goes_and_asks(place: Path) -> None:
+def test_it_says_what_goes_and_asks(place: Path) -> None:  # SO4
     (place / "out" / "mine.csv").write_text("1,2")
     newest = len(list((place / "home" / "visits").glob("log/*")))
     assert newest

@@ -81,7 +81,7 @@ def snapshots(root: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "cancelled while it restarts", "failed"])
-def test_checkpoints_that_are_not_retained_are_removed(start: Start, tmp_path: Path, how: str) -> None:  # C32
+def test_checkpoints_that_are_not_retained_are_removed(start: Start, tmp_path: Path, how: str) -> None:  # C32, C71
     marker = tmp_path / "fails"
     restart = hg.FixedDelay(delay="1h") if how.endswith("restarts") else hg.NoRestart()
     given = {"retain_on_cancel": False, "retain_on_failure": False, "restart": restart}

@@ -1,5 +1,7 @@
 """SIGKILL of workers while RocksDB compacts: what a snapshot refers to is whole, whatever becomes of the database."""
 
+# Rules: F1
+
 from __future__ import annotations
 
 import os

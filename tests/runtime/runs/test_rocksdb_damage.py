@@ -1,5 +1,7 @@
 """A bit that flips in a file of RocksDB, with the real driver and real workers: before it is written, and unseen."""
 
+# Rules: F10
+
 from __future__ import annotations
 
 import sys
@@ -94,6 +96,7 @@ def test_a_bit_that_flips_on_a_local_disk_is_in_no_checkpoint_and_loses_nothing(
 # R57 R10 R14
 @pytest.mark.early
 def test_a_checkpoint_that_only_workers_find_damaged_is_judged_by_the_policy(start: Start, tmp_path: Path) -> None:
+    # R57
     source = replace(generator(4_000, splits=None), rows_per_second=300)
     flipping = Flipping(tmp_path, is_unseen=True)
     run = start(retaining(tmp_path, source, DamagedCheckpoint.FAIL), prepare=flipping)

@@ -215,7 +215,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 # RB8
-def test_a_local_disk_that_is_full_is_one_sentence_and_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
+def test_a_local_disk_that_is_full_is_one_sentence_and_loses_nothing(tmp_path: Path, small_disk: Path) -> None:  # RB21
     from tests.state.rocksdb.increments import Restored, Subtask
 
     from headgate.errors import StorageError

@@ -178,7 +178,7 @@ def newest(shop: Shop) -> int:
     return int(candidates(log.observe())[0].checkpoint)
 
 
-def test_a_pipeline_is_stopped_and_restored_again_and_again(shop: Shop, tmp_path: Path) -> None:
+def test_a_pipeline_is_stopped_and_restored_again_and_again(shop: Shop, tmp_path: Path) -> None:  # SV25
     """At another parallelism each time; and the command that restored it is repeated later, as by a supervisor."""
     shop.add(100)
     shop.run(tmp_path / "0")

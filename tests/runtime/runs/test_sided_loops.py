@@ -99,7 +99,7 @@ def check_events(rows: list[Row]) -> None:
 
 # BC13
 @pytest.mark.parametrize("function", [Around(), AroundByBatch()])
-def test_a_function_in_a_loop_has_rules_from_outside(tmp_path: Path, function: Any) -> None:
+def test_a_function_in_a_loop_has_rules_from_outside(tmp_path: Path, function: Any) -> None:  # BC13
     def body(loop: hg.Stream, rules: Any) -> Any:
         return left(loop.key_by("key").connect(rules).process(function, name="apply"))
 
@@ -116,7 +116,7 @@ def test_a_function_in_a_loop_has_rules_from_outside(tmp_path: Path, function: A
 
 # BC13
 @pytest.mark.parametrize("function", [Around(), AroundByBatch()])
-def test_a_loop_tells_itself_through_a_broadcast_side(tmp_path: Path, function: Any) -> None:
+def test_a_loop_tells_itself_through_a_broadcast_side(tmp_path: Path, function: Any) -> None:  # BC13
     """Every record of each trip is told to all subtasks, which must make the same of them in whatever order."""
 
     def body(loop: hg.Stream, _: Any) -> Any:

@@ -1,5 +1,7 @@
 """Workers that die where recovery has the least to hold on to, made on purpose: the first epoch, restores in a row."""
 
+# Rules: F1
+
 from __future__ import annotations
 
 import sys

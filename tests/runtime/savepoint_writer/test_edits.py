@@ -285,7 +285,7 @@ def test_every_state_is_stored_as_it_was_when_it_is_written_back(tmp_path: Path,
     assert stored_in(tmp_path / "new") == stored_in(written.path)
 
 
-def test_what_nobody_can_write_is_refused(tmp_path: Path) -> None:  # WS3
+def test_what_nobody_can_write_is_refused(tmp_path: Path) -> None:  # WS3, WS2
     written = Written(tmp_path)
     part = Part({}, {"a": b"1"}, [output(b"small")])
     written.complete(1, {"node": "some source"}, [part])

@@ -119,7 +119,7 @@ def test_a_slice_costs_only_what_it_shows() -> None:
 
 # CH9
 @given(st.integers(1, 50), st.lists(st.one_of(st.integers(1, 80), st.none()), max_size=60))
-def test_any_traffic_stays_bounded_and_never_sticks(credit: int, moves: list[int | None]) -> None:
+def test_any_traffic_stays_bounded_and_never_sticks(credit: int, moves: list[int | None]) -> None:  # CH9
     ends, sent, received = Ends(credit), 0, 0
     for size in moves:
         if size is None:

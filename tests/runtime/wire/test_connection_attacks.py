@@ -162,7 +162,7 @@ def read_under_attack(attack: str) -> None:
 
 # SE13
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_what_somebody_in_between_does_ends_the_connection_before_it_is_delivered(attack: str) -> None:
+def test_what_somebody_in_between_does_ends_the_connection_before_it_is_delivered(attack: str) -> None:  # SE13
     read_under_attack(attack)
 
 
@@ -248,7 +248,7 @@ def begun_handshake_survives(monkeypatch: pytest.MonkeyPatch) -> None:
             stream.close()
 
 
-def test_a_handshake_that_has_begun_survives_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handshake_that_has_begun_survives_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:  # SE10
     begun_handshake_survives(monkeypatch)
 
 

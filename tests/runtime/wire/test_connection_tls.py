@@ -60,6 +60,7 @@ def server() -> Iterator[Server]:
     ],
 )
 def test_tls_is_on_for_every_address_but_loopback_unless_somebody_says_otherwise(host: str, is_local: bool) -> None:
+    # SE14
     assert is_loopback(host) is is_local
     default = Tls(SecurityConfig())
     assert (default.server(host) is None, default.client(host) is None) == (is_local, is_local)
@@ -157,7 +158,7 @@ def test_tls_does_not_replace_the_secret(server: Server) -> None:
 
 # SE14
 @pytest.mark.parametrize(("of_server", "of_client"), [(ON, OFF), (OFF, ON)], ids=["server", "client"])
-def test_nobody_falls_back_to_a_connection_without_tls(of_server: Tls, of_client: Tls) -> None:
+def test_nobody_falls_back_to_a_connection_without_tls(of_server: Tls, of_client: Tls) -> None:  # SE14
     server = Server(of_server)
     with pytest.raises(ConnectionLost, match="not let in"):
         server.connect(tls=of_client)
@@ -231,7 +232,7 @@ print(type(one._stream).__name__, other.receive_message().decode())
 
 
 # SE14
-def test_an_address_of_a_network_is_encrypted_in_a_network_of_its_own() -> None:
+def test_an_address_of_a_network_is_encrypted_in_a_network_of_its_own() -> None:  # CN14
     """In a network namespace, which nobody else can reach."""
     private = ["unshare", "--net", "sh", "-c", 'ip link set lo up && ip addr add 10.9.8.7/32 dev lo && exec "$@"', "sh"]
     if shutil.which("ip") is None or subprocess.run([*private, "true"], capture_output=True, check=False).returncode:

@@ -190,7 +190,7 @@ def test_the_driver_s_end_closes_every_worker_after_its_last_order(
 
 # CN9
 @pytest.mark.parametrize("raw", [b"garbage", b"", encode_message(Stop("not yours"))])
-def test_a_malformed_message_loses_its_sender_only(driver: Driver, raw: bytes) -> None:
+def test_a_malformed_message_loses_its_sender_only(driver: Driver, raw: bytes) -> None:  # CN9
     good = driver.worker()
     bad = connect(*driver.server.address, SECRET, Purpose.CONTROL, timeout_seconds=WAIT)
     bad.send_message(raw)

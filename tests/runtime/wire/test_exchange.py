@@ -174,7 +174,7 @@ OPENING = schema_fingerprint(SCHEMA)
 
 # CH6
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
-def test_every_channel_keeps_its_order(make_cluster: MakeCluster, parallelism: int) -> None:
+def test_every_channel_keeps_its_order(make_cluster: MakeCluster, parallelism: int) -> None:  # CH6
     cluster = make_cluster(parallelism)
     for worker in cluster.workers:
         for edge in range(2):
@@ -314,6 +314,7 @@ def test_strangers_are_refused_while_a_good_peer_keeps_working(make_cluster: Mak
 # CH13
 @pytest.mark.parametrize("generation", [4, 6])
 def test_a_worker_of_another_generation_is_refused_by_number(make_cluster: MakeCluster, generation: int) -> None:
+    # CH13
     first, second = make_cluster().workers
     connection, answer = as_peer(first, 1, generation)
     assert isinstance(answer, DataRefused)
@@ -380,7 +381,7 @@ def test_frames_of_another_generation_are_dropped_and_counted() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_peer_that_breaks_a_rule_is_lost_with_the_rule(frames: list[list[Buffer]], problem: str) -> None:
+def test_a_peer_that_breaks_a_rule_is_lost_with_the_rule(frames: list[list[Buffer]], problem: str) -> None:  # CH4, CH6
     worker = Worker(0, plan_of(2))
     peer = start_with_hand_made_peer(worker)
     for parts in frames:

@@ -256,7 +256,7 @@ def test_no_barrier_is_taken_before_the_replay_is_over() -> None:  # L18
     assert made.logged(FIVE) == [], "what was replayed is in the body's state"
 
 
-def test_a_replay_waits_for_credit() -> None:
+def test_a_replay_waits_for_credit() -> None:  # L17
     made = Made(replay=[batch(1), batch(2)], credit=1)
     made.run()
     assert made.into_body() == [[1]]
@@ -529,7 +529,7 @@ def test_the_head_has_finished_when_the_end_is_back() -> None:  # L29
     assert made.reports[-1] == ("finished",)
 
 
-def test_records_that_an_operator_sends_back_in_finish_are_the_users_error() -> None:
+def test_records_that_an_operator_sends_back_in_finish_are_the_users_error() -> None:  # L29
     made = Made()
     made.regular.put(EndOfData())
     made.run()

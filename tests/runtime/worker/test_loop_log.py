@@ -245,7 +245,7 @@ def test_one_head_replays_the_logs_of_all_former_heads_of_a_loop_with_keys() -> 
 @given(data=st.data())
 def test_every_logged_row_is_replayed_once_and_in_the_order_of_its_key(
     former: int, now: int, keys: tuple[str, ...], data: st.DataObject
-) -> None:
+) -> None:  # L19, L21
     drawn = data.draw(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=20), max_size=6))
     memory_bytes = data.draw(st.sampled_from([0, 700, PLENTY]))
     budget = SpillBudget(memory_bytes, PLENTY)
@@ -291,7 +291,7 @@ def test_a_log_without_a_key_is_replayed_in_the_order_of_arrival() -> None:
     log.close()
 
 
-def test_former_heads_are_replayed_in_their_order_whatever_the_order_of_their_states() -> None:
+def test_former_heads_are_replayed_in_their_order_whatever_the_order_of_their_states() -> None:  # L19
     states = []
     for index in range(3):
         log = LoopLog("x", SCHEMA, log_owner((), GROUPS, 3, index), SpillBudget(PLENTY, PLENTY))
@@ -374,7 +374,7 @@ def test_damage_is_found_before_anything_is_replayed() -> None:
         replay_logs([RestoredState(0, 1, memoryview(data)[:-8])], SCHEMA, ALL, "ranks")
 
 
-def test_the_log_of_another_head_or_of_other_keys_is_refused() -> None:
+def test_the_log_of_another_head_or_of_other_keys_is_refused() -> None:  # L20
     log, _ = log_with()
     log.open(ONE)
     data = joined(log.seal(ONE).encode())

@@ -39,7 +39,7 @@ def worker_of(clock: HandClock) -> Worker:
     return Worker(task, HandTimed(clock))
 
 
-def test_a_turn_ends_for_an_arrival_a_message_and_a_timeout() -> None:
+def test_a_turn_ends_for_an_arrival_a_message_and_a_timeout() -> None:  # UA4
     clock = HandClock(passed_ms=5)
     worker = worker_of(clock)
     runner = SimpleNamespace(deadline_ms=None)
@@ -88,7 +88,7 @@ def test_a_worker_says_which_peer_it_cannot_go_on_without() -> None:  # G15
     assert never.failure.kind is FailureKind.LOST, "no function of the user failed"
 
 
-def test_arrivals_are_told_before_anybody_has_a_turn() -> None:
+def test_arrivals_are_told_before_anybody_has_a_turn() -> None:  # UA4
     worker = worker_of(HandClock(passed_ms=5))
     done: list[str] = []
 
@@ -235,5 +235,5 @@ def test_a_worker_that_fails_leaves_its_files_and_one_that_ends_well_does_not(
         (NodeError("sum", LocalDamage("/disk/db/000008.sst", 0, "a block", "another")), False),
     ],
 )
-def test_a_worker_leaves_nothing_on_a_disk_that_failed(error: Exception, spares: bool) -> None:
+def test_a_worker_leaves_nothing_on_a_disk_that_failed(error: Exception, spares: bool) -> None:  # RB21
     assert keeps_local_files(error) == spares

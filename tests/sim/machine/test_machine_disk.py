@@ -48,7 +48,7 @@ def test_a_put_that_failed_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None
     room.run(put)
 
 
-def test_a_power_cut_takes_what_was_never_synced_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_power_cut_takes_what_was_never_synced_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:  # SM4
     room = Room(monkeypatch, Fault.SYNC_FAILS)
 
     def put() -> None:

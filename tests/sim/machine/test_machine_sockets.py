@@ -42,7 +42,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_bytes_arrive_in_order_and_the_end_behind_them(seed: int) -> None:
+def test_bytes_arrive_in_order_and_the_end_behind_them(seed: int) -> None:  # SM3
     pair = Pair(seed)
 
     def send(socket: SimSocket) -> None:

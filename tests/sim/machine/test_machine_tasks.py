@@ -155,7 +155,7 @@ def test_a_thread_that_ends_goes_back_to_nobody_but_the_scheduler() -> None:
     assert room.run() == ["child", 100]
 
 
-def test_a_dead_process_makes_no_step_and_a_stopped_one_goes_on_later() -> None:
+def test_a_dead_process_makes_no_step_and_a_stopped_one_goes_on_later() -> None:  # SM2
     room = Room()
     other = SimProcess(room.tasks, "q")
 

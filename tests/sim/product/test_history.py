@@ -45,7 +45,7 @@ def found(history: History) -> str | None:
     return None if history.finding is None else history.finding.invariant
 
 
-def test_a_good_history_is_accepted() -> None:
+def test_a_good_history_is_accepted() -> None:  # SM10
     history = History(retained=1)
     claim(history, 1, 1)
     complete(history, 2, 1, 1, file(1, 1))

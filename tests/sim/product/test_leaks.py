@@ -82,7 +82,7 @@ def test_what_was_set_aside_may_need_anything_older() -> None:  # SF7
         ("p/log/0000000007.tmp", b""),
     ],
 )
-def test_what_no_retained_checkpoint_needs_is_a_leak(path: str, data: bytes) -> None:
+def test_what_no_retained_checkpoint_needs_is_a_leak(path: str, data: bytes) -> None:  # SM13
     assert len(list(leaks.of_checkpoints({**CHECKPOINTS, path: data}, retained=2))) == 1
 
 
@@ -110,7 +110,7 @@ def test_what_was_committed_is_no_leak() -> None:
         FILE.name.replace("-00000.", "-00001."),
     ],
 )
-def test_what_is_undecided_or_listed_nowhere_is_a_leak(path: str) -> None:
+def test_what_is_undecided_or_listed_nowhere_is_a_leak(path: str) -> None:  # SM13
     assert len(list(leaks.of_sink({**SINK, path: b""}))) == 1
 
 
@@ -131,7 +131,7 @@ def spilling(process: SimProcess, tasks: Tasks, network: Network, budget: SpillB
 
 
 @pytest.mark.parametrize("leak", [parked, listening, holding, spilling])
-def test_what_a_process_still_has_is_a_leak(leak: Callable[..., None]) -> None:
+def test_what_a_process_still_has_is_a_leak(leak: Callable[..., None]) -> None:  # SM13
     tasks = Tasks(World(1))
     network, budget = Network(tasks, 0), SpillBudget(9, 9)
     process, other = SimProcess(tasks, "d0.w0"), SimProcess(tasks, "d0.w1")

@@ -71,7 +71,7 @@ def test_the_end_of_one_input_does_not_close_the_windows_of_an_idle_one() -> Non
     assert run.run() is None
 
 
-def test_much_input_comes_in_larger_batches_and_as_slowly() -> None:
+def test_much_input_comes_in_larger_batches_and_as_slowly() -> None:  # SM5
     seen = set()
     for seed in range(60):
         settings = Run(seed).settings

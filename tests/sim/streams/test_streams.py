@@ -13,7 +13,7 @@ SMOKE = (*range(14), 16, 36) if IS_DEEP else (0, 1, 2, 3, 16, 36)
 
 
 @pytest.mark.early
-def test_streams_pass_every_smoke_seed() -> None:  # SM12
+def test_streams_pass_every_smoke_seed() -> None:  # SM12, SM83, SM84, SM85, SM86, SM88
     """Several starts of pipeline and producer, lost answers of the catalogue, and readers of unfinished output."""
     runs = [StreamRun(seed, is_traced=True) for seed in SMOKE]
     found = [(seed, str(violation)) for seed, run in zip(SMOKE, runs, strict=True) if (violation := run.run())]

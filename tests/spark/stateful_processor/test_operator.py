@@ -190,6 +190,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("what", sorted(REFUSED))
 def test_what_is_not_supported_is_refused_when_the_pipeline_is_defined(what: str) -> None:  # SX1, SX3, SX6, SX13, SX15
+    # SX17
     define, message = REFUSED[what]
     with pytest.raises(UsageError, match=message) as told:
         define()

@@ -102,7 +102,7 @@ def tell(story: Story, steps: list[tuple[str, list[int], int]]) -> None:
 @given(steps=STEPS, parallelism=st.integers(1, 3))
 def test_whatever_becomes_of_checkpoints_each_is_restored_as_it_was(
     form: type[Rows], key: str, steps: list[tuple[str, list[int], int]], parallelism: int
-) -> None:
+) -> None:  # MC1, MC3, MC9
     check_story(Few(form, key), steps, parallelism)
 
 
@@ -125,14 +125,14 @@ def long_story(seed: int, changes: list[str], steps: int = 80) -> list[tuple[str
 
 # MC1 MC2 MC3 MC4 MC9
 @pytest.mark.parametrize("form", FORMS)
-def test_long_stories_of_checkpoints(form: type[Rows]) -> None:
+def test_long_stories_of_checkpoints(form: type[Rows]) -> None:  # MC1, MC9
     for seed in range(SEEDS):
         check_story(Few(form, "pair"), long_story(seed, CHANGES), 1 + seed % 3)
 
 
 # MC5 MC10
 @pytest.mark.parametrize("use", [Windows, KeptWindows])
-def test_long_stories_of_windows(use: type[Windows]) -> None:
+def test_long_stories_of_windows(use: type[Windows]) -> None:  # MC5, MC10
     for seed in range(SEEDS):
         check_story(FewWindows(use()), long_story(seed, WINDOW_CHANGES), 1 + seed % 3)
 
@@ -150,7 +150,7 @@ def begun(form: str) -> tuple[Story, Manifest]:
 
 # MC1 MC3
 @each_form
-def test_a_checkpoint_writes_what_changed_and_refers_to_the_rest(form: str) -> None:
+def test_a_checkpoint_writes_what_changed_and_refers_to_the_rest(form: str) -> None:  # MC1, MC3
     story, first = begun(form)
     for version in range(1, 4):
         story.change(range(version * 40, version * 40 + 80), version)
@@ -163,7 +163,7 @@ def test_a_checkpoint_writes_what_changed_and_refers_to_the_rest(form: str) -> N
 
 # MC1
 @each_form
-def test_an_idle_pipeline_writes_no_chunk(form: str) -> None:
+def test_an_idle_pipeline_writes_no_chunk(form: str) -> None:  # MC1
     story, first = begun(form)
     for _ in range(3):
         manifest = story.checkpoint()
@@ -174,7 +174,7 @@ def test_an_idle_pipeline_writes_no_chunk(form: str) -> None:
 
 # MC1
 @each_form
-def test_little_state_in_memory_is_written_as_rows(form: str) -> None:
+def test_little_state_in_memory_is_written_as_rows(form: str) -> None:  # MC1
     story = Story(Many(form))
     story.change(range(100), 0)
     for _ in range(2):
@@ -186,7 +186,7 @@ def test_little_state_in_memory_is_written_as_rows(form: str) -> None:
 
 # MC1
 @pytest.mark.parametrize("form", ["row", "column"])
-def test_state_that_has_become_little_is_written_as_rows(form: str) -> None:
+def test_state_that_has_become_little_is_written_as_rows(form: str) -> None:  # MC1
     story, _ = begun(form)
     story.change(range(20, KEYS), None)
     assert not chunks_of(story.checkpoint())
@@ -195,7 +195,7 @@ def test_state_that_has_become_little_is_written_as_rows(form: str) -> None:
 
 # MC1 SV3
 @each_form
-def test_a_savepoint_has_no_chunks(form: str) -> None:
+def test_a_savepoint_has_no_chunks(form: str) -> None:  # MC1
     story, _ = begun(form)
     story.change(range(60), 1)
     story.freeze()
@@ -211,7 +211,7 @@ def test_a_savepoint_has_no_chunks(form: str) -> None:
 
 # MC2 SF15
 @each_form
-def test_what_an_aborted_checkpoint_wrote_is_written_by_the_next(form: str) -> None:
+def test_what_an_aborted_checkpoint_wrote_is_written_by_the_next(form: str) -> None:  # MC2
     story, _ = begun(form)
     story.change(range(60), 1)
     story.freeze()
@@ -224,7 +224,7 @@ def test_what_an_aborted_checkpoint_wrote_is_written_by_the_next(form: str) -> N
 
 # MC2 SF15
 @each_form
-def test_what_was_frozen_before_a_checkpoint_completes_misses_nothing(form: str) -> None:
+def test_what_was_frozen_before_a_checkpoint_completes_misses_nothing(form: str) -> None:  # MC2
     """Three are frozen at once; the first one completes before the others are written, unheard."""
     story, _ = begun(form)
     for version in range(1, 4):
@@ -245,7 +245,7 @@ def test_what_was_frozen_before_a_checkpoint_completes_misses_nothing(form: str)
 
 # MC2 U6
 @each_form
-def test_a_write_that_is_repeated_writes_the_same(form: str) -> None:
+def test_a_write_that_is_repeated_writes_the_same(form: str) -> None:  # MC2
     story, _ = begun(form)
     story.change(range(60), 1)
     story.freeze()
@@ -260,7 +260,7 @@ def test_a_write_that_is_repeated_writes_the_same(form: str) -> None:
 
 # MC4
 @pytest.mark.parametrize("form", ["row", "column"])
-def test_chunks_are_few_and_hardly_more_than_what_there_is(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_are_few_and_hardly_more_than_what_there_is(form: str, monkeypatch: pytest.MonkeyPatch) -> None:  # MC4
     monkeypatch.setattr(incremental_snapshot, "CHUNKS_MAX", 8)
     story, first = begun(form)
     chance, counts, most = random.Random(7), [], 0.0
@@ -282,7 +282,7 @@ def test_chunks_are_few_and_hardly_more_than_what_there_is(form: str, monkeypatc
 
 # MC4
 @pytest.mark.parametrize("form", ["row", "column"])
-def test_state_that_shrinks_gives_its_chunks_up(form: str) -> None:
+def test_state_that_shrinks_gives_its_chunks_up(form: str) -> None:  # MC4
     story, first = begun(form)
     for start in range(0, KEYS * 3 // 4, 400):
         story.change(range(start, start + 400), None)
@@ -307,7 +307,7 @@ def test_what_follows_the_first_chunk_is_written_together_when_it_is_many(monkey
 
 # MC2
 @each_form
-def test_all_keys_that_change_are_written_once(form: str) -> None:
+def test_all_keys_that_change_are_written_once(form: str) -> None:  # MC2
     story, first = begun(form)
     for version in range(1, 4):
         story.change(range(KEYS), version)
@@ -333,6 +333,7 @@ def test_keys_that_are_numbered_anew_are_all_written(monkeypatch: pytest.MonkeyP
 # MC2
 @pytest.mark.parametrize("form", ["row", "record"])
 def test_no_more_changed_keys_are_remembered_than_half_of_all(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # MC2
     monkeypatch.setattr(change_tracking, "KEYS_FREE", 10)
     story, _ = begun(form)
     made = story.backend
@@ -354,7 +355,7 @@ def test_no_more_changed_keys_are_remembered_than_half_of_all(form: str, monkeyp
 @each_form
 def test_chunks_are_restored_at_any_parallelism_in_any_backend(
     form: str, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # MC6
     monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 100_000)
     story, _ = begun(form)
     story.change(range(500, 900), 1)
@@ -382,7 +383,7 @@ def test_a_worker_is_sent_only_the_chunks_that_can_hold_its_keys(monkeypatch: py
 
 # MC7
 @each_form
-def test_what_goes_on_with_chunks_shares_them(form: str) -> None:
+def test_what_goes_on_with_chunks_shares_them(form: str) -> None:  # MC7
     story, _ = begun(form)
     story.change(range(60), 1)
     before = story.checkpoint()
@@ -401,7 +402,7 @@ def test_what_goes_on_with_chunks_shares_them(form: str) -> None:
 
 # MC7
 @pytest.mark.parametrize("form", ["row", "column"])
-def test_other_states_take_the_rows_of_chunks(form: str) -> None:
+def test_other_states_take_the_rows_of_chunks(form: str) -> None:  # MC7
     story, first = begun(form)
     other = StateDescriptor("other", StateKind.VALUE, pa.int64(), evolution=Evolution(starts_empty=True))
     backend = story.use.make(story.worker, [VALUE, other])
@@ -456,7 +457,7 @@ def damaged(story: Story, manifest: Manifest, how: str) -> str:
 # MC6 I4
 @pytest.mark.parametrize("how", ["missing", "truncated", "flipped"])
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_a_damaged_chunk_is_named(how: str, parallelism: int) -> None:
+def test_a_damaged_chunk_is_named(how: str, parallelism: int) -> None:  # MC6
     story, _ = begun("column")
     story.change(range(60), 1)
     manifest = story.checkpoint()
@@ -469,7 +470,7 @@ def test_a_damaged_chunk_is_named(how: str, parallelism: int) -> None:
 
 # MC6 R30
 @pytest.mark.parametrize("is_continued", [True, False])
-def test_rows_that_chunks_do_not_have_are_missed(is_continued: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_chunks_do_not_have_are_missed(is_continued: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # MC6
     story, first = begun("column")
     parts = first.entries[0].parts
     wrong = [part if part.rows is None else replace(part, rows={"sum": {"value": KEYS + 1}}) for part in parts]
@@ -490,7 +491,7 @@ def test_a_snapshot_without_one_of_its_chunks_is_damage() -> None:
 
 
 # MC5
-def test_chunks_of_an_unknown_version_are_refused() -> None:
+def test_chunks_of_an_unknown_version_are_refused() -> None:  # MC8, SF16
     found = encode_sections({"chunks": [b'{"version": 2}']})
     data = memoryview(b"".join(bytes(memoryview(one)) for one in found))
     with pytest.raises(CorruptionError, match=r"chunks of state, version 1.*version 2"):
@@ -506,7 +507,7 @@ def test_chunks_of_an_unknown_version_are_refused() -> None:
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_windows_write_what_changed_and_which_have_gone(
     use: type[Windows], parallelism: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # MC1, MC5, MC10
     monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 100_000)
     story = Story(use())
     for window in (1, 2, 3):
@@ -542,7 +543,7 @@ def test_windows_write_what_changed_and_which_have_gone(
 @pytest.mark.parametrize("use", [Windows, KeptWindows])
 def test_a_window_that_begins_again_within_a_chunk_in_several_files_is_there(
     use: type[Windows], monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # MC5
     """The first chunk is one file; in that after it each file says that the window had gone."""
     story = Story(use())
     for window in (1, 2):
@@ -560,7 +561,7 @@ def test_a_window_that_begins_again_within_a_chunk_in_several_files_is_there(
 # MC6 TL6
 @pytest.mark.parametrize("form", ["row", "column"])
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_what_had_expired_is_not_restored_from_chunks(form: str, parallelism: int) -> None:
+def test_what_had_expired_is_not_restored_from_chunks(form: str, parallelism: int) -> None:  # MC6
     use = Many(form)
     use.ttl = hg.TTL(timedelta(milliseconds=100))
     story = Story(use)

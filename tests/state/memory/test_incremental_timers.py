@@ -40,7 +40,7 @@ def begun(form: str, storage: Any = None) -> tuple[Story, Any]:
 
 # MC9
 @each_form
-def test_a_checkpoint_writes_which_timers_came_and_went(form: str) -> None:
+def test_a_checkpoint_writes_which_timers_came_and_went(form: str) -> None:  # MC9
     story, first = begun(form)
     for at in (100, 150, 200):
         story.change("register", [(key, at) for key in range(300, 330)])
@@ -60,7 +60,7 @@ def test_a_checkpoint_writes_which_timers_came_and_went(form: str) -> None:
 
 # MC9
 @each_form
-def test_of_all_timers_of_one_time_those_that_changed_are_written(form: str) -> None:
+def test_of_all_timers_of_one_time_those_that_changed_are_written(form: str) -> None:  # MC9
     story = Story(Timers(form))
     story.change("register", [(key, 100) for key in range(MANY)])
     first = story.checkpoint()
@@ -84,7 +84,7 @@ def held(story: Story) -> list[tuple[int, int]]:
 
 # MC9
 @each_form
-def test_a_timer_that_came_and_went_between_two_checkpoints_is_not_there(form: str) -> None:
+def test_a_timer_that_came_and_went_between_two_checkpoints_is_not_there(form: str) -> None:  # MC9
     story, first = begun(form)
     story.change("register", [(key, 50) for key in range(100)])
     story.change("take", 50)
@@ -99,7 +99,7 @@ def test_a_timer_that_came_and_went_between_two_checkpoints_is_not_there(form: s
 # MC9 TM5
 @each_form
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_timers_of_chunks_fire_in_the_order_in_which_they_would_have(form: str, parallelism: int) -> None:
+def test_timers_of_chunks_fire_in_the_order_in_which_they_would_have(form: str, parallelism: int) -> None:  # MC9
     story = Story(Timers(form))
     story.change("register", [(key, 100 + key % 7) for key in range(MANY)])
     story.checkpoint()
@@ -128,7 +128,7 @@ def fired(backend: Any) -> list[tuple[int, int]]:
 
 # MC7 MC9
 @each_form
-def test_what_goes_on_with_chunks_shares_those_of_timers(form: str) -> None:
+def test_what_goes_on_with_chunks_shares_those_of_timers(form: str) -> None:  # MC7
     story, _ = begun(form)
     story.change("take", 130)
     before = story.checkpoint()
@@ -145,7 +145,7 @@ def test_what_goes_on_with_chunks_shares_those_of_timers(form: str) -> None:
 
 # MC7 MC9
 @each_form
-def test_a_function_that_gets_or_loses_timers_takes_the_rows_of_chunks(form: str) -> None:
+def test_a_function_that_gets_or_loses_timers_takes_the_rows_of_chunks(form: str) -> None:  # MC7
     """Whether it may lose them is for the operator to say (TM6)."""
     timed, first = begun(form)
     without = timed.use.many.make(timed.worker)
@@ -161,7 +161,7 @@ def test_a_function_that_gets_or_loses_timers_takes_the_rows_of_chunks(form: str
 
 # MC9 TM6
 @each_form
-def test_a_savepoint_has_timers_as_rows(form: str) -> None:
+def test_a_savepoint_has_timers_as_rows(form: str) -> None:  # MC1
     story, _ = begun(form)
     story.change("take", 120)
     story.freeze()
@@ -174,7 +174,7 @@ def test_a_savepoint_has_timers_as_rows(form: str) -> None:
 @each_form
 def test_what_is_not_known_of_timers_is_no_reason_to_write_all_values_anew(
     form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # MC11
     monkeypatch.setattr(change_tracking, "KEYS_FREE", 50)
     story = Story(Timers(form))
     story.change("put", range(10_000))
@@ -227,7 +227,7 @@ def test_what_is_not_known_of_one_state_is_no_reason_to_write_another_anew(monke
 
 # MC4 MC11
 @each_form
-def test_where_nothing_is_known_of_any_state_chunks_begin_anew(form: str) -> None:
+def test_where_nothing_is_known_of_any_state_chunks_begin_anew(form: str) -> None:  # MC4
     story, first = begun(form)
     story.change("take", 100 + MANY)
     story.change("put", range(9_000), 1)
@@ -240,7 +240,7 @@ def test_where_nothing_is_known_of_any_state_chunks_begin_anew(form: str) -> Non
 
 # MC9
 @each_form
-def test_no_more_is_remembered_of_timers_than_half_of_all(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_is_remembered_of_timers_than_half_of_all(form: str, monkeypatch: pytest.MonkeyPatch) -> None:  # MC9
     monkeypatch.setattr(change_tracking, "KEYS_FREE", 10)
     story, _ = begun(form)
     timers = story.backend.timers.event_time
@@ -309,7 +309,7 @@ def test_timers_of_keys_that_are_numbered_anew_are_all_written(monkeypatch: pyte
 
 
 # MC9 SF11
-def test_timers_in_chunks_are_cut_by_key_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timers_in_chunks_are_cut_by_key_group(monkeypatch: pytest.MonkeyPatch) -> None:  # MC6
     monkeypatch.setattr(snapshot, "RANGE_BYTES_MIN", 50_000)
     story, first = begun("column")
     assert len(chunks_of(first)) > 3

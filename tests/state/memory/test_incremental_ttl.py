@@ -101,7 +101,7 @@ def paths(manifest: Any) -> set[str]:
 # MC7 TL6
 @each_form
 @small()
-def test_state_that_expires_goes_on_with_chunks(form: str) -> None:
+def test_state_that_expires_goes_on_with_chunks(form: str) -> None:  # MC7
     story = told(form)
     (first, _) = story.retained[story.number]
     story.change(range(MANY, MANY + 5))
@@ -116,7 +116,7 @@ def test_state_that_expires_goes_on_with_chunks(form: str) -> None:
 # MC7 TL7
 @each_form
 @small()
-def test_what_a_restore_shortens_is_written_again(form: str) -> None:
+def test_what_a_restore_shortens_is_written_again(form: str) -> None:  # MC7
     story = told(form, ttl_ms=30)
     (first, _) = story.retained[story.number]
     manifest = story.checkpoint()
@@ -129,7 +129,7 @@ def test_what_a_restore_shortens_is_written_again(form: str) -> None:
 # MC7
 @each_form
 @small()
-def test_what_a_restore_does_not_shorten_is_not_written_again(form: str) -> None:
+def test_what_a_restore_does_not_shorten_is_not_written_again(form: str) -> None:  # MC7
     story = told(form)
     (first, _) = story.retained[story.number]
     assert paths(story.checkpoint()) == paths(first)

@@ -36,7 +36,7 @@ def begun(use: type[Windows], worker: WorkerStates | None = None) -> tuple[Story
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 def test_windows_that_go_on_with_chunks_write_what_changed(
     use: type[Windows], backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # MC7
     monkeypatch.setattr(
         local_databases.LocalDatabase, "cache_bytes", 64 << 20
     )  # however many databases the worker has by now
@@ -60,7 +60,7 @@ def test_windows_that_go_on_with_chunks_write_what_changed(
 
 # MC7
 @each_use
-def test_idle_windows_write_no_chunk_behind_a_restart(use: type[Windows]) -> None:
+def test_idle_windows_write_no_chunk_behind_a_restart(use: type[Windows]) -> None:  # MC7
     story, _ = begun(use)
     before, _ = story.retained[story.number]
     story.restart()
@@ -72,7 +72,7 @@ def test_idle_windows_write_no_chunk_behind_a_restart(use: type[Windows]) -> Non
 @each_use
 def test_windows_without_room_for_what_is_restored_do_not_refer_to_it(
     use: type[Windows], monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # MC7, RB12
     """All that was restored fires out of the database; then what is in memory is nothing of what the chunks have."""
     with states("rocksdb") as worker:
         monkeypatch.setattr(local_databases.LocalDatabase, "cache_bytes", 64 << 20)
@@ -95,7 +95,7 @@ def test_windows_without_room_for_what_is_restored_do_not_refer_to_it(
 @pytest.mark.parametrize("files_min", [1, 1 << 20])
 def test_stories_of_windows_that_have_room_now_and_then(
     use: type[Windows], files_min: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # MC7, RB12
     monkeypatch.setattr(local_databases.LocalDatabase, "cache_bytes", 1_500)
     monkeypatch.setattr(database_snapshot, "SIZE_BYTES_MIN", files_min)
     continued = 0

@@ -33,7 +33,7 @@ def timers_of(found: CountedTimers) -> list[Timer]:
 )
 def test_any_history_of_counted_timers_is_that_of_a_set(
     base: set[Timer], history: list[list[list[tuple[Timer, bool]]]]
-) -> None:
+) -> None:  # MC9
     there = set(base)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timers, "_MERGE_SHARE", 2)

@@ -103,7 +103,7 @@ def forget(backend: RocksRowBackend) -> None:
     backend.absorb()
 
 
-def test_hot_keys_are_not_written_before_a_checkpoint_nor_read_again(worker: WorkerStates, seen: Seen) -> None:
+def test_hot_keys_are_not_written_before_a_checkpoint_nor_read_again(worker: WorkerStates, seen: Seen) -> None:  # RB4
     backend, numbers = columns(worker), pa.array(range(1_000))
     for _ in range(20):
         backend.prepare()
@@ -126,7 +126,7 @@ def test_hot_keys_are_not_written_before_a_checkpoint_nor_read_again(worker: Wor
 
 def test_what_is_much_is_written_back_between_batches(
     worker: WorkerStates, seen: Seen, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # RB4
     """So the pause of a checkpoint is bounded."""
     for module in (column_backend, row_backend):
         monkeypatch.setattr(module, "CHANGES_MAX", 99)
@@ -144,7 +144,7 @@ def test_what_is_much_is_written_back_between_batches(
 
 
 @pytest.mark.parametrize("view", ["columns", "rows"])
-def test_of_lists_and_maps_only_what_differs_is_written(worker: WorkerStates, seen: Seen, view: str) -> None:
+def test_of_lists_and_maps_only_what_differs_is_written(worker: WorkerStates, seen: Seen, view: str) -> None:  # RB4
     if view == "columns":
         backend = columns(worker)
         slots = backend.slots([pa.array([1] * 50)])
@@ -173,7 +173,7 @@ def test_of_lists_and_maps_only_what_differs_is_written(worker: WorkerStates, se
 @pytest.mark.parametrize("view", ["columns", "rows"])
 def test_what_a_list_or_map_lost_does_not_come_back(
     worker: WorkerStates, view: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # RB4
     without_room(monkeypatch)
     if view == "columns":
         backend = columns(worker)
@@ -204,7 +204,7 @@ def test_what_a_list_or_map_lost_does_not_come_back(
 @pytest.mark.parametrize("view", ["columns", "rows"])
 def test_what_was_given_up_comes_back_as_it_was(
     worker: WorkerStates, view: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # RB4
     without_room(monkeypatch)
     if view == "columns":
         backend = columns(worker)
@@ -227,7 +227,7 @@ def test_what_was_given_up_comes_back_as_it_was(
     assert frozen.rows() == {"value": 10, "list": 0, "map": 0}
 
 
-def test_keys_that_were_used_last_stay(worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_were_used_last_stay(worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:  # RB4
     backend = columns(worker)
     for start in (0, 100, 200):
         backend.prepare()
@@ -242,7 +242,7 @@ def test_keys_that_were_used_last_stay(worker: WorkerStates, monkeypatch: pytest
 
 def test_keys_that_were_used_last_stay_after_any_number_of_batches(
     worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # RB4
     monkeypatch.setattr(column_backend, "TURNS_MAX", 4)
     backend = columns(worker)
     for turn in range(40):
@@ -279,7 +279,7 @@ def test_states_that_changed_for_other_keys_are_written_for_theirs(worker: Worke
     ],
     ids=str,
 )
-def test_a_cache_takes_no_more_memory_than_it_may(key_type: pa.DataType, dtype: Any, tmp_path: Path) -> None:
+def test_a_cache_takes_no_more_memory_than_it_may(key_type: pa.DataType, dtype: Any, tmp_path: Path) -> None:  # RB5
     worker = worker_states(RocksState(4 << 20, str(tmp_path)), None)
     value = StateDescriptor("value", StateKind.VALUE, dtype)
     backend = worker.of("node", 0, GROUPS).by_column(KeyColumns(("id",), (key_type,)), [value])
@@ -348,6 +348,7 @@ def test_timers_find_the_state_of_keys_that_were_given_up(
 
 
 def test_a_read_that_failed_is_not_remembered_as_nothing(worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:
+    # RB4
     without_room(monkeypatch)
     backend = in_rows(worker)
     backend.cells(VALUE).put(1, 7)
@@ -367,7 +368,7 @@ def test_a_read_that_failed_is_not_remembered_as_nothing(worker: WorkerStates, m
 @pytest.mark.parametrize("view", ["columns", "rows"])
 def test_a_row_that_is_lost_on_its_way_is_missed_before_the_checkpoint_counts(
     worker: WorkerStates, view: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # RB7
     put = Changes.put
 
     def lossy(self: Changes, put_rows: Any, values: Any) -> None:

@@ -90,7 +90,7 @@ def test_what_a_killed_worker_left_is_removed_by_the_next_one(worker: WorkerStat
 
 
 # RB3
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:  # RB8
     (tmp_path / "file").write_text("")
     made = worker_states(RocksState(16 << 20, str(tmp_path / "file")), None)
     said = r"cannot open .*/file/headgate-state-.*: Not a directory; give headgate.RocksDB\(dir=\) a directory that"
@@ -122,7 +122,7 @@ def test_a_directory_that_somebody_removes_while_files_are_fetched_is_named(tmp_
 @pytest.mark.parametrize("kind", ["state", "reading"])
 def test_a_directory_that_another_user_has_made_takes_no_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_link: bool
-) -> None:
+) -> None:  # SE7
     (tmp_path / "mine").mkdir()
     theirs = tmp_path / f"headgate-{kind}-{os.getuid()}"
     theirs.symlink_to(tmp_path / "mine") if is_link else theirs.mkdir()
@@ -202,7 +202,7 @@ DAMAGES: dict[str, Callable[[Path, bytes], Any]] = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_of_a_frozen_state_is_named_and_nothing_is_left_out(
     worker: WorkerStates, tmp_path: Path, damage: str
-) -> None:
+) -> None:  # RB6
     frozen = filled(worker).freeze()
     (file,) = the_checkpoint(tmp_path).glob("*.sst")
     data = file.read_bytes()
@@ -215,7 +215,7 @@ def test_damage_of_a_frozen_state_is_named_and_nothing_is_left_out(
 
 # RB6
 @pytest.mark.parametrize("damage", ["flipped", "truncated"])
-def test_damage_under_a_running_database_is_named(tmp_path: Path, damage: str) -> None:
+def test_damage_under_a_running_database_is_named(tmp_path: Path, damage: str) -> None:  # RB6
     path = tmp_path / "db"
     database = Database(path, SharedMemory(16 << 20))
     rows = [number.to_bytes(8, "big") for number in range(5_000)]
@@ -347,7 +347,7 @@ def option(path: Path, name: str) -> str:
 
 
 # RB14
-def test_files_of_what_is_only_looked_up_wait_longer_to_be_merged(worker: WorkerStates, tmp_path: Path) -> None:
+def test_files_of_what_is_only_looked_up_wait_longer_to_be_merged(worker: WorkerStates, tmp_path: Path) -> None:  # RB28
     states = worker.of("node", 0, GROUPS)
     states.by_column(KEYS, [VALUE])
     states.by_row(KEYS, [VALUE])

@@ -108,7 +108,7 @@ def files_read(subtask: Subtask) -> set[str]:
 @pytest.mark.parametrize("name", ["memory", "rocksdb"])
 def test_a_worker_fetches_only_files_with_its_key_groups(
     subtask: Subtask, tmp_path: Path, name: str, parallelism: int
-) -> None:
+) -> None:  # RB29
     manifest = merged(subtask)
     files = len(files_of(manifest.entries[0].parts))
     assert files > 10
@@ -178,7 +178,7 @@ def test_files_without_a_manifest_are_named_as_ever(subtask: Subtask, tmp_path: 
 
 # RB29 R57
 @pytest.mark.parametrize("wrong", ["range", "level"])
-def test_files_that_are_not_where_it_says_are_named(subtask: Subtask, tmp_path: Path, wrong: str) -> None:
+def test_files_that_are_not_where_it_says_are_named(subtask: Subtask, tmp_path: Path, wrong: str) -> None:  # RB29
     changes = {"range": {"last_group": 127, "first_group": 0}, "level": {"level": 5}}[wrong]
     manifest = merged(subtask)
     description = told(subtask, manifest)
@@ -217,7 +217,7 @@ def test_a_file_that_is_not_the_databases_is_in_no_checkpoint(
 
 # RB29
 @pytest.mark.parametrize("notes_bytes", [*range(32_730, 32_780), 65_530, 100_000])
-def test_rocksdb_reads_what_was_noted_wherever_it_is_in_the_manifest(tmp_path: Path, notes_bytes: int) -> None:
+def test_rocksdb_reads_what_was_noted_wherever_it_is_in_the_manifest(tmp_path: Path, notes_bytes: int) -> None:  # RB29
     """A record is in pieces where it would cross the end of a block."""
     with closing(Rdict(str(tmp_path / "db"), _small_options())) as db:
         for key in range(3_000):
@@ -267,7 +267,7 @@ def _skipped(length: int) -> bytes:
 
 # RB29
 @pytest.mark.parametrize("wanted", list(combinations(range(6), 2)))
-def test_what_is_needed_is_what_overlaps(wanted: tuple[int, int]) -> None:
+def test_what_is_needed_is_what_overlaps(wanted: tuple[int, int]) -> None:  # RB29
     """All files with some of five key groups, and all ranges of these that may be wanted."""
     first, end = wanted
     places = list(combinations_with_replacement(range(5), 2))

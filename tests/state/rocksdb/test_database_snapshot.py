@@ -225,6 +225,7 @@ def test_a_shared_file_goes_when_the_last_checkpoint_goes_that_has_it(subtask: S
 
 # SF15
 def test_a_database_that_was_filled_with_rows_shares_nothing_of_another(subtask: Subtask, tmp_path: Path) -> None:
+    # RB20
     """Its files have the same names."""
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
@@ -262,7 +263,7 @@ def test_what_goes_on_with_files_shares_them(subtask: Subtask, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["memory", "rocksdb"])
 def test_files_are_restored_at_any_parallelism_in_any_backend(
     subtask: Subtask, tmp_path: Path, name: str, parallelism: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # RB22
     monkeypatch.setattr(database_restore, "PART_BYTES", 100_000)
     subtask.put(range(KEYS))
     subtask.checkpoint(1)
@@ -284,7 +285,7 @@ def test_files_are_restored_at_any_parallelism_in_any_backend(
 
 
 # RB21
-def test_other_states_take_the_rows(subtask: Subtask, tmp_path: Path) -> None:
+def test_other_states_take_the_rows(subtask: Subtask, tmp_path: Path) -> None:  # RB22
     from tests.state.rocksdb import increments
 
     subtask.put(range(KEYS))
@@ -319,7 +320,7 @@ def damaged(subtask: Subtask, how: str) -> str:
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_damaged_file_is_named_and_nothing_is_half_restored(
     subtask: Subtask, tmp_path: Path, how: str, parallelism: int
-) -> None:
+) -> None:  # RB21
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
     path = damaged(subtask, how)
@@ -332,7 +333,7 @@ def test_a_damaged_file_is_named_and_nothing_is_half_restored(
 
 # RB21 RB22 U7
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_rows_that_are_missing_are_named(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:
+def test_rows_that_are_missing_are_named(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:  # RB21, RB22
     subtask.put(range(KEYS))
     parts = subtask.checkpoint(1).entries[0].parts
     wrong = tuple(
@@ -468,7 +469,7 @@ def test_files_are_fetched_where_what_is_near_cannot_be_read(subtask: Subtask, m
 @pytest.mark.parametrize("how", ["missing", "truncated", "flipped"])
 def test_what_is_left_is_ignored_where_it_does_not_fit(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+) -> None:  # RB21
     subtask.put(range(KEYS))
     subtask.checkpoint(1)
     subtask.put(range(60), version=1)
@@ -523,7 +524,7 @@ def test_a_full_disk_while_restoring_is_one_sentence(
 
 # RB20 RB6
 @pytest.mark.parametrize("how", ["missing", "truncated"])
-def test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint(subtask: Subtask, how: str) -> None:
+def test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint(subtask: Subtask, how: str) -> None:  # RB20
     """What is left without it is enough to be written as files."""
     subtask.put(range(KEYS))
     subtask.checkpoint(1)

@@ -112,7 +112,7 @@ def test_whoever_looks_at_a_stream_keeps_what_its_operators_say() -> None:
 
 # RB13
 @pytest.mark.parametrize("state", ["rocksdb", hg.RocksDB, 5])
-def test_what_is_no_state_of_an_operator_is_told_and_nothing_is_added(state: Any) -> None:
+def test_what_is_no_state_of_an_operator_is_told_and_nothing_is_added(state: Any) -> None:  # RB13
     made = hg.Pipeline("p")
     keyed = made.source(hg.FromRows([{"n": 1, "ts": 1}])).with_timestamps("ts").key_by("n")
     before = len(made._builder.nodes)

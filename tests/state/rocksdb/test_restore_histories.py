@@ -98,7 +98,7 @@ def put_there(directory: Path, checkpoint: Path, description: Description) -> No
 @pytest.mark.parametrize(("seed", "groups"), [(1, 128), (2, 32_768)])
 def test_any_history_that_is_read_in_part_is_what_all_files_say(
     tmp_path: Path, tiny_files: None, seed: int, groups: int
-) -> None:
+) -> None:  # RB29
     history, manifests, levels, left_out = History(tmp_path, seed, groups), set(), set(), 0
     for number in range(CHECKPOINTS):
         for _ in range(4):

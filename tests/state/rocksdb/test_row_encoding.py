@@ -34,7 +34,7 @@ WORDS = st.integers(-(2**63), 2**63 - 1)
 
 # RB1
 @given(st.lists(st.tuples(st.text(max_size=4), WORDS, st.binary(max_size=4), st.booleans()), max_size=20))
-def test_keys_come_back_whatever_bytes_they_have(rows: list[tuple[str, int, bytes, bool]]) -> None:
+def test_keys_come_back_whatever_bytes_they_have(rows: list[tuple[str, int, bytes, bool]]) -> None:  # RB1
     types = [pa.large_string(), pa.int64(), pa.large_binary(), pa.bool_()]
     columns = [pa.array([row[at] for row in rows], dtype) for at, dtype in enumerate(types)]
     encoded = encode_columns(columns)
@@ -46,7 +46,7 @@ def test_keys_come_back_whatever_bytes_they_have(rows: list[tuple[str, int, byte
 
 # RB1
 @given(st.lists(WORDS, min_size=1, max_size=20))
-def test_a_range_of_key_groups_is_a_range_of_rows_and_numbers_are_in_order(numbers: list[int]) -> None:
+def test_a_range_of_key_groups_is_a_range_of_rows_and_numbers_are_in_order(numbers: list[int]) -> None:  # RB1
     keys = KeyColumns(("id",), (pa.int64(),))
     column = pa.array(numbers)
     rows = encoded_keys([column], keys, 1_000).in_table(7)
@@ -59,7 +59,7 @@ def test_a_range_of_key_groups_is_a_range_of_rows_and_numbers_are_in_order(numbe
 
 # RB14
 @given(st.lists(WORDS, min_size=1, max_size=20))
-def test_numbers_are_written_in_the_order_of_their_rows(numbers: list[int]) -> None:
+def test_numbers_are_written_in_the_order_of_their_rows(numbers: list[int]) -> None:  # RB14
     keys = KeyColumns(("id",), (pa.int64(),))
     order = disk_order([pa.array(numbers)], keys, 1_000)
     assert sorted(order.tolist()) == list(range(len(numbers)))
@@ -69,7 +69,7 @@ def test_numbers_are_written_in_the_order_of_their_rows(numbers: list[int]) -> N
 
 # RB14
 @given(st.lists(st.tuples(st.text(max_size=4), WORDS), min_size=1, max_size=20))
-def test_other_keys_are_written_by_key_group(rows: list[tuple[str, int]]) -> None:
+def test_other_keys_are_written_by_key_group(rows: list[tuple[str, int]]) -> None:  # RB14
     keys = KeyColumns(("name", "id"), (pa.large_string(), pa.int64()))
     columns = [pa.array([name for name, _ in rows], pa.large_string()), pa.array([number for _, number in rows])]
     order = disk_order(columns, keys, 1_000)
@@ -121,7 +121,7 @@ VALUES: list[tuple[pa.DataType, list[Any]]] = [
 
 # RB2
 @pytest.mark.parametrize(("dtype", "values"), VALUES, ids=[str(dtype) for dtype, _ in VALUES])
-def test_values_come_back(dtype: pa.DataType, values: list[Any]) -> None:
+def test_values_come_back(dtype: pa.DataType, values: list[Any]) -> None:  # RB2
     codec, column = value_codec(dtype), pa.array(values, dtype)
     assert codec.decode(codec.encode(column)).equals(column)
     assert codec.decode(codec.encode(column.slice(1))).equals(column.slice(1))
@@ -160,7 +160,7 @@ def nested(draw: st.DrawFn, depth: int = 3) -> tuple[pa.DataType, st.SearchStrat
 
 # RB2
 @given(st.data())
-def test_values_of_any_type_come_back_with_their_nulls(data: st.DataObject) -> None:
+def test_values_of_any_type_come_back_with_their_nulls(data: st.DataObject) -> None:  # RB2
     dtype, values = data.draw(nested())
     column = pa.array(data.draw(st.lists(values, max_size=4)), dtype)
     for codec, stored in (
@@ -174,7 +174,7 @@ def test_values_of_any_type_come_back_with_their_nulls(data: st.DataObject) -> N
 
 # RB2
 @pytest.mark.parametrize("dtype", [pa.timestamp("us"), pa.duration("us"), pa.date32()])
-def test_times_come_back_also_those_that_python_does_not_have(dtype: pa.DataType) -> None:
+def test_times_come_back_also_those_that_python_does_not_have(dtype: pa.DataType) -> None:  # RB2
     limit = 2**31 - 1 if dtype == pa.date32() else 2**63 - 1
     column = pa.array([-limit, 0, limit], pa.int32() if dtype == pa.date32() else pa.int64()).view(dtype)
     codec = value_codec(dtype)

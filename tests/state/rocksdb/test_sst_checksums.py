@@ -120,7 +120,7 @@ def test_filters_and_indexes_are_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
 
 # RB23
 @pytest.mark.parametrize("shape", ["little", "compacted", "removed"])
-def test_files_of_every_shape_can_be_checked(subtask: Subtask, shape: str) -> None:
+def test_files_of_every_shape_can_be_checked(subtask: Subtask, shape: str) -> None:  # RB23
     subtask.put(range(40 if shape == "little" else KEYS))
     database = subtask.backend._objects._local.database
     if shape == "removed":
@@ -142,7 +142,7 @@ def test_files_of_every_shape_can_be_checked(subtask: Subtask, shape: str) -> No
 
 # RB23 RB20
 @pytest.mark.parametrize("where", ["data", "tail"])
-def test_a_bit_that_flips_before_the_first_upload_is_in_no_checkpoint(subtask: Subtask, where: str) -> None:
+def test_a_bit_that_flips_before_the_first_upload_is_in_no_checkpoint(subtask: Subtask, where: str) -> None:  # RB23
     subtask.put(range(KEYS))
     with a_bit_flips(lambda size: size // 3 if where == "data" else size - 1_500):
         said = r"checkpoint-1/\d+.sst is damaged at byte \d+: expected a block" if where == "data" else "checkpoint-1"
@@ -180,7 +180,7 @@ def test_only_what_is_new_is_looked_at(subtask: Subtask, monkeypatch: pytest.Mon
 # RB23
 def test_files_of_another_release_are_known_by_their_checksums(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> None:  # RB21
     """They may have another format: a checkpoint has them, so they were sound."""
     with monkeypatch.context() as patch:
         patch.setattr(database_module, "FORMAT_VERSION", 5)

@@ -160,6 +160,7 @@ def test_a_turn_looks_at_a_bounded_number_of_rows_and_more_if_more_was_written(
 
 @views
 def test_what_expired_is_in_no_snapshot_and_is_not_taken_for_lost(view: str, worker: WorkerStates) -> None:  # TL6, RB7
+    # RB10
     store = made(view, worker)
     store.fill(0, 5)
     store.forget()
@@ -178,7 +179,7 @@ def test_what_expired_is_in_no_snapshot_and_is_not_taken_for_lost(view: str, wor
 @views
 def test_a_row_with_an_expiry_that_is_lost_on_its_way_is_missed(
     view: str, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # RB7
+) -> None:  # RB7, RB10
     store = made(view, worker)
     store.fill(0, 3)
     store.forget()
@@ -201,7 +202,7 @@ def test_a_row_with_an_expiry_that_is_lost_on_its_way_is_missed(
 @pytest.mark.parametrize("former_ttl", [None, hg.TTL("2h"), hg.TTL("1h")])
 def test_a_restore_shortens_only_what_would_live_too_long(
     view: str, kind: StateKind, former_ttl: hg.TTL | None, worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
-) -> None:  # TL7
+) -> None:  # TL7, RB10
     former = Columns(worker, declared(former_ttl))
     former.fill(0, 3)
     sections = sections_of(former.backend.freeze())
@@ -220,6 +221,7 @@ def test_a_restore_shortens_only_what_would_live_too_long(
 
 @views
 def test_what_expired_before_a_restore_does_not_come_into_the_database(view: str, worker: WorkerStates) -> None:  # TL7
+    # RB10
     former = Columns(worker)
     former.fill(0, 3)
     sections = sections_of(former.backend.freeze())
@@ -232,6 +234,7 @@ def test_what_expired_before_a_restore_does_not_come_into_the_database(view: str
 
 
 def test_entries_that_come_from_the_database_are_in_the_order_of_their_expiry(worker: WorkerStates) -> None:  # TL3
+    # RB10
     store = Rows(worker)
     cells = store.backend.cells(MAP)
     cells.put(1, {9: (0, 1), 5: (0, 2), 7: (0, 3)})
@@ -281,7 +284,7 @@ def test_a_pipeline_on_rocksdb_may_have_state_with_a_ttl() -> None:  # RB10
 
 # RB10
 @pytest.mark.parametrize("kind", StateKind)
-def test_a_state_that_had_a_ttl_goes_on_on_rocksdb(kind: StateKind) -> None:
+def test_a_state_that_had_a_ttl_goes_on_on_rocksdb(kind: StateKind) -> None:  # RB10
     key_type = pa.int64() if kind is StateKind.MAP else None
     had, has = (StateDescriptor("s", kind, pa.int64(), key_type, ttl) for ttl in (hg.TTL("1m"), None))
     with states("memory") as memory, states("rocksdb") as rocks:

@@ -59,6 +59,7 @@ def unsound(subtask: Subtask) -> Manifest:
 # R57
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_an_unsound_checkpoint_is_named_by_its_own_file(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:
+    # R57
     manifest = unsound(subtask)
     (file,) = files_of(manifest.entries[0].parts)
     with pytest.raises(UnsoundFiles, match="block checksum mismatch") as caught:
@@ -73,7 +74,7 @@ def test_an_unsound_checkpoint_is_named_by_its_own_file(subtask: Subtask, tmp_pa
 @pytest.mark.parametrize("name", ["../escaped", "{root}/escaped", "CURRENT/../../escaped", "escaped"])
 def test_a_checkpoint_from_elsewhere_writes_no_file_outside_of_its_own_directory(
     subtask: Subtask, tmp_path: Path, parallelism: int, name: str
-) -> None:
+) -> None:  # SE8
     """Its checksums are right: who made it may have written anything."""
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
@@ -93,6 +94,7 @@ def test_a_checkpoint_from_elsewhere_writes_no_file_outside_of_its_own_directory
 # R57 R30
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_state_that_only_the_manifest_names_is_missed(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:
+    # R30
     subtask.put(range(KEYS))
     parts = subtask.checkpoint(1).entries[0].parts
     rows = {"sum": {"value": KEYS, "list": 2 * KEYS, "gone": 3}}
@@ -154,7 +156,7 @@ def a_disk_that_spoils(file: str, spoiled: Callable[[bytes], bytes] = spoiled) -
 @pytest.mark.parametrize("file", [".sst", "MANIFEST", "CURRENT"])
 def test_a_disk_that_spoils_what_is_fetched_says_nothing_of_the_checkpoint(
     subtask: Subtask, tmp_path: Path, parallelism: int, file: str
-) -> None:
+) -> None:  # R57
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
     with a_disk_that_spoils(file), pytest.raises(LocalDamage, match="what the checkpoint has") as caught:
@@ -170,7 +172,7 @@ def test_a_disk_that_spoils_what_is_fetched_says_nothing_of_the_checkpoint(
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_what_rocksdb_takes_for_a_torn_end_is_damage_of_the_disk(
     subtask: Subtask, tmp_path: Path, parallelism: int
-) -> None:
+) -> None:  # R57
     """It would ignore the last changes of a database, and say nothing."""
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
@@ -180,7 +182,7 @@ def test_what_rocksdb_takes_for_a_torn_end_is_damage_of_the_disk(
 
 # R57 RB21 RB22
 @pytest.mark.parametrize("parallelism", [1, 2])
-def test_what_rocksdict_writes_anew_is_no_damage(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:
+def test_what_rocksdict_writes_anew_is_no_damage(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:  # R57
     """Another release of it may write other bytes."""
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
@@ -218,7 +220,7 @@ def bad_once(patch: pytest.MonkeyPatch, owner: Any, name: str, at: int = 1) -> l
 )
 def test_one_bad_read_says_nothing_of_the_checkpoint(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int, owner: Any, name: str
-) -> None:
+) -> None:  # R57, RB21, RB22
     """The files are as the checkpoint has them when they are looked at."""
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)

@@ -86,6 +86,7 @@ def test_nothing_is_held_of_closed_segments_whose_events_are_gone(store: Store) 
 
 
 def test_a_group_that_names_only_closed_segments_without_events_holds_all_that_follows(store: Store) -> None:  # RG17
+    # RG28
     """Its checkpoint lies where nothing was written: who named none of these segments would hold nothing at all."""
     group = store.reader_group("g", STREAM)
     assert group.checkpoint("empty")

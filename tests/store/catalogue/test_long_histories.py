@@ -247,6 +247,7 @@ def histories() -> tuple[History, History]:
 
 
 def test_what_is_asked_often_takes_as_long_whatever_was_before(histories: tuple[History, History]) -> None:  # CT15
+    # RG28, S85
     check_often(*histories)
 
 

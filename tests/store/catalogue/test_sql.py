@@ -231,7 +231,7 @@ def break_at_the_end(catalogue: Catalogue, patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("verb", WRITES)
 def test_a_verb_that_changes_is_one_transaction_and_leaves_nothing_when_it_fails(
     catalogue: Catalogue, verb: str, monkeypatch: pytest.MonkeyPatch
-) -> None:  # CT7
+) -> None:  # CT7, RG16
     catalogue.create_stream(StreamDefinition("quiet", KEYED, 1, None), 1, if_not_exists=False)
     before, stream = content(catalogue), catalogue.find_stream("s")
     with monkeypatch.context() as patch:
@@ -244,7 +244,7 @@ def test_a_verb_that_changes_is_one_transaction_and_leaves_nothing_when_it_fails
 
 
 @pytest.mark.parametrize("verb", sorted(WRITES.keys() - {"append", "create_stream", "delete_stream"}))
-def test_a_verb_whose_answer_was_lost_can_be_repeated(catalogue: Catalogue, verb: str) -> None:  # CT7, S13
+def test_a_verb_whose_answer_was_lost_can_be_repeated(catalogue: Catalogue, verb: str) -> None:  # CT7, S13, TX1
     catalogue.create_stream(StreamDefinition("quiet", KEYED, 1, None), 1, if_not_exists=False)
     stream = catalogue.find_stream("s")
     WRITES[verb](catalogue, stream)
@@ -268,7 +268,7 @@ def hear(catalogue: Catalogue, before: int) -> None:
         time.sleep(0.001)
 
 
-def test_the_version_tells_that_another_one_changed_something(catalogue: Catalogue, tmp_path: Path) -> None:  # CT7
+def test_the_version_tells_that_another_one_changed_something(catalogue: Catalogue, tmp_path: Path) -> None:  # CT7, DB9
     before = catalogue.changes()
     assert catalogue.changes() == before
     catalogue.find_stream("s")
@@ -282,7 +282,7 @@ def test_the_version_tells_that_another_one_changed_something(catalogue: Catalog
     assert catalogue.changes() != before
 
 
-def test_a_view_for_a_check_is_of_one_moment(store: Store) -> None:  # S40
+def test_a_view_for_a_check_is_of_one_moment(store: Store) -> None:  # S40, DB6
     with store._core.catalogue.audit() as audit:
         assert len(audit.streams()) == 1
         with Store.open(store.root) as other:

@@ -175,7 +175,7 @@ def test_who_stops_in_the_middle_does_not_stop_the_others(store: Store, monkeypa
         assert not other.find(STREAM).is_sealed
 
 
-def test_who_waits_too_long_for_others_may_try_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # DB4
+def test_who_waits_too_long_for_others_may_try_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # DB4, DB6
     monkeypatch.setattr(databases, "BUSY_TIMEOUT_S", 0.2)
     with Store.open(store.root) as other, database_of(store).write():
         other._core.catalogue.find_stream(STREAM)  # who reads waits for nobody

@@ -46,7 +46,7 @@ def test_what_is_written_is_read_truncated_and_checked(store: Store) -> None:
     assert store.fsck() == []
 
 
-def test_clients_of_both_servers_that_are_killed_lose_and_repeat_nothing(store: Store) -> None:
+def test_clients_of_both_servers_that_are_killed_lose_and_repeat_nothing(store: Store) -> None:  # DB8
     patient, victim = start(WRITER, store.root, "w", 15), start(WRITER, store.root, "victim", 100_000)
     sink = start(SINK, store.root, 1)
     acknowledged = [int(line) for line in lines_of(victim, 5)]
@@ -65,7 +65,7 @@ def test_clients_of_both_servers_that_are_killed_lose_and_repeat_nothing(store: 
     assert [problem for problem in store.fsck() if not problem.is_harmless] == []
 
 
-def test_writers_wait_for_a_server_of_objects_that_is_away(store: Store, objects: ObjectServer) -> None:
+def test_writers_wait_for_a_server_of_objects_that_is_away(store: Store, objects: ObjectServer) -> None:  # DB8
     with store.writer(STREAM) as writer:
         writer.append(keyed(("a", 0))).result(60)
         objects.fail()

@@ -333,7 +333,7 @@ def test_a_question_with_a_long_head_is_refused_though_its_client_is_known(
 
 def test_a_client_on_the_servers_machine_may_do_without_encryption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # SE14
+) -> None:  # SE14, SS3
     """The server listens on all addresses, and is called by the machine's own name."""
     monkeypatch.setenv(addresses.TOKEN_VARIABLE, TOKEN)
     with ExitStack() as opened:
