@@ -35,7 +35,7 @@ def test_a_wheel_runs_the_quickstart_where_nothing_else_is_installed(
     wheel, _ = built
     names = zipfile.ZipFile(wheel).namelist()
     assert {"headgate/py.typed", "headgate/spark/log4j2-quiet.properties"} <= set(names)
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"headgate"}  # no tests
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"headgate", "headgate_streams"}  # no tests
     assert installed.packages.isdisjoint({"rocksdict", "obstore", "pytest", "mypy"})
     command = installed.python.with_name("headgate")
     assert ran([command, "--version"], tmp_path) == f"headgate {headgate.__version__}\n"
