@@ -24,7 +24,15 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from headgate.errors import TruncatedError, UsageError
 from headgate.operators.schemas import canonical_schema
 from headgate.protocol.store.layouts import Layout
-from headgate.protocol.store.micro_batches import Piece, cut_up, dealt, first_missing, in_order, pieces_between, taken
+from headgate.protocol.store.micro_batches import (
+    Piece,
+    cut_up,
+    distribute,
+    first_missing,
+    in_order,
+    pieces_between,
+    taken,
+)
 from headgate.protocol.store.truncation import Extent
 from headgate.spark.columns import batches_for_spark, keys_in, schema_for_spark
 from headgate.spark.stream_options import EARLIEST, LATEST, PLACE_COLUMNS, Options, StreamLocation
@@ -218,7 +226,7 @@ class StreamReader(DataSourceReader):  # type: ignore[misc]
         if self._rows_max is not None:
             return [PiecesPartition([one]) for one in cut_up(pieces, self._rows_max)]
         rows_max, rows_min = (self._span.selected.rows_in(size) for size in (PARTITION_BYTES, TASK_BYTES_MIN))
-        return [PiecesPartition(some) for some in dealt(pieces, rows_max, rows_min, self._at_once)]
+        return [PiecesPartition(some) for some in distribute(pieces, rows_max, rows_min, self._at_once)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the events of one partition."""

@@ -13,7 +13,7 @@ from headgate.protocol.store.micro_batches import (
     Piece,
     Turn,
     cut_up,
-    dealt,
+    distribute,
     first_missing,
     in_order,
     pieces_between,
@@ -146,7 +146,7 @@ def test_pieces_are_dealt_out_in_equal_shares(
     ranges: list[tuple[int, int]], rows_max: int, rows_min: int, at_once: int
 ) -> None:  # SP3
     pieces = [Piece(number, begin, begin + rows) for number, (begin, rows) in enumerate(ranges)]
-    tasks = dealt(pieces, rows_max, rows_min, at_once)
+    tasks = distribute(pieces, rows_max, rows_min, at_once)
     events = [(x.segment, at) for some in tasks for x in some for at in range(x.begin, x.end)]
     assert events == [(x.segment, at) for x in pieces for at in range(x.begin, x.end)]
     counts = [sum(x.rows_count for x in some) for some in tasks]
@@ -157,12 +157,12 @@ def test_pieces_are_dealt_out_in_equal_shares(
 
 def test_as_many_tasks_read_as_run_at_one_time() -> None:  # SP3
     pieces = [Piece(number, 0, 25) for number in range(4)]
-    assert [len(dealt(pieces, 100, 1, at_once)) for at_once in (1, 2, 3, 8)] == [1, 2, 3, 8]
-    assert dealt(pieces, 50, 1, 2) == [[Piece(0, 0, 25), Piece(1, 0, 25)], [Piece(2, 0, 25), Piece(3, 0, 25)]]
-    assert len(dealt(pieces, 49, 1, 2)) == 4, "a multiple"
-    assert len(dealt(pieces, 100, 40, 8)) == 2, "worth a task"
-    assert len(dealt(pieces, 10, 40, 8)) == 10, "not more than one takes"
-    assert dealt([Piece(0, 3, 3)], 10, 1, 2) == []
+    assert [len(distribute(pieces, 100, 1, at_once)) for at_once in (1, 2, 3, 8)] == [1, 2, 3, 8]
+    assert distribute(pieces, 50, 1, 2) == [[Piece(0, 0, 25), Piece(1, 0, 25)], [Piece(2, 0, 25), Piece(3, 0, 25)]]
+    assert len(distribute(pieces, 49, 1, 2)) == 4, "a multiple"
+    assert len(distribute(pieces, 100, 40, 8)) == 2, "worth a task"
+    assert len(distribute(pieces, 10, 40, 8)) == 10, "not more than one takes"
+    assert distribute([Piece(0, 3, 3)], 10, 1, 2) == []
 
 
 def test_what_a_cut_has_lost_is_known() -> None:  # SP6

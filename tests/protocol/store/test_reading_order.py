@@ -164,7 +164,7 @@ class Reading(RuleBasedStateMachine):
         self.in_flight = {key: told for key, told in self.in_flight.items() if told[1] >= checkpoint}
         for subtask in self.subtasks:
             passed = subtask.order.completed(checkpoint)
-            subtask.order.told(passed)
+            subtask.order.announced(passed)
             for other in self.subtasks:
                 if other is not subtask:
                     other.order.learn(passed)
@@ -211,7 +211,7 @@ def drain(subtasks: list[Subtask], log: Log) -> list[tuple[int, int]]:
                     found.append(event)
         for subtask in subtasks:
             for other in subtasks:
-                other.order.learn(subtask.order.untold())
+                other.order.learn(subtask.order.unannounced())
     return found
 
 
@@ -337,11 +337,11 @@ def test_what_ended_is_told_once_with_the_checkpoint_that_follows() -> None:  # 
     order.see(log.layout, log.extents)
     order.cut(1)
     order.end(1)
-    assert order.untold() == {1}, "segment 2 is read by the one that read segment 0"
+    assert order.unannounced() == {1}, "segment 2 is read by the one that read segment 0"
     order.cut(2)
     order.cut(3)
     assert order.completed(1) == set(), "it ended behind that"
     assert order.completed(3) == {1}
     assert order.completed(2) == set(), "of an older one nothing is left"
-    order.told([1])
-    assert order.untold() == set()
+    order.announced([1])
+    assert order.unannounced() == set()

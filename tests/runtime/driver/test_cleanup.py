@@ -122,7 +122,7 @@ def lives_on_after_a_kill(root: Path, at: int, *, is_behind: bool) -> tuple[bool
     place = Place(root)
     storage = place.storage = Mortal(MemoryStorage())
     with_checkpoints(place)
-    before = place.log.known_life(place.log.observe())
+    before = place.log.known_identity(place.log.observe())
     storage.count, storage.at, storage.is_behind = 0, at, is_behind
     try:
         remove(place)
@@ -132,7 +132,7 @@ def lives_on_after_a_kill(root: Path, at: int, *, is_behind: bool) -> tuple[bool
     storage.at = 0
     committed = [call for call in CALLS if call[0].startswith("commit")]
     newest = restored(place)
-    after = place.log.known_life(place.log.observe())
+    after = place.log.known_identity(place.log.observe())
     assert before is not None
     assert after is not None
     if newest is None:
@@ -302,9 +302,9 @@ def test_who_begins_anew_before_the_look_behind_a_removal_does_not_bring_anythin
 
     monkeypatch.setattr(CheckpointLog, "_replaced_after", and_meanwhile)
     assert remove(place)
-    begun = place.log.known_life(place.log.observe())
+    begun = place.log.known_identity(place.log.observe())
     assert restored(place) is None
-    assert place.log.known_life(place.log.observe()) == begun
+    assert place.log.known_identity(place.log.observe()) == begun
 
 
 def test_a_zombie_completes_nothing_behind_a_removal(place: Place) -> None:  # C72, X8
@@ -331,10 +331,10 @@ def test_ids_and_generations_go_on_above_what_was_removed(place: Place) -> None:
 
 def test_a_removal_begins_another_life_of_which_all_later_entries_tell(place: Place) -> None:  # LV7
     assert remove(place)
-    first = place.log.known_life(place.log.observe())
+    first = place.log.known_identity(place.log.observe())
     assert first is None, "nobody has begun it yet"
     place.begin()
-    begun = place.log.known_life(place.log.observe())
+    begun = place.log.known_identity(place.log.observe())
     place.complete(4, 4)
     place.complete(5, 4)
     place.log.drop(CheckpointId(4), CheckpointId(5))
@@ -342,7 +342,7 @@ def test_a_removal_begins_another_life_of_which_all_later_entries_tell(place: Pl
     assert [type(entry.content) for entry in observed.entries] == [Manifest], "the claims are pruned"
     assert life_of(observed) == 5
     place.begin()
-    assert place.log.known_life(place.log.observe()) == begun
+    assert place.log.known_identity(place.log.observe()) == begun
 
 
 def test_a_start_that_saw_the_former_life_does_not_begin_with_it(
@@ -478,7 +478,7 @@ def test_what_another_pipeline_may_have_been_restored_from_stays(place: Place) -
 
 def test_what_another_pipeline_was_restored_from_by_another_path_stays(place: Place) -> None:  # SV27, C73
     """Its machine has the same storage under another name: who the pipeline is tells, not where."""
-    life = place.log.known_life(place.log.observe())
+    life = place.log.known_identity(place.log.observe())
     assert life is not None
     plan = place.definition.plan
     adopted = Manifest(CheckpointId(1), Generation(1), 1, plan.max_parallelism, (), (), plan.state_texts())

@@ -179,7 +179,7 @@ def left_by_a_kill(world: World, reaper: Reaper, at: int) -> tuple[bool, str]:
         launch.finish_reset(program, SilentObserver())
     assert world.all() == NOTHING
     assert not log.sink_registry.orders()
-    life = log.known_life(log.observe())
+    life = log.known_identity(log.observe())
     sinks = [node for node in program.graph.nodes if hasattr(node.spec, "owner")]
     assert {node.spec.owner("p", str(node.name)).life for node in sinks} == {life}
     return is_over, "decided"
@@ -252,7 +252,7 @@ def test_whoever_claimed_meanwhile_goes_on(template: Template) -> None:  # SO2, 
 def test_a_driver_that_wakes_behind_a_reset_writes_nothing(template: Template) -> None:  # SO5
     world = template.again()
     log = log_of(world)
-    old = log.known_life(log.observe())
+    old = log.known_identity(log.observe())
     generation = Generation(deciding.newest_generation(log.observe()))
     assert old is not None
     reset(world, definition(world))
@@ -274,7 +274,7 @@ def test_a_reset_that_wakes_late_deletes_nothing_new(template: Template) -> None
     world = template.again()
     reset(world, definition(world))
     log = log_of(world)
-    life, generation = log.known_life(log.observe()), deciding.newest_generation(log.observe())
+    life, generation = log.known_identity(log.observe()), deciding.newest_generation(log.observe())
     assert life is not None
     produce(world)
     sinks = [node for node in definition(world).graph.nodes if hasattr(node.spec, "start_over")]

@@ -101,7 +101,7 @@ def test_a_savepoint_has_the_state_of_the_checkpoint_at_its_barrier(start: Start
     whole = savepoint.manifest
     assert (savepoint.pipeline, whole.checkpoint, whole.state_texts) == ("p", manifest.checkpoint, manifest.state_texts)
     assert whole.committables == (), "it promises nothing"
-    life = log_of(tmp_path).known_life(log_of(tmp_path).observe())
+    life = log_of(tmp_path).known_identity(log_of(tmp_path).observe())
     assert life is not None
     assert savepoint.life == life.id
     mine = LocalStorage(tmp_path / "taken")

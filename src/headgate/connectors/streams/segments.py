@@ -130,7 +130,7 @@ class OwnSegments:
         self.look()  # what took its keys
         self._order.end(segment)
         if self._at_once:
-            self._tell(self._order.untold())
+            self._tell(self._order.unannounced())
         self._take()
 
     def cut(self, checkpoint: int) -> None:
@@ -147,7 +147,7 @@ class OwnSegments:
         if numbers:
             with suppress(StorageError):
                 self._store.pipelines.pass_segments(self._stream, self._reading, numbers)
-                self._order.told(numbers)
+                self._order.announced(numbers)
 
     def _take(self) -> None:
         for segment, place in self._order.ready().items():

@@ -13,7 +13,7 @@ from enum import Enum
 from headgate.model.config import CheckpointConfig, CheckpointKind, CheckpointOptions
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Committable, Copied
+from headgate.model.manifest import Copied
 from headgate.protocol.checkpoints.checkpoint_requests import Requests, Savepoints
 from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.coordinator_events import (
@@ -67,38 +67,24 @@ class Triggering:
         self._savepoints = savepoints
         self._next = first
         self._reserving: CheckpointId | None = None
-        self._is_due = False
-        self._is_paused = False
-        self._last_done: CheckpointId | None = None
-        self._is_last_done_final = False
-        self.wanted = Wanted.NONE
-
-    @property
-    def last_done(self) -> CheckpointId | None:
+        self.is_due = False
+        """A periodic checkpoint is due."""
+        self.is_paused = False
+        """No checkpoint may begin before the pause is over."""
+        self.last_done: CheckpointId | None = None
         """The completed checkpoint that ended the run, if there is one."""
-        return self._last_done
-
-    @property
-    def is_last_done_final(self) -> bool:
+        self.is_last_done_final = False
         """Whether ``last_done`` was taken after all input had been processed."""
-        return self._is_last_done_final
+        self.wanted = Wanted.NONE
 
     @property
     def has_last(self) -> bool:
         """Whether the last checkpoint that is wanted is completed."""
-        return self._last_done is not None and (self.wanted is not Wanted.FINAL or self._is_last_done_final)
+        return self.last_done is not None and (self.wanted is not Wanted.FINAL or self.is_last_done_final)
 
     def request(self) -> None:
         """Request a checkpoint now, without waiting for the pause."""
-        self._is_due, self._is_paused = True, False
-
-    def interval_over(self) -> None:
-        """A periodic checkpoint is due."""
-        self._is_due = True
-
-    def pause_over(self) -> None:
-        """Checkpoints may begin again."""
-        self._is_paused = False
+        self.is_due, self.is_paused = True, False
 
     def begin(self, pending: PendingCheckpoints) -> list[Effect]:
         """Begin a checkpoint if one is wanted and allowed (C2, C3, C4)."""
@@ -110,14 +96,14 @@ class Triggering:
             return [Ignored("as many checkpoints are pending as allowed")]
         # The id is used up even if its reservation fails: whether the record of it was written may be unknown.
         checkpoint, self._next = self._next, CheckpointId(self._next + 1)
-        self._is_due = False
+        self.is_due = False
         self._reserving = checkpoint
         return [ReserveId(checkpoint)]
 
     def _wants(self, pending: PendingCheckpoints) -> bool:
         if self.wanted.is_last:
             return not pending.has_last(is_final=self.wanted is Wanted.FINAL) and not self.has_last
-        is_due = self._is_due and not self._is_paused
+        is_due = self.is_due and not self.is_paused
         return self.wanted is Wanted.PERIODIC and (is_due or self._savepoints.is_wanted)
 
     def reservation_over(self, checkpoint: CheckpointId) -> bool:
@@ -154,9 +140,9 @@ class Triggering:
     def completed(self, checkpoint: CheckpointId, pending: Pending) -> list[Effect]:
         """A checkpoint is completed: the next one waits for the pause."""
         if pending.is_last:
-            self._last_done, self._is_last_done_final = checkpoint, pending.is_final
+            self.last_done, self.is_last_done_final = checkpoint, pending.is_final
         if self._config.min_pause_ms and self.wanted is Wanted.PERIODIC:
-            self._is_paused = True
+            self.is_paused = True
             return [ArmTimer(PauseTimer(), self._config.min_pause_ms)]
         return []
 
@@ -310,7 +296,7 @@ class Completion:
         effects += [*subsumed, NotifyComplete(checkpoint), *self.requests.completed(checkpoint)]
         for older in passed:
             effects += self.savepoints.failed(older, AbortReason.SUBSUMED)
-        effects += self._commits.completed(checkpoint, self._committables(pending))
+        effects += self._commits.completed(checkpoint, pending.committables)  # C16
         effects += self.triggering.completed(checkpoint, pending)
         self.savepoints.completed(checkpoint, pending.copies, is_end=self.triggering.has_last)
         return effects + self.savepoints.advance(self._commits)
@@ -326,9 +312,6 @@ class Completion:
 
     def _write_next(self) -> list[Effect]:
         return self.pending.write_next(self._commits)
-
-    def _committables(self, pending: Pending) -> tuple[Committable, ...]:
-        return pending.committables  # C16
 
     # -- failures ---------------------------------------------------------------------------------------------------
 

@@ -276,10 +276,10 @@ class Coordinator(Machine):
             case IntervalTimer():
                 if self._phase is not Phase.RUNNING:
                     return [Ignored("no periodic checkpoint is wanted any more")]
-                checkpoints.triggering.interval_over()
+                checkpoints.triggering.is_due = True
                 return [ArmTimer(IntervalTimer(), self._interval_ms), *checkpoints.begin()]
             case PauseTimer():
-                checkpoints.triggering.pause_over()
+                checkpoints.triggering.is_paused = False
                 return checkpoints.begin()
             case ExpiryTimer():
                 return checkpoints.expired(timer.checkpoint)

@@ -86,7 +86,7 @@ def cut_up(pieces: Iterable[Piece], rows_max: int) -> list[Piece]:
     ]
 
 
-def dealt(pieces: Iterable[Piece], rows_max: int, rows_min: int, at_once: int) -> list[list[Piece]]:
+def distribute(pieces: Iterable[Piece], rows_max: int, rows_min: int, at_once: int) -> list[list[Piece]]:
     """Deal pieces out to tasks of equal size, of which ``at_once`` run at one time (SP3).
 
     Args:

@@ -123,7 +123,7 @@ class ReadingOrder:
     _hollow: set[int] = field(default_factory=set)
     _unchecked: set[int] = field(default_factory=set)
     """Segments that ``ready`` has to look at: of others nothing has changed since it did."""
-    _untold: set[int] = field(default_factory=set)
+    _unannounced: set[int] = field(default_factory=set)
     _cuts: dict[int, set[int]] = field(default_factory=dict)
 
     def see(self, layout: Layout, extents: Mapping[int, Extent]) -> None:
@@ -167,7 +167,7 @@ class ReadingOrder:
         if successors:
             self._pass(number)  # for this subtask: what it reads next goes the same way, after it
         if not all(map(self._is_mine, successors)):
-            self._untold.add(number)
+            self._unannounced.add(number)
 
     def learn(self, numbers: Iterable[int]) -> None:
         """The pipeline has passed these segments of other subtasks."""
@@ -177,22 +177,22 @@ class ReadingOrder:
 
     def cut(self, checkpoint: int) -> None:
         """A snapshot is taken: what ended before belongs to ``checkpoint``."""
-        if self._untold:
-            self._cuts[checkpoint] = set(self._untold)
+        if self._unannounced:
+            self._cuts[checkpoint] = set(self._unannounced)
 
     def completed(self, checkpoint: int) -> set[int]:
         """``checkpoint`` is complete; return the segments that the pipeline has passed, for other subtasks."""
-        found = self._cuts.pop(checkpoint, set()) & self._untold
+        found = self._cuts.pop(checkpoint, set()) & self._unannounced
         self._cuts = {number: cut for number, cut in self._cuts.items() if number > checkpoint}
         return found
 
-    def untold(self) -> set[int]:
+    def unannounced(self) -> set[int]:
         """Return own segments that ended and were not announced to other subtasks yet."""
-        return set(self._untold)
+        return set(self._unannounced)
 
-    def told(self, numbers: Iterable[int]) -> None:
+    def announced(self, numbers: Iterable[int]) -> None:
         """Other subtasks can know of these."""
-        self._untold -= set(numbers)
+        self._unannounced -= set(numbers)
 
     def _pass(self, number: int) -> None:
         """Nothing is left of a segment: what follows it is to be looked at."""

@@ -118,7 +118,7 @@ class Restarts:
 
     def after(self, failure: Failure, at_ms: int, jitter: float) -> RestartAfter | Failure:
         """Return when to begin the next generation, or what the run fails with."""
-        if self._is_hopeless(failure):
+        if self._is_deterministic(failure):
             return failure
         is_damage = failure.kind is FailureKind.DAMAGED
         was_damage, self._was_damage = self._was_damage, is_damage
@@ -135,7 +135,7 @@ class Restarts:
         """Decide about a claim that failed: no generation did."""
         return self._policy.on_failure(at_ms, jitter)
 
-    def _is_hopeless(self, failure: Failure) -> bool:
+    def _is_deterministic(self, failure: Failure) -> bool:
         """The same failure of user code twice in a row is deterministic (G8, F16)."""
         if failure.kind is not FailureKind.USER_CODE:
             return failure.is_permanent

@@ -176,7 +176,7 @@ class Supervisor(Machine):
     ) -> None:
         super().__init__()
         self.job = SparkJob()
-        self._roster = WorkerRegistry(workers_count)
+        self._workers = WorkerRegistry(workers_count)
         self._restarts = Restarts(strategy)
         self._removal = Removal(retain_on_cancel=retain_on_cancel, retain_on_failure=retain_on_failure)
         self._phase = Phase.CREATED
@@ -268,7 +268,7 @@ class Supervisor(Machine):
             return [Ignored("no generation is being prepared")]
         assert self._generation is None, "one generation at a time (G2)"
         self._generation = event.generation
-        self._had_workers |= event.workers_before == self._roster.workers_count
+        self._had_workers |= event.workers_before == self._workers.workers_count
         return self._deploy_if_complete()
 
     def _on_claim_failed(self, event: ClaimFailed) -> list[Effect]:
@@ -283,23 +283,23 @@ class Supervisor(Machine):
         return self._back_off(event.failure, decision.delay_ms)
 
     def _on_registered(self, event: WorkerRegistered) -> list[Effect]:
-        if self._is_over() or not self._roster.admit(event.attempt, event.worker):
+        if self._is_over() or not self._workers.admit(event.attempt, event.worker):
             return [RefuseWorker(event.attempt, event.worker)]
         return self._deploy_if_complete()
 
     def _deploy_if_complete(self) -> list[Effect]:  # G3
         if self._phase is not Phase.PREPARING or self._generation is None:
             return [Ignored("the generation is not claimed yet")]
-        if not self._roster.is_complete:
+        if not self._workers.is_complete:
             return [Ignored("other workers have not registered yet")]
         self._enter(Phase.DEPLOYING)
         self._had_workers = True
-        return [Deploy(self._generation, self._roster.deploy())]
+        return [Deploy(self._generation, self._workers.deploy())]
 
     def _on_ready(self, event: WorkerReady) -> list[Effect]:
         if self._phase is not Phase.DEPLOYING or event.generation != self._generation:
             return [Ignored("not of the generation being deployed")]
-        if not self._roster.ready(event.worker):
+        if not self._workers.ready(event.worker):
             return [Ignored("other workers are not ready yet")]
         self._enter(Phase.RUNNING)
         self._has_run = True
@@ -308,12 +308,12 @@ class Supervisor(Machine):
     # -- failures -----------------------------------------------------------------------------------------------
 
     def _on_lost(self, event: WorkerLost) -> list[Effect]:
-        if not self._roster.is_current(event.attempt):
+        if not self._workers.is_current(event.attempt):
             return [Ignored("a worker of an attempt that is over")]
-        is_newest = self._roster.leave(event.attempt, event.worker)
+        is_newest = self._workers.leave(event.attempt, event.worker)
         # A stopped process never ends its task: only Spark can make room for its replacement (G7).
         cancel: list[Effect] = [CancelJob(event.attempt.submission)] if event.is_silent and is_newest else []
-        if self._is_serving() and not self._roster.is_deployed(event.attempt):
+        if self._is_serving() and not self._workers.is_deployed(event.attempt):
             return cancel or [Ignored("a worker of the stage's retry, which serves no generation yet")]
         failure = self._blames.lost(event) if self._blames.is_open else loss_of(event)  # G15
         if failure is None:
@@ -321,16 +321,16 @@ class Supervisor(Machine):
         return cancel + self._fail(failure, event.at_ms, event.jitter)
 
     def _on_worker_failed(self, event: WorkerFailed) -> list[Effect]:
-        if not self._roster.is_current(event.attempt):
+        if not self._workers.is_current(event.attempt):
             return [Ignored("a worker of an attempt that is over")]
-        if self._is_serving() and not self._roster.is_deployed(event.attempt):
+        if self._is_serving() and not self._workers.is_deployed(event.attempt):
             return [Ignored("a worker of the stage's retry, which serves no generation yet")]
         if self._is_serving() and self._blames_peer(event):
             return self._on_blame(event)
         return self._fail(event.failure, event.at_ms, event.jitter)
 
     def _blames_peer(self, event: WorkerFailed) -> bool:
-        return event.peer is not None and event.peer != event.worker and self._roster.is_member(event.peer)
+        return event.peer is not None and event.peer != event.worker and self._workers.is_member(event.peer)
 
     def _on_blame(self, event: WorkerFailed) -> list[Effect]:  # G15
         was_open = self._blames.is_open
@@ -372,7 +372,7 @@ class Supervisor(Machine):
 
     def _end_generation(self, *, is_done: bool) -> list[Effect]:
         self._blames.clear()
-        self._roster.retire_deployed()
+        self._workers.retire_deployed()
         generation, self._generation = self._generation, None
         return [] if generation is None else [EndGeneration(generation, is_done)]
 
@@ -384,8 +384,8 @@ class Supervisor(Machine):
             return self._finish_run()
         if self._blames.is_open:
             return [Ignored("a worker has not said yet why it left")]
-        was_used_up = self._roster.is_used_up(event.submission)
-        self._roster.retire_all()
+        was_used_up = self._workers.is_used_up(event.submission)
+        self._workers.retire_all()
         if self._phase is Phase.PREPARING:
             if was_used_up:  # the job of the failed generation: its failure has been counted
                 return self.job.want_workers()
@@ -401,7 +401,7 @@ class Supervisor(Machine):
     def _cannot_start(self, event: JobEnded) -> bool:
         """Whether a job would end in the same way again, as far as anybody can tell (G9)."""
         kind = FailureKind.UNEXPLAINED if event.failure is None else event.failure.kind
-        if kind is not FailureKind.UNEXPLAINED or self._roster.has_come_up(event.submission):
+        if kind is not FailureKind.UNEXPLAINED or self._workers.has_come_up(event.submission):
             self._unexplained_count = 0
             return kind is FailureKind.DETERMINISTIC
         self._unexplained_count += 1
@@ -425,10 +425,10 @@ class Supervisor(Machine):
 
     def _on_register_timer(self, event: TimerFired, timer: RegisterTimer) -> list[Effect]:
         is_waiting = self._phase is Phase.PREPARING and self.job.is_newest(timer.submission)
-        if not is_waiting or self._roster.is_complete:
+        if not is_waiting or self._workers.is_complete:
             return [Ignored("the workers have registered")]
         reason = (
-            f"{self._roster.count} of {self._roster.workers_count} workers registered within "
+            f"{self._workers.count} of {self._workers.workers_count} workers registered within "
             f"{self.job.REGISTER_TIMEOUT_MS // 1000} s: the cluster must have as many free slots as the parallelism, "
             "and its executors must reach the driver's address"
         )
@@ -441,7 +441,7 @@ class Supervisor(Machine):
 
     def _on_job_end_timer(self, timer: JobEndTimer) -> list[Effect]:
         is_waiting = self._phase in (Phase.PREPARING, Phase.ENDING) and self.job.is_running
-        if not self.job.is_newest(timer.submission) or not is_waiting or self._roster.count:
+        if not self.job.is_newest(timer.submission) or not is_waiting or self._workers.count:
             return [Ignored("the job has ended or its retry has come up")]
         again = self.job.cancel_again()
         if self._phase is Phase.ENDING and self.job.is_deaf:
@@ -470,9 +470,9 @@ class Supervisor(Machine):
         if self._is_over():
             return [Ignored("the run is ending")]
         ended = self._end_generation(is_done=is_done)
-        waiting = self._roster.retire_all()
+        waiting = self._workers.retire_all()
         if is_done:  # nothing else ends a retry of the stage that came up meanwhile
-            ended += [RefuseWorker(self._roster.newest, worker) for worker in waiting]
+            ended += [RefuseWorker(self._workers.newest, worker) for worker in waiting]
         self._outcome = outcome
         if outcome.failure is not None and not is_of_claim:
             self._removal.failed(outcome.failure, has_run=self._has_run)
@@ -504,7 +504,7 @@ class Supervisor(Machine):
         self._phase = phase
 
     def _check(self) -> None:
-        self._roster.check(is_serving=self._is_serving())
+        self._workers.check(is_serving=self._is_serving())
         assert not self._is_over() or self._outcome is not None, "a run that ends has an outcome (G11)"
         assert not self._is_serving() or self._generation is not None, "workers serve a claimed generation (G3)"
         assert self._is_serving() or not self._blames.is_open, "only a generation at work waits for words (G15)"

@@ -195,7 +195,7 @@ class CheckpointLog:
         self._generation = Generation(0)
         self._lineage = RetainedManifests()
         self.life_id = ""
-        """Of the identity that ``life`` or ``later_life`` last returned, "" before."""
+        """Of the identity that ``life`` or ``identity_after_reset`` last returned, "" before."""
         self.problem = ""
         """What storage last said about an append; for messages."""
 
@@ -217,7 +217,7 @@ class CheckpointLog:
         """
         return self._entries.observe()
 
-    def known_life(self, observed: ObservedLog) -> PipelineIdentity | None:
+    def known_identity(self, observed: ObservedLog) -> PipelineIdentity | None:
         """Return the identity of this pipeline for its sinks, None if it was never drawn. Changes nothing.
 
         Raises:
@@ -231,7 +231,7 @@ class CheckpointLog:
     def life(self, host: str, wall_ms: int) -> PipelineIdentity:
         """Return the identity of this pipeline for its sinks; drawn at its very first start (LV1).
 
-        Of any number of drivers that come at once, all get the same one. See ``later_life``.
+        Of any number of drivers that come at once, all get the same one. See ``identity_after_reset``.
 
         Raises:
             UsageError: the storage does not honour put-if-absent.
@@ -242,7 +242,7 @@ class CheckpointLog:
             self._identities.draw(0, self.url, host, wall_ms)
         return self._adopt(self._identities.read(0))
 
-    def lives_before(self, number: int) -> list[PipelineIdentity]:
+    def identities_before(self, number: int) -> list[PipelineIdentity]:
         """Return the identities of this pipeline before identity ``number``.
 
         Raises:
@@ -250,7 +250,7 @@ class CheckpointLog:
         """
         return self._identities.before(number)
 
-    def later_life(self, number: int, host: str, wall_ms: int) -> PipelineIdentity:
+    def identity_after_reset(self, number: int, host: str, wall_ms: int) -> PipelineIdentity:
         """Return the identity of this pipeline since entry ``number`` of its log gave up everything older (LV7).
 
         Raises:

@@ -176,7 +176,7 @@ def refuse_while_needed(log: CheckpointLog, observed: recovery.ObservedLog) -> N
         UsageError
         CorruptionError, StorageError
     """
-    life = log.known_life(observed)
+    life = log.known_identity(observed)
     for other in log.beside():
         there = other.observe()
         newest = next(iter(recovery.candidates(there)), None)

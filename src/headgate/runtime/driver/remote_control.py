@@ -123,7 +123,7 @@ class RunningPipeline:
         self._root = root
         self._pipeline = pipeline
         self.holder = holder
-        self._keeper = _keeper_of(holder)
+        self._supervisor = _supervisor_of(holder)
 
     @classmethod
     def find(cls, root: str, pipeline: str) -> RunningPipeline:
@@ -162,7 +162,7 @@ class RunningPipeline:
             UsageError: the process belongs to another user, or has just ended.
         """
         try:
-            os.kill(self.holder.pid if self._keeper is None else self._keeper.pid, DRAIN if drain else STOP)
+            os.kill(self.holder.pid if self._supervisor is None else self._supervisor.pid, DRAIN if drain else STOP)
         except (PermissionError, ProcessLookupError) as error:
             raise UsageError(f"cannot signal {self.holder.owner}, which runs '{self._pipeline}': {error}") from None
 
@@ -185,19 +185,19 @@ class RunningPipeline:
 
         The supervisor is the one that it had (KR15): any other process was started on purpose.
         """
-        drains_on = self._tell_keeper(DRAIN if drain else STOP) and drain  # a standby would be in its way
+        drains_on = self._signal_supervisor(DRAIN if drain else STOP) and drain  # a standby would be in its way
         if ended.ending is not Ending.REPLACED and not drains_on:
             with suppress(StorageError):
                 record_stop_of_dead_driver(open_storage(self._root), self._pipeline, self.holder, drain=drain)
 
-    def _tell_keeper(self, number: int) -> bool:
+    def _signal_supervisor(self, number: int) -> bool:
         """Return whether there is one."""
         import psutil
 
-        if self._keeper is None:
+        if self._supervisor is None:
             return False
         try:
-            self._keeper.send_signal(number)
+            self._supervisor.send_signal(number)
         except psutil.Error:  # it has ended; the process that has its number now is left alone
             return False
         return True
@@ -218,7 +218,7 @@ class RunningPipeline:
         return replace(self.holder, ending=Ending.REPLACED)
 
 
-def _keeper_of(holder: LockHolder) -> psutil.Process | None:
+def _supervisor_of(holder: LockHolder) -> psutil.Process | None:
     """Return the supervisor of a running driver. It must be its parent: a process id in a file may have been reused."""
     import psutil
 

@@ -165,7 +165,7 @@ class Reset:
             CorruptionError, StorageError
         """
         log = self._retrying(self._log.observe)
-        life = self._retrying(lambda: self._log.known_life(log))
+        life = self._retrying(lambda: self._log.known_identity(log))
         refuse_while_needed(self._log, log)
         if life is not None:
             self._retrying(lambda: self._refuse_copy(life))
@@ -205,7 +205,7 @@ class Reset:
     def _own_output(self, log: ObservedLog, life: PipelineIdentity | None) -> Mine:
         """Return which owners' output may be deleted; once an order counts, also that of former identities."""
         is_decided = self._decided(log) is not None
-        before = self._retrying(lambda: self._log.lives_before(life_of(log))) if is_decided else ()
+        before = self._retrying(lambda: self._log.identities_before(life_of(log))) if is_decided else ()
         return self._sinks.is_own((*(() if life is None else (life,)), *before))
 
     def _refuse_to_leave(self, targets: Sequence[Target], found: Sequence[FoundTarget], is_own: Mine) -> None:
@@ -266,7 +266,7 @@ class Reset:
             return
         root, _, name = life.home.rpartition("/")
         there = CheckpointLog(open_storage(root), name)
-        known = there.known_life(there.observe())
+        known = there.known_identity(there.observe())
         if known is not None and known.id == life.id:
             raise UsageError(
                 f"the checkpoints in {self._log.url} are a copy of those in {life.home}, and what pipeline "
@@ -336,8 +336,8 @@ class Reset:
     def _finish(self, order: ResetOrder, number: int, generation: Generation) -> None:
         """Do what is left to be done: every step is done once, however often this begins (SO6)."""
         assert generation > NO_GENERATION, "only a claim in the log makes a reset count"
-        life = self._retrying(lambda: self._log.later_life(number, self._around.host, self._around.wall_ms()))
-        is_own = self._sinks.is_own((life, *self._retrying(lambda: self._log.lives_before(number))))
+        life = self._retrying(lambda: self._log.identity_after_reset(number, self._around.host, self._around.wall_ms()))
+        is_own = self._sinks.is_own((life, *self._retrying(lambda: self._log.identities_before(number))))
         known = [
             (target, self._at(target, lambda target=target: self._sinks.at(target, is_own, generation)))  # type: ignore[misc]
             for target in order.targets

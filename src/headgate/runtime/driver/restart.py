@@ -331,7 +331,7 @@ def claim(
     number = recovery.life_of(observed)
     if number:  # LV7
         with refusing_permanent_errors(unknown):
-            life = retry_transient(lambda: log.later_life(number, host, wall_ms), around)
+            life = retry_transient(lambda: log.identity_after_reset(number, host, wall_ms), around)
         sinks = SinkOwnership(definition, life, log.url, host)
     _refuse_unfinished_reset(definition, log, observed, around)
     sinks.check(owners, recovery.next_claim(observed).generation)

@@ -127,7 +127,7 @@ class Adoption:
             UsageError: it must not, or cannot.
             StorageError: the named place cannot be read now.
         """
-        known = self._log.known_life(observed)
+        known = self._log.known_identity(observed)
         decision = decide_named(observed, "" if known is None else known.id, self._named)
         if isinstance(decision, Refuse) and self._problem is not None:
             raise self._problem
@@ -185,7 +185,7 @@ class Adoption:
 
     def _is_own_life(self, found: FoundCheckpoint, observed: ObservedLog) -> bool:
         """Whether ids of ``found`` mean what they mean in the log of this pipeline."""
-        life = self._log.known_life(observed)
+        life = self._log.known_identity(observed)
         return found.pipeline == self._definition.config.name and life is not None and life.id == found.origin.life
 
     def ask_targets(self, adoptable: Adoptable) -> None:
@@ -290,7 +290,7 @@ def _checkpoint_at(url: str, own: CheckpointLog) -> FoundCheckpoint | None:
     found = [m for m in manifests if named.checkpoint in (None, m.checkpoint)]
     if not found:
         return None
-    manifest, life = found[0], log.known_life(observed)
+    manifest, life = found[0], log.known_identity(observed)
     if not is_same_directory(log.url, own.url) and manifest.place is None:
         manifest = replace(manifest, place=Place(named.root, named.pipeline))
     known = "" if life is None else life.id

@@ -44,7 +44,7 @@ class HeartbeatWriter:
         self._pipeline = pipeline
         self._owner = owner
         self._around = around
-        self._pulse = HeartbeatTimer(owner)
+        self._timer = HeartbeatTimer(owner)
         self._pool = around.pool(1, "headgate-heartbeat", is_daemon=True)
         self._is_writing = False
         self._tidied = Generation(0)
@@ -53,13 +53,13 @@ class HeartbeatWriter:
         """Write a beat if one is due and none is being written."""
         if self._is_writing:
             return
-        beat = self._pulse.beat(self._around.monotonic_ms(), generation, course)
+        beat = self._timer.beat(self._around.monotonic_ms(), generation, course)
         if beat is not None:
             self._is_writing = True
             self._pool.submit(self._write, beat)
 
     def _write(self, beat: Beat) -> None:
-        """Runs in the heart's thread."""
+        """Runs in the heartbeat thread."""
         try:
             with suppress(StorageError):  # SB2: the next one is tried anyway
                 self._storage.put(beat_path(self._pipeline, beat.generation), [encode_beat(beat)])

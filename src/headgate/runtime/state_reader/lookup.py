@@ -120,7 +120,7 @@ class StoredCheckpoint:
             return self.life, frozenset()
         log = self.log.open()
         observed = log.observe()
-        life, newest = log.known_life(observed), next(iter(candidates(observed)), self.manifest)
+        life, newest = log.known_identity(observed), next(iter(candidates(observed)), self.manifest)
         return "" if life is None else life.id, settled(self.manifest, newest)
 
     def _missing(self, part: SnapshotPart) -> CorruptionError | StorageError:

@@ -126,9 +126,9 @@ class AlignmentTimer:
 class ChannelRecorder:
     """The records in flight to one subtask, as far as checkpoints have to do with them."""
 
-    def __init__(self, ways: Sequence[NamedChannel] = (), replay: Replay | None = None) -> None:
-        """Make it; ``ways`` are the input channels, ``replay`` is what was restored."""
-        self._ways = tuple(ways)
+    def __init__(self, channels: Sequence[NamedChannel] = (), replay: Replay | None = None) -> None:
+        """Make it; ``channels`` are the input channels, ``replay`` is what was restored."""
+        self._channels = tuple(channels)
         self._replay = replay
         self._rest: deque[tuple[ChannelIndex, pa.RecordBatch]] = deque()
         self._recorded: dict[ChannelIndex, list[pa.RecordBatch]] = {}
@@ -166,7 +166,7 @@ class ChannelRecorder:
     def take_recorded(self) -> ChannelState | None:
         """Return all that was recorded; None: nothing was in flight."""
         recorded, self._recorded = self._recorded, {}
-        return ChannelState(self._ways, recorded) if recorded else None
+        return ChannelState(self._channels, recorded) if recorded else None
 
     def drop(self) -> None:
         """The snapshot was given up (UA10)."""
