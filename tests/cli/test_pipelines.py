@@ -244,7 +244,7 @@ def cancelled(root: Path, ending: str) -> str | Exception:
         ("STOPPED", "p: cancelled; started again, it continues from checkpoint 5\n"),
         (
             "STOPPED in doubt",
-            "p: cancelled; it is not known whether its checkpoints are removed: the next start begins anew, or "
+            "p: cancelled; it is not known whether its checkpoints are removed: the next start begins from nothing, or "
             "continues from checkpoint 5\n",
         ),
     ],
@@ -262,7 +262,7 @@ def test_list_says_that_checkpoints_were_removed(tmp_path: Path) -> None:  # C70
     log.claim("one", 0)
     log.give_up("one", 0, log.generation)
     result = CliRunner().invoke(cli.app, ["checkpoints", "list", "p", "--dir", str(tmp_path)])
-    said = "Its checkpoints were removed when it was cancelled or had failed; another start begins anew."
+    said = "Its checkpoints were removed when it was cancelled or had failed; another start begins from nothing."
     assert " ".join(result.stdout.split()) == said
 
 

@@ -170,7 +170,7 @@ def _print_entries(log: ObservedLog) -> None:
                 remark = ("final" if m.is_final else "") + (" (draining)" if m.is_draining else "")
                 remark += "" if m.mode is Guarantee.EXACTLY_ONCE else f" {m.mode.value}"
                 remark += "" if m.place is None else f" restored from {m.place.url}"
-                remark += "" if entry in counted else " (left behind)"
+                remark += "" if entry in counted else " (given up)"
                 moment, size = time_text(m.trigger_wall_ms), size_text(m.size_bytes)
                 duration = duration_text(m.duration_ms)
                 table.add_row(str(m.checkpoint), str(m.generation), moment, duration, size, remark.strip())
@@ -180,7 +180,7 @@ def _print_entries(log: ObservedLog) -> None:
                 claims += 1
     nothing = f"No completed checkpoint yet; {number_of(claims, 'start')} recorded."
     if has_given_up(log):
-        nothing = "Its checkpoints were removed when it was cancelled or had failed; another start begins anew."
+        nothing = "Its checkpoints were removed when it was cancelled or had failed; another start begins from nothing."
     Terminal().print(table if table.row_count and not has_given_up(log) else nothing)
     for damage in damaged:
         say(f"{damage.path} cannot be used: {damage.problem}", fg=typer.colors.RED)

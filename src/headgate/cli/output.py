@@ -92,7 +92,8 @@ def result_text(result: RunResult) -> str:
         how = "cancelled, and its checkpoints are removed,"
     elif result.is_removal_in_doubt:
         how = (
-            "cancelled; it is not known whether its checkpoints are removed: the same command begins anew, or continues"
+            "cancelled; it is not known whether its checkpoints are removed: the same command begins from nothing, "
+            "or continues"
         )
     where = "" if result.is_finished or result.last_checkpoint is None else f" from checkpoint {result.last_checkpoint}"
     return f"{how}{where} after {duration_text(result.duration_ms)}: {records}, {counted(result.restarts, 'restart')}"

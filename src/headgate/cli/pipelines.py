@@ -43,7 +43,7 @@ from headgate.runtime.driver.remote_control import RunningPipeline
 from headgate.runtime.driver.reset import FoundTarget, Reset, ResetPlan
 from headgate.storage.urls import absolute_location, is_missing, open_storage
 
-sinks_app = typer.Typer(help="Whose the sinks of a directory are.", no_args_is_help=True)
+sinks_app = typer.Typer(help="Owners of the sinks of a directory.", no_args_is_help=True)
 
 Location = Annotated[str, typer.Argument(help="Directory or URL that the sink writes files to.")]
 
@@ -310,8 +310,8 @@ def _outcome(ended: LockHolder, drain: bool, *, cancel: bool = False) -> str:
             raise PipelineFailed(f"it was stopped before it had drained; started again, it continues{at}")
         case Ending.STOPPED if ended.is_in_doubt:
             return (
-                "cancelled; it is not known whether its checkpoints are removed: the next start begins anew, or "
-                f"continues{at}"
+                "cancelled; it is not known whether its checkpoints are removed: the next start begins from nothing, "
+                f"or continues{at}"
             )
         case Ending.STOPPED:
             return f"{'cancelled' if cancel else 'stopped'}; started again, it continues{at}"
@@ -359,7 +359,7 @@ def reset(
     """
     root = absolute_location(directory)
     with Reset.holding_the_lock(root, pipeline, None, leave=leave or ()) as resetting:
-        was_begun = not leave and resetting.finish()  # else that is ordered anew, without what is left
+        was_begun = not leave and resetting.finish()  # else a new order is given, without the sinks left out
         plan = resetting.plan()
         if as_json:
             is_wanted = yes and not plan.is_empty

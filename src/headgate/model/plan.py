@@ -270,7 +270,7 @@ class PipelineDefinition:
             the schema of the records that it receives, as its main output).
         diverts: bad records go to the sink node ``bad-records`` (else the first one fails the pipeline).
         hooks: of the coordinator, in the order in which they were added.
-        forgotten_hooks: names of hooks whose data in an old checkpoint is not needed any more (EI9).
+        forgotten_hooks: names of hooks that do not need their data in an old checkpoint any more (EI9).
         derived_names: operators that the user gave no name.
         lineages: by which nodes are found again in an edited program (EV13); of nodes for which it matters.
         targets: of all sinks, as a start records them (SO1); None: nothing is recorded.

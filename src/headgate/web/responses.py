@@ -295,7 +295,7 @@ async def events(news: NextEvent, period_s: float, is_closing: Callable[[], bool
     """Yield server-sent events until ``is_closing``: what ``news`` returns, looked at each ``period_s`` seconds."""
     silent_s = 0.0
     while True:
-        is_last = is_closing()  # asked before looking: nothing comes behind it
+        is_last = is_closing()  # asked before looking: nothing comes after it
         if (found := await news()) is not None:
             silent_s = 0.0
             yield f"data: {found}\n\n"

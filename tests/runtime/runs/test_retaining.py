@@ -126,7 +126,7 @@ def test_a_cancel_in_doubt_is_told_as_one(start: Start, tmp_path: Path, monkeypa
     run.driver.cancel()
     result = run.result()
     assert (result.has_removed_checkpoints, result.is_removal_in_doubt) == (False, True)
-    assert "the same command begins anew, or continues" in result_text(result)
+    assert "the same command begins from nothing, or continues" in result_text(result)
     run.driver.join()
     holder = read_holder(str(tmp_path / "checkpoints"), "p")
     assert holder is not None

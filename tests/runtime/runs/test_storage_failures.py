@@ -181,7 +181,7 @@ def test_a_target_that_cannot_say_whose_it_is_stops_the_pipeline_for_good(start:
     run.kill(0)
     for restarts in (1, 0):  # of the worker that was killed; a first start
         with pytest.raises(
-            PipelineFailed, match=r"cannot say whose its target is: .* not in a format .*; starting"
+            PipelineFailed, match=r"cannot name the owner of its target: .* not in a format .*; starting"
         ) as end:
             run.result()
         assert end.value.is_for_good  # else a keeper would start it again and again

@@ -79,7 +79,7 @@ class LogEntries:
             StorageError
         """
         for _ in range(READ_TRIES_MAX):
-            hint = self._read_hint()  # first: what is appended behind the listing is not lost
+            hint = self._read_hint()  # first: what is appended after the listing is not lost
             entries = tuple(self._observe_entry(sequence) for sequence in self.numbers("log"))
             if not any(isinstance(e.content, Damage) and e.content.has_vanished for e in entries):
                 break  # else it was pruned meanwhile, so there is something newer to be seen
@@ -161,11 +161,11 @@ KEEP_ALL = CheckpointId(0)
 
 
 class Outcome(Enum):
-    """What became of a manifest."""
+    """Outcome of writing a manifest."""
 
     WRITTEN = "it is durable"
     FAILED = "it is certainly not there"
-    UNKNOWN = "nobody can tell"
+    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

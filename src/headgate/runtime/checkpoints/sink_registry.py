@@ -160,7 +160,7 @@ class SinkRegistry:
         Raises:
             StorageError
         """
-        with contextlib.suppress(AlreadyExists):  # ours, whose answer was lost
+        with contextlib.suppress(AlreadyExists):  # ours, after a lost answer
             self._storage.put_if_absent(f"{self._resets}/{order.token}", [encode_order(order)])
 
     def carried_out(self, life: int, token: str) -> None:

@@ -75,7 +75,7 @@ def _settle_output(
     if not mine:  # C70
         raise UsageError("this run never got as far as to claim them")
     claimed = restart.claim(definition, log, takeover.claimant, mine, around)
-    takeover.on_claim(claimed.next.generation)  # C74: whoever follows must know that it does
+    takeover.on_claim(claimed.next.generation)  # C74: the next generation must know that it follows one
     restored, choice = restart.choose_checkpoint(definition, log, claimed, around, unsound)
     _refuse_incomplete(choice)
     if restored is not None:

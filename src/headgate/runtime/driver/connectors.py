@@ -325,7 +325,7 @@ class SinkOwnership:
                 found[name] = ownership.owner_of_sink(name, neighbour, found[neighbour])
                 continue
             with refusing_permanent_errors(
-                f"sink '{name}' of pipeline '{self._pipeline}' cannot say whose its target is"
+                f"sink '{name}' of pipeline '{self._pipeline}' cannot name the owner of its target"
             ):
                 found[name] = sink.owner(self._pipeline, name)
         return found
@@ -357,7 +357,7 @@ class SinkOwnership:
     def _owners_after(self) -> Iterator[tuple[str, Owner]]:
         for name, sink in self._sinks.items():
             with refusing_permanent_errors(
-                f"sink '{name}' of pipeline '{self._pipeline}' cannot remember whose its target is"
+                f"sink '{name}' of pipeline '{self._pipeline}' cannot store the owner of its target"
             ):
                 owner = sink.own(self._pipeline, name, self._life)
             yield name, owner

@@ -429,7 +429,7 @@ class CoordinatorHost:
         except ThreadEnded:
             raise
         except BaseException as error:
-            self._note(f"the sources could not be told what checkpoints still need: {error}")
+            self._note(f"the sources were not notified of what checkpoints still need: {error}")
 
     def _forget(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
         if not self._is_closed:

@@ -340,7 +340,7 @@ class Driver:
         self._show_progress()
         if effect.failure is not None:
             self._end.fail(error_of(effect.failure))
-        else:  # behind the callbacks of the last rounds, and behind what they had to say
+        else:  # after the callbacks of the last rounds and their notes
             end = lambda: self.post(lambda: self._succeed(is_final=effect.is_final))  # noqa: E731
             self.supervision.callbacks.when_done(lambda: self._end_behind_hooks(end))
 
@@ -381,14 +381,14 @@ class Driver:
         self._off.set()
         self.workers.close()
         self.supervision.close()
-        # Whoever was replaced has nothing to wait for: its heir has fenced what may hang in storage (C38).
+        # A replaced driver has nothing to wait for: its successor has fenced what may hang in storage (C38).
         is_waiting = not isinstance(self._end.result.exception(), FencedError)
         for pool in (self._pools.storage, self._pools.commit, self._pools.savepoint):
             pool.shutdown(wait=is_waiting)
         self.supervision.hooks.close()  # EI12: a claim that was under way may have called them until now
         if self._heart is not None:
             course = self.supervision.course
-            problem = self._heart.stop(self._log.generation, self.result, course)  # behind the last commit (SB3)
+            problem = self._heart.stop(self._log.generation, self.result, course)  # after the last commit (SB3)
             if problem:
                 self._observer.on_note(problem)
 

@@ -327,7 +327,7 @@ def claim(
     fault_points.reach("after-life")
     sinks = SinkOwnership(definition, life, log.url, host)
     owners = retry_transient(sinks.ask, around)
-    observed = retry_transient(log.observe, around)  # behind the answers (LV6)
+    observed = retry_transient(log.observe, around)  # after the answers (LV6)
     number = recovery.life_of(observed)
     if number:  # LV7
         with refusing_permanent_errors(unknown):

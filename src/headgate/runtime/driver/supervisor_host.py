@@ -79,7 +79,7 @@ class PendingRequests:
             with suppress(InvalidStateError):
                 asked.set_result(outcome)
 
-        if self._end.done():  # looked at behind the entry: the end finds it, or this does
+        if self._end.done():  # checked after the entry: the end finds it, or this does
             answer(ENDED)
         return asked, answer
 

@@ -219,7 +219,7 @@ class _Writer:
                 lineages={} if self._draft.definition is None else self._draft.definition.lineages,
             )
         former = base.manifest
-        anew = {*resolved.gone, *resolved.positions}  # what it was before tells nothing any more (EV13)
+        anew = {*resolved.gone, *resolved.positions}  # its former lineage does not count any more (EV13)
         return replace(
             former,
             lineages={name: lineage for name, lineage in former.lineages.items() if name not in anew},

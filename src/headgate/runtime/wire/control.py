@@ -67,7 +67,7 @@ class Outbox:
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
-                self._queue.put(None)  # ends the loop behind what is queued
+                self._queue.put(None)  # ends the loop after what is queued
         if self._thread.is_current:
             return
         self._thread.join(flush_seconds)
@@ -251,7 +251,7 @@ class WorkerConnection:
         """Take what has come until now, then lose the worker: it may have said why it left (CN11)."""
         with self._lock:
             self._unsent_reason = self._unsent_reason or reason
-        self._connection.interrupt()  # ends the receive thread behind what is queued
+        self._connection.interrupt()  # ends the receive thread after what is queued
 
     def receive_loop(self, on_message: Callable[[WorkerConnection, FromWorker], None]) -> None:
         """Deliver messages until the connection is gone; then free it. Runs in the listener's thread."""

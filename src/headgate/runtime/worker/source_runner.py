@@ -358,7 +358,7 @@ class SourceRunner:
                 return False
         self._has_ended = True
         self._handle(machine.SourceEnded())
-        self.see_splits()  # behind the end of data: a source at its end counts as cut (EI25)
+        self.see_splits()  # after the end of data: a source at its end counts as cut (EI25)
         return True
 
     def _meet(self, marker: CheckpointMarker) -> None:

@@ -196,7 +196,7 @@ class Worker:
     def leave(self) -> None:
         """End soon and in silence, as if killed (TR4). For a worker that is not a process. From any thread."""
         self._is_leaving = True
-        self._mail.append(messages.Refused("it was told to leave"))
+        self._mail.append(messages.Refused("it was asked to leave"))
         self._wake.set()
         if self._exchange is not None:  # the mailbox may wait for another worker there
             self._exchange.close()

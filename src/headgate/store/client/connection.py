@@ -84,7 +84,7 @@ def read_tokens(file: str | None = None) -> list[bytes]:
         )
     if any(len(token) < SECRET_BYTES_MIN for token in tokens):
         raise UsageError(
-            f"{where} has a token that is too short; take {SECRET_BYTES_MIN} characters or more that nobody can guess, "
+            f"{where} has a token that is too short; take {SECRET_BYTES_MIN} characters or more that are random, "
             "such as: python -c 'import secrets; print(secrets.token_urlsafe(32))'"
         )
     return tokens
