@@ -141,7 +141,7 @@ def test_it_waits_where_its_user_has_ended_it_until_it_is_told_to_end(
 def test_nobody_has_run_it_yet(storage: Storage) -> None:  # SB11
     said: list[tuple[str, str]] = []
     assert standing_by(Over, said) == RunResult(True)
-    assert [notice for notice, _ in said] == ["nobody-yet", "taking-over"]
+    assert [notice for notice, _ in said] == ["not-started", "taking-over"]
 
 
 def test_a_standby_without_its_jvm_ends(storage: Storage) -> None:

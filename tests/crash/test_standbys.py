@@ -217,7 +217,7 @@ def test_of_two_standbys_one_takes_over_and_the_other_goes_on_waiting(
 def test_a_standby_ends_when_it_is_told_to(place: Callable[..., Place], with_spark: bool) -> None:  # SB6
     here = place(with_spark)
     alone = here.run("--standby")
-    alone.notice("nobody-yet")
+    alone.notice("not-started")
     alone.signal(signal.SIGINT)
     assert alone.exit_code(STARTED_S) == 0, alone.tale("exit code")
     alone.assert_gone()
