@@ -90,8 +90,8 @@ def job_error(text: str) -> str:
     Args:
         text: as for ``job_failure``.
     """
-    if message := _setup_error(text) or _worker_message(text):
-        return message
+    if reported := _setup_error(text) or _worker_message(text):
+        return reported
     if found := _EXECUTOR_LOST.search(text):
         why = f": {found.group(2).strip()}" if found.group(2) else ""
         return f"executor {found.group(1)} was lost{why}"[:CHARS_SHOWN]
@@ -103,8 +103,8 @@ def job_error(text: str) -> str:
 
 def _setup_error(text: str) -> str:
     """Return an error of the executors or the program that a restart does not mend; "" if there is none."""
-    if message := _worker_message(text):
-        return message if message.endswith(OTHER_RELEASE) else ""
+    if reported := _worker_message(text):
+        return reported if reported.endswith(OTHER_RELEASE) else ""
     if found := _NO_MODULE.search(text):
         return _missing(found.group(1))
     if found := _OTHER_VERSION.search(text):
