@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.mutants.harness import Mutant
 
-from headgate.sim.product.run import Result, run_seed
+from headgate.sim import scenario_table
 
 Finder = Callable[[int], object]
 """Runs a seed; returns a violation, or None."""
@@ -43,17 +43,13 @@ def _note(line: str) -> None:
             notes.write(f"{line}\n")
 
 
-def found_by(run: Callable[..., Result], **options: object) -> Finder:
-    """Return a finder of the seeds of one scenario."""
-    return lambda seed: run(seed, **options).violation
+def found_by(scenario: str, **options: object) -> Finder:
+    """Return a finder of the seeds of the scenario with this name."""
+    options = {"events_max": EVENTS_MAX, **options}
+    return lambda seed: scenario_table.scenario(scenario).run_seed(seed, **options).violation
 
 
-def bounded(run: Callable[..., Result]) -> Finder:
-    """Return a finder of the seeds of a scenario whose runs have a limit of events."""
-    return found_by(run, events_max=EVENTS_MAX)
-
-
-plain = found_by(run_seed, is_plain=True, events_max=60_000)
+plain = found_by("", is_plain=True, events_max=60_000)
 """Pipelines without what makes runs slow."""
-every_kind = found_by(run_seed, events_max=60_000)
+every_kind = found_by("", events_max=60_000)
 """Pipelines with everything that is drawn for them."""

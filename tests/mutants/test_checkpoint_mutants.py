@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.mutants.harness import Mutant, around, patched, skipped
-from tests.mutants.seeds import Finder, assert_found, bounded, plain
+from tests.mutants.seeds import Finder, assert_found, found_by, plain
 
 from headgate.codec import messages
 from headgate.codec.frames import Barrier, BatchElement
@@ -39,7 +39,6 @@ from headgate.runtime.worker.chain import EdgeOutlet
 from headgate.runtime.worker.loop_head import LoopLog
 from headgate.runtime.worker.unaligned import ChannelRecorder
 from headgate.sim.machine.disk import SimStorage
-from headgate.sim.scenarios import checkpoint_requests, guarantees, induced, induced_modes, unaligned
 
 
 def a_channel_set_aside_is_read() -> AbstractContextManager[None]:
@@ -204,18 +203,18 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
     (the_restored_checkpoint_is_swept, plain, 0),
     (who_finishes_early_is_not_heard, plain, 48),
     (a_worker_leaves_its_connections_open, plain, 56),
-    (what_waits_is_not_recorded, bounded(unaligned.run_seed), 2),
-    (what_is_behind_a_barrier_is_recorded_too, bounded(unaligned.run_seed), 37),
-    (the_first_barrier_completes, bounded(guarantees.run_seed), 4),
-    (what_is_read_is_processed_at_once, bounded(guarantees.run_seed), 3),
-    (positions_are_in_front_of_what_is_held, bounded(induced_modes.run_seed), 0),
-    (a_hook_goes_back_to_an_id_of_which_it_never_heard, bounded(induced_modes.run_seed), 1),
-    (any_marker_cuts_the_oldest_checkpoint, bounded(induced.run_seed), 0),
-    (hooks_are_not_awaited, bounded(induced.run_seed), 1),
-    (hooks_get_the_data_of_no_checkpoint, bounded(induced.run_seed), 1),
-    (splits_are_not_read_on_behind_an_abort, bounded(induced.run_seed), 6),
-    (what_was_given_up_is_told_as_completed, bounded(checkpoint_requests.run_seed), 12),
-    (every_failure_is_restarted, bounded(checkpoint_requests.run_seed), 1),
+    (what_waits_is_not_recorded, found_by("unaligned"), 2),
+    (what_is_behind_a_barrier_is_recorded_too, found_by("unaligned"), 37),
+    (the_first_barrier_completes, found_by("guarantees"), 4),
+    (what_is_read_is_processed_at_once, found_by("guarantees"), 3),
+    (positions_are_in_front_of_what_is_held, found_by("induced-modes"), 0),
+    (a_hook_goes_back_to_an_id_of_which_it_never_heard, found_by("induced-modes"), 1),
+    (any_marker_cuts_the_oldest_checkpoint, found_by("induced"), 0),
+    (hooks_are_not_awaited, found_by("induced"), 1),
+    (hooks_get_the_data_of_no_checkpoint, found_by("induced"), 1),
+    (splits_are_not_read_on_behind_an_abort, found_by("induced"), 6),
+    (what_was_given_up_is_told_as_completed, found_by("checkpoint-requests"), 12),
+    (every_failure_is_restarted, found_by("checkpoint-requests"), 1),
     (users_are_told_of_every_other_round, plain, 17),
     (loops_log_nothing, plain, 48),
     (a_record_is_logged_twice, plain, 48),

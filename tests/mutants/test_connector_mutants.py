@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.mutants.harness import Mutant, around, patched, skipped
-from tests.mutants.seeds import Finder, assert_found, bounded, every_kind, plain
+from tests.mutants.seeds import Finder, assert_found, every_kind, found_by, plain
 
 from headgate.connectors import ledger_sink, two_phase_sink
 from headgate.connectors.fenced_sink import Fence
@@ -26,7 +26,6 @@ from headgate.connectors.files.publish_log import Ledger
 from headgate.operators.checkpoint_listeners import PublishOnCheckpoint
 from headgate.runtime.checkpoints.restore import RestoredSnapshots
 from headgate.runtime.driver.connectors import SinkCommits
-from headgate.sim.scenarios import listeners, log_files, user_pipelines
 
 
 def recovery_commits_nothing() -> AbstractContextManager[None]:
@@ -150,18 +149,18 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
     (a_published_file_is_not_listed, plain, 49),
     (held_records_are_not_restored, plain, 49),
     (finished_files_have_no_position, plain, 8),
-    (names_are_the_same_in_all_subtasks, bounded(user_pipelines.run_seed), 8),
-    (a_ledger_names_all_subtasks_alike, bounded(user_pipelines.run_seed), 8),
-    (older_generations_are_not_refused, bounded(user_pipelines.run_seed), 36),
-    (recovery_aborts_what_is_kept, bounded(user_pipelines.run_seed), 13),
-    (the_newest_is_committed_first, bounded(user_pipelines.run_seed), 25),
-    (a_ledger_publishes_the_first_of_several, bounded(user_pipelines.run_seed), 8),
-    (renamed_files_are_not_looked_for, bounded(log_files.run_seed), 11),
-    (the_inode_is_the_identity, bounded(log_files.run_seed), 11),
-    (positions_count_what_is_in_memory, bounded(log_files.run_seed), 11),
+    (names_are_the_same_in_all_subtasks, found_by("user-pipelines"), 8),
+    (a_ledger_names_all_subtasks_alike, found_by("user-pipelines"), 8),
+    (older_generations_are_not_refused, found_by("user-pipelines"), 36),
+    (recovery_aborts_what_is_kept, found_by("user-pipelines"), 13),
+    (the_newest_is_committed_first, found_by("user-pipelines"), 25),
+    (a_ledger_publishes_the_first_of_several, found_by("user-pipelines"), 8),
+    (renamed_files_are_not_looked_for, found_by("log-files"), 11),
+    (the_inode_is_the_identity, found_by("log-files"), 11),
+    (positions_count_what_is_in_memory, found_by("log-files"), 11),
     (publishing_does_not_wait_for_completion, every_kind, 146),
     (lists_are_not_restored, every_kind, 27),
-    (what_is_told_again_is_of_the_newest_snapshot, bounded(listeners.run_seed), 10),
+    (what_is_told_again_is_of_the_newest_snapshot, found_by("listeners"), 10),
 ]
 
 

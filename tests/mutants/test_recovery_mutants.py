@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.mutants.harness import Mutant, all_of, around, patched, skipped
-from tests.mutants.seeds import EVENTS_MAX, Finder, assert_found, bounded, plain
+from tests.mutants.seeds import EVENTS_MAX, Finder, assert_found, found_by, plain
 
 from headgate.codec.snapshot import stored_file
 from headgate.model.ids import Generation
@@ -33,8 +33,6 @@ from headgate.runtime.state_reader import lookup
 from headgate.runtime.state_reader.reader import Selection
 from headgate.sim.product import state_reader
 from headgate.sim.product.run import Run
-from headgate.sim.scenarios import cancellation, reset, savepoints
-from headgate.sim.scenarios import standby as scenarios_standby
 from headgate.sim.scenarios.upgrades import ChangingCodeRun, GoingBackRun
 
 
@@ -238,16 +236,16 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
     (everybody_is_restored_as_finished, plain, 19),
     (after_a_rescale_nobody_is_sent_the_state_of_others, plain, 49),
     (keyed_state_is_kept_by_everybody, plain, 120),
-    (files_go_before_the_log_is_given_up, bounded(cancellation.run_seed), 0),
-    (what_was_given_up_is_followed, bounded(cancellation.run_seed), 3),
+    (files_go_before_the_log_is_given_up, found_by("cancellation"), 0),
+    (what_was_given_up_is_followed, found_by("cancellation"), 3),
     (a_checkpoint_needs_only_what_was_written_for_it, going_back, 1),
     (state_of_any_operator_that_is_gone_is_left_behind, changing_code, 9),
-    (output_goes_before_it_is_decided, bounded(reset.run_seed), 0),
-    (nobody_finishes_what_was_begun, bounded(reset.run_seed), 0),
-    (a_savepoint_does_not_wait_for_its_output, bounded(savepoints.run_seed), 6),
-    (every_start_adopts_what_it_names, bounded(savepoints.run_seed), 5),
-    (a_driver_beats_once, bounded(scenarios_standby.run_seed), 62),
-    (a_standby_waits_for_nobody, bounded(scenarios_standby.run_seed), 13),
+    (output_goes_before_it_is_decided, found_by("reset"), 0),
+    (nobody_finishes_what_was_begun, found_by("reset"), 0),
+    (a_savepoint_does_not_wait_for_its_output, found_by("savepoints"), 6),
+    (every_start_adopts_what_it_names, found_by("savepoints"), 5),
+    (a_driver_beats_once, found_by("standby"), 62),
+    (a_standby_waits_for_nobody, found_by("standby"), 13),
     (parts_are_left_out, read_states, 0),
     (an_older_checkpoint_is_the_newest, read_states, 8),
 ]

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.mutants.harness import Mutant, all_of, patched, skipped
-from tests.mutants.seeds import Finder, assert_found, bounded, plain
+from tests.mutants.seeds import Finder, assert_found, found_by, plain
 
 from headgate.model.manifest import SnapshotPart
 from headgate.operators.process.broadcast_state import BroadcastSide
@@ -20,7 +20,6 @@ from headgate.operators.process.row_process import ProcessOperator
 from headgate.operators.tumbling_windows import WindowCombineOperator
 from headgate.protocol.checkpoints.retention import SharedFiles
 from headgate.runtime.checkpoints import restore as restore_module
-from headgate.sim.scenarios import broadcast, memory_chunks, rocksdb, timers, ttl
 from headgate.state import backend
 from headgate.state.backend import TIMERS
 from headgate.state.memory import column_backend, row_backend
@@ -110,16 +109,16 @@ def reads_renew_nothing() -> Patch:
 MUTANTS: list[tuple[Mutant, Finder, int]] = [
     (state_of_functions_is_not_restored, plain, 49),
     (watermarks_overtake_partial_windows, plain, 3),
-    (only_keys_of_the_last_interval_are_written, bounded(memory_chunks.run_seed), 0),
-    (chunks_that_may_go_are_referred_to, bounded(memory_chunks.run_seed), 22),
-    (what_is_deleted_stays, bounded(rocksdb.run_seed), 4),
-    (files_of_checkpoints_that_may_fail_are_shared, bounded(rocksdb.run_seed), 22),
-    (others_are_not_given_the_copy_of_the_first_one, bounded(broadcast.run_seed), 7),
-    (nobody_restores_broadcast_state, bounded(broadcast.run_seed), 23),
-    (timers_are_lost_at_a_restore, bounded(timers.run_seed), 0),
-    (deleted_timers_stay, bounded(timers.run_seed), 0),
-    (everything_is_new_again_at_a_restore, bounded(ttl.run_seed), 5),
-    (reads_renew_nothing, bounded(ttl.run_seed), 2),
+    (only_keys_of_the_last_interval_are_written, found_by("memory-chunks"), 0),
+    (chunks_that_may_go_are_referred_to, found_by("memory-chunks"), 22),
+    (what_is_deleted_stays, found_by("rocksdb"), 4),
+    (files_of_checkpoints_that_may_fail_are_shared, found_by("rocksdb"), 22),
+    (others_are_not_given_the_copy_of_the_first_one, found_by("broadcast"), 7),
+    (nobody_restores_broadcast_state, found_by("broadcast"), 23),
+    (timers_are_lost_at_a_restore, found_by("timers"), 0),
+    (deleted_timers_stay, found_by("timers"), 0),
+    (everything_is_new_again_at_a_restore, found_by("ttl"), 5),
+    (reads_renew_nothing, found_by("ttl"), 2),
 ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.mutants.harness import Mutant, around, patched, skipped
-from tests.mutants.seeds import Finder, assert_found, bounded, found_by
+from tests.mutants.seeds import Finder, assert_found, found_by
 
 from headgate.connectors.streams import StreamCommitter, StreamSourceReader
 from headgate.connectors.streams.group_source import GroupCheckpointHook
@@ -22,7 +22,6 @@ from headgate.protocol.store import group_ownership, reading_order, truncation
 from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.reader_group import Group, Watch
 from headgate.protocol.store.reading_order import Progress
-from headgate.sim.streams import followers, group_pipelines, groups, remote_store, shared_transactions, streams
 from headgate.store.catalogue import chunk_index, pipeline_rows, shared_transaction_rows, tables
 from headgate.store.catalogue.records import Numbers, Recovered
 from headgate.store.catalogue.sql import SqlCatalogue
@@ -245,30 +244,30 @@ def participants_route_by_the_layout_of_now() -> AbstractContextManager[None]:  
 
 
 MUTANTS: list[tuple[Mutant, Finder, int]] = [
-    (recovery_aborts_nothing, found_by(streams.run_seed, is_plain=True), 2),
-    (recovery_keeps_nothing, found_by(streams.run_seed, is_plain=True), 1),
-    (numbers_are_not_remembered, found_by(streams.run_seed, is_plain=True), 0),
-    (outcomes_are_forgotten_too_early, found_by(streams.run_seed, is_plain=True), 0),
-    (positions_are_those_of_the_last_poll, found_by(streams.run_seed, is_plain=True), 1),
-    (nobody_flushes_what_lingers, found_by(streams.run_seed), 9),
-    (a_reset_empties_nothing, found_by(streams.run_seed), 1),
-    (a_reset_leaves_the_owner, found_by(streams.run_seed), 1),
-    (readers_run_over_markers, found_by(streams.run_seed), 114),
-    (retention_takes_what_is_held, found_by(streams.run_seed), 0),
-    (positions_of_what_follows_pass_nothing, found_by(streams.run_seed), 114),
-    (what_is_given_up_takes_room_for_ever, bounded(remote_store.run_seed), 3),
-    (a_lost_answer_is_asked_for_again_as_if_it_only_read, bounded(remote_store.run_seed), 2),
-    (a_late_question_is_carried_out, bounded(remote_store.run_seed), 0),
-    (its_cut_forgets_what_was_read_to_its_end, bounded(followers.run_seed), 7),
-    (what_is_given_back_is_lost, bounded(followers.run_seed), 1),
-    (a_restart_leaves_the_group_where_it_is, found_by(group_pipelines.run_seed), 11),
-    (anybody_joins, found_by(group_pipelines.run_seed), 0),
-    (what_somebody_reads_is_given_away, bounded(groups.run_seed), 2),
-    (successors_are_released_at_once, bounded(groups.run_seed), 5),
-    (segments_are_dealt_to_who_owes, bounded(groups.run_seed), 5),
-    (nobody_is_taken_for_dead, bounded(groups.run_seed), 1),
-    (who_comes_again_begins_anew, found_by(shared_transactions.run_seed), 0),
-    (participants_route_by_the_layout_of_now, found_by(shared_transactions.run_seed), 5),
+    (recovery_aborts_nothing, found_by("streams", is_plain=True), 2),
+    (recovery_keeps_nothing, found_by("streams", is_plain=True), 1),
+    (numbers_are_not_remembered, found_by("streams", is_plain=True), 0),
+    (outcomes_are_forgotten_too_early, found_by("streams", is_plain=True), 0),
+    (positions_are_those_of_the_last_poll, found_by("streams", is_plain=True), 1),
+    (nobody_flushes_what_lingers, found_by("streams"), 9),
+    (a_reset_empties_nothing, found_by("streams"), 1),
+    (a_reset_leaves_the_owner, found_by("streams"), 1),
+    (readers_run_over_markers, found_by("streams"), 114),
+    (retention_takes_what_is_held, found_by("streams"), 0),
+    (positions_of_what_follows_pass_nothing, found_by("streams"), 114),
+    (what_is_given_up_takes_room_for_ever, found_by("remote-store"), 3),
+    (a_lost_answer_is_asked_for_again_as_if_it_only_read, found_by("remote-store"), 2),
+    (a_late_question_is_carried_out, found_by("remote-store"), 0),
+    (its_cut_forgets_what_was_read_to_its_end, found_by("followers"), 7),
+    (what_is_given_back_is_lost, found_by("followers"), 1),
+    (a_restart_leaves_the_group_where_it_is, found_by("group-pipelines"), 11),
+    (anybody_joins, found_by("group-pipelines"), 0),
+    (what_somebody_reads_is_given_away, found_by("groups"), 2),
+    (successors_are_released_at_once, found_by("groups"), 5),
+    (segments_are_dealt_to_who_owes, found_by("groups"), 5),
+    (nobody_is_taken_for_dead, found_by("groups"), 1),
+    (who_comes_again_begins_anew, found_by("shared-transactions"), 0),
+    (participants_route_by_the_layout_of_now, found_by("shared-transactions"), 5),
 ]
 
 

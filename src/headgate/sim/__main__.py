@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headgate.sim.coverage_table import LEAST, left_out, measure, share, table, write
 from headgate.sim.product.run import Result
-from headgate.sim.scenario_table import SCENARIOS, RunSeed, Scenario
+from headgate.sim.scenario_table import SCENARIOS, Scenario
 
 STORY_LINES = 60
 """Lines of a failing run's story that are printed."""
@@ -70,7 +70,7 @@ def _one(scenario: Scenario, seed: int, *, is_traced: bool) -> int:
 def _many(scenario: Scenario, seeds: range, jobs: int, *, keeps_going: bool) -> int:
     started = time.monotonic()
     done, events, failed = 0, 0, []
-    for result in _results(scenario.run_seed, seeds, jobs):
+    for result in _results(scenario, seeds, jobs):
         done += 1
         events += result.events_count
         if result.violation is not None:
@@ -90,14 +90,14 @@ def _many(scenario: Scenario, seeds: range, jobs: int, *, keeps_going: bool) -> 
     return 1 if failed else 0
 
 
-def _results(run: RunSeed, seeds: Iterable[int], jobs: int) -> Iterator[Result]:
+def _results(scenario: Scenario, seeds: Iterable[int], jobs: int) -> Iterator[Result]:
     gc.freeze()  # a seed makes much garbage in no circle; to look for circles so rarely takes a twentieth less time
     gc.set_threshold(50_000, 20, 100)
     if jobs <= 1:
-        yield from map(run, seeds)
+        yield from map(scenario.run_seed, seeds)
         return
     with Pool(jobs) as pool:
-        yield from pool.imap(run, seeds, chunksize=4)
+        yield from pool.imap(scenario.run_seed, seeds, chunksize=4)
 
 
 def _explain(scenario: Scenario, result: Result, *, with_story: bool) -> None:

@@ -11,7 +11,7 @@ from headgate.sim.product.run import Run
 from headgate.sim.product.themes import FOCUS_RATE, SUBJECTS, draw_focus
 from headgate.sim.product.typed_state import TYPED
 from headgate.sim.streams.background_traffic import Neighbour
-from headgate.sim.streams.streams import run_seed as run_streams
+from headgate.sim.streams.streams import StreamRun
 from headgate.store import writer
 
 OF_DAMAGE, OF_DECLINES, OF_OVERLAPS = 18, 7, 1
@@ -63,7 +63,7 @@ def test_keys_and_measures_of_many_types_come_through(seed: int) -> None:  # SM1
 
 def test_a_neighbour_notices_what_the_store_should_have_refused() -> None:  # SM12
     with patched(writer, "check_events", lambda stream, batch: None):
-        assert any("should have refused" in str(run_streams(seed).violation) for seed in range(40))
+        assert any("should have refused" in str(StreamRun(seed).run()) for seed in range(40))
 
 
 def test_a_neighbour_notices_what_is_lost() -> None:  # SM12
@@ -74,4 +74,4 @@ def test_a_neighbour_notices_what_is_lost() -> None:  # SM12
 
     real = Neighbour._batch
     with patched(Neighbour, "_batch", forgetful):
-        assert any("next-door/events lost [-1]" in str(run_streams(seed).violation) for seed in range(10))
+        assert any("next-door/events lost [-1]" in str(StreamRun(seed).run()) for seed in range(10))

@@ -9,7 +9,7 @@ import pytest
 
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import HookState, Manifest
-from headgate.sim.scenarios.induced import HOOK, InducedRun, Tape, TapeHook, run_seed
+from headgate.sim.scenarios.induced import HOOK, InducedRun, Tape, TapeHook
 
 SMOKE = (1, 5, 6)
 MENDED = {211: "a claim that stayed (R43)", 3017: "a marker that was never reached (EI36)"}
@@ -27,7 +27,7 @@ def test_seeds_with_hooks_and_markers_pass() -> None:  # SM40
 
 @pytest.mark.parametrize("seed", MENDED)
 def test_seeds_that_found_something_pass(seed: int) -> None:  # SM40
-    assert run_seed(seed).violation is None, MENDED[seed]
+    assert InducedRun(seed).run() is None, MENDED[seed]
 
 
 @pytest.fixture

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from headgate.model.config import Guarantee
-from headgate.sim.scenarios.induced_modes import ModeRun, TapesOvertakenRun, TapesSavedRun, drawn, run_seed
+from headgate.sim.scenarios.induced_modes import (
+    AtLeastOnceRun,
+    AtMostOnceRun,
+    TapesOvertakenRun,
+    TapesSavedRun,
+    draw_induced_mode,
+)
 
 SMOKE = (0, 1, 16, 18)
 
@@ -14,14 +19,14 @@ def test_hooks_and_markers_go_with_everything_else() -> None:  # SM42
     kinds: Counter[type] = Counter()
     lost = moves = faults = 0
     for seed in SMOKE:
-        run = drawn(seed)
+        run = draw_induced_mode(seed)
         assert (seed, run.run()) == (seed, None)
         assert len(run.history.completed) > 2
         kinds[type(run)] += 1
         faults += run.tapes.faults_count
-        lost += run.judge.lost if isinstance(run, ModeRun) and run.judge.mode is Guarantee.AT_MOST_ONCE else 0
+        lost += run.judge.lost if isinstance(run, AtMostOnceRun) else 0
         moves += run.moves_count if isinstance(run, TapesSavedRun) else 0
-    assert kinds == {ModeRun: 2, TapesOvertakenRun: 1, TapesSavedRun: 1}
+    assert kinds == {AtLeastOnceRun: 1, AtMostOnceRun: 1, TapesOvertakenRun: 1, TapesSavedRun: 1}
     assert lost > 0, "at most once something was under way when something failed"
     assert moves > 0, "a pipeline went on from a savepoint"
     assert faults > 8, "markers and hooks met faults"
@@ -29,4 +34,4 @@ def test_hooks_and_markers_go_with_everything_else() -> None:  # SM42
 
 def test_a_source_has_the_credit_to_read_to_its_marker() -> None:  # UA20, SM42
     """A seed in which none of its checkpoints was ever completed."""
-    assert run_seed(36).violation is None
+    assert draw_induced_mode(36).run() is None

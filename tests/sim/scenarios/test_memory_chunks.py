@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from headgate.sim.product.run import result_of
 from headgate.sim.scenarios.memory_chunks import (
     BOUNDS,
-    KINDS,
+    CHUNKS_KINDS,
     ChunksRun,
     ExpiringChunksRun,
     TimedChunksRun,
@@ -17,10 +16,9 @@ SMOKE = (0, 2, 5, 7)
 
 def test_checkpoints_share_chunks_of_small_states() -> None:  # SM89
     usual = [getattr(owner, name) for owner, name, _ in BOUNDS]
-    runs = {seed: KINDS[seed % len(KINDS)](seed) for seed in SMOKE}
+    runs = {seed: CHUNKS_KINDS[seed % len(CHUNKS_KINDS)](seed) for seed in SMOKE}
     assert {seed: run.run() for seed, run in runs.items()} == dict.fromkeys(runs)
     assert all(run.history.shared_count for run in runs.values())
     assert {type(run) for run in runs.values()} == {ChunksRun, ExpiringChunksRun, TimedChunksRun, WindowedChunksRun}
     assert usual == [getattr(owner, name) for owner, name, _ in BOUNDS]
-    again = result_of(TimedChunksRun(7), 7, is_traced=False)
-    assert again.digest == runs[7].world.digest
+    assert TimedChunksRun(7).result().digest == runs[7].world.digest

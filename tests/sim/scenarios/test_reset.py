@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headgate.sim.scenarios.reset import ResettingRun, run_seed
+from headgate.sim.scenarios.reset import ResettingRun
 
 SMOKE = (2, 5, 9, 10, 13, 14, 16)
 
@@ -23,4 +23,4 @@ def test_pipelines_start_over_whoever_runs_them() -> None:  # SM82
 
 
 def test_a_seed_of_starting_over_has_one_digest() -> None:  # SM82
-    assert run_seed(11).digest == run_seed(11).digest
+    assert ResettingRun(11).result().digest == ResettingRun(11).result().digest

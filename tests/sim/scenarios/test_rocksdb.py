@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from headgate.model.config import RocksState
-from headgate.sim.product.run import result_of
 from headgate.sim.scenarios.rocksdb import (
-    KINDS,
+    ROCKSDB_KINDS,
     RocksExpiringFilesRun,
     RocksExpiringRun,
     RocksFilesRun,
@@ -42,7 +41,7 @@ def test_timers_and_ttl_are_in_rocksdb_too() -> None:  # SM48
     for name, run in kinds.items():
         assert (name, run.run()) == (name, None)
         assert isinstance(run.settings.state, RocksState)
-    assert {type(run_of) for run_of in kinds.values()} < set(KINDS)
+    assert {type(run_of) for run_of in kinds.values()} < set(ROCKSDB_KINDS)
 
 
 def test_checkpoints_share_files_of_small_databases() -> None:  # SM48
@@ -51,8 +50,7 @@ def test_checkpoints_share_files_of_small_databases() -> None:  # SM48
     assert {seed: run.run() for seed, run in runs.items()} == dict.fromkeys(runs)
     assert all(run.history.shared_count for run in runs.values())
     assert usual == database_snapshot.SIZE_BYTES_MIN > 1
-    again = result_of(RocksFilesRun(6), 6, is_traced=False)
-    assert again.digest == runs[6].world.digest
+    assert RocksFilesRun(6).result().digest == runs[6].world.digest
 
 
 def test_checkpoints_share_files_with_timers_and_expiries() -> None:  # SM48, RB24
@@ -60,4 +58,4 @@ def test_checkpoints_share_files_with_timers_and_expiries() -> None:  # SM48, RB
         run = kind(seed)
         assert (kind, run.run()) == (kind, None)
         assert run.history.shared_count
-        assert KINDS[seed % len(KINDS)] is kind
+        assert ROCKSDB_KINDS[seed % len(ROCKSDB_KINDS)] is kind

@@ -8,7 +8,7 @@ from typing import Any
 from tests.mutants.harness import around
 
 from headgate.operators.process.timers import TimedOperator
-from headgate.sim.scenarios.ttl import ExpiringRun, Judge, run_seed
+from headgate.sim.scenarios.ttl import ExpiringRun, Judge
 
 SMOKE = (0, 1, 2, 3, 4)
 
@@ -34,4 +34,4 @@ def test_the_simulator_restores_state_that_expires() -> None:  # SM61, TL7
 
 
 def test_a_seed_whose_state_expires_has_one_digest() -> None:  # SM61
-    assert run_seed(1).digest == run_seed(1).digest
+    assert ExpiringRun(1).result().digest == ExpiringRun(1).result().digest

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.conftest import IS_DEEP
 
-from headgate.sim.streams.remote_store import KINDS, AfarRun, ServedRun, drawn
+from headgate.sim.scenario_table import scenario
+from headgate.sim.streams.remote_store import REMOTE_KINDS, AfarRun, ServedRun
 from headgate.store import store as stores
 from headgate.store.client import requests
 
@@ -16,12 +17,12 @@ SMOKE = range(12 if IS_DEEP else 6)
 def test_stores_afar_pass_every_smoke_seed() -> None:  # SM93, SM94
     """The seeds reach what they are for, too."""
     usual = requests.PATIENCE_S
-    runs = [drawn(seed, is_traced=True) for seed in SMOKE]
+    runs = [scenario("remote-store").draw(seed, is_traced=True) for seed in SMOKE]
     found = [(seed, str(violation)) for seed, run in zip(SMOKE, runs, strict=True) if (violation := run.run())]
     assert found == []
     assert "sim" not in stores.OPENERS
     assert usual == requests.PATIENCE_S
-    assert {type(run) for run in runs} == set(KINDS)
+    assert {type(run) for run in runs} == set(REMOTE_KINDS)
     served = [run.served for run in runs if isinstance(run, ServedRun)]
     if IS_DEEP:  # fewer seeds do not reach every fault
         assert {what for one in served for what in one.done} == {"link", "crash", "pause", "end", "lost", "late"}

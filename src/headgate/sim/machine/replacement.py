@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
+
+Bound: TypeAlias = tuple[object, str, object]
+"""A module or class, the name of what it has, and what it has instead."""
 
 
 @contextmanager

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any, cast
 
 from headgate.sim.machine.disk import Disk, SimStorage
 from headgate.sim.machine.faults import Fault
-from headgate.sim.machine.replacement import replaced
+from headgate.sim.machine.replacement import Bound
 from headgate.sim.machine.sockets import HOST, Network, SimServer, SimSocket
 from headgate.sim.machine.store import SimCatalogue, SimStores
 from headgate.sim.machine.surroundings import SimSurroundings
@@ -35,7 +34,7 @@ from headgate.store.store import Store
 
 URL = f"headgate://{HOST}:{PORT}"
 
-QUICKER: tuple[tuple[object, str, object], ...] = (
+QUICKER: tuple[Bound, ...] = (
     (requests, "OPENING_PATIENCE_S", 0.4),
     (requests, "PAUSES_S", (0.01, 0.1)),
     (connection, "CONNECT_S", 0.3),
@@ -81,19 +80,15 @@ class ServedStores(SimStores):
         self.done: dict[str, int] = {}
         """How often what happened to the server."""
 
-    @contextmanager
-    def quicker(self) -> Iterator[None]:
-        """Have bounds be small for a while."""
-        patience_s = self._patience_s
-        of_patience = (
-            (requests, "PATIENCE_S", 1.2 * patience_s),
-            (connection, "ANSWER_S", patience_s),
-            (handlers, "NEWS_S", 0.8 * patience_s),
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """What clients and the server have instead of the usual values."""
+        return (
+            *QUICKER,
+            (requests, "PATIENCE_S", 1.2 * self._patience_s),
+            (connection, "ANSWER_S", self._patience_s),
+            (handlers, "NEWS_S", 0.8 * self._patience_s),
         )
-        with ExitStack() as stack:
-            for owner, name, value in (*QUICKER, *of_patience):
-                stack.enter_context(replaced(owner, name, value))
-            yield
 
     def begin(self) -> None:
         """Start the server, and have things happen to it."""

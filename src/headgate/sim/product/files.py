@@ -11,13 +11,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from posixpath import basename
-from types import ModuleType
 
 import headgate as hg
 from headgate.connectors.files import line_file, publish_log
 from headgate.connectors.files.line_file import FilePosition
 from headgate.sim.machine.faults import Faults
 from headgate.sim.machine.files import SimFiles
+from headgate.sim.machine.replacement import Bound
 from headgate.sim.machine.tasks import Tasks
 from headgate.sim.product.records import Row
 from headgate.sim.product.source import SCHEMA
@@ -27,7 +27,7 @@ from headgate.sim.product.workloads import Branches, Job, Splits
 FILES_RATE = 0.2
 """Of the seeds, so many read files."""
 
-SMALL: tuple[tuple[ModuleType, str, int], ...] = (
+SMALL: tuple[Bound, ...] = (
     (line_file, "BLOCK_BYTES", 160),  # a few records, so that faults meet a file half read
     (publish_log, "MERGE_AFTER", 3),
     (publish_log, "MANIFEST_FILES_MAX", 5),
@@ -58,25 +58,13 @@ class FileInputs:
         """How many rows of each split are in its file."""
         self._names: dict[str, str] = {}
         """Where the file of each split is now."""
-        self._usual: list[int] = []
+        self.bounds = SMALL if self.is_drawn else ()
 
     def with_more(self, job: Job) -> Job:
         """Return ``job`` with a branch that keeps values of all types, if it has branches."""
         if not isinstance(job, Branches):
             return job
         return replace(job, workloads=[*job.workloads, self._rng.choice(KEPT)])
-
-    def begin(self) -> None:
-        """Have bounds be small; see ``end``."""
-        if self.is_drawn:
-            self._usual = [getattr(module, name) for module, name, _ in SMALL]
-            for module, name, value in SMALL:
-                setattr(module, name, value)
-
-    def end(self) -> None:
-        """Have bounds be as usual."""
-        for (module, name, _), usual in zip(SMALL, self._usual, strict=False):
-            setattr(module, name, usual)
 
     def source(self, index: int) -> hg.JsonLines:
         """Return the source for the files of source ``index``."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from headgate.connectors.files.file_committer import committed_files
 from headgate.errors import HeadgateError, PipelineFailed
@@ -20,6 +22,7 @@ from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.sim.machine.disk import Disk, SimStorage
 from headgate.sim.machine.faults import Fault, Faults
+from headgate.sim.machine.replacement import Bound, replaced
 from headgate.sim.machine.sockets import Network
 from headgate.sim.machine.surroundings import SimSurroundings
 from headgate.sim.machine.tasks import SimProcess, Tasks
@@ -41,9 +44,6 @@ from headgate.storage import urls
 
 EVENTS_MAX = 400_000
 """Of both phases; reaching it is a hang. Usual runs need a hundredth."""
-
-LIVENESS_MS = 900_000
-"""Virtual time in which a healed pipeline must finish."""
 
 DRIVERS_MAX = 60
 DRIVERS_AFTER_HEAL_MAX = 6
@@ -100,17 +100,93 @@ class Watcher:
         self._run.world.tell(self._started.process.name, text)
 
 
-class Run:
-    """The user of one pipeline, and the world's malice."""
+class Simulation:
+    """A world in which something runs: under faults, then without, and then it is judged."""
 
-    def __init__(
-        self, seed: int, *, is_traced: bool = False, is_plain: bool = False, events_max: int = EVENTS_MAX
-    ) -> None:
-        """``is_plain``: it is about nothing in particular, publishes nothing, and has no values of further types."""
+    LIVENESS_MS = 900_000
+    """Virtual time in which everything must come to its end when nothing fails any more."""
+
+    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
+        self.seed = seed
+        self._is_traced = is_traced
         self._events_max = events_max
         self.world = World(seed, is_traced=is_traced)
-        rng = self.world.random
         self.tasks = Tasks(self.world)
+        self.faults: Faults
+        self.bounds: list[Bound] = []
+        """What modules and classes have instead of their usual values while this runs."""
+        self._safety_ms = 0
+        """Virtual time until nothing fails any more."""
+        self._is_verified = False
+
+    def result(self) -> Result:
+        """Run, and return the verdict."""
+        violation = self.run()
+        world = self.world
+        story = tuple(world.story) if violation or self._is_traced else ()
+        return Result(self.seed, violation, world.digest, world.events_count, world.now_ms, story)
+
+    def run(self) -> Violation | None:
+        """Run both phases; return what was violated, if anything."""
+        try:
+            with ExitStack() as stack:
+                for owner, name, value in self.bounds:
+                    stack.enter_context(replaced(owner, name, value))
+                self._run()
+        except Violation as violation:
+            self.world.tell("checker", str(violation))
+            return violation
+        return None
+
+    def _run(self) -> None:
+        """Run both phases.
+
+        Raises:
+            Violation
+        """
+        raise NotImplementedError
+
+    def _finding(self) -> Violation | None:
+        """Return what was violated so far."""
+        raise NotImplementedError
+
+    def _until(self, is_over: Callable[[], bool], problem: str) -> None:
+        world = self.world
+        is_done = world.run(
+            lambda: self._finding() is not None or is_over(), world.now_ms + self.LIVENESS_MS, self._events_max
+        )
+        finding = self._finding()
+        if finding is not None:
+            raise finding
+        if not is_done:
+            raise Violation("I5", f"{problem} at {world.now_ms} ms after {world.events_count} events")
+
+    def _repeat(self, name: str, call: Callable[[], None], pause_ms: Callable[[], int]) -> None:
+        """Have a process of this name make ``call`` now, and again after each pause, until nothing fails any more."""
+        if not self._is_quiet():
+            self.tasks.spawn(SimProcess(self.tasks, name), call, "main")
+            self.world.at(pause_ms(), self._repeat, name, call, pause_ms)
+
+    def _is_quiet(self) -> bool:
+        """Whether users leave everything alone."""
+        return self.faults.is_healed
+
+
+class Run(Simulation):
+    """The users of one pipeline, and what goes wrong.
+
+    A scenario is a class that derives from it and says in ``_draw`` what is different.
+    """
+
+    IS_PLAIN = False
+
+    def __init__(
+        self, seed: int, *, is_traced: bool = False, is_plain: bool | None = None, events_max: int = EVENTS_MAX
+    ) -> None:
+        """``is_plain``: it is about nothing in particular, publishes nothing, and has no values of further types."""
+        super().__init__(seed, is_traced=is_traced, events_max=events_max)
+        self.is_plain = is_plain = self.IS_PLAIN if is_plain is None else is_plain
+        rng = self.world.random
         self.faults = Faults(rng)
         self.network = Network(self.tasks, rng.choice((0, 1, 3)))
         self.disks: dict[str, Disk] = {}
@@ -122,7 +198,6 @@ class Run:
         self.history = History(self.settings.checkpointing.retained, self.harm.on_manifest)
         self.clock_shift_ms = 0
         self.is_finished = False
-        self._is_verified = False
         self._looks_again = rng.random() < 0.7
         self._ended_after_heal = 0
         self._alive_at_heal = 0
@@ -141,13 +216,33 @@ class Run:
         outside = Outside(seed, self.tasks, self.faults, lambda: self.history)
         if outside.is_drawn and not is_plain and not self.settings.grows:  # HL8: then nothing that was added is read
             self.settings.outside = outside
+        openers = {**urls.OPENERS, "sim": lambda name: SimStorage(self._disk(name.split("/")[0]))}
+        self.bounds += [(urls, "OPENERS", openers), *self.files.bounds]
+        self._draw()
 
-    def run(self) -> Violation | None:
-        """Run both phases; return what was violated, if anything."""
+    @classmethod
+    def packed(cls, seed: int, **options: Any) -> Run:
+        """Return a run with input that comes in larger batches, which takes less time."""
+        run = cls(seed, **options)
+        run.settings.pack()
+        return run
+
+    def _draw(self) -> None:
+        """Draw what is different in this scenario, from generators of its own."""
+
+    def _begin(self) -> None:
+        """Have everything begin that is not the pipeline."""
+
+    def _finding(self) -> Violation | None:
+        return self.history.finding
+
+    def _is_quiet(self) -> bool:
+        return self.is_finished
+
+    def _run(self) -> None:
         world = self.world
-        urls.OPENERS["sim"] = lambda name: SimStorage(self._disk(name.split("/")[0]))
-        self.files.begin()
         try:
+            self._begin()
             self.settings.update_files()
             self.start()
             world.at(10, self.strikes.strike)
@@ -164,14 +259,8 @@ class Run:
                 self._check_disks()
             self.tasks.spawn(SimProcess(self.tasks, "reader"), self._verify, "main")
             self._until(lambda: self._is_verified, "the output cannot be read")
-        except Violation as violation:
-            world.tell("checker", str(violation))
-            return violation
         finally:
             self.tasks.take_down()
-            self.files.end()
-            del urls.OPENERS["sim"]
-        return None
 
     def _check_disks(self) -> None:
         for name, disk in self.disks.items():
@@ -188,17 +277,6 @@ class Run:
         found = list(leaks.of_process(process, self.tasks, self.network, budget))
         if found:
             self.history.fail("I6", f"left in {process.name}: {'; '.join(found)}")
-
-    def _until(self, is_over: Callable[[], bool], problem: str) -> None:
-        world = self.world
-        history = self.history
-        is_done = world.run(
-            lambda: history.finding is not None or is_over(), world.now_ms + LIVENESS_MS, self._events_max
-        )
-        if history.finding is not None:
-            raise history.finding
-        if not is_done:
-            raise Violation("I5", f"{problem} at {world.now_ms} ms after {world.events_count} events")
 
     def _disk(self, name: str) -> Disk:
         if name not in self.disks:
@@ -350,15 +428,5 @@ class Run:
 
 
 def run_seed(seed: int, *, is_traced: bool = False, is_plain: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    run = Run(seed, is_traced=is_traced, is_plain=is_plain, events_max=events_max)
-    run.settings.pack()
-    return result_of(run, seed, is_traced=is_traced)
-
-
-def result_of(run: Run, seed: int, *, is_traced: bool) -> Result:
-    """Carry out a run."""
-    violation = run.run()
-    world = run.world
-    story = tuple(world.story) if violation or is_traced else ()
-    return Result(seed, violation, world.digest, world.events_count, world.now_ms, story)
+    """Run one seed of an ordinary run."""
+    return Run.packed(seed, is_traced=is_traced, is_plain=is_plain, events_max=events_max).result()

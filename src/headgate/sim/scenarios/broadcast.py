@@ -18,7 +18,6 @@ import pyarrow as pa
 import headgate as hg
 from headgate.connectors.base import Sink
 from headgate.sim.product.records import Row
-from headgate.sim.product.run import EVENTS_MAX, Result, result_of
 from headgate.sim.product.steps import FirstOfEqual
 from headgate.sim.product.workloads import Values, draw_splits
 from headgate.sim.scenarios.unaligned import OvertakingRun
@@ -33,8 +32,6 @@ RULES = 80
 
 SIDE_SINK = "side"
 TRIPS = 3
-LOOPED_EACH = 5
-"""Of so many seeds one has its function in a loop."""
 
 
 def folded(so_far: int, row: Row) -> int:
@@ -241,9 +238,9 @@ def _inside(loop: hg.Stream) -> hg.Stream:
 class SidedRun(OvertakingRun):
     """The user of one such pipeline."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, events_max=events_max)
-        rng = random.Random(f"sides of seed {seed}")
+    def _draw(self) -> None:
+        super()._draw()
+        rng = random.Random(f"sides of seed {self.seed}")
         settings = self.settings
         settings.hidden.clear()
         settings.grows = False
@@ -259,15 +256,11 @@ class SidedRun(OvertakingRun):
 class LoopedRun(SidedRun):
     """The user of one with a loop, with barriers that never overtake (UA2)."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, events_max=events_max)
-        rng = random.Random(f"looped sides of seed {seed}")
+    def _draw(self) -> None:
+        super()._draw()
+        rng = random.Random(f"looped sides of seed {self.seed}")
         self.settings.job = Looped(rng.choice(("outside", "inside")), slow=self._take_time)
         self.settings.checkpointing = replace(self.settings.checkpointing, alignment_timeout=None)
 
 
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed with a pipeline that has a broadcast side."""
-    kind = LoopedRun if seed % LOOPED_EACH == LOOPED_EACH - 1 else SidedRun
-    run = kind(seed, is_traced=is_traced, events_max=events_max)
-    return result_of(run, seed, is_traced=is_traced)
+BROADCAST_KINDS = (SidedRun, SidedRun, SidedRun, SidedRun, LoopedRun)

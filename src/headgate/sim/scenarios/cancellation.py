@@ -18,7 +18,7 @@ from headgate.protocol.checkpoints.recovery import candidates, has_given_up
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.fault_injection import Started
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import Run
 from headgate.sim.product.settings import NAME, ROOT
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import Values
@@ -35,9 +35,10 @@ LOOK_MS = 3
 class CancellingRun(Run):
     """A run with a user that cancels, with checkpoints that are removed then."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
-        self._chance = random.Random(f"cancelling of seed {seed}")
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
+        self._chance = random.Random(f"cancelling of seed {self.seed}")
         settings = self.settings
         settings.hidden.clear()
         settings.grows = False
@@ -122,8 +123,3 @@ class Part(Verdict):
         hidden = self._history.hidden_until(max(self._history.completed, default=0))
         if hidden:
             raise Violation("I1", f"{hidden[:4]} was promised, and was given up")
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    return result_of(CancellingRun(seed, is_traced=is_traced, events_max=events_max), seed, is_traced=is_traced)

@@ -21,7 +21,7 @@ from headgate.sim.machine.faults import Fault
 from headgate.sim.product.driver_kills import Ends
 from headgate.sim.product.fault_injection import Started
 from headgate.sim.product.leaks import ASKING
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import Run
 from headgate.sim.product.source import Pace
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.STOP)
@@ -32,9 +32,10 @@ SAFETY_MS = 2_000
 class AskingRun(Run):
     """A run with a user that asks for checkpoints."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
-        chance = self._chance = random.Random(f"asking of seed {seed}")
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
+        chance = self._chance = random.Random(f"asking of seed {self.seed}")
         settings = self.settings
         settings.hidden.clear()
         settings.grows = False
@@ -118,8 +119,3 @@ class AskingRun(Run):
         if driver is not None and not self.restarts and driver.supervision.machine.restarts_count:
             self.history.fail("R2", f"{started.process.name} restarts what must not be restarted")
         return problem
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    return result_of(AskingRun(seed, is_traced=is_traced, events_max=events_max), seed, is_traced=is_traced)

@@ -17,7 +17,7 @@ from headgate.errors import UsageError
 from headgate.model.config import Guarantee
 from headgate.sim.product.graphs import Graph
 from headgate.sim.product.records import Row
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import Run
 from headgate.sim.product.workloads import WORKLOADS, Branches, Values
 
 LOOPS = frozenset({"circling", "looped"})
@@ -209,8 +209,10 @@ def draw_mode(run: Run, seed: int, mode: Guarantee | None = None) -> Judge:
     return judge
 
 
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed in the mode that it draws."""
-    run = Run(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
-    draw_mode(run, seed)
-    return result_of(run, seed, is_traced=is_traced)
+class GuaranteeRun(Run):
+    """A run in the mode that its seed draws."""
+
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
+        self.judge = draw_mode(self, self.seed)

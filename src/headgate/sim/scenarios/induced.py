@@ -14,7 +14,7 @@ from headgate.model.manifest import Manifest
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.history import History
 from headgate.sim.product.records import Row
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import Run
 from headgate.sim.product.settings import Settings
 from headgate.sim.product.source import SCHEMA, Pace, PacedReader, positions_of
 from headgate.sim.product.verdict import Verdict
@@ -272,13 +272,11 @@ class _Verdict(Verdict):
 class InducedRun(Run):
     """A run with hooks and markers."""
 
-    def __init__(
-        self, seed: int, *, is_traced: bool = False, is_plain: bool = True, events_max: int = EVENTS_MAX
-    ) -> None:
-        """Draw."""
-        super().__init__(seed, is_traced=is_traced, is_plain=is_plain, events_max=events_max)
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
         drawn = self.settings
-        rng = random.Random(f"induced of seed {seed}")
+        rng = random.Random(f"induced of seed {self.seed}")
         self.faults.on -= {Fault.DRAIN}  # a drained source is cut where it is
         self._safety_ms = SPREAD_MS
         self.faults.budget = 6
@@ -293,17 +291,17 @@ class InducedRun(Run):
         settings.checkpointing = replace(
             drawn.checkpointing, tolerable_failures=20, timeout=f"{rng.choice((200, 500))}ms"
         )
-        self._put_on_tapes(seed, induced)
+        self._put_on_tapes(induced)
         on_manifest = self.history.on_manifest
         self.history = History(drawn.checkpointing.retained, lambda manifest, files: self._on_manifest(manifest, files))
         self._harm_on_manifest = on_manifest
 
-    def _put_on_tapes(self, seed: int, induced: frozenset[int]) -> None:
+    def _put_on_tapes(self, induced: frozenset[int]) -> None:
         """Have these sources read tapes."""
         settings = self.settings
         assert isinstance(settings, InducedSettings)
         settings.induced = induced
-        self.tapes = settings.tapes = Outside(self, seed, {i: settings.inputs[i] for i in sorted(induced)})
+        self.tapes = settings.tapes = Outside(self, self.seed, {i: settings.inputs[i] for i in sorted(induced)})
 
     def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
         self.tapes.on_manifest(manifest)
@@ -318,8 +316,3 @@ class InducedRun(Run):
     def _verify(self) -> None:
         _Verdict(self.settings, self.history, self.listed_at).check()
         self._is_verified = True
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    return result_of(InducedRun(seed, is_traced=is_traced, events_max=events_max), seed, is_traced=is_traced)

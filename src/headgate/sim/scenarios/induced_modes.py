@@ -8,36 +8,42 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import Any
 
 from headgate.model.config import Guarantee
 from headgate.model.manifest import Manifest
-from headgate.sim.product.run import EVENTS_MAX, Result, result_of
 from headgate.sim.scenarios.guarantees import draw_mode
 from headgate.sim.scenarios.induced import InducedRun
 from headgate.sim.scenarios.savepoints import SavepointRun
 from headgate.sim.scenarios.unaligned import OvertakingRun
 
-KINDS = ("at_least_once", "at_most_once", "overtaking", "savepoints")
 
+class AtLeastOnceRun(InducedRun):
+    """Counts at least once."""
 
-class ModeRun(InducedRun):
-    """Counts at least or at most once."""
+    MODE = Guarantee.AT_LEAST_ONCE
 
-    def __init__(self, seed: int, mode: Guarantee, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, events_max=events_max)
+    def _draw(self) -> None:
+        super()._draw()
         count = len(self.settings.inputs)
-        self.judge = draw_mode(self, seed, mode)
+        self.judge = draw_mode(self, self.seed, self.MODE)
         if len(self.settings.inputs) < count:
-            self._put_on_tapes(seed, frozenset({0}))
-        self.tapes.may_stay = mode is Guarantee.AT_MOST_ONCE
+            self._put_on_tapes(frozenset({0}))
+        self.tapes.may_stay = self.MODE is Guarantee.AT_MOST_ONCE
+
+
+class AtMostOnceRun(AtLeastOnceRun):
+    """Counts at most once."""
+
+    MODE = Guarantee.AT_MOST_ONCE
 
 
 class TapesOvertakenRun(OvertakingRun, InducedRun):
     """Barriers overtake what waits after the marker."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, events_max=events_max)
-        self._put_on_tapes(seed, frozenset(range(len(self.settings.inputs))))
+    def _draw(self) -> None:
+        super()._draw()
+        self._put_on_tapes(frozenset(range(len(self.settings.inputs))))
 
     def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
         self.tapes.on_manifest(manifest)
@@ -47,21 +53,14 @@ class TapesOvertakenRun(OvertakingRun, InducedRun):
 class TapesSavedRun(SavepointRun, InducedRun):
     """Savepoints are taken, and the pipeline moves with them."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, events_max=events_max)
+    def _draw(self) -> None:
+        super()._draw()
         self.has_drains = False  # a drained source is cut where it is, not behind a marker
 
 
-def drawn(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> InducedRun:
+MODES = (AtLeastOnceRun, AtMostOnceRun, TapesOvertakenRun, TapesSavedRun)
+
+
+def draw_induced_mode(seed: int, **options: Any) -> InducedRun:
     """Return the run of a seed."""
-    kind = random.Random(f"mixed of seed {seed}").choice(KINDS)
-    if kind == "overtaking":
-        return TapesOvertakenRun(seed, is_traced=is_traced, events_max=events_max)
-    if kind == "savepoints":
-        return TapesSavedRun(seed, is_traced=is_traced, events_max=events_max)
-    return ModeRun(seed, Guarantee(kind), is_traced=is_traced, events_max=events_max)
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    return result_of(drawn(seed, is_traced=is_traced, events_max=events_max), seed, is_traced=is_traced)
+    return random.Random(f"mixed of seed {seed}").choice(MODES)(seed, **options)

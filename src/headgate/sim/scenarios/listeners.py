@@ -12,7 +12,7 @@ import random
 from typing import Literal
 
 from headgate.sim.product.checkpoint_publication import Outside
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import Run
 
 Word = tuple[Literal["complete", "aborted"], int]
 """What is said of which checkpoint."""
@@ -62,22 +62,16 @@ class Disorder:
 class ListeningRun(Run):
     """Everybody publishes, and is informed out of order."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, events_max=events_max)
-        rng = random.Random(f"disorder of seed {seed}")
+    def _draw(self) -> None:
+        rng = random.Random(f"disorder of seed {self.seed}")
         self.disorders: list[Disorder] = []
         self.settings.grows, self.settings.hidden = False, set()  # HL8: what is added would not be read
         outside = self.settings.outside
         if outside is None:
-            outside = self.settings.outside = Outside(seed, self.tasks, self.faults, lambda: self.history)
+            outside = self.settings.outside = Outside(self.seed, self.tasks, self.faults, lambda: self.history)
 
         def disorder() -> Disorder:
             self.disorders.append(Disorder(rng))
             return self.disorders[-1]
 
         outside.disorder = disorder
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    return result_of(ListeningRun(seed, is_traced=is_traced, events_max=events_max), seed, is_traced=is_traced)

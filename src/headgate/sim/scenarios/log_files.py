@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from posixpath import basename
-from types import ModuleType
 
 import polars as pl
 import xxhash
@@ -25,8 +24,9 @@ from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.sim.machine.disk import Disk, SimStorage
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.files import BusyFiles, SimFile
+from headgate.sim.machine.replacement import Bound
 from headgate.sim.product.records import KEYS, Row
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME, Settings
 from headgate.sim.product.source import SCHEMA
 from headgate.sim.product.verdict import Verdict
@@ -359,7 +359,7 @@ RESCALE_RATE = 0.5
 WITHOUT = (Fault.DRAIN, Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.POWER_CUT)
 """Who removes what was read must be able to rely on it."""
 
-SMALL: tuple[tuple[ModuleType, str, int], ...] = (
+SMALL: tuple[Bound, ...] = (
     (line_file, "BLOCK_BYTES", 160),  # a few lines
     (line_file, "HEAD_BYTES", 96),
     (rotation, "HEAD_BYTES", 96),
@@ -407,9 +407,10 @@ class FollowedSettings(Settings):
 class FollowedRun(Run):
     """The user of one such pipeline."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
-        rng = self._rng = random.Random(f"followed files of seed {seed}")
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
+        rng = self._rng = random.Random(f"followed files of seed {self.seed}")
         values = {each.name: getattr(self.settings, each.name) for each in fields(Settings)}
         settings = self.settings = FollowedSettings(
             **{**values, "files": None, "outside": None, "hidden": set(), "grows": False}
@@ -429,18 +430,10 @@ class FollowedRun(Run):
         self._safety_ms = SAFETY_MS
         self._patience_ends_ms: int | None = None
         self._read: tuple[int, dict[str, FilePosition]] = (0, {})
+        self.bounds += SMALL
 
-    def run(self) -> Violation | None:
-        """See ``Run``."""
-        usual = [getattr(module, name) for module, name, _ in SMALL]
-        try:
-            for module, name, value in SMALL:
-                setattr(module, name, value)
-            self.logs.begin(self.settings.inputs[0], WRITING_MS)
-            return super().run()
-        finally:
-            for (module, name, _), value in zip(SMALL, usual, strict=True):
-                setattr(module, name, value)
+    def _begin(self) -> None:
+        self.logs.begin(self.settings.inputs[0], WRITING_MS)
 
     def start(self) -> None:
         """See ``Run``."""
@@ -523,8 +516,3 @@ class _AtOnce(SimStorage):
 
     def get(self, path: str) -> bytes:
         return self._disk.objects[path].data
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    return result_of(FollowedRun(seed, is_traced=is_traced, events_max=events_max), seed, is_traced=is_traced)

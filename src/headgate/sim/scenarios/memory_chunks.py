@@ -7,20 +7,18 @@ and little is remembered of what changed. Counterpart: ``state.memory.chunked``.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 
-from headgate.sim.machine.replacement import replaced
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.machine.replacement import Bound
+from headgate.sim.product.run import Run
 from headgate.sim.product.typed_state import TYPED
 from headgate.sim.product.workloads import WORKLOADS, Branches, Job
 from headgate.sim.scenarios.timers import TimedRun
 from headgate.sim.scenarios.ttl import ExpiringRun
-from headgate.sim.world import Violation
 from headgate.state import snapshot
 from headgate.state.memory import change_tracking, column_backend, incremental_snapshot
 
-BOUNDS: tuple[tuple[object, str, int], ...] = (
+BOUNDS: tuple[Bound, ...] = (
     (incremental_snapshot, "SIZE_BYTES_MIN", 1),
     (incremental_snapshot, "CHUNKS_MAX", 4),
     (change_tracking, "KEYS_FREE", 8),
@@ -32,12 +30,9 @@ BOUNDS: tuple[tuple[object, str, int], ...] = (
 class ChunksRun(Run):
     """A run with checkpoints that refer to chunks."""
 
-    def run(self) -> Violation | None:
-        """See ``Run``."""
-        with ExitStack() as stack:
-            for owner, name, value in BOUNDS:
-                stack.enter_context(replaced(owner, name, value))
-            return super().run()
+    def _draw(self) -> None:
+        super()._draw()
+        self.bounds += BOUNDS
 
 
 class TimedChunksRun(ChunksRun, TimedRun):
@@ -62,14 +57,8 @@ class WindowedChunksRun(ChunksRun, TimedRun):
         return bool(rows.get("records"))
 
 
-KINDS: tuple[Callable[..., Run], ...] = (
+CHUNKS_KINDS = (
     *(ChunksRun, ExpiringChunksRun, WindowedChunksRun, TimedChunksRun),
     *(ChunksRun, ExpiringChunksRun, ChunksRun, TimedChunksRun),
 )
 """What a seed runs, by turns."""
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    run = KINDS[seed % len(KINDS)](seed, is_traced=is_traced, events_max=events_max)
-    return result_of(run, seed, is_traced=is_traced)

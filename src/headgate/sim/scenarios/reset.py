@@ -22,7 +22,7 @@ from headgate.runtime.driver.reset import Reset
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.surroundings import SimSurroundings
 from headgate.sim.machine.tasks import SimProcess
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME, ROOT
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.DRAIN, Fault.CANCEL)
@@ -55,9 +55,10 @@ PAUSE_RATE = 0.25
 class ResettingRun(Run):
     """A run with user has that the pipeline start over, now and then."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
-        self._chance = random.Random(f"starting over of seed {seed}")
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
+        self._chance = random.Random(f"starting over of seed {self.seed}")
         self.settings.hidden.clear()
         self.settings.grows = False
         self.faults.on -= set(WITHOUT)
@@ -195,8 +196,3 @@ class ResettingRun(Run):
 def _claim(path: str, data: bytes) -> Claim | None:
     entry = decode_log_entry(data, path) if path.startswith(f"{NAME}/log/") else None
     return entry if isinstance(entry, Claim) else None
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    return result_of(ResettingRun(seed, is_traced=is_traced, events_max=events_max), seed, is_traced=is_traced)

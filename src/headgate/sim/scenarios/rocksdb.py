@@ -9,13 +9,11 @@ parts.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 from headgate.model.config import RocksState
 from headgate.sim.machine.faults import Fault
-from headgate.sim.machine.replacement import replaced
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import Run
 from headgate.sim.scenarios.timers import TimedRun
 from headgate.sim.scenarios.ttl import ExpiringRun
 from headgate.sim.world import Violation
@@ -54,12 +52,9 @@ class RocksFilesRun(RocksRun):
     Its files have numbers of their own in them, so checksums differ from run to run: none is damaged, which would tell.
     """
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, events_max=events_max)
+    def _draw(self) -> None:
+        super()._draw()
         self.faults.on -= {Fault.DAMAGE, Fault.AWAY}
-
-    def run(self) -> Violation | None:
-        """See ``Run``."""
         usual = SharedMemory.options
 
         def options(self: SharedMemory, **of_it: Any) -> Any:
@@ -69,12 +64,11 @@ class RocksFilesRun(RocksRun):
             made.set_level_zero_stop_writes_trigger(FILES_MAX)
             return made
 
-        with (
-            replaced(database_snapshot, "SIZE_BYTES_MIN", 1),
-            replaced(SharedMemory, "options", options),
-            replaced(SharedMemory, "cache_bytes", property(lambda self: CACHE_BYTES)),
-        ):
-            return super().run()
+        self.bounds += [
+            (database_snapshot, "SIZE_BYTES_MIN", 1),
+            (SharedMemory, "options", options),
+            (SharedMemory, "cache_bytes", property(lambda self: CACHE_BYTES)),
+        ]
 
 
 class RocksTimedRun(RocksRun, TimedRun):
@@ -93,7 +87,7 @@ class RocksExpiringFilesRun(RocksFilesRun, ExpiringRun):
     """A run with state that expires in files that checkpoints share (RB24)."""
 
 
-KINDS: tuple[Callable[..., Run], ...] = (
+ROCKSDB_KINDS = (
     RocksRun,
     RocksTimedRun,
     RocksFilesRun,
@@ -104,9 +98,3 @@ KINDS: tuple[Callable[..., Run], ...] = (
     RocksExpiringFilesRun,
 )
 """What a seed runs, by turns."""
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    run = KINDS[seed % len(KINDS)](seed, is_traced=is_traced, events_max=events_max)
-    return result_of(run, seed, is_traced=is_traced)

@@ -15,7 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import polars as pl
@@ -34,7 +34,7 @@ from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.product.fault_injection import Started
 from headgate.sim.product.history import History, sealed_by
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import EVENTS_MAX, Result, Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME, Settings
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import Splits, Values
@@ -80,11 +80,11 @@ class Taken:
 class SavepointRun(Run):
     """A run in which savepoints are taken."""
 
-    def __init__(
-        self, seed: int, *, is_traced: bool = False, is_plain: bool = True, events_max: int = EVENTS_MAX
-    ) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=is_plain, events_max=events_max)
-        self._chance = random.Random(f"savepoints of seed {seed}")
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
+        super()._draw()
+        self._chance = random.Random(f"savepoints of seed {self.seed}")
         self._count = 0
         self._moves_to: Taken | None = None
         self._forgets = False
@@ -92,7 +92,7 @@ class SavepointRun(Run):
         self.moves_count = 0
         self.drained: list[Taken] = []
         """Those that a drain ended with."""
-        self._drains = random.Random(f"drains of seed {seed}")
+        self._drains = random.Random(f"drains of seed {self.seed}")
         self.has_drains = self._drains.random() < DRAINS_RATE
         self._stopped: set[SimProcess] = set()
         """Drivers that were asked to stop with a savepoint, which wins over a drain (E10)."""
@@ -242,14 +242,32 @@ class SavepointRun(Run):
                 self.stored.look(chosen.url, chosen.savepoint.manifest)
         super()._verify()
 
+    def result(self) -> Result:
+        """Run, then begin once more at one of the savepoints."""
+        found = super().result()
+        if found.violation is not None or self.kept is None:
+            return found
+        again = BeginningRun(self.seed, self.kept, is_traced=self._is_traced, events_max=self._events_max).result()
+        return replace(
+            again,
+            digest=found.digest + again.digest,
+            events_count=found.events_count + again.events_count,
+            virtual_ms=found.virtual_ms + again.virtual_ms,
+            story=found.story + again.story,
+        )
+
 
 class BeginningRun(Run):
     """A run that begins at a savepoint of another one, with empty sinks. It adds up to what that one had to make."""
 
+    IS_PLAIN = True
+
     def __init__(self, seed: int, kept: Kept, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
         self._kept = kept
-        chance = random.Random(f"beginning of seed {seed}")
+        super().__init__(seed, is_traced=is_traced, events_max=events_max)
+
+    def _draw(self) -> None:
+        chance = random.Random(f"beginning of seed {self.seed}")
         settings = self.settings
         settings.hidden.clear()
         settings.grows = False
@@ -257,7 +275,7 @@ class BeginningRun(Run):
         settings.start = StartConfig(f"sim://{PLACES}")
         self.faults.on -= set(WITHOUT)
         disk = self.disks[PLACES] = Disk(self.tasks, self.faults, PLACES)
-        disk.objects = dict(kept.objects)
+        disk.objects = dict(self._kept.objects)
 
     def _verify(self) -> None:
         Both(self.settings, self.history, self.listed_at, self._kept).check()
@@ -293,16 +311,3 @@ def _rows_until(sink: str, columns: tuple[str, ...], checkpoint: int) -> Counter
             frame: pl.DataFrame = decode("jsonl", storage.get(file))
             found.update(frame.select(columns).rows())
     return found
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed, then begin once more at one of its savepoints."""
-    first = SavepointRun(seed, is_traced=is_traced, events_max=events_max)
-    result = result_of(first, seed, is_traced=is_traced)
-    if result.violation is not None or first.kept is None:
-        return result
-    second = BeginningRun(seed, first.kept, is_traced=is_traced, events_max=events_max)
-    again = result_of(second, seed, is_traced=is_traced)
-    events_count, virtual_ms = result.events_count + again.events_count, result.virtual_ms + again.virtual_ms
-    digest, story = f"{result.digest}{again.digest}", (*result.story, *again.story)
-    return Result(seed, again.violation, digest, events_count, virtual_ms, story)

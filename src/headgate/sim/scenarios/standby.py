@@ -27,7 +27,7 @@ from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.primitives import SimQueue
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.product.fault_injection import Started
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME, ROOT
 from headgate.sim.product.spark import SimSpark
 from headgate.sim.world import Violation
@@ -70,11 +70,10 @@ class Site:
 class StandbyRun(Run):
     """The users of one pipeline, who keep it running."""
 
-    def __init__(
-        self, seed: int, *, is_traced: bool = False, is_plain: bool = True, events_max: int = EVENTS_MAX
-    ) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=is_plain, events_max=events_max)
-        self._chance = random.Random(f"standing by of seed {seed}")
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
+        self._chance = random.Random(f"standing by of seed {self.seed}")
         self.sites: list[Site] = []
         self.takeovers_count = self.restarts_count = 0
         self._stopped: set[int] = set()
@@ -332,9 +331,3 @@ def exit_code(error: BaseException | None) -> ExitCode:
     if not isinstance(error, HeadgateError):
         raise error
     return exit_code_of(error)
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed with a pipeline that is kept running."""
-    run = StandbyRun(seed, is_traced=is_traced, events_max=events_max)
-    return result_of(run, seed, is_traced=is_traced)

@@ -21,7 +21,7 @@ from headgate.model.manifest import Manifest
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.history import History
 from headgate.sim.product.records import OUT_OF_ORDER_MS, WINDOW_MS, Row
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import Run
 from headgate.sim.product.workloads import Branches, Job, Values, Workload, draw_splits
 from headgate.state.backend import TIMERS, TimeKind
 
@@ -181,11 +181,12 @@ class Timed(Branches):
 class TimedRun(Run):
     """The user of one such pipeline, with drivers that die after checkpoints that hold something to be restored."""
 
+    IS_PLAIN = True
+
     SUBJECT = "timers"
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
-        rng = self._rng = random.Random(f"{self.SUBJECT} of seed {seed}")
+    def _draw(self) -> None:
+        rng = self._rng = random.Random(f"{self.SUBJECT} of seed {self.seed}")
         settings = self.settings
         settings.job = self._draw_job(rng)
         settings.inputs = settings.inputs[:1]
@@ -233,9 +234,3 @@ class TimedRun(Run):
         living = drivers if drivers and self._rng.random() < 0.7 else workers
         if living and not self.faults.is_healed:
             self._rng.choice(living).kill()
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed with functions that have timers."""
-    run = TimedRun(seed, is_traced=is_traced, events_max=events_max)
-    return result_of(run, seed, is_traced=is_traced)

@@ -20,7 +20,6 @@ import pyarrow as pa
 
 import headgate as hg
 from headgate.sim.product.records import Row
-from headgate.sim.product.run import EVENTS_MAX, Result, result_of
 from headgate.sim.product.settings import Exactly
 from headgate.sim.product.workloads import Branches, Job, Values, Workload
 from headgate.sim.scenarios.timers import TimedRun
@@ -216,9 +215,3 @@ class ExpiringRun(TimedRun):
 
     def _is_of_interest(self, rows: Mapping[str, int]) -> bool:
         return bool(rows.get("map"))
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed with functions that have state that expires."""
-    run = ExpiringRun(seed, is_traced=is_traced, events_max=events_max)
-    return result_of(run, seed, is_traced=is_traced)

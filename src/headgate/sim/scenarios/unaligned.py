@@ -24,7 +24,7 @@ from headgate.sim.machine.faults import Fault
 from headgate.sim.product.graphs import Graph
 from headgate.sim.product.history import History
 from headgate.sim.product.records import OUT_OF_ORDER_MS, WINDOW_MS, Row
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import Run
 from headgate.sim.product.workloads import WORKLOADS, Branches, draw_splits
 from headgate.sim.scenarios.guarantees import LOOPS
 
@@ -69,11 +69,11 @@ def _windows(rows: hg.Stream) -> hg.Stream:
 class OvertakingRun(Run):
     """The user of one such pipeline."""
 
-    def __init__(
-        self, seed: int, *, is_traced: bool = False, is_plain: bool = True, events_max: int = EVENTS_MAX
-    ) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=is_plain, events_max=events_max)
-        rng = self._rng = random.Random(f"overtaking of seed {seed}")
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
+        super()._draw()
+        rng = self._rng = random.Random(f"overtaking of seed {self.seed}")
         settings = self.settings
         settings.checkpointing = replace(
             settings.checkpointing,
@@ -131,9 +131,3 @@ class OvertakingRun(Run):
         except UsageError:
             return False
         return True
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed with barriers that overtake."""
-    run = OvertakingRun(seed, is_traced=is_traced, events_max=events_max)
-    return result_of(run, seed, is_traced=is_traced)

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,7 +22,7 @@ from headgate.sim.machine.faults import Fault
 from headgate.sim.product.driver_kills import Ends
 from headgate.sim.product.fault_injection import Started
 from headgate.sim.product.records import Row
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME, ROOT, Exactly
 from headgate.sim.product.source import SCHEMA, Pace
 from headgate.sim.product.workloads import WORKLOADS, Branches, Values, draw_splits
@@ -144,9 +145,10 @@ class EditedJudge(Exactly):
 class ChangingCodeRun(Run):
     """A run with user edits that the pipeline."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
-        chance = self._chance = random.Random(f"changing code of seed {seed}")
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
+        chance = self._chance = random.Random(f"changing code of seed {self.seed}")
         self.version = Version(0, chance.random() < 0.5, chance.random() < 0.5)
         self.judge = EditedJudge(has_left=not self.version.has_extra)
         self.refused: Counter[str] = Counter()
@@ -233,9 +235,10 @@ REPEATS_RATE = 0.6
 class GoingBackRun(Run):
     """A run with user goes that back."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
-        self._chance = random.Random(f"going back of seed {seed}")
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
+        self._chance = random.Random(f"going back of seed {self.seed}")
         settings = self.settings
         settings.hidden.clear()
         settings.grows = False
@@ -346,9 +349,10 @@ class EpochsJudge(Judge):
 class ChangingModeRun(Run):
     """A run with user changes that the mode."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
-        self._chance = random.Random(f"changing mode of seed {seed}")
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
+        self._chance = random.Random(f"changing mode of seed {self.seed}")
         has_loops = self._chance.random() < 0.2
         self._modes = tuple(mode for mode in Guarantee if not has_loops or mode is not MOST)
         self._lasts: set[int] = set()
@@ -356,9 +360,9 @@ class ChangingModeRun(Run):
         self.modes: set[Guarantee] = set()
         """Of checkpoints that a start with another mode restored."""
         self.judge = EpochsJudge(self._chance.choice(self._modes))
-        self._draw(has_loops=has_loops)
+        self._draw_settings(has_loops=has_loops)
 
-    def _draw(self, *, has_loops: bool) -> None:
+    def _draw_settings(self, *, has_loops: bool) -> None:
         workloads = [workload for workload in WORKLOADS if has_loops or workload.name not in LOOPS]
         settings = self.settings
         settings.judge = self.judge
@@ -412,14 +416,9 @@ class ChangingModeRun(Run):
         return super()._is_over(result)
 
 
-KINDS: tuple[Callable[..., Run], ...] = (ChangingModeRun, GoingBackRun, ChangingCodeRun)
+UPGRADES = (ChangingModeRun, GoingBackRun, ChangingCodeRun)
 
 
-def drawn(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Run:
+def draw_upgrade(seed: int, **options: Any) -> Run:
     """Return the run of a seed."""
-    return random.Random(f"change of seed {seed}").choice(KINDS)(seed, is_traced=is_traced, events_max=events_max)
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    return result_of(drawn(seed, is_traced=is_traced, events_max=events_max), seed, is_traced=is_traced)
+    return random.Random(f"change of seed {seed}").choice(UPGRADES)(seed, **options)

@@ -28,7 +28,7 @@ from headgate.sim.machine.external_log import Feed
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product import history as histories
 from headgate.sim.product.history import History
-from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.run import Run
 from headgate.sim.product.settings import NAME, Settings
 from headgate.sim.product.verdict import Order, Verdict
 from headgate.sim.product.workloads import Splits, Values, draw_splits
@@ -104,13 +104,14 @@ class CustomSettings(Settings):
 class CustomRun(Run):
     """The user of one such pipeline."""
 
+    IS_PLAIN = True
+
     settings: CustomSettings
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
-        rng = self._rng = random.Random(f"custom of seed {seed}")
+    def _draw(self) -> None:
+        rng = self._rng = random.Random(f"custom of seed {self.seed}")
         self._draw_faults(rng)
-        self.settings = self._draw(self.settings, rng)
+        self.settings = self._draw_settings(self.settings, rng)
         self.database = self.settings.database
         retained = self.settings.checkpointing.retained
         self.history = History(retained, self._on_manifest, files_of=self._names)
@@ -126,9 +127,14 @@ class CustomRun(Run):
         self._goes_back = False
         self.expired_count = 0
         """What had been promised, and was not kept for long enough."""
-        self._draw_damage(random.Random(f"custom damage of seed {seed}"))
-        self._draw_limits(random.Random(f"custom limits of seed {seed}"))
+        self._draw_damage(random.Random(f"custom damage of seed {self.seed}"))
+        self._draw_limits(random.Random(f"custom limits of seed {self.seed}"))
         self.world.at(rng.randint(50, 800), self._restart_database)
+        self.bounds.append((restart_policy, "TAKEOVER_MS", 0))  # no standby is here
+        if self.settings.stores_output:
+            self.bounds.append((snapshot_writer, "PAYLOAD_BYTES_MAX", STORED_BYTES))
+        if self.settings.piece_bytes is not None:
+            self.bounds.append((ledger_sink, "INLINE_BYTES_MAX", 0))
 
     def _draw_faults(self, rng: random.Random) -> None:
         faults = self.faults
@@ -138,7 +144,7 @@ class CustomRun(Run):
             faults.on |= {rng.choice((Fault.DRIVER_CRASH, Fault.DRIVER_PAUSE, Fault.STOP)), Fault.WORKER_CRASH}
             faults.budget += 4
 
-    def _draw(self, drawn: Settings, rng: random.Random) -> CustomSettings:
+    def _draw_settings(self, drawn: Settings, rng: random.Random) -> CustomSettings:
         values = {each.name: getattr(drawn, each.name) for each in fields(Settings)}
         settings = CustomSettings(**{**values, "files": None, "outside": None})
         settings.chance, settings.kinds = rng, {}
@@ -180,19 +186,6 @@ class CustomRun(Run):
             settings.database.keeps_ms = KEEPS_MS
             settings.checkpointing = replace(settings.checkpointing, timeout="500ms", tolerable_failures=0)
             settings.restart = hg.FixedDelay(delay="20ms")
-
-    def run(self) -> Violation | None:
-        """See ``Run``."""
-        usual = snapshot_writer.PAYLOAD_BYTES_MAX, ledger_sink.INLINE_BYTES_MAX, restart_policy.TAKEOVER_MS
-        try:
-            restart_policy.TAKEOVER_MS = 0  # no standby is here
-            if self.settings.stores_output:
-                snapshot_writer.PAYLOAD_BYTES_MAX = STORED_BYTES
-            if self.settings.piece_bytes is not None:
-                ledger_sink.INLINE_BYTES_MAX = 0
-            return super().run()
-        finally:
-            snapshot_writer.PAYLOAD_BYTES_MAX, ledger_sink.INLINE_BYTES_MAX, restart_policy.TAKEOVER_MS = usual
 
     def start(self) -> None:
         """See ``Run``."""
@@ -332,8 +325,3 @@ class _Verdict(Verdict):
             if sink in self._settings.job.rising:
                 order.follow(values)
         return found
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    return result_of(CustomRun(seed, is_traced=is_traced, events_max=events_max), seed, is_traced=is_traced)

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
-from types import ModuleType
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from headgate.errors import StorageError, UsageError
 from headgate.sim.machine.primitives import SimThread
+from headgate.sim.machine.replacement import Bound
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.world import Violation
 from headgate.store import chunks, transactions, writer
@@ -37,7 +37,7 @@ SOON_MS = 400_000
 STREAM, SCRATCH, OWNER = "next-door/events", "next-door/scratch", "next-door"
 WRITER = "neighbour"
 
-SMALL: tuple[tuple[ModuleType, str, int], ...] = (
+SMALL: tuple[Bound, ...] = (
     (chunks, "EVENT_BYTES_MAX", 900),
     (writer, "FLUSH_BYTES", 1_500),
     (transactions, "FLUSH_BYTES", 500),
@@ -82,21 +82,13 @@ class Neighbour:
         self._next = 0
         self._expected: Counter[int] = Counter()
         """Events that are in the stream, by number."""
-        self._usual: list[int] = []
+        self.bounds = SMALL if self.is_drawn else ()
 
     def begin(self) -> None:
-        """Have bounds be small, and start; see ``end``."""
+        """Start."""
         if self.is_drawn:
-            self._usual = [getattr(module, name) for module, name, _ in SMALL]
-            for module, name, value in SMALL:
-                setattr(module, name, value)
             process = SimProcess(self._tasks, "neighbour")
             self._tasks.spawn(process, lambda: self._live(process), "main")
-
-    def end(self) -> None:
-        """Have bounds be as usual."""
-        for (module, name, _), usual in zip(SMALL, self._usual, strict=False):
-            setattr(module, name, usual)
 
     def check(self) -> None:
         """Look at what is there, when all is over.

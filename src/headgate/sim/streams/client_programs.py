@@ -14,40 +14,37 @@ from headgate.errors import HeadgateError
 from headgate.sim.machine.disk import Disk
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.store import SimStores
-from headgate.sim.machine.tasks import SimProcess, Tasks
+from headgate.sim.machine.tasks import SimProcess
+from headgate.sim.product.run import Simulation
 from headgate.sim.streams.group_readers import Place
-from headgate.sim.world import Violation, World
+from headgate.sim.world import Violation
 from headgate.store import store as stores
 from headgate.store.catalogue.base import Catalogue
 
 EVENTS_MAX = 200_000
 """Of both phases; reaching it is a hang."""
 
-LIVENESS_MS = 120_000
-"""Virtual time in which healed programs must have done their work."""
-
 STOPPED_MS_MAX = 2_000
 
 
-class PlacesRun:
-    """The programs of one store, and the world's malice."""
+class ProgramsRun(Simulation):
+    """The programs of one store, and what goes wrong."""
 
-    def __init__(self, seed: int, name: str, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        """``name``: of the generator of this kind of runs."""
-        self._events_max = events_max
-        self.world = World(seed, is_traced=is_traced)
-        self._rng = random.Random(f"{name} of seed {seed}")
-        self.tasks = Tasks(self.world)
+    SUBJECT = ""
+    """In the name of the generator of this kind of runs."""
+    LIVENESS_MS = 120_000
+
+    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
+        super().__init__(seed, is_traced=is_traced, events_max=events_max)
+        self._rng = random.Random(f"{self.SUBJECT} of seed {seed}")
         self.faults = Faults(self._rng)
         self._disk = Disk(self.tasks, self.faults, "store")
         self._stores = self._made_stores(seed)
-        self._safety_ms = 0
         self._stopped: list[SimProcess] = []
-        self._is_verified = False
+        self.bounds.append((stores, "OPENERS", {**stores.OPENERS, "sim": self._stores.open}))
+        self._draw()
 
-    def run(self) -> Violation | None:
-        """Run both phases; return what was violated, if anything."""
-        stores.OPENERS["sim"] = self._stores.open
+    def _run(self) -> None:
         try:
             self._begin()
             self.world.run(lambda: self._finding() is not None, self._safety_ms, self._events_max)
@@ -56,14 +53,14 @@ class PlacesRun:
             self._end()
             self.tasks.spawn(SimProcess(self.tasks, "verifier"), self._verify, "main")
             self._until(lambda: self._is_verified, "the store cannot be verified")
-        except Violation as violation:
-            return self._told(violation)
         except AssertionError as error:
-            return self._told(Violation("assertion", str(error)))
+            raise Violation("assertion", str(error)) from error
         finally:
             self.tasks.take_down()
-            del stores.OPENERS["sim"]
-        return None
+
+    def _draw(self) -> None:
+        """Draw what there is in this kind of runs."""
+        raise NotImplementedError
 
     # -- what kinds of runs say ---------------------------------------------------------------------------------------
 
@@ -81,10 +78,6 @@ class PlacesRun:
         """Have everything that happens in the first phase begin."""
         raise NotImplementedError
 
-    def _finding(self) -> Violation | None:
-        """Return what was violated so far."""
-        raise NotImplementedError
-
     def _verify(self) -> None:
         """Look at the store when all is over, and set ``_is_verified``."""
         raise NotImplementedError
@@ -99,21 +92,6 @@ class PlacesRun:
         return behind
 
     # -- the world --------------------------------------------------------------------------------------------------
-
-    def _told(self, violation: Violation) -> Violation:
-        self.world.tell("checker", str(violation))
-        return violation
-
-    def _until(self, is_over: Callable[[], bool], problem: str) -> None:
-        world = self.world
-        is_done = world.run(
-            lambda: self._finding() is not None or is_over(), world.now_ms + LIVENESS_MS, self._events_max
-        )
-        finding = self._finding()
-        if finding is not None:
-            raise finding
-        if not is_done:
-            raise Violation("I5", f"{problem} at {world.now_ms} ms after {world.events_count} events")
 
     def _strike(self) -> None:
         """Perhaps a process dies, or stops, or everybody dies with the power."""
@@ -156,11 +134,8 @@ class PlacesRun:
     # -- other users ------------------------------------------------------------------------------------------------
 
     def _again_and_again(self, what: Callable[[], None], least_ms: int, most_ms: int) -> None:
-        """Have a process of its own do ``what``, as long as something may fail."""
-        if self.faults.is_healed:
-            return
-        self.tasks.spawn(SimProcess(self.tasks, "user"), lambda: self._try(what), "main")
-        self.world.at(self._rng.randint(least_ms, most_ms), self._again_and_again, what, least_ms, most_ms)
+        """Have processes of their own do ``what``, as long as something may fail."""
+        self._repeat("user", lambda: self._try(what), lambda: self._rng.randint(least_ms, most_ms))
 
     def _try(self, what: Callable[[], object]) -> None:
         try:

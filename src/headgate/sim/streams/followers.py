@@ -15,8 +15,7 @@ from dataclasses import replace
 from headgate.errors import CorruptionError, StorageError, TruncatedError
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.tasks import SimProcess
-from headgate.sim.product.run import Result
-from headgate.sim.streams.client_programs import EVENTS_MAX, PlacesRun
+from headgate.sim.streams.client_programs import ProgramsRun
 from headgate.sim.streams.group_readers import KEYS, SCHEMA, STORE, Place, Writer
 from headgate.sim.streams.stream_changes import Scaler
 from headgate.sim.world import Violation
@@ -172,17 +171,18 @@ class Follower(Place):
                 self._run.fail("FW7", f"{self.name} has {len(self.events)} events of {self._key}, not {len(wanted)}")
 
 
-class FollowRun(PlacesRun):
+class FollowRun(ProgramsRun):
     """A stream, who writes it, and who follows it."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, "programs that follow", is_traced=is_traced, events_max=events_max)
+    SUBJECT = "programs that follow"
+
+    def _draw(self) -> None:
         rng = self._rng
         self._behind = self._stores.behind("store")
         self._safety_ms = rng.choice((1_000, 4_000))
         self.writer = AskingWriter(self, random.Random(rng.random()))
         self.followers = [Follower(self, n, random.Random(rng.random())) for n in range(rng.choice((1, 2, 3)))]
-        self.scaler = Scaler(seed, STORE, (STREAM,))
+        self.scaler = Scaler(self.seed, STORE, (STREAM,))
         self.truncates = rng.random() < 0.3
         if rng.random() < 0.3:  # what fails in the middle of a look
             self.faults.on.add(Fault.GET_FAILS)
@@ -250,11 +250,3 @@ def _begins_with(found: StreamEvents, given_back: StreamEvents) -> bool:
     rows = min(found.batch.num_rows, given_back.batch.num_rows)
     is_there = (found.segment, found.position) == (given_back.segment, given_back.position)
     return is_there and found.batch.slice(0, rows).equals(given_back.batch.slice(0, rows))
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    run = FollowRun(seed, is_traced=is_traced, events_max=events_max)
-    violation = run.run()
-    story = tuple(run.world.story) if violation or is_traced else ()
-    return Result(seed, violation, run.world.digest, run.world.events_count, run.world.now_ms, story)

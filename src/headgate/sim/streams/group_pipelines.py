@@ -16,8 +16,6 @@ from headgate.connectors.streams import decode_position
 from headgate.errors import HeadgateError, UsageError
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.sim.machine.tasks import SimProcess
-from headgate.sim.product.run import Result, result_of
 from headgate.sim.product.settings import NAME, ROOT
 from headgate.sim.streams.streams import STORE, StreamRun, StreamSettings
 from headgate.sim.world import Violation
@@ -36,20 +34,15 @@ DELETES_RATE = 0.03
 class GroupedRun(StreamRun):
     """A run with a source that reads by a reader group."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False) -> None:
-        super().__init__(seed, is_traced=is_traced)
+    def _draw(self) -> None:
+        super()._draw()
         settings = self.settings
         assert isinstance(settings, StreamSettings)
         self.cuts = settings.cuts = False
         settings.group = GROUP
-        self._meddling = random.Random(f"who meddles with the group of seed {seed}")
+        self._meddling = random.Random(f"who meddles with the group of seed {self.seed}")
         self.refused_count = self.deleted_count = self.compared_count = 0
-        self.world.at(30, self._meddle_soon)
-
-    def _meddle_soon(self) -> None:
-        if not self.is_finished:
-            self.tasks.spawn(SimProcess(self.tasks, "meddler"), self._meddle, "main")
-            self.world.at(self._meddling.randint(10, 150), self._meddle_soon)
+        self.world.at(30, self._repeat, "meddler", self._meddle, lambda: self._meddling.randint(10, 150))
 
     def _meddle(self) -> None:
         try:
@@ -96,8 +89,3 @@ CALLS: tuple[Callable[[ReaderGroup], object], ...] = (
     lambda group: group.forget_checkpoint("checkpoint-1"),
     lambda group: group.reset(start="latest"),
 )
-
-
-def run_seed(seed: int, *, is_traced: bool = False) -> Result:
-    """Run one seed."""
-    return result_of(GroupedRun(seed, is_traced=is_traced), seed, is_traced=is_traced)

@@ -33,7 +33,7 @@ PATIENCE_MS = 60_000
 
 
 class Around(Protocol):
-    """What programs are in: a ``places.PlacesRun``."""
+    """What programs are in: a ``places.ProgramsRun``."""
 
     world: World
     tasks: Tasks

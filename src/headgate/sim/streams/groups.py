@@ -13,8 +13,7 @@ from typing import cast
 
 from headgate.errors import TruncatedError
 from headgate.sim.machine.tasks import SimProcess
-from headgate.sim.product.run import Result
-from headgate.sim.streams.client_programs import EVENTS_MAX, PlacesRun
+from headgate.sim.streams.client_programs import ProgramsRun
 from headgate.sim.streams.group_judge import GroupJudge, WatchedCatalogue
 from headgate.sim.streams.group_readers import GROUP, SCHEMA, STORE, Member, Place, Writer
 from headgate.sim.streams.stream_changes import Scaler
@@ -30,11 +29,12 @@ LAST = "the last one"
 """The checkpoint that is asked for when nothing fails any more."""
 
 
-class GroupRun(PlacesRun):
+class GroupRun(ProgramsRun):
     """The users of one group, and the world's malice."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, "reader groups", is_traced=is_traced, events_max=events_max)
+    SUBJECT = "reader groups"
+
+    def _draw(self) -> None:
         rng = self._rng
         self.judge = GroupJudge(lambda checkpoint: self._behind.group_cuts(GROUP, checkpoint))
         self._behind = self._stores.behind("store")
@@ -44,7 +44,7 @@ class GroupRun(PlacesRun):
         self._safety_ms = rng.choice((1_500, 5_000))
         self.writers = [Writer(self, name, random.Random(rng.random())) for name in self.streams]
         self.members = [Member(self, n, random.Random(rng.random())) for n in range(rng.choice((1, 2, 3, 4)))]
-        self.scaler = Scaler(seed, STORE, self.streams)
+        self.scaler = Scaler(self.seed, STORE, self.streams)
         self.truncates = rng.random() < 0.5
         self.asked_count = self.truncated_count = 0
         self._resets_left, self._resetting = rng.choice((0, 1, RESETS_MAX)), 0
@@ -170,11 +170,3 @@ class GroupRun(PlacesRun):
         if problems or mended or left:
             self.judge.fail("RG24", f"the check finds {problems[:3]}, mends {mended}; the deleted group holds {left}")
         self._is_verified = True
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one seed."""
-    run = GroupRun(seed, is_traced=is_traced, events_max=events_max)
-    violation = run.run()
-    story = tuple(run.world.story) if violation or is_traced else ()
-    return Result(seed, violation, run.world.digest, run.world.events_count, run.world.now_ms, story)

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import partial
 
 from headgate.environment import Threads
 from headgate.errors import StorageError, UsageError
-from headgate.sim.machine.replacement import replaced
+from headgate.sim.machine.replacement import Bound
 from headgate.sim.machine.server import ServedStores
 from headgate.sim.machine.store import SimStores
 from headgate.sim.machine.tasks import SimProcess
-from headgate.sim.product.run import Result
-from headgate.sim.streams.client_programs import EVENTS_MAX, PlacesRun
+from headgate.sim.streams.client_programs import ProgramsRun
 from headgate.sim.streams.followers import FollowRun
 from headgate.sim.streams.group_readers import SCHEMA, STORE, Around, Place
 from headgate.sim.streams.groups import GroupRun
@@ -30,7 +28,7 @@ from headgate.store import core, reader
 from headgate.store.core import Fetch, Prefetcher
 from headgate.store.store import Store
 
-SMALL: tuple[tuple[object, str, int], ...] = (
+SMALL: tuple[Bound, ...] = (
     (reader, "RUN_BYTES", 2_000),
     (reader, "AHEAD_BYTES", 4_000),
     (reader, "RUNS_MAX", 3),
@@ -42,22 +40,27 @@ UNDER_WAY_MS = 5_000
 """A request takes less virtual time."""
 
 
-class AfarRun(PlacesRun):
+class AfarRun(ProgramsRun):
     """A run with events that are on an object store."""
 
     fetched_count = 0
     """Requests that were made ahead."""
 
-    def run(self) -> Violation | None:
-        """See ``PlacesRun``."""
+    def _draw(self) -> None:
+        super()._draw()
         self._disk.is_afar = True
         self._fetching: dict[SimProcess, list[Prefetcher]] = {}
-        with ExitStack() as stack:
-            for owner, name, value in SMALL:
-                stack.enter_context(replaced(owner, name, value))
-            stack.enter_context(replaced(core, "Prefetcher", self._watched_fetching))
-            stack.enter_context(_collecting_when_told())
+        self.bounds += [*SMALL, (core, "Prefetcher", self._watched_fetching)]
+
+    def run(self) -> Violation | None:
+        """See ``Simulation``. Collect no garbage by chance: readers that are dropped give up what they asked for."""
+        usual = gc.isenabled()
+        gc.disable()
+        try:
             return super().run()
+        finally:
+            if usual:
+                gc.enable()
 
     def on_work_done(self, process: SimProcess) -> None:
         """Its readers are gone, and so is what they had fetched (S83)."""
@@ -71,18 +74,6 @@ class AfarRun(PlacesRun):
         made = WatchedFetching(threads, self)
         self._fetching.setdefault(self.tasks.current.process, []).append(made)
         return made
-
-
-@contextmanager
-def _collecting_when_told() -> Iterator[None]:
-    """Collect no garbage by chance: readers that are dropped give up what they have asked for."""
-    usual = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if usual:
-            gc.enable()
 
 
 class WatchedFetching(Prefetcher):
@@ -139,13 +130,9 @@ class Maker(Place):
 class ServedRun(AfarRun):
     """A run with a store that is on a server."""
 
-    def run(self) -> Violation | None:
-        """See ``PlacesRun``."""
-        with self.served.quicker():
-            return super().run()
-
     def _made_stores(self, seed: int) -> SimStores:
         self.served = ServedStores(seed, lambda name: self._disk, self._watched)
+        self.bounds += self.served.bounds
         self._maker = Maker(self, random.Random(f"who makes streams in seed {seed}"))
         return self.served
 
@@ -185,18 +172,5 @@ class ServedFollowers(ServedRun, FollowRun):
     """Programs that follow a stream on a server."""
 
 
-KINDS: tuple[Callable[..., PlacesRun], ...] = (ServedGroups, AfarGroups, ServedFollowers, AfarFollowers)
+REMOTE_KINDS = (ServedGroups, AfarGroups, ServedFollowers, AfarFollowers)
 """What a seed runs, by turns."""
-
-
-def drawn(seed: int, *, is_traced: bool = False, events_max: int = 3 * EVENTS_MAX) -> PlacesRun:
-    """Return the run of a seed."""
-    return KINDS[seed % len(KINDS)](seed, is_traced=is_traced, events_max=events_max)
-
-
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = 3 * EVENTS_MAX) -> Result:
-    """Run one seed."""
-    run = drawn(seed, is_traced=is_traced, events_max=events_max)
-    violation = run.run()
-    story = tuple(run.world.story) if violation or is_traced else ()
-    return Result(seed, violation, run.world.digest, run.world.events_count, run.world.now_ms, story)

@@ -16,14 +16,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import ModuleType
 
 import pyarrow as pa
 
 from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.protocol.store.transactions import Status
+from headgate.sim.machine.replacement import Bound
 from headgate.sim.machine.tasks import SimProcess
-from headgate.sim.product.run import Result, result_of
 from headgate.sim.streams.stream_changes import Scaler
 from headgate.sim.streams.streams import STORE, Event, StreamRun
 from headgate.sim.world import Violation
@@ -41,7 +40,7 @@ ENDINGS = ("commit", "commit", "prepare", "abort", "leave")
 """What becomes of a round: ``prepare`` is committed, too, later; ``leave`` is up to its lease."""
 
 LEASES_MS = (300, 1_000, 20_000)
-SMALL: tuple[ModuleType, str, int] = (transactions, "FLUSH_BYTES", 300)
+SMALL: Bound = (transactions, "FLUSH_BYTES", 300)
 """A bound that is small here, so that what is written reaches it."""
 
 KEYS = 5
@@ -87,35 +86,32 @@ class Round:
 class SharingRun(StreamRun):
     """A run of streams with two processes that share transactions."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, is_plain: bool = True) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=True)
-        rng = self._rng = random.Random(f"shared transactions of seed {seed}")
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
+        super()._draw()
+        rng = self._rng = random.Random(f"shared transactions of seed {self.seed}")
         count = rng.randint(2, 6)
         self.rounds = [_draw_round(rng, number) for number in range(count)]
         self.lives = dict.fromkeys(NAMES, 0)
         self.kills_count = self.expired_count = self.looked_count = self.fenced_count = 0
         self._processes: dict[str, SimProcess] = {}
-        self._scaler = Scaler(seed, STORE, (STREAM,))
+        self._scaler = Scaler(self.seed, STORE, (STREAM,))
+        self.bounds.append(SMALL)
 
-    def run(self) -> Violation | None:
-        """See ``Run``."""
-        module, name, value = SMALL
-        usual = getattr(module, name)
-        setattr(module, name, value)
-        try:
-            definition = StreamDefinition(STREAM, SCHEMA, 2, "k")
-            self.stores.behind("store").create_stream(definition, 0, if_not_exists=False)
-            for who in NAMES:
-                self.world.at(0, self._start, who)
-            self.world.at(30, self._strike)
-            self.world.at(50, self._look_soon_at_rounds)
-            self.world.at(40, self._expire_soon)
-            self.world.at(self._rng.randint(0, 1_000), self._set_date)
-            if self._scaler.is_drawn:
-                self.world.at(15, self._scale_soon, self._scaler)
-            return super().run()
-        finally:
-            setattr(module, name, usual)
+    def _begin(self) -> None:
+        definition = StreamDefinition(STREAM, SCHEMA, 2, "k")
+        self.stores.behind("store").create_stream(definition, 0, if_not_exists=False)
+        at, rng = self.world.at, self._rng
+        for who in NAMES:
+            at(0, self._start, who)
+        at(30, self._strike)
+        at(50, self._repeat, "onlooker of rounds", self._look_at_rounds, lambda: rng.randint(20, 200))
+        at(40, self._repeat, "janitor", self._expire, lambda: rng.randint(20, 400))
+        at(rng.randint(0, 1_000), self._set_date)
+        if self._scaler.is_drawn:
+            at(15, self._repeat, "scaler", lambda: self._scale(self._scaler), self._scaler.pause_ms)
+        super()._begin()
 
     # -- what goes wrong ---------------------------------------------------------------------------------------------
 
@@ -156,13 +152,8 @@ class SharingRun(StreamRun):
             process.pause()
             self.world.at(for_ms, process.resume)
 
-    def _expire_soon(self) -> None:
-        """A user looks at leases, again and again, beside those who use the stream."""
-        if not self.is_finished:
-            self.tasks.spawn(SimProcess(self.tasks, "janitor"), self._expire, "main")
-            self.world.at(self._rng.randint(20, 400), self._expire_soon)
-
     def _expire(self) -> None:
+        """Look at leases, beside those who use the stream."""
         try:
             Store.shared(STORE).expire_transactions(STREAM)
         except HeadgateError as problem:
@@ -268,11 +259,6 @@ class SharingRun(StreamRun):
 
     # -- what must hold ----------------------------------------------------------------------------------------------
 
-    def _look_soon_at_rounds(self) -> None:
-        if not self.is_finished:
-            self.tasks.spawn(SimProcess(self.tasks, "onlooker of rounds"), self._look_at_rounds, "main")
-            self.world.at(self._rng.randint(20, 200), self._look_soon_at_rounds)
-
     def _look_at_rounds(self) -> None:
         """Look at the stream as it is at one moment: of each round all is there, or nothing."""
         behind = self.stores.behind("store")
@@ -338,8 +324,3 @@ def _draw_round(rng: random.Random, number: int) -> Round:
             [(rng.randrange(KEYS), first + before * 100 + n) for n in range(size)] for before, size in enumerate(sizes)
         ]
     return Round(number, rng.choice(ENDINGS), rng.choice(LEASES_MS), batches)
-
-
-def run_seed(seed: int, *, is_traced: bool = False, is_plain: bool = True) -> Result:
-    """Run one seed."""
-    return result_of(SharingRun(seed, is_traced=is_traced), seed, is_traced=is_traced)

@@ -18,6 +18,7 @@ from headgate.protocol.store import layouts as machine
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.reset import Reset
 from headgate.runtime.surroundings import Surroundings
+from headgate.sim.machine.replacement import Bound
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.product.settings import NAME, ROOT
 from headgate.sim.world import Violation
@@ -213,7 +214,6 @@ class Policies:
         self._rng = random.Random(f"scaling policies of seed {seed}")
         self._root = root
         self.is_drawn = self._rng.random() < POLICIES_RATE
-        self._usual = machine.WINDOWS_MS, maintenance.MAINTENANCE_INTERVAL_MS
         self._scaling = {name: self._draw() for name in streams}
         self._had: dict[str, int] = {}
         """By stream that has its policy, how many segments it had when it got that."""
@@ -226,15 +226,13 @@ class Policies:
             return Scaling(bytes_per_second=40 * target, max_segments=bounds, cool_down=cool_down)
         return Scaling(events_per_second=target, max_segments=bounds, cool_down=cool_down)
 
-    def begin(self) -> None:
-        """Let time pass more quickly for policies."""
-        a, b, c, d = (window_ms // TIMES_QUICKER for window_ms in self._usual[0])
-        machine.WINDOWS_MS = (a, b, c, d)
-        maintenance.MAINTENANCE_INTERVAL_MS = self._usual[1] // TIMES_QUICKER
-
-    def end(self) -> None:
-        """Let it pass as ever."""
-        machine.WINDOWS_MS, maintenance.MAINTENANCE_INTERVAL_MS = self._usual
+    @property
+    def bounds(self) -> list[Bound]:
+        """Time passes more quickly for policies."""
+        return [
+            (machine, "WINDOWS_MS", tuple(window_ms // TIMES_QUICKER for window_ms in machine.WINDOWS_MS)),
+            (maintenance, "MAINTENANCE_INTERVAL_MS", maintenance.MAINTENANCE_INTERVAL_MS // TIMES_QUICKER),
+        ]
 
     def pause_ms(self) -> int:
         """Return how long until the next time."""

@@ -26,7 +26,7 @@ from headgate.sim.machine.store import SimStores
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.product.history import History
 from headgate.sim.product.records import KEYS
-from headgate.sim.product.run import Result, Run
+from headgate.sim.product.run import Run
 from headgate.sim.product.settings import NAME, Settings
 from headgate.sim.product.workloads import Branches, Splits
 from headgate.sim.streams.background_traffic import Neighbour
@@ -189,10 +189,8 @@ class Reader:
 class StreamRun(Run):
     """A run with a pipeline that reads and writes streams."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, is_plain: bool = False) -> None:
-        """``is_plain``: no other process uses the store."""
-        super().__init__(seed, is_traced=is_traced, is_plain=is_plain)
-        rng = self.world.random
+    def _draw(self) -> None:
+        seed, is_plain, rng = self.seed, self.is_plain, self.world.random
         self.faults.on -= {Fault.DRAIN, Fault.DENIED}  # all input is read; output that is gone is told of by other runs
         self._chance = random.Random(f"stream cuts of seed {seed}")
         settings = self.settings = _settings(self.settings)
@@ -212,33 +210,27 @@ class StreamRun(Run):
         self.truncates = not is_plain and self._chance.random() < TRUNCATES_RATE
         self._onlookers: list[Reader] = []
         self._is_looking = False
+        self.bounds += [(stores, "OPENERS", {**stores.OPENERS, "sim": self.stores.open}), *self.neighbour.bounds]
+        if self.truncates:
+            self.bounds.append((coordinator_host, "DROPS_BETWEEN_FORGETTING", 1))
+        if self.has_policies:
+            self.bounds += self.policies.bounds
 
-    def run(self) -> Violation | None:
-        """See ``Run``."""
-        stores.OPENERS["sim"] = self.stores.open
-        usual = coordinator_host.DROPS_BETWEEN_FORGETTING
-        coordinator_host.DROPS_BETWEEN_FORGETTING = 1 if self.truncates else usual
-        try:
-            definition = StreamDefinition(INPUT, SCHEMA, self._segments, "k")
-            self.stores.behind("store").create_stream(definition, 0, if_not_exists=False)
-            self.neighbour.begin()
-            self.producer.start()
-            self.world.at(20, self.producer.strike)
-            if self.cuts:
-                self.world.at(30, self._look_soon)
-            if self.truncates:
-                self.world.at(40, self._truncate_soon)
-            if self.scales:
-                self.world.at(10, self._scale_soon, self.scaler)
-            if self.has_policies:
-                self.policies.begin()
-                self.world.at(15, self._scale_soon, self.policies)
-            return super().run()
-        finally:
-            coordinator_host.DROPS_BETWEEN_FORGETTING = usual
-            self.policies.end()
-            self.neighbour.end()
-            del stores.OPENERS["sim"]
+    def _begin(self) -> None:
+        definition = StreamDefinition(INPUT, SCHEMA, self._segments, "k")
+        self.stores.behind("store").create_stream(definition, 0, if_not_exists=False)
+        self.neighbour.begin()
+        self.producer.start()
+        at, chance = self.world.at, self._chance
+        at(20, self.producer.strike)
+        if self.cuts:  # looked at more often than what is committed
+            at(30, self._repeat, "onlooker", self._look_at_cuts, lambda: chance.randint(20, 120))
+        if self.truncates:
+            at(40, self._repeat, "janitor", self._truncate, lambda: chance.randint(10, 90))
+        if self.scales:
+            at(10, self._repeat, "scaler", lambda: self._scale(self.scaler), self.scaler.pause_ms)
+        if self.has_policies:
+            at(15, self._repeat, "policies", lambda: self._scale(self.policies), self.policies.pause_ms)
 
     def _list_committed(self) -> None:
         """A user reads on, and another one begins. A reader is one thread's: who is still reading goes on first."""
@@ -296,13 +288,8 @@ class StreamRun(Run):
     def _program(self) -> PipelineDefinition:
         return self.settings.definition(self.settings.listed(), lambda: self.world.now_ms, lambda: False)
 
-    def _truncate_soon(self) -> None:
-        """A user truncates the input as its retention says, again and again: only the pipeline keeps it (SC31)."""
-        if not self.is_finished:
-            self.tasks.spawn(SimProcess(self.tasks, "janitor"), self._truncate, "main")
-            self.world.at(self._chance.randint(10, 90), self._truncate_soon)
-
     def _truncate(self) -> None:
+        """Truncate the input as its retention says: only the pipeline keeps it (SC31)."""
         try:
             store = Store.shared(STORE)
             if not store.holds(INPUT):  # the pipeline did not begin yet
@@ -312,22 +299,10 @@ class StreamRun(Run):
         except HeadgateError as problem:
             self.world.tell("janitor", str(problem))
 
-    def _scale_soon(self, who: Scaler | Policies) -> None:
-        """A user, or a policy, scales a stream, again and again."""
-        if not self.is_finished:
-            self.tasks.spawn(SimProcess(self.tasks, who.name), lambda: self._scale(who), "main")
-            self.world.at(who.pause_ms(), self._scale_soon, who)
-
     def _scale(self, who: Scaler | Policies) -> None:
         problem = who.scale()
         if problem:
             self.world.tell(who.name, problem)
-
-    def _look_soon(self) -> None:
-        """Checkpoints that cut the stream are looked at more often than what is committed."""
-        if not self.is_finished:
-            self.tasks.spawn(SimProcess(self.tasks, "onlooker"), self._look_at_cuts, "main")
-            self.world.at(self._chance.randint(20, 120), self._look_soon)
 
     def _look_at_cuts(self) -> None:
         try:
@@ -381,12 +356,3 @@ def _check_order(stream: str, segments: Sequence[Sequence[Event]]) -> None:
         numbers = [n for k, n in events if k == key]
         if numbers != sorted(numbers):
             raise Violation("I6", f"{stream} has key {key} in the order {numbers[:10]}")
-
-
-def run_seed(seed: int, *, is_traced: bool = False, is_plain: bool = False) -> Result:
-    """Run one seed."""
-    run = StreamRun(seed, is_traced=is_traced, is_plain=is_plain)
-    violation = run.run()
-    world = run.world
-    story = tuple(world.story) if violation or is_traced else ()
-    return Result(seed, violation, world.digest, world.events_count, world.now_ms, story)
