@@ -59,7 +59,7 @@ SCENARIOS = (
         "induced-modes", "such sources in other guarantees and beside savepoints", (induced_modes.draw_induced_mode,)
     ),
     Scenario("unaligned", "pipelines with unaligned checkpoints", (unaligned.OvertakingRun,)),
-    Scenario("savepoints", "pipelines that are moved with savepoints", (savepoints.SavepointRun,)),
+    Scenario("savepoints", "pipelines that are moved with savepoints", (savepoints.SavedAndBegunRun,)),
     Scenario("upgrades", "pipelines that are changed between two starts", (upgrades.draw_upgrade,)),
     Scenario("checkpoint-requests", "pipelines whose users ask for checkpoints", (checkpoint_requests.AskingRun,)),
     Scenario("rocksdb", "pipelines whose state is in RocksDB", rocksdb.ROCKSDB_KINDS),

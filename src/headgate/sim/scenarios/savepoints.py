@@ -242,20 +242,6 @@ class SavepointRun(Run):
                 self.stored.look(chosen.url, chosen.savepoint.manifest)
         super()._verify()
 
-    def result(self) -> Result:
-        """Run, then begin once more at one of the savepoints."""
-        found = super().result()
-        if found.violation is not None or self.kept is None:
-            return found
-        again = BeginningRun(self.seed, self.kept, is_traced=self._is_traced, events_max=self._events_max).result()
-        return replace(
-            again,
-            digest=found.digest + again.digest,
-            events_count=found.events_count + again.events_count,
-            virtual_ms=found.virtual_ms + again.virtual_ms,
-            story=found.story + again.story,
-        )
-
 
 class BeginningRun(Run):
     """A run that begins at a savepoint of another one, with empty sinks. It adds up to what that one had to make."""
@@ -311,3 +297,21 @@ def _rows_until(sink: str, columns: tuple[str, ...], checkpoint: int) -> Counter
             frame: pl.DataFrame = decode("jsonl", storage.get(file))
             found.update(frame.select(columns).rows())
     return found
+
+
+class SavedAndBegunRun(SavepointRun):
+    """A run in which savepoints are taken, and then one that begins at one of them."""
+
+    def result(self) -> Result:
+        """See ``Simulation``: of both."""
+        found = super().result()
+        if found.violation is not None or self.kept is None:
+            return found
+        again = BeginningRun(self.seed, self.kept, is_traced=self._is_traced, events_max=self._events_max).result()
+        return replace(
+            again,
+            digest=found.digest + again.digest,
+            events_count=found.events_count + again.events_count,
+            virtual_ms=found.virtual_ms + again.virtual_ms,
+            story=found.story + again.story,
+        )

@@ -23,11 +23,12 @@ from headgate.errors import BringOutputBack, HeadgateError
 from headgate.model.manifest import Committable, Manifest
 from headgate.protocol.supervision import restart_policy
 from headgate.runtime.checkpoints import snapshot_writer
-from headgate.sim.machine.database import LATE_MS, Database, Row, Unreachable
+from headgate.sim.machine.database import LATE_MS, Database, Unreachable
 from headgate.sim.machine.external_log import Feed
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product import history as histories
 from headgate.sim.product.history import History
+from headgate.sim.product.records import Row
 from headgate.sim.product.run import Run
 from headgate.sim.product.settings import NAME, Settings
 from headgate.sim.product.verdict import Order, Verdict
