@@ -38,7 +38,7 @@ from headgate.runtime.wire.exchange import Exchange
 from headgate.runtime.worker.chain import EdgeOutlet
 from headgate.runtime.worker.loop_head import LoopLog
 from headgate.runtime.worker.unaligned import ChannelRecorder
-from headgate.sim.machine.disk import SimStorage
+from headgate.sim.machine.storage import SimStorage
 
 
 def a_channel_set_aside_is_read() -> AbstractContextManager[None]:

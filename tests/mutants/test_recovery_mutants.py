@@ -31,7 +31,7 @@ from headgate.runtime.driver import restart, savepoint_start, supervisor_host
 from headgate.runtime.driver.reset import Reset
 from headgate.runtime.state_reader import lookup
 from headgate.runtime.state_reader.reader import Selection
-from headgate.sim.product import state_reader
+from headgate.sim.product import verdict
 from headgate.sim.product.run import Run
 from headgate.sim.scenarios.upgrades import ChangingCodeRun, GoingBackRun
 
@@ -213,7 +213,7 @@ def an_older_checkpoint_is_the_newest() -> Iterator[None]:
 
 def read_states(seed: int) -> object:
     """Run ``seed``, whose end reads the state of its checkpoints."""
-    with patched(state_reader, "RATE", 1.0):
+    with patched(verdict, "RATE", 1.0):
         return Run(seed).run()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from headgate.sim.machine.surroundings import SimThreads
 from headgate.sim.machine.tasks import SimProcess, Tasks
-from headgate.sim.world import World
+from headgate.sim.machine.world import World
 from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue.sql import memory_catalogue
 from headgate.store.store import Store

@@ -8,26 +8,21 @@ from typing import Any
 
 from headgate.sim.product.run import Result, Run, Simulation
 from headgate.sim.scenarios import (
-    broadcast,
-    cancellation,
     checkpoint_requests,
     guarantees,
     induced,
-    induced_modes,
     listeners,
     log_files,
-    memory_chunks,
     reset,
-    rocksdb,
     savepoints,
     standby,
+    state_backends,
     timers,
-    ttl,
     unaligned,
     upgrades,
     user_pipelines,
 )
-from headgate.sim.streams import followers, group_pipelines, groups, remote_store, shared_transactions, streams
+from headgate.sim.streams import followers, groups, remote_store, shared_transactions, streams
 
 
 @dataclass(frozen=True)
@@ -55,29 +50,27 @@ SCENARIOS = (
     Scenario("streams", "pipelines between streams of the store", (streams.StreamRun,)),
     Scenario("guarantees", "pipelines that count at least or at most once", (guarantees.GuaranteeRun,)),
     Scenario("induced", "pipelines with sources that set their own barriers", (induced.InducedRun,)),
-    Scenario(
-        "induced-modes", "such sources in other guarantees and beside savepoints", (induced_modes.draw_induced_mode,)
-    ),
+    Scenario("induced-modes", "such sources in other guarantees and beside savepoints", (induced.draw_induced_mode,)),
     Scenario("unaligned", "pipelines with unaligned checkpoints", (unaligned.OvertakingRun,)),
     Scenario("savepoints", "pipelines that are moved with savepoints", (savepoints.SavedAndBegunRun,)),
     Scenario("upgrades", "pipelines that are changed between two starts", (upgrades.draw_upgrade,)),
     Scenario("checkpoint-requests", "pipelines whose users ask for checkpoints", (checkpoint_requests.AskingRun,)),
-    Scenario("rocksdb", "pipelines whose state is in RocksDB", rocksdb.ROCKSDB_KINDS),
-    Scenario("memory-chunks", "pipelines whose checkpoints refer to chunks of state", memory_chunks.CHUNKS_KINDS),
-    Scenario("cancellation", "pipelines that do not retain their checkpoints", (cancellation.CancellingRun,)),
+    Scenario("rocksdb", "pipelines whose state is in RocksDB", state_backends.ROCKSDB_KINDS),
+    Scenario("memory-chunks", "pipelines whose checkpoints refer to chunks of state", state_backends.CHUNKS_KINDS),
+    Scenario("cancellation", "pipelines that do not retain their checkpoints", (checkpoint_requests.CancellingRun,)),
     Scenario("reset", "pipelines that are reset", (reset.ResettingRun,)),
     Scenario("timers", "pipelines whose functions have timers", (timers.TimedRun,)),
-    Scenario("ttl", "pipelines whose functions have state that expires", (ttl.ExpiringRun,)),
+    Scenario("ttl", "pipelines whose functions have state that expires", (timers.ExpiringRun,)),
     Scenario("user-pipelines", "pipelines between sources and sinks that users write", (user_pipelines.CustomRun,)),
     Scenario("log-files", "pipelines that follow files which are rotated", (log_files.FollowedRun,)),
     Scenario("standby", "pipelines with supervisors and standbys", (standby.StandbyRun,)),
     Scenario("listeners", "listeners that are called twice and out of order", (listeners.ListeningRun,)),
-    Scenario("broadcast", "pipelines with a broadcast side", broadcast.BROADCAST_KINDS),
+    Scenario("broadcast", "pipelines with a broadcast side", unaligned.BROADCAST_KINDS),
     Scenario("groups", "readers that share streams as a group", (groups.GroupRun,)),
     Scenario(
         "shared-transactions", "transactions of a stream that two processes share", (shared_transactions.SharingRun,)
     ),
-    Scenario("group-pipelines", "pipelines whose subtasks share a stream by a group", (group_pipelines.GroupedRun,)),
+    Scenario("group-pipelines", "pipelines whose subtasks share a stream by a group", (streams.GroupedRun,)),
     Scenario("followers", "programs that follow a stream and wait", (followers.FollowRun,)),
     Scenario("remote-store", "programs with a store on an object store or a server", remote_store.REMOTE_KINDS),
 )

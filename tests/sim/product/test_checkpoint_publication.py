@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from headgate.sim.machine.world import Violation
 from headgate.sim.product.checkpoint_publication import Outside, Publisher
 from headgate.sim.product.run import Run, run_seed
-from headgate.sim.world import Violation
 
 SMOKE = (27, 77, 145, 146, 209, 214)
 

@@ -13,12 +13,11 @@ import pytest
 from headgate.sim import __main__ as program
 from headgate.sim import coverage_table
 from headgate.sim.coverage_table import Covered, table
-from headgate.sim.machine.faults import Fault
+from headgate.sim.machine.world import Fault
 from headgate.sim.product.graphs import Drawing, Graph, Loop, Net, Placed, PlainNet
-from headgate.sim.product.records import Record, Records
 from headgate.sim.product.run import Run
 from headgate.sim.product.source import Pace
-from headgate.sim.product.steps import Map, Window
+from headgate.sim.product.steps import Map, Record, Records, Window
 from headgate.sim.product.workloads import WORKLOADS, Branches, draw_splits
 
 ROOT = Path(__file__).parents[3]

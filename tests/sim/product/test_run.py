@@ -11,12 +11,11 @@ from tests.mutants.harness import around
 from headgate.model.plan import Vertex
 from headgate.runtime.checkpoints.restore import NotRestorable, RestoredSnapshots
 from headgate.sim import __main__ as command
+from headgate.sim.machine.world import Violation
 from headgate.sim.product.graphs import Graph, Net, Placed
 from headgate.sim.product.run import Run, run_seed
 from headgate.sim.product.steps import Window
-from headgate.sim.product.typed_state import KEPT
-from headgate.sim.product.workloads import WORKLOADS, Branches, Workload, draw_splits
-from headgate.sim.world import Violation
+from headgate.sim.product.workloads import KEPT, WORKLOADS, Branches, Workload, draw_splits
 
 SMOKE = (63, 67, 347, 1009, 1068, 2029, 2170, 4225, 10356)
 """What was found: commits and owners that a power cut took, hints read wrongly, a replaced driver that ran on for ever,

@@ -1,10 +1,10 @@
-"""Checkpoints that users ask for, in the machine room."""
+"""Checkpoints that users ask for, and pipelines that give theirs up when they are cancelled."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from headgate.sim.scenarios.checkpoint_requests import AskingRun
+from headgate.sim.scenarios.checkpoint_requests import AskingRun, CancellingRun
 
 SMOKE = (0, 3, 6, 9)
 
@@ -19,3 +19,16 @@ def test_who_asks_for_a_checkpoint_can_rely_on_the_answer() -> None:  # SM47
         kinds["without interval"] += not run.has_interval
         kinds["without restarts"] += not run.restarts and len(run.started) > 2
     assert min(kinds[kind] for kind in ("told", "refused", "without interval", "without restarts")) > 0, kinds
+
+
+CANCELLATION_SMOKE = (1, 3, 7, 10, 11, 13)
+
+
+def test_cancelled_pipelines_give_up_their_checkpoints() -> None:  # SM45
+    given_up = asked = 0
+    for seed in CANCELLATION_SMOKE:
+        run = CancellingRun(seed)
+        assert run.run() is None
+        given_up, asked = given_up + run.is_given_up, asked + run.asked_count
+    assert given_up > 3
+    assert asked > given_up, "some cancels met nothing, or a driver that died over them"

@@ -20,8 +20,7 @@ from headgate.protocol.store.reader_group import (
     Silent,
 )
 from headgate.protocol.store.reading_order import Progress
-from headgate.sim.streams.group_judge import Cuts, GroupJudge
-from headgate.sim.streams.groups import GroupRun
+from headgate.sim.streams.groups import Cuts, GroupJudge, GroupRun
 from headgate.store import store as stores
 from headgate.store.reader_groups import GroupEvents
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.conftest import IS_DEEP
 
-from headgate.sim.machine.faults import Fault
-from headgate.sim.streams.streams import StreamRun
+from headgate.sim.machine.world import Fault
+from headgate.sim.streams.streams import GroupedRun, StreamRun
 from headgate.store import store as stores
 
 SMOKE = (*range(14), 16, 36) if IS_DEEP else (0, 1, 2, 3, 16, 36)
@@ -30,3 +30,17 @@ def test_streams_pass_every_smoke_seed() -> None:  # SM12, SM83, SM84, SM85, SM8
     assert any(run.truncated_count for run in runs)
     assert any(run.scales and run.scaler.scaled_count > 20 for run in runs)
     assert any(run.has_policies and run.policies.scaled_count > 3 for run in runs)
+
+
+GROUP_PIPELINES_SMOKE = range(10) if IS_DEEP else (0, 1, 7)
+
+
+@pytest.mark.early
+def test_pipelines_share_a_stream_by_a_group() -> None:  # SM96
+    runs = [GroupedRun(seed) for seed in GROUP_PIPELINES_SMOKE]
+    assert [str(problem) for run in runs if (problem := run.run()) is not None] == []
+    assert sum(run.refused_count for run in runs) > 2 * len(runs)
+    assert sum(run.compared_count for run in runs) > 10 * len(runs)
+    assert any(run.deleted_count for run in runs)
+    assert any(run.scales and run.scaler.scaled_count > 10 for run in runs)
+    assert any(len(run.started) > 2 for run in runs)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from posixpath import basename, dirname
 
-from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.tasks import Tasks
+from headgate.sim.machine.world import Fault, Faults
 
 FAILURE_RATE = 0.2
 """Of the opportunities at which reading fails, so many do: each ends a generation."""

@@ -13,13 +13,11 @@ import random
 from collections.abc import Callable
 from typing import Any, cast
 
-from headgate.sim.machine.disk import Disk, SimStorage
-from headgate.sim.machine.faults import Fault
-from headgate.sim.machine.replacement import Bound
 from headgate.sim.machine.sockets import HOST, Network, SimServer, SimSocket
-from headgate.sim.machine.store import SimCatalogue, SimStores
+from headgate.sim.machine.storage import Disk, SimCatalogue, SimStorage, SimStores
 from headgate.sim.machine.surroundings import SimSurroundings
 from headgate.sim.machine.tasks import SimProcess, Task
+from headgate.sim.machine.world import Bound, Fault
 from headgate.store import core
 from headgate.store.addresses import PORT
 from headgate.store.catalogue.base import Catalogue

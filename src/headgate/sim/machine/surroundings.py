@@ -6,17 +6,18 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from headgate.sim.machine.primitives import (
+from headgate.sim.machine.sockets import Network, SimServer, SimSocket
+from headgate.sim.machine.tasks import (
     SimCondition,
     SimEvent,
     SimLock,
     SimPool,
+    SimProcess,
     SimQueue,
     SimReentrantLock,
     SimThread,
+    Tasks,
 )
-from headgate.sim.machine.sockets import Network, SimServer, SimSocket
-from headgate.sim.machine.tasks import SimProcess, Tasks
 
 EPOCH_MS = 1_700_000_000_000
 """The date at which every run begins."""

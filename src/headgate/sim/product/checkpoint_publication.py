@@ -15,11 +15,10 @@ from typing import Any, Literal, Protocol, Self
 import pyarrow as pa
 
 import headgate as hg
-from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.tasks import Tasks
+from headgate.sim.machine.world import Fault, Faults, Violation
 from headgate.sim.product.history import History
-from headgate.sim.product.records import Row
-from headgate.sim.world import Violation
+from headgate.sim.product.steps import Row
 
 PUBLISHING_RATE = 0.15
 """Of the seeds, so many have it."""

@@ -1,19 +1,26 @@
-"""What happens to processes, connections and clocks of a run, and when. Counterpart: ``harm`` is about disks."""
+"""Faults of a run: processes, connections and clocks, damage to what is stored, and seeds about one kind of fault."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from headgate.codec.json_files import decode_hint, decode_log_entry
+from headgate.connectors.files.publish_log import SinkIdentity
+from headgate.errors import BringOutputBack, CorruptionError, PutCheckpointsBack, Remedy, RestoreFiles
+from headgate.model.config import Duration
+from headgate.model.manifest import Manifest
 from headgate.runtime.driver.driver import Driver
-from headgate.sim.machine.disk import Disk
-from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.sockets import Network
+from headgate.sim.machine.storage import Disk, Stored
 from headgate.sim.machine.tasks import SimProcess, Tasks
+from headgate.sim.machine.world import Fault, Faults, World
+from headgate.sim.product.history import History
+from headgate.sim.product.settings import NAME, Settings
 from headgate.sim.product.spark import SimSpark
 from headgate.sim.product.workloads import Splits
-from headgate.sim.world import World
 
 DEADLY = (Fault.WORKER_CRASH, Fault.DRIVER_CRASH, Fault.POWER_CUT)
 
@@ -45,6 +52,7 @@ class Struck(Protocol):
     started: list[Started]
     is_finished: bool
     clock_shift_ms: int
+    history: History
 
     def start(self) -> None:
         """Start the pipeline, whatever else runs it."""
@@ -148,3 +156,202 @@ _STRIKES: dict[Fault, Callable[[Strikes, Fault], None]] = {
     Fault.CANCEL: Strikes._ask,
     Fault.SECOND_DRIVER: Strikes._start_second,
 }
+
+
+class Harm:
+    """Does harm, and makes it good again."""
+
+    def __init__(self, faults: Faults, rng: random.Random, disk: Callable[[str], Disk]) -> None:
+        self._faults = faults
+        self._rng = rng
+        self._disk = disk
+        self._backup: dict[tuple[str, str], Stored] = {}
+        """What was harmed, by disk and path."""
+        self._away: dict[str, Stored] | None = None
+
+    def strike(self, history: History) -> None:
+        """Perhaps harm the checkpoints; some are completed, and no process runs the pipeline."""
+        if self._backup or self._away is not None:
+            return
+        if self._faults.strikes(Fault.AWAY):
+            disk = self._disk("checkpoints")
+            disk.tasks.world.tell("world", "the checkpoints are taken away")
+            self._away, disk.objects = disk.objects, {}
+        elif self._faults.strikes(Fault.DAMAGE):
+            self._damage(history)
+
+    def on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
+        """A checkpoint completes: perhaps something that it promises is gone."""
+        prepared = [(sink, name) for sink, names in sorted(files.items()) for name in sorted(names)]
+        if prepared and not self._backup and self._faults.strikes(Fault.DENIED):
+            sink, name = self._rng.choice(prepared)
+            self._take(sink, SinkIdentity(NAME, sink).staged(name))
+
+    def heed(self, remedy: Remedy | None) -> None:
+        """Put back what is missing or damaged, if an error says so."""
+        if isinstance(remedy, PutCheckpointsBack) and self._away is not None:
+            self._disk("checkpoints").objects, self._away = self._away, None
+        if isinstance(remedy, BringOutputBack | RestoreFiles):
+            self.mend()
+
+    def mend(self) -> None:
+        """Put back what is missing or damaged, also what no process has needed since: a later checkpoint was there."""
+        for (disk, path), stored in self._backup.items():
+            self._disk(disk).objects[path] = stored
+        self._backup.clear()
+
+    def _damage(self, history: History) -> None:
+        """Damage the newest completed checkpoint: its entry of the log, or a snapshot."""
+        objects = self._disk("checkpoints").objects
+        newest = history.standing[-1]
+        entries = {path: _manifest(path, stored.data) for path, stored in objects.items() if "/log/" in path}
+        found = [path for path, manifest in entries.items() if manifest is not None and manifest.checkpoint == newest]
+        snapshots = [path for path in objects if f"/chk-{newest:010d}/" in path]
+        path = self._rng.choice(sorted(found + snapshots))
+        how = self._rng.choice(("flipped", "torn", "gone"))
+        is_followed = any(path < other and manifest is not None for other, manifest in entries.items())
+        if path in found and how == "gone" and (is_followed or not self._is_hinted(path)):
+            how = "torn"  # nobody could tell that there was an entry, or that it was not pruned
+        history.damaged.add(newest)
+        self._disk("checkpoints").tasks.world.tell("world", f"{path} is {how}")
+        data = objects[path].data
+        self._take("checkpoints", path)
+        if how == "flipped":
+            at = self._rng.randrange(len(data))
+            objects[path] = Stored(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        elif how == "torn":
+            objects[path] = Stored(data[: self._rng.randrange(len(data))])
+
+    def _is_hinted(self, path: str) -> bool:
+        """Whether the note beside the log tells of this entry."""
+        stored = self._disk("checkpoints").objects.get(f"{NAME}/log-hint")
+        return stored is not None and decode_hint(stored.data, "log-hint") >= int(path.rsplit("/", 1)[1])
+
+    def _take(self, disk: str, path: str) -> None:
+        found = self._disk(disk).objects.pop(path, None)
+        if found is not None:
+            self._backup[disk, path] = found
+
+
+def _manifest(path: str, data: bytes) -> Manifest | None:
+    try:
+        entry = decode_log_entry(data, path)
+    except CorruptionError:
+        return None
+    return entry if isinstance(entry, Manifest) else None
+
+
+FOCUS_RATE = 0.3
+"""Of the seeds, so many have a subject."""
+
+LASTS_MS = 6_000
+"""Virtual time until nothing fails any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Focus:
+    """One subject.
+
+    Attributes:
+        rates: of faults that are switched on, how often each strikes, other than usual.
+        is_alone: no other faults are on, so that the run gets far enough.
+        interval, timeout, min_pause, max_concurrent: of checkpoints.
+        budget: of disruptions.
+    """
+
+    title: str
+    rates: Mapping[Fault, float]
+    interval: Duration = "20ms"
+    timeout: Duration = "1s"
+    min_pause: Duration = 0
+    max_concurrent: int = 1
+    budget: int = 25
+    is_alone: bool = False
+
+
+SUBJECTS = (
+    Focus(
+        "damage",
+        {Fault.DAMAGE: 0.7, Fault.STOP: 0.7, Fault.DRIVER_CRASH: 0.7, Fault.AWAY: 0.05},
+        min_pause="5ms",
+        is_alone=True,
+    ),
+    Focus(
+        "checkpoints that end otherwise than well",
+        {Fault.PART_FAILS: 0.75, Fault.SLOW: 0.1, Fault.WORKER_CRASH: 0.5},
+        interval="10ms",
+        timeout="20s",  # longer than a worker tries to write its part
+        max_concurrent=3,
+    ),
+    Focus(
+        "checkpoints that overlap and expire",
+        {Fault.SLOW: 0.3, Fault.LINK_LOSS: 0.3, Fault.WORKER_PAUSE: 1.0},
+        interval="10ms",
+        timeout="60ms",
+        max_concurrent=3,
+    ),
+    Focus("reads that fail", {Fault.GET_FAILS: 0.15, Fault.BAD_READ: 0.1, Fault.WORKER_CRASH: 2.0}),
+    Focus("output that vanishes", {Fault.DENIED: 0.3, Fault.WORKER_CRASH: 1.0, Fault.DRIVER_CRASH: 1.0}),
+)
+
+
+def draw_focus(seed: int) -> Focus | None:
+    """Return the subject of a seed, if it has one."""
+    rng = random.Random(f"focus of seed {seed}")
+    return rng.choice(SUBJECTS) if rng.random() < FOCUS_RATE else None
+
+
+def put_in_focus(focus: Focus, settings: Settings, faults: Faults) -> None:
+    """Have a run be about its subject."""
+    faults.on = set(focus.rates) | (set() if focus.is_alone else faults.on)
+    faults.rates.update(focus.rates)
+    faults.budget = focus.budget
+    settings.inline_bytes_max = 0
+    settings.on_damaged = "previous"
+    settings.checkpointing = replace(
+        settings.checkpointing,
+        interval=focus.interval,
+        timeout=focus.timeout,
+        min_pause=focus.min_pause,
+        max_concurrent=focus.max_concurrent if not focus.min_pause else 1,
+        tolerable_failures=20,  # a link that was cut is only noticed by checkpoints that expire
+        retained=3,
+    )
+
+
+RATE = 0.5
+
+SLOW = frozenset({Fault.WORKER_PAUSE, Fault.DRIVER_PAUSE, Fault.STORAGE_GONE, Fault.SLOW})
+"""What keeps a pipeline from getting anywhere is switched off."""
+
+
+class Ends:
+    """Kills drivers of a run, or has their user stop them; not too often."""
+
+    def __init__(self, run: Struck, chance: random.Random, count: int, least: int = 1, *, stops: bool = False) -> None:
+        """``least``: so many checkpoints must have been completed before. ``stops``: some are stopped instead."""
+        self._run = run
+        self._chance = chance
+        self._left = count
+        self._least = least
+        self._stops = stops
+        run.faults.on -= SLOW
+        self._on_manifest = run.history.on_manifest
+        run.history.on_manifest = self._on_written
+
+    def _on_written(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
+        """A checkpoint is complete, and enough were before: perhaps the driver ends."""
+        if len(self._run.history.standing) >= self._least and self._left and self._chance.random() < RATE:
+            self._left -= 1
+            self._run.world.at(self._chance.randint(0, 15), self._end)
+        self._on_manifest(manifest, files)
+
+    def _end(self) -> None:
+        stops = self._stops and self._chance.random() < 0.5
+        for one in self._run.started:
+            if not one.process.is_alive or self._run.faults.is_healed:
+                continue
+            if not stops or one.driver is None:
+                one.process.kill()
+            else:
+                self._run.tasks.spawn(one.process, one.driver.stop, "signal")

@@ -15,13 +15,15 @@ import polars as pl
 
 import headgate as hg
 from headgate.connectors.base import Sink
-from headgate.sim.product import records as plain
-from headgate.sim.product.records import Plain, Record, Records
+from headgate.sim.product import steps as plain
 from headgate.sim.product.steps import (
     Count,
     Everywhere,
     Map,
     Picky,
+    Plain,
+    Record,
+    Records,
     RoundSum,
     Step,
     Tally,

@@ -14,7 +14,7 @@ from headgate.codec.snapshot import stored_file
 from headgate.connectors.files.publish_log import COMMITTED, decode_files
 from headgate.errors import CorruptionError
 from headgate.model.manifest import Claim, Committable, Manifest
-from headgate.sim.world import Violation
+from headgate.sim.machine.world import Violation
 
 _ORDER = re.compile(r"[^/]+/resets/([^/]+)")
 _ENTRY = re.compile(r"[^/]+/log/(\d{10,})")

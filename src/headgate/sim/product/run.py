@@ -20,26 +20,20 @@ from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import Continuation, Progress, RunResult
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.spill import SpillBudget
-from headgate.sim.machine.disk import Disk, SimStorage
-from headgate.sim.machine.faults import Fault, Faults
-from headgate.sim.machine.replacement import Bound, replaced
 from headgate.sim.machine.sockets import Network
+from headgate.sim.machine.storage import Disk, SimStorage
 from headgate.sim.machine.surroundings import SimSurroundings
 from headgate.sim.machine.tasks import SimProcess, Tasks
-from headgate.sim.product import leaks
+from headgate.sim.machine.world import Bound, Fault, Faults, Violation, World, replaced
+from headgate.sim.product import verdict as verdict_module
 from headgate.sim.product.checkpoint_publication import Outside
-from headgate.sim.product.fault_injection import Started, Strikes
-from headgate.sim.product.files import FileInputs
+from headgate.sim.product.fault_injection import LASTS_MS, Harm, Started, Strikes, draw_focus, put_in_focus
 from headgate.sim.product.history import History
 from headgate.sim.product.settings import CHECKPOINTS, Exactly, draw_settings
+from headgate.sim.product.source import FileInputs
 from headgate.sim.product.spark import FINGERPRINT, SimSpark
-from headgate.sim.product.state_reader import StoredStates
-from headgate.sim.product.storage_damage import Harm
-from headgate.sim.product.themes import LASTS_MS, draw_focus, put_in_focus
-from headgate.sim.product.typed_state import with_typed
-from headgate.sim.product.verdict import Verdict
-from headgate.sim.product.workloads import Splits
-from headgate.sim.world import Violation, World
+from headgate.sim.product.verdict import StoredStates, Verdict
+from headgate.sim.product.workloads import Splits, with_typed
 from headgate.storage import urls
 
 EVENTS_MAX = 400_000
@@ -267,14 +261,14 @@ class Run(Simulation):
             objects = {path: stored.data for path, stored in disk.objects.items()}
             found: list[str] = []
             if name in self.settings.job.columns:
-                found = list(leaks.of_sink(objects))
+                found = list(verdict_module.of_sink(objects))
             elif name == CHECKPOINTS:
-                found = list(leaks.of_checkpoints(objects, self.settings.checkpointing.retained))
+                found = list(verdict_module.of_checkpoints(objects, self.settings.checkpointing.retained))
             if found:
                 raise Violation("I6", f"left on {name}: {'; '.join(found)}")
 
     def _look_into(self, process: SimProcess, budget: SpillBudget | None = None) -> None:
-        found = list(leaks.of_process(process, self.tasks, self.network, budget))
+        found = list(verdict_module.of_process(process, self.tasks, self.network, budget))
         if found:
             self.history.fail("I6", f"left in {process.name}: {'; '.join(found)}")
 

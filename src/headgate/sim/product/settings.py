@@ -13,9 +13,8 @@ from headgate.connectors.base import Sink, Source
 from headgate.model.config import Duration, MemoryState, StartConfig, StateConfig
 from headgate.model.plan import PipelineDefinition
 from headgate.sim.product.checkpoint_publication import Outside
-from headgate.sim.product.files import FileInputs
 from headgate.sim.product.graphs import draw_graph
-from headgate.sim.product.source import Pace, PacedSplits
+from headgate.sim.product.source import FileInputs, Pace, PacedSplits
 from headgate.sim.product.workloads import WORKLOADS, Branches, Job, Splits, Values, draw_splits
 
 CHECKPOINTS = "checkpoints"

@@ -1,28 +1,33 @@
-"""Pipelines with users that ask for checkpoints and wait for them (C60 to C62 of docs/spec/coordinator.md).
+"""Pipelines with users that ask for checkpoints (SM47), or cancel and give up their checkpoints (SM45).
 
-Many take no other checkpoints (``interval=None``), and many are not restarted by their driver (``NoRestart``): then
-their users start them again. Judged beside everything else: the process that is notified of a checkpoint can rely on
-it, that is, it began after the question, it is in the log, and nothing older is restored from then on; everybody is
-answered once the run has ended; without an interval no process takes what no process asked for. Drawn from a generator
-of its own (SM47).
+An answer can be relied on: the checkpoint began after the question, is in the log, and nothing older is restored from
+then on; every question is answered when the run has ended (C60 to C62 of docs/spec/coordinator.md). When checkpoints
+are given up, all output that they promise is visible, none of them is restored, and nothing is produced again (C70 to
+C74 of docs/spec/retaining.md).
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
 import headgate as hg
+from headgate.errors import HeadgateError, PutCheckpointsBack
 from headgate.model.manifest import Manifest
-from headgate.model.progress import CheckpointOutcome
-from headgate.sim.machine.faults import Fault
-from headgate.sim.product.driver_kills import Ends
-from headgate.sim.product.fault_injection import Started
-from headgate.sim.product.leaks import ASKING
+from headgate.model.progress import CheckpointOutcome, RunResult
+from headgate.protocol.checkpoints.recovery import candidates, has_given_up
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.sim.machine.world import Fault, Violation
+from headgate.sim.product.fault_injection import Ends, Started
 from headgate.sim.product.run import Run
+from headgate.sim.product.settings import NAME, ROOT
 from headgate.sim.product.source import Pace
+from headgate.sim.product.verdict import ASKING, Verdict
+from headgate.sim.product.workloads import Values
+from headgate.storage.urls import open_storage
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.STOP)
 """Nothing that was promised is taken away, and no process takes a last checkpoint but at the end."""
@@ -119,3 +124,103 @@ class AskingRun(Run):
         if driver is not None and not self.restarts and driver.supervision.machine.restarts_count:
             self.history.fail("R2", f"{started.process.name} restarts what must not be restarted")
         return problem
+
+
+WITHOUT_WHEN_CANCELLED = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.DRAIN, Fault.CANCEL, Fault.POWER_CUT)
+"""No start goes back past damage or drains here: what is visible is then a part of what a whole run makes."""
+
+LOOK_MS = 3
+"""How often the user looks at the pipeline."""
+
+
+class CancellingRun(Run):
+    """A run with a user that cancels, with checkpoints that are removed then."""
+
+    IS_PLAIN = True
+
+    def _draw(self) -> None:
+        self._chance = random.Random(f"cancelling of seed {self.seed}")
+        settings = self.settings
+        settings.hidden.clear()
+        settings.grows = False
+        settings.checkpointing = replace(settings.checkpointing, retain_on_cancel=False)
+        settings.roll_interval = 0  # every checkpoint promises something
+        self.faults.on -= set(WITHOUT_WHEN_CANCELLED)
+        self.asked_count = 0
+        self.is_given_up = False
+        self._completed_count = 0
+        self._patience_ms = self._chance.randint(50, 400)
+        self.world.at(LOOK_MS, self._look_at_it)
+
+    def _look_at_it(self) -> None:
+        """Have the user cancel just when a checkpoint has completed, or when patience is at its end."""
+        if self.faults.is_healed or self.is_finished:
+            return
+        completed_count, self._completed_count = self._completed_count, len(self.history.completed)
+        is_new = self._completed_count > completed_count and self._chance.random() < 0.2
+        if is_new or self.world.now_ms > self._patience_ms:
+            self._patience_ms = self.world.now_ms + self._chance.randint(50, 400)
+            self._cancel(self.started[-1])
+        self.world.at(LOOK_MS, self._look_at_it)
+
+    def _cancel(self, started: Started) -> None:
+        """Cancel, and perhaps have the driver die over it."""
+        if started.driver is None or not started.process.is_alive or not self.history.completed:
+            return
+        self.asked_count += 1
+        self.world.tell("user", f"cancels {started.process.name}")
+        self.tasks.spawn(started.process, started.driver.cancel, "signal")
+        if self._chance.random() < 0.4:
+            self.world.at(self._chance.randint(1, 300), self._kill, started)
+
+    def _kill(self, started: Started) -> None:
+        if started.process.is_alive and not self.faults.is_healed:
+            started.process.kill()
+
+    def _is_over(self, result: RunResult) -> bool:
+        return result.has_removed_checkpoints or super()._is_over(result)
+
+    def _heed(self, error: HeadgateError) -> None:
+        if isinstance(error.remedy, PutCheckpointsBack):  # its sinks remember a life of the pipeline that is over
+            self.is_finished = True
+        super()._heed(error)
+
+    # -- judging ----------------------------------------------------------------------------------------------------
+
+    def _check_disks(self) -> None:
+        """Of a pipeline that was given up, the next start that claims removes what is left; none does here."""
+        if not self.history.given_up:
+            super()._check_disks()
+
+    def _verify(self) -> None:
+        log = CheckpointLog(open_storage(ROOT), NAME).observe()
+        self.is_given_up = has_given_up(log)
+        if self.is_given_up != bool(self.history.given_up):
+            raise Violation("LV7", "it was begun anew in front of sinks that remember it")
+        if self.is_given_up and candidates(log):
+            raise Violation("C72", f"{len(candidates(log))} checkpoints that were given up can be restored")
+        if self.is_given_up:
+            Part(self.settings, self.history, self.listed_at).check()
+            self._is_verified = True
+        else:
+            super()._verify()
+
+
+class Part(Verdict):
+    """Judges what was committed when the pipeline was given up: all that was promised, and nothing twice."""
+
+    def check(self) -> None:
+        """Compare it with what a whole run commits.
+
+        Raises:
+            Violation
+        """
+        whole = [[row for rows in splits.values() for row in rows] for splits in self._settings.inputs]
+        expected: dict[str, Counter[Values]] = self._settings.job.expected(whole)
+        for sink, columns in self._settings.job.columns.items():
+            more = self._committed(sink, columns) - expected[sink]
+            if more:
+                raise Violation("I1", f"{sink} has what no run makes, or has it twice: {sorted(more)[:4]}")
+        hidden = self._history.hidden_until(max(self._history.completed, default=0))
+        if hidden:
+            raise Violation("I1", f"{hidden[:4]} was promised, and was given up")

@@ -1,24 +1,29 @@
-"""Pipelines with sources that set their own barriers (externally induced checkpoints)."""
+"""Pipelines with sources that set their own barriers (SM40), also in other guarantees and with savepoints (SM42)."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import pyarrow as pa
 
 import headgate as hg
 from headgate.connectors.base import CheckpointMarker, InducedReader, Source, SourceBatch, SourceContext
+from headgate.model.config import Guarantee
 from headgate.model.manifest import Manifest
-from headgate.sim.machine.faults import Fault
+from headgate.sim.machine.world import Fault
 from headgate.sim.product.history import History
-from headgate.sim.product.records import Row
 from headgate.sim.product.run import Run
 from headgate.sim.product.settings import Settings
 from headgate.sim.product.source import SCHEMA, Pace, PacedReader, positions_of
+from headgate.sim.product.steps import Row
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import Splits, draw_splits
+from headgate.sim.scenarios.guarantees import draw_mode
+from headgate.sim.scenarios.savepoints import SavepointRun
+from headgate.sim.scenarios.unaligned import OvertakingRun
 
 HOOK = "tapes"
 HOOK_TIMEOUT_MS = 150
@@ -316,3 +321,51 @@ class InducedRun(Run):
     def _verify(self) -> None:
         _Verdict(self.settings, self.history, self.listed_at).check()
         self._is_verified = True
+
+
+class AtLeastOnceRun(InducedRun):
+    """Counts at least once."""
+
+    MODE = Guarantee.AT_LEAST_ONCE
+
+    def _draw(self) -> None:
+        super()._draw()
+        count = len(self.settings.inputs)
+        self.judge = draw_mode(self, self.seed, self.MODE)
+        if len(self.settings.inputs) < count:
+            self._put_on_tapes(frozenset({0}))
+        self.tapes.may_stay = self.MODE is Guarantee.AT_MOST_ONCE
+
+
+class AtMostOnceRun(AtLeastOnceRun):
+    """Counts at most once."""
+
+    MODE = Guarantee.AT_MOST_ONCE
+
+
+class TapesOvertakenRun(OvertakingRun, InducedRun):
+    """Barriers overtake what waits after the marker."""
+
+    def _draw(self) -> None:
+        super()._draw()
+        self._put_on_tapes(frozenset(range(len(self.settings.inputs))))
+
+    def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
+        self.tapes.on_manifest(manifest)
+        super()._on_manifest(manifest, files)
+
+
+class TapesSavedRun(SavepointRun, InducedRun):
+    """Savepoints are taken, and the pipeline moves with them."""
+
+    def _draw(self) -> None:
+        super()._draw()
+        self.has_drains = False  # a drained source is cut where it is, not behind a marker
+
+
+MODES = (AtLeastOnceRun, AtMostOnceRun, TapesOvertakenRun, TapesSavedRun)
+
+
+def draw_induced_mode(seed: int, **options: Any) -> InducedRun:
+    """Return the run of a seed."""
+    return random.Random(f"mixed of seed {seed}").choice(MODES)(seed, **options)

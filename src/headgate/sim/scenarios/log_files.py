@@ -21,17 +21,15 @@ from headgate.connectors.files.file_committer import committed_files
 from headgate.connectors.files.line_file import FilePosition
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
-from headgate.sim.machine.disk import Disk, SimStorage
-from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.files import BusyFiles, SimFile
-from headgate.sim.machine.replacement import Bound
-from headgate.sim.product.records import KEYS, Row
+from headgate.sim.machine.storage import Disk, SimStorage
+from headgate.sim.machine.world import Bound, Fault, Violation, World
 from headgate.sim.product.run import Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME, Settings
 from headgate.sim.product.source import SCHEMA
+from headgate.sim.product.steps import KEYS, Row
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import WORKLOADS, Branches, Splits, draw_splits
-from headgate.sim.world import Violation, World
 from headgate.storage.urls import open_storage
 
 DIRECTORY = "/logs"

@@ -19,9 +19,9 @@ from headgate.model.manifest import Claim
 from headgate.model.plan import PipelineDefinition
 from headgate.model.progress import RunResult
 from headgate.runtime.driver.reset import Reset
-from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.surroundings import SimSurroundings
 from headgate.sim.machine.tasks import SimProcess
+from headgate.sim.machine.world import Fault
 from headgate.sim.product.run import Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME, ROOT
 

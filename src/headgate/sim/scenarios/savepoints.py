@@ -29,16 +29,15 @@ from headgate.errors import HeadgateError
 from headgate.model.config import StartConfig
 from headgate.model.manifest import Manifest, Savepoint
 from headgate.model.progress import CheckpointOutcome
-from headgate.sim.machine.disk import Disk, Stored
-from headgate.sim.machine.faults import Fault
+from headgate.sim.machine.storage import Disk, Stored
 from headgate.sim.machine.tasks import SimProcess
+from headgate.sim.machine.world import Fault, Violation
 from headgate.sim.product.fault_injection import Started
 from headgate.sim.product.history import History, sealed_by
 from headgate.sim.product.run import EVENTS_MAX, Result, Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME, Settings
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import Splits, Values
-from headgate.sim.world import Violation
 from headgate.storage.urls import open_storage
 
 PLACES = "savepoint"

@@ -23,14 +23,12 @@ from headgate.protocol.supervision.driver_supervisor import Command, DriverSuper
 from headgate.protocol.supervision.standby import Standby
 from headgate.protocol.supervision.supervisor_events import Begin
 from headgate.runtime.driver.takeover import HeartbeatReader, Takeover, taking_over
-from headgate.sim.machine.faults import Fault
-from headgate.sim.machine.primitives import SimQueue
-from headgate.sim.machine.tasks import SimProcess
+from headgate.sim.machine.tasks import SimProcess, SimQueue
+from headgate.sim.machine.world import Fault, Violation
 from headgate.sim.product.fault_injection import Started
 from headgate.sim.product.run import Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME, ROOT
 from headgate.sim.product.spark import SimSpark
-from headgate.sim.world import Violation
 from headgate.storage.urls import open_storage
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.CANCEL)

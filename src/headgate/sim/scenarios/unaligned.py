@@ -1,31 +1,31 @@
-"""Pipelines under back-pressure with barriers that overtake what waits.
+"""Pipelines under back-pressure, with unaligned checkpoints (SM50), also with a broadcast side (SM97).
 
-Restored again and again at another parallelism.
-
-What is drawn comes from a generator of its own; everything else a seed decides as without it. Small credit and a
-function that takes its time make the queues. Rules UA7–UA15 of docs/spec/unaligned.md; the verdict is that of exactly
-once.
+Small credit and a function that takes its time make the queues (UA7 to UA15 of docs/spec/unaligned.md). With a
+broadcast side every subtask makes of each record of the side a digest that depends on all before it and on their order:
+the digests of all subtasks must be one (docs/spec/broadcast.md).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import polars as pl
+import pyarrow as pa
 
 import headgate as hg
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.connectors.base import Sink
 from headgate.errors import UsageError
 from headgate.model.manifest import Manifest
-from headgate.sim.machine.faults import Fault
+from headgate.sim.machine.world import Fault
 from headgate.sim.product.graphs import Graph
 from headgate.sim.product.history import History
-from headgate.sim.product.records import OUT_OF_ORDER_MS, WINDOW_MS, Row
 from headgate.sim.product.run import Run
-from headgate.sim.product.workloads import WORKLOADS, Branches, draw_splits
+from headgate.sim.product.steps import OUT_OF_ORDER_MS, WINDOW_MS, FirstOfEqual, Row
+from headgate.sim.product.workloads import WORKLOADS, Branches, Values, draw_splits
 from headgate.sim.scenarios.guarantees import LOOPS
 
 GRAPHS_RATE = 0.5
@@ -131,3 +131,247 @@ class OvertakingRun(Run):
         except UsageError:
             return False
         return True
+
+
+SINK = "sided"
+TOLD = {"k": pa.int64(), "n": pa.int64(), "v": pa.int64()}
+ALIGNED_RATE = 0.4
+"""Of the seeds so many have barriers that never overtake."""
+
+EVENTS = 160
+RULES = 80
+
+SIDE_SINK = "side"
+TRIPS = 3
+
+
+def folded(so_far: int, row: Row) -> int:
+    """Return what a digest becomes by one more record."""
+    return int(so_far * 31 + row["n"] * 7 + row["v"] + 1) % 1_000_003
+
+
+class Told(hg.BroadcastProcessFunction):
+    """Every event once; every record of the side from each subtask, below zero, with the digest of all so far."""
+
+    schema = TOLD
+
+    def open(self, state: hg.StateHandle) -> None:
+        """Declare."""
+        self.rules = state.broadcast("rules", pa.int64(), pa.int64())
+
+    def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
+        """Pass it on."""
+        yield {"k": row["k"], "n": row["n"], "v": 0}
+
+    def process_broadcast(self, row: Row, context: hg.BroadcastContext) -> Iterator[Row]:
+        """Fold it in: for all, and for its key, which some records take away again."""
+        digest = folded(self.rules.get(-1, 0), row)
+        self.rules.put(-1, digest)
+        if row["v"] % 7 == 0:
+            self.rules.remove(row["k"])
+        else:
+            self.rules.put(row["k"], folded(self.rules.get(row["k"], 0), row))
+        of_keys = sum(value for key, value in self.rules.items() if key >= 0)
+        yield {"k": row["k"], "n": -1 - row["n"], "v": digest * 1_000 + of_keys % 1_000}
+
+
+class Numbered(Told):
+    """The same; events are numbered by key."""
+
+    def open(self, state: hg.StateHandle) -> None:
+        """Declare."""
+        super().open(state)
+        self.count = state.value("count", pa.int64())
+
+    def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
+        """Number it."""
+        number = self.count.get(0) + 1
+        self.count.put(number)
+        yield {"k": row["k"], "n": number, "v": 0}
+
+
+class ToldBatches(hg.BatchBroadcastProcessFunction):
+    """As ``Numbered``, by batch."""
+
+    schema = TOLD
+
+    def open(self, state: hg.BatchStateHandle) -> None:
+        """Declare."""
+        self.rules = state.broadcast("rules", pa.int64(), pa.int64())
+        self.count = state.value("count", pa.int64())
+
+    def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> pl.DataFrame:
+        """Number the records of the batch after those before."""
+        within = batch.select(pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over("k")).to_series()
+        numbers = self.count.get().fill_null(0) + within
+        self.count.put(numbers)
+        return batch.select("k", n=numbers, v=pl.lit(0, pl.Int64))
+
+    def process_broadcast(self, batch: pl.DataFrame, context: hg.BroadcastContext) -> pl.DataFrame:
+        """Fold its rows in, one after the other."""
+        return pl.DataFrame([self._told(row) for row in batch.rows(named=True)], schema=dict.fromkeys(TOLD, pl.Int64))
+
+    def _told(self, row: Row) -> Row:
+        every, key = pl.Series([-1]), pl.Series([row["k"]])
+        digest = folded(self.rules.get(every)[0] or 0, row)
+        self.rules.put(every, digest)
+        if row["v"] % 7 == 0:
+            self.rules.remove(key)
+        else:
+            self.rules.put(key, folded(self.rules.get(key)[0] or 0, row))
+        of_keys = self.rules.frame().filter(pl.col("key") >= 0)["value"].sum()
+        return {"k": row["k"], "n": -1 - row["n"], "v": digest * 1_000 + of_keys % 1_000}
+
+
+@dataclass(frozen=True)
+class Sided:
+    """One function with a broadcast side: of other sources, or of some records of the only one.
+
+    Attributes:
+        how: ``row`` or ``batch``, by key; ``plain`` by row without a key.
+        slow: takes time; each subtask another one.
+    """
+
+    how: str
+    slow: Callable[[], None] = field(default=lambda: None)
+    is_picky: bool = False
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """See ``Job``."""
+        return {SINK: ("k", "n")}
+
+    @property
+    def rising(self) -> frozenset[str]:
+        """See ``Job``."""
+        return frozenset()
+
+    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
+        """See ``Job``."""
+        events, side = sources[0], sources[1:]
+        rules = side[0].union(*side[1:]) if side else events.filter(lambda row: row["v"] % 3 == 0, name="rules")
+        broadcast = rules.broadcast()
+        if self.how == "plain":
+            told = events.rebalance().connect(broadcast).process(Told(), name="told")
+        else:
+            function = Numbered() if self.how == "row" else ToldBatches()
+            told = events.key_by("k", name="by").connect(broadcast).process(function, name="told")
+        slowed = told.filter(self._slowly, name="slowed")
+        copies = slowed.filter(lambda row: row["n"] < 0, name="copies")
+        once = copies.key_by("k", name="copies-by").process(FirstOfEqual(), name="once")
+        slowed.filter(lambda row: row["n"] >= 0, name="events").union(once).sink(sink_to(SINK), name=SINK)
+
+    def expected(self, inputs: Sequence[Sequence[Row]]) -> dict[str, Counter[Values]]:
+        """See ``Job``."""
+        events = inputs[0]
+        side = [row for rows in inputs[1:] for row in rows]
+        rules = side if len(inputs) > 1 else [row for row in events if row["v"] % 3 == 0]
+        found: Counter[Values] = Counter((row["k"], -1 - row["n"]) for row in rules)
+        if self.how == "plain":
+            found.update((row["k"], row["n"]) for row in events)
+        else:
+            per_key = Counter(row["k"] for row in events)
+            found.update((k, number) for k, count in per_key.items() for number in range(1, count + 1))
+        return {SINK: found}
+
+    def _slowly(self, row: Row) -> bool:
+        self.slow()
+        return True
+
+
+class Going(Told):
+    """Takes one trip from every event, in a loop."""
+
+    schema = TOLD | {"left": pa.int64()}
+
+    def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
+        """Have it go on."""
+        yield {"k": row["k"], "n": row["n"], "v": 0, "left": row["left"] - 1}
+
+    def process_broadcast(self, row: Row, context: hg.BroadcastContext) -> Iterator[Row]:
+        """Tell what ``Told`` does; that leaves the loop."""
+        for told in super().process_broadcast(row, context):
+            yield {**told, "left": 0}
+
+
+@dataclass(frozen=True)
+class Looped(Sided):
+    """Events go round a loop, in which a function has a broadcast side (BC13).
+
+    Attributes:
+        how: where the side comes from: ``outside`` of the loop, or ``inside``, where some events of each trip are sent.
+    """
+
+    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
+        """See ``Job``."""
+        events, side = sources[0], sources[1:]
+        outside = side[0].union(*side[1:]) if side else events.filter(lambda row: row["v"] % 3 == 0, name="rules")
+        going = events.select("k", "n", v=pl.lit(0, pl.Int64), left=pl.col("n") % TRIPS + 1, name="going")
+
+        def body(loop: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
+            broadcast = (_inside(loop) if self.how == "inside" else outside).broadcast()
+            told = loop.key_by("k", name="by").connect(broadcast).process(Going(), name="told")
+            slowed = told.filter(self._slowly, name="slowed")
+            return slowed.filter(pl.col("left") > 0).rebalance(), slowed.filter(pl.col("left") <= 0)
+
+        told = going.iterate(body, name="loop").select("k", "n", "v", name="behind")
+        copies = told.filter(lambda row: row["n"] < 0, name="copies")
+        once = copies.key_by("k", name="copies-by").process(FirstOfEqual(), name="once")
+        told.filter(lambda row: row["n"] >= 0, name="events").union(once).sink(sink_to(SINK), name=SINK)
+        if self.how == "inside":
+            outside.sink(sink_to(SIDE_SINK), name=SIDE_SINK)
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """See ``Job``."""
+        return super().columns | ({SIDE_SINK: ("k", "n")} if self.how == "inside" else {})
+
+    def expected(self, inputs: Sequence[Sequence[Row]]) -> dict[str, Counter[Values]]:
+        """See ``Job``."""
+        events, side = inputs[0], [row for rows in inputs[1:] for row in rows]
+        outside = side if len(inputs) > 1 else [row for row in events if row["v"] % 3 == 0]
+        found: Counter[Values] = Counter((row["k"], row["n"]) for row in events)
+        if self.how == "outside":
+            found.update((row["k"], -1 - row["n"]) for row in outside)
+            return {SINK: found}
+        for row in events:
+            if row["n"] % 3 == 0:
+                found.update((row["k"], -1 - (row["n"] * 10 + left)) for left in range(1, row["n"] % TRIPS + 2))
+        return {SINK: found, SIDE_SINK: Counter((row["k"], row["n"]) for row in outside)}
+
+
+def _inside(loop: hg.Stream) -> hg.Stream:
+    """Return what a loop tells itself: some events of each trip."""
+    some = loop.filter(pl.col("n") % 3 == 0)
+    return some.select("k", n=pl.col("n") * 10 + pl.col("left"), v=pl.col("left"), name="telling")
+
+
+class SidedRun(OvertakingRun):
+    """The user of one such pipeline."""
+
+    def _draw(self) -> None:
+        super()._draw()
+        rng = random.Random(f"sides of seed {self.seed}")
+        settings = self.settings
+        settings.hidden.clear()
+        settings.grows = False
+        if settings.files is None:
+            settings.inputs = [draw_splits(rng, 0, rng.choice((1, 2, 3)), EVENTS)]
+            for source in range(1, rng.choice((1, 2, 3))):
+                settings.inputs.append(draw_splits(rng, source, rng.choice((1, 2)), RULES))
+        settings.job = Sided(rng.choice(("row", "batch", "plain")), slow=self._take_time)
+        if rng.random() < ALIGNED_RATE:
+            settings.checkpointing = replace(settings.checkpointing, alignment_timeout=None)
+
+
+class LoopedRun(SidedRun):
+    """The user of one with a loop, with barriers that never overtake (UA2)."""
+
+    def _draw(self) -> None:
+        super()._draw()
+        rng = random.Random(f"looped sides of seed {self.seed}")
+        self.settings.job = Looped(rng.choice(("outside", "inside")), slow=self._take_time)
+        self.settings.checkpointing = replace(self.settings.checkpointing, alignment_timeout=None)
+
+
+BROADCAST_KINDS = (SidedRun, SidedRun, SidedRun, SidedRun, LoopedRun)

@@ -18,13 +18,12 @@ from headgate.model.config import Guarantee, StartConfig
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
 from headgate.model.progress import Continuation, RunResult
-from headgate.sim.machine.faults import Fault
-from headgate.sim.product.driver_kills import Ends
-from headgate.sim.product.fault_injection import Started
-from headgate.sim.product.records import Row
+from headgate.sim.machine.world import Fault
+from headgate.sim.product.fault_injection import Ends, Started
 from headgate.sim.product.run import Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME, ROOT, Exactly
 from headgate.sim.product.source import SCHEMA, Pace
+from headgate.sim.product.steps import Row
 from headgate.sim.product.workloads import WORKLOADS, Branches, Values, draw_splits
 from headgate.sim.scenarios.guarantees import LOOPS, RULES, Judge, Noted, Records
 

@@ -16,10 +16,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from headgate.errors import StorageError, UsageError
-from headgate.sim.machine.primitives import SimThread
-from headgate.sim.machine.replacement import Bound
-from headgate.sim.machine.tasks import SimProcess, Tasks
-from headgate.sim.world import Violation
+from headgate.sim.machine.tasks import SimProcess, SimThread, Tasks
+from headgate.sim.machine.world import Bound, Violation
 from headgate.store import chunks, transactions, writer
 from headgate.store.store import Store
 from headgate.store.transactions import Transaction

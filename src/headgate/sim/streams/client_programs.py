@@ -1,8 +1,7 @@
 """Programs of users that run in a store, again and again, until they have done their work (SM90, SM92).
 
-A run has two phases as those of pipelines have: faults, then none. Programs die, are stopped, and are started again,
-perhaps beside the one that was stopped; all of them die with the power. Counterparts: ``groups`` and ``following`` say
-which programs there are and what must hold.
+A program dies at any moment, is stopped, and is started again, perhaps beside the one that was stopped; all of them die
+with the power. What its calls raise, it heeds as a user would. A run has two phases: faults, then none.
 """
 
 from __future__ import annotations
@@ -10,16 +9,133 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from headgate.errors import HeadgateError
-from headgate.sim.machine.disk import Disk
-from headgate.sim.machine.faults import Fault, Faults
-from headgate.sim.machine.store import SimStores
+import pyarrow as pa
+
+from headgate.errors import HeadgateError, TruncatedError
+from headgate.protocol.store.transactions import Status
+from headgate.sim.machine.storage import Disk, SimStores
 from headgate.sim.machine.tasks import SimProcess
+from headgate.sim.machine.world import Fault, Faults, Violation
 from headgate.sim.product.run import Simulation
-from headgate.sim.streams.group_readers import Place
-from headgate.sim.world import Violation
 from headgate.store import store as stores
 from headgate.store.catalogue.base import Catalogue
+from headgate.store.store import Store
+
+STORE = "sim://store"
+SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("n", pa.int64())])
+KEYS = 5
+
+
+class Program:
+    """Where one program runs, again and again, until it has done its work."""
+
+    def __init__(self, run: ProgramsRun, name: str, rng: random.Random) -> None:
+        self.name = name
+        self.process: SimProcess | None = None
+        self.is_done = False
+        self._processes: list[SimProcess] = []
+        self._run = run
+        self._rng = rng
+        self._starts_count = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all is done, and no process runs there any more."""
+        return self.is_done and not any(process.is_alive for process in self._processes)
+
+    def start(self) -> None:
+        """Start it, whether a former one lives or not."""
+        self._starts_count += 1
+        process = self.process = SimProcess(self._run.tasks, f"{self.name}.{self._starts_count}", self._on_gone)
+        self._processes.append(process)
+        self._run.tasks.spawn(process, lambda: self._work_until_done(process), "main")
+
+    def _on_gone(self, code: int) -> None:
+        if code and not self.is_done:
+            self._run.world.at(self._rng.randint(1, 300), self._start_again)
+
+    def _start_again(self) -> None:
+        if self.process is None or not self.process.is_alive:
+            self.start()
+
+    def _work_until_done(self, process: SimProcess) -> None:
+        while not self.is_done:
+            try:
+                self.is_done = self._work(process) or self.is_done
+            except TruncatedError as error:
+                self._run.fail("RG17", str(error))
+            except HeadgateError as error:
+                self._run.world.tell(process.name, str(error))
+                if self._is_over(process, error):
+                    break
+                self._run.tasks.park(self._rng.randint(1, 50))
+        self._run.on_work_done(process)
+        process.end(0)
+
+    def _work(self, process: SimProcess) -> bool:
+        """Do what is to be done; return whether all of it is."""
+        raise NotImplementedError
+
+    def _is_over(self, process: SimProcess, error: Exception) -> bool:
+        """Whether a process gives up: another one runs in its place."""
+        return process is not self.process
+
+
+class Writer(Program):
+    """Appends numbered events to a stream, some in transactions, each once and in order; then it seals the stream."""
+
+    def __init__(self, run: ProgramsRun, stream: str, rng: random.Random) -> None:
+        super().__init__(run, f"writer-{stream}", rng)
+        self.stream = stream
+        count = rng.choice((0, 40, 120, 200))
+        self.batches = [[(rng.randrange(KEYS), n) for n in range(at, at + 5)] for at in range(0, count, 5)]
+        self._pause_ms = rng.choice((10, 40, 150))
+        self._by_transaction = {n for n in range(len(self.batches)) if rng.random() < 0.3}
+
+    def _work(self, process: SimProcess) -> bool:
+        store, epoch = Store.shared(STORE), self._starts_count
+        if store.describe(self.stream).is_sealed:
+            return True
+        owner = f"writer of {self.stream}"
+        done = self._decided(store, owner, epoch)
+        writer = store.writer(self.stream, writer_id=owner, epoch=epoch, linger=None)
+        appended = 0
+        for number, events in enumerate(self.batches):
+            rows = [dict(zip(SCHEMA.names, event, strict=True)) for event in events]
+            batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+            if number in self._by_transaction:
+                if number not in done:
+                    self._transact(store, owner, epoch, f"{number}.{epoch}", batch)
+                self._on_durable(number)
+                continue
+            appended += 1
+            if appended >= writer.next_sequence:
+                writer.append(batch, sequence=appended)
+                writer.flush()
+                self._run.tasks.park(self._rng.randint(1, self._pause_ms))
+            self._on_durable(number)
+        store.seal(self.stream)
+        return True
+
+    def _on_durable(self, number: int) -> None:
+        """All batches up to this one are in the stream."""
+
+    def _decided(self, store: Store, owner: str, epoch: int) -> set[int]:
+        """Keep former lives from writing, and commit what they had prepared; return what is committed."""
+        store.transactions.fence(owner, epoch)
+        found = store.list_transactions(owner=owner)
+        prepared = [(self.stream, x.name) for x in found if not x.status.is_terminal]
+        if prepared:
+            store.commit_transactions(prepared, owner=owner, epoch=epoch)
+        return {int(x.name.partition(".")[0]) for x in found if x.status is not Status.ABORTED}
+
+    def _transact(self, store: Store, owner: str, epoch: int, name: str, batch: pa.RecordBatch) -> None:
+        transaction = store.transactions.begin(self.stream, owner=owner, epoch=epoch, name=name)
+        transaction.write(batch)
+        transaction.prepare()
+        self._run.tasks.park(self._rng.randint(0, 60))
+        store.commit_transactions([(self.stream, name)], owner=owner, epoch=epoch)
+
 
 EVENTS_MAX = 200_000
 """Of both phases; reaching it is a hang."""
@@ -65,13 +181,13 @@ class ProgramsRun(Simulation):
     # -- what kinds of runs say ---------------------------------------------------------------------------------------
 
     def fail(self, rule: str, problem: str) -> None:
-        """See ``Around``."""
+        """Note what was violated first."""
         raise NotImplementedError
 
     def on_work_done(self, process: SimProcess) -> None:
-        """See ``Around``."""
+        """A program has done its work, and is about to end."""
 
-    def _places(self) -> Sequence[Place]:
+    def _places(self) -> Sequence[Program]:
         raise NotImplementedError
 
     def _begin(self) -> None:
@@ -113,7 +229,7 @@ class ProgramsRun(Simulation):
                     self.world.at(rng.randint(1, STOPPED_MS_MAX), self._start_beside, place)
         self.world.at(rng.randint(20, 200), self._strike)
 
-    def _start_beside(self, place: Place) -> None:
+    def _start_beside(self, place: Program) -> None:
         """A user takes the one that is stopped for dead, and starts another one."""
         if not self.faults.is_healed and not place.is_done:
             place.start()

@@ -13,12 +13,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from headgate.errors import CorruptionError, StorageError, TruncatedError
-from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.tasks import SimProcess
-from headgate.sim.streams.client_programs import ProgramsRun
-from headgate.sim.streams.group_readers import KEYS, SCHEMA, STORE, Place, Writer
+from headgate.sim.machine.world import Fault, Violation
+from headgate.sim.streams.client_programs import KEYS, SCHEMA, STORE, Program, ProgramsRun, Writer
 from headgate.sim.streams.stream_changes import Scaler
-from headgate.sim.world import Violation
 from headgate.store.follower import WAIT_FOREVER, StreamEvents, StreamFollower
 from headgate.store.store import Store
 from headgate.store.streams import StreamCut, StreamDefinition
@@ -54,7 +52,7 @@ class AskingWriter(Writer):
         run.heard_count += 1
 
 
-class Follower(Place):
+class Follower(Program):
     """Follows the stream to its end, however often it dies over it."""
 
     def __init__(self, run: FollowRun, number: int, rng: random.Random) -> None:
@@ -193,14 +191,14 @@ class FollowRun(ProgramsRun):
         self.finding: Violation | None = None
 
     def fail(self, rule: str, problem: str) -> None:
-        """See ``Around``."""
+        """Note what was violated first."""
         self.finding = self.finding or Violation(rule, problem)
 
     def heads(self) -> dict[int, int]:
         """Return where each segment begins, as no client sees it."""
         return {n: extent.head for n, extent in self._behind.extents(self._behind.find_stream(STREAM)).items()}
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[Program]:
         return [self.writer, *self.followers]
 
     def _finding(self) -> Violation | None:

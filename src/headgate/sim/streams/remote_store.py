@@ -14,15 +14,13 @@ from functools import partial
 
 from headgate.environment import Threads
 from headgate.errors import StorageError, UsageError
-from headgate.sim.machine.replacement import Bound
 from headgate.sim.machine.server import ServedStores
-from headgate.sim.machine.store import SimStores
+from headgate.sim.machine.storage import SimStores
 from headgate.sim.machine.tasks import SimProcess
-from headgate.sim.streams.client_programs import ProgramsRun
+from headgate.sim.machine.world import Bound, Violation
+from headgate.sim.streams.client_programs import SCHEMA, STORE, Program, ProgramsRun
 from headgate.sim.streams.followers import FollowRun
-from headgate.sim.streams.group_readers import SCHEMA, STORE, Around, Place
 from headgate.sim.streams.groups import GroupRun
-from headgate.sim.world import Violation
 from headgate.storage.base import Storage
 from headgate.store import core, reader
 from headgate.store.core import Fetch, Prefetcher
@@ -90,13 +88,13 @@ class WatchedFetching(Prefetcher):
         return found
 
 
-class Maker(Place):
+class Maker(Program):
     """Makes streams and deletes them.
 
     The process that is informed that nothing was done must not find it done (SS9).
     """
 
-    def __init__(self, run: Around, rng: random.Random) -> None:
+    def __init__(self, run: ProgramsRun, rng: random.Random) -> None:
         super().__init__(run, "maker", rng)
         self._left = [f"made/{number}" for number in range(rng.choice((5, 15, 40)))]
 
@@ -140,7 +138,7 @@ class ServedRun(AfarRun):
         mistake = self.served.mistake()
         return Violation("SS18", mistake) if mistake else super()._finding()
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[Program]:
         return [*super()._places(), self._maker]
 
     def _begin(self) -> None:

@@ -21,11 +21,10 @@ import pyarrow as pa
 
 from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.protocol.store.transactions import Status
-from headgate.sim.machine.replacement import Bound
 from headgate.sim.machine.tasks import SimProcess
+from headgate.sim.machine.world import Bound, Violation
 from headgate.sim.streams.stream_changes import Scaler
 from headgate.sim.streams.streams import STORE, Event, StreamRun
-from headgate.sim.world import Violation
 from headgate.store import transactions
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition

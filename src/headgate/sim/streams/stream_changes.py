@@ -18,10 +18,9 @@ from headgate.protocol.store import layouts as machine
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.reset import Reset
 from headgate.runtime.surroundings import Surroundings
-from headgate.sim.machine.replacement import Bound
 from headgate.sim.machine.tasks import SimProcess, Tasks
+from headgate.sim.machine.world import Bound, Violation
 from headgate.sim.product.settings import NAME, ROOT
-from headgate.sim.world import Violation
 from headgate.storage.urls import open_storage
 from headgate.store import maintenance
 from headgate.store.policies import Scaling

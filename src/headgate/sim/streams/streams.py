@@ -1,12 +1,14 @@
-"""Pipelines between streams of the store: a producer appends, the pipeline copies and counts, readers look on (SM12).
+"""Pipelines between streams of the store, read by positions (SM12) or by a reader group (SM96).
 
-The store is the product's, with its chunks on a simulated disk (``machine.store``). What must hold: the input stream
-has every event of the producer once, the output streams what one run without faults would have written, once and in
-order; what a reader saw stays where it was; nothing is left undecided; and the check of the store finds nothing.
+A producer appends, the pipeline copies and counts, readers look on. The store is the product's, with its chunks on a
+simulated disk. What must hold: the input stream has every event of the producer once, the output streams what one run
+without faults would have written, once and in order; what a reader saw stays where it was; nothing is left undecided;
+and the check of the store finds nothing.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,27 +18,30 @@ import polars as pl
 import pyarrow as pa
 
 import headgate as hg
-from headgate.connectors.streams import transaction_of
+from headgate.connectors.streams import decode_position, transaction_of
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.model.manifest import Committable
 from headgate.model.plan import PipelineDefinition
+from headgate.protocol.checkpoints.recovery import candidates
+from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import coordinator_host
-from headgate.sim.machine.faults import Fault
-from headgate.sim.machine.store import SimStores
+from headgate.sim.machine.storage import SimStores
 from headgate.sim.machine.tasks import SimProcess
+from headgate.sim.machine.world import Fault, Violation
 from headgate.sim.product.history import History
-from headgate.sim.product.records import KEYS
 from headgate.sim.product.run import Run
-from headgate.sim.product.settings import NAME, Settings
+from headgate.sim.product.settings import NAME, ROOT, Settings
+from headgate.sim.product.steps import KEYS
 from headgate.sim.product.workloads import Branches, Splits
 from headgate.sim.streams.background_traffic import Neighbour
 from headgate.sim.streams.stream_changes import EmptiedStreams, Policies, Scaler, check_cuts
-from headgate.sim.world import Violation
+from headgate.storage.urls import open_storage
 from headgate.store import store as stores
 from headgate.store.policies import Retention
 from headgate.store.reader import SegmentReader
+from headgate.store.reader_groups import ReaderGroup
 from headgate.store.store import Store
-from headgate.store.streams import StreamDefinition
+from headgate.store.streams import StreamCut, StreamDefinition
 from headgate.store.writer import StreamWriter
 
 STORE = "sim://store"
@@ -356,3 +361,70 @@ def _check_order(stream: str, segments: Sequence[Sequence[Event]]) -> None:
         numbers = [n for k, n in events if k == key]
         if numbers != sorted(numbers):
             raise Violation("I6", f"{stream} has key {key} in the order {numbers[:10]}")
+
+
+GROUP = "shared"
+SOURCE = "source0"
+
+DELETES_RATE = 0.03
+"""So often a user who looks deletes the group."""
+
+
+class GroupedRun(StreamRun):
+    """A run with a source that reads by a reader group."""
+
+    def _draw(self) -> None:
+        super()._draw()
+        settings = self.settings
+        assert isinstance(settings, StreamSettings)
+        self.cuts = settings.cuts = False
+        settings.group = GROUP
+        self._meddling = random.Random(f"who meddles with the group of seed {self.seed}")
+        self.refused_count = self.deleted_count = self.compared_count = 0
+        self.world.at(30, self._repeat, "meddler", self._meddle, lambda: self._meddling.randint(10, 150))
+
+    def _meddle(self) -> None:
+        try:
+            store = Store.shared(STORE)
+            if not self.faults.is_healed and self._meddling.random() < DELETES_RATE:
+                self.deleted_count += store.delete_reader_group(GROUP)
+            group = store.reader_group(GROUP)
+            self._try(self._meddling.choice(CALLS), group)
+            self._compare()
+        except HeadgateError as problem:
+            self.world.tell("meddler", str(problem))
+
+    def _try(self, call: Callable[[ReaderGroup], object], group: ReaderGroup) -> None:
+        try:
+            call(group)
+        except UsageError:
+            self.refused_count += 1
+            return
+        self.history.fail("GS1", "somebody else used the group of the pipeline")
+
+    def _verify(self) -> None:
+        super()._verify()
+        self._compare()
+
+    def _compare(self) -> None:
+        """Compare the cuts in all checkpoints with the positions of their sources (GS13)."""
+        for manifest in candidates(CheckpointLog(open_storage(ROOT), NAME).observe()):
+            told = next((state for state in manifest.hooks if state.hook == SOURCE), None)
+            if told is None or told.data is None:
+                raise Violation("GS13", f"checkpoint {manifest.checkpoint} has no cut of the group")
+            cut = StreamCut.parse(json.loads(told.data)["cut"])
+            rows = hg.read_state(f"{ROOT}/{NAME}", SOURCE, id=manifest.checkpoint)
+            for split, data in rows.select("split", "position").iter_rows():
+                at, segment = decode_position(split, data).position, int(split.rpartition("/")[2])
+                if cut.positions.get(segment, 0) != at:
+                    text = f"checkpoint {manifest.checkpoint} has {split} at {at}, and its group at {cut}"
+                    raise Violation("GS13", text)
+                self.compared_count += 1
+
+
+CALLS: tuple[Callable[[ReaderGroup], object], ...] = (
+    lambda group: group.join("meddler"),
+    lambda group: group.checkpoint("meddled"),
+    lambda group: group.forget_checkpoint("checkpoint-1"),
+    lambda group: group.reset(start="latest"),
+)

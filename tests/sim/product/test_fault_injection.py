@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 from tests.mutants.harness import patched
 
+from headgate.sim.product.fault_injection import FOCUS_RATE, SUBJECTS, draw_focus
 from headgate.sim.product.run import Run
-from headgate.sim.product.themes import FOCUS_RATE, SUBJECTS, draw_focus
-from headgate.sim.product.typed_state import TYPED
+from headgate.sim.product.workloads import TYPED
 from headgate.sim.streams.background_traffic import Neighbour
 from headgate.sim.streams.streams import StreamRun
 from headgate.store import writer

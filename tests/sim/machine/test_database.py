@@ -6,14 +6,13 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from tests.sim.machine.test_machine_disk import Room
+from tests.sim.machine.test_storage import Room
 
 from headgate.connectors.fenced_sink import Fence
 from headgate.errors import FencedError, UsageError
 from headgate.sim.machine import database as machine
-from headgate.sim.machine.database import Database, Gone, Unreachable
-from headgate.sim.machine.external_log import Feed
-from headgate.sim.machine.faults import Fault
+from headgate.sim.machine.database import Database, Feed, Gone, Unreachable
+from headgate.sim.machine.world import Fault
 
 FENCE = Fence("p:out", 1)
 

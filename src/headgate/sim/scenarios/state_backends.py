@@ -1,22 +1,24 @@
-"""Pipelines with keyed state that is in RocksDB (SM48): everything else is as without it.
+"""Pipelines with keyed state in RocksDB (SM48), or with checkpoints that refer to chunks of state in memory (SM89).
 
-The library is native, and its files are real ones, in a directory for temporary files that goes with the run. It can
-run here because no other process sees them: a database is read and written within steps of its own worker, and what
-survives a process is in checkpoints, on the disks of the machine room. Faults of that directory are for tests of the
-parts.
+RocksDB is native, and its files are real ones, in a directory that goes with the run. It can run here because no other
+process sees them: what survives a process is in checkpoints, on simulated disks. State is small in these runs: files
+and chunks are written however small they are.
 """
 
 from __future__ import annotations
 
+import random
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 from headgate.model.config import RocksState
-from headgate.sim.machine.faults import Fault
+from headgate.sim.machine.world import Bound, Fault, Violation
 from headgate.sim.product.run import Run
-from headgate.sim.scenarios.timers import TimedRun
-from headgate.sim.scenarios.ttl import ExpiringRun
-from headgate.sim.world import Violation
+from headgate.sim.product.workloads import TYPED, WORKLOADS, Branches, Job
+from headgate.sim.scenarios.timers import ExpiringRun, TimedRun
+from headgate.state import snapshot
+from headgate.state.memory import change_tracking, column_backend, incremental_snapshot
 from headgate.state.rocksdb import database_snapshot
 from headgate.state.rocksdb.database import SharedMemory
 
@@ -96,5 +98,51 @@ ROCKSDB_KINDS = (
     RocksTimedFilesRun,
     RocksFilesRun,
     RocksExpiringFilesRun,
+)
+"""What a seed runs, by turns."""
+
+
+BOUNDS: tuple[Bound, ...] = (
+    (incremental_snapshot, "SIZE_BYTES_MIN", 1),
+    (incremental_snapshot, "CHUNKS_MAX", 4),
+    (change_tracking, "KEYS_FREE", 8),
+    (snapshot, "RANGE_BYTES_MIN", 256),
+    (column_backend, "_RENUMBER_MIN", 16),
+)
+
+
+class ChunksRun(Run):
+    """A run with checkpoints that refer to chunks."""
+
+    def _draw(self) -> None:
+        super()._draw()
+        self.bounds += BOUNDS
+
+
+class TimedChunksRun(ChunksRun, TimedRun):
+    """A run with timers, in chunks."""
+
+
+class ExpiringChunksRun(ChunksRun, ExpiringRun):
+    """A run with state that expires, in chunks."""
+
+
+class WindowedChunksRun(ChunksRun, TimedRun):
+    """A run with windows of both kinds, in chunks."""
+
+    SUBJECT = "windows in chunks"
+
+    def _draw_job(self, rng: random.Random) -> Job:
+        kept = [workload for workload in TYPED if workload.name == "buffered"]
+        merged = [workload for workload in WORKLOADS if workload.name == "windowed"]
+        return Branches((*kept, *merged[: rng.choice((0, 1))]))
+
+    def _is_of_interest(self, rows: Mapping[str, int]) -> bool:
+        return bool(rows.get("records"))
+
+
+CHUNKS_KINDS = (
+    *(ChunksRun, ExpiringChunksRun, WindowedChunksRun, TimedChunksRun),
+    *(ChunksRun, ExpiringChunksRun, ChunksRun, TimedChunksRun),
 )
 """What a seed runs, by turns."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headgate.connectors.files import line_file
 from headgate.connectors.files.line_file import FilePosition
-from headgate.sim.product.files import FileInputs
 from headgate.sim.product.run import Run, run_seed
+from headgate.sim.product.source import FileInputs
 
 SMOKE = (8, 23, 30, 37, 38, 41)
 

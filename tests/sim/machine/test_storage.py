@@ -7,10 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from headgate.errors import StorageError
-from headgate.sim.machine.disk import Disk, SimStorage
-from headgate.sim.machine.faults import Fault, Faults
+from headgate.sim.machine.storage import Disk, SimStorage
 from headgate.sim.machine.tasks import SimProcess, Tasks
-from headgate.sim.world import World
+from headgate.sim.machine.world import Fault, Faults, World
 from headgate.storage.base import AlreadyExists, NotFound
 
 

@@ -1,4 +1,4 @@
-"""RocksDB in the machine room."""
+"""State in RocksDB, and chunks of state in memory, in the simulator."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from typing import Any
 import pytest
 
 from headgate.model.config import RocksState
-from headgate.sim.scenarios.rocksdb import (
+from headgate.sim.scenarios.state_backends import (
+    BOUNDS,
+    CHUNKS_KINDS,
     ROCKSDB_KINDS,
+    ChunksRun,
+    ExpiringChunksRun,
     RocksExpiringFilesRun,
     RocksExpiringRun,
     RocksFilesRun,
     RocksRun,
     RocksTimedFilesRun,
     RocksTimedRun,
+    TimedChunksRun,
+    WindowedChunksRun,
 )
 from headgate.state.rocksdb import database_snapshot
 from headgate.state.rocksdb.database import Database
@@ -59,3 +65,16 @@ def test_checkpoints_share_files_with_timers_and_expiries() -> None:  # SM48, RB
         assert (kind, run.run()) == (kind, None)
         assert run.history.shared_count
         assert ROCKSDB_KINDS[seed % len(ROCKSDB_KINDS)] is kind
+
+
+MEMORY_CHUNKS_SMOKE = (0, 2, 5, 7)
+
+
+def test_checkpoints_share_chunks_of_small_states() -> None:  # SM89
+    usual = [getattr(owner, name) for owner, name, _ in BOUNDS]
+    runs = {seed: CHUNKS_KINDS[seed % len(CHUNKS_KINDS)](seed) for seed in MEMORY_CHUNKS_SMOKE}
+    assert {seed: run.run() for seed, run in runs.items()} == dict.fromkeys(runs)
+    assert all(run.history.shared_count for run in runs.values())
+    assert {type(run) for run in runs.values()} == {ChunksRun, ExpiringChunksRun, TimedChunksRun, WindowedChunksRun}
+    assert usual == [getattr(owner, name) for owner, name, _ in BOUNDS]
+    assert TimedChunksRun(7).result().digest == runs[7].world.digest

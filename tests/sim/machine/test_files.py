@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.sim.machine.test_machine_disk import Room
+from tests.sim.machine.test_storage import Room
 
-from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.files import SimFiles
+from headgate.sim.machine.world import Fault
 
 
 def of(room: Room) -> SimFiles:

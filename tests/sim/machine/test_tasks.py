@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from headgate.sim.machine.primitives import SimCondition, SimEvent, SimLock, SimPool, SimQueue, SimThread
-from headgate.sim.machine.tasks import SimProcess, Tasks
-from headgate.sim.world import Violation, World
+from headgate.sim.machine.tasks import SimCondition, SimEvent, SimLock, SimPool, SimProcess, SimQueue, SimThread, Tasks
+from headgate.sim.machine.world import Violation, World
 
 
 class Room:

@@ -10,7 +10,7 @@ import pytest
 from headgate.runtime.wire.connection import SILENCE_S_MAX, PlainStream
 from headgate.sim.machine.sockets import BUFFER_BYTES, Network, SimSocket
 from headgate.sim.machine.tasks import SimProcess, Tasks
-from headgate.sim.world import World
+from headgate.sim.machine.world import World
 
 
 class Pair:
