@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.conftest import IS_DEEP
 
 from headgate.sim.scenario_table import scenario
 from headgate.sim.streams.remote_store import REMOTE_KINDS, AfarRun, ServedRun
 from headgate.store import store as stores
 from headgate.store.client import requests
 
-SMOKE = range(12 if IS_DEEP else 6)
+SMOKE = range(12)
 
 
 @pytest.mark.early
@@ -24,8 +23,7 @@ def test_stores_afar_pass_every_smoke_seed() -> None:  # SM93, SM94
     assert usual == requests.PATIENCE_S
     assert {type(run) for run in runs} == set(REMOTE_KINDS)
     served = [run.served for run in runs if isinstance(run, ServedRun)]
-    if IS_DEEP:  # fewer seeds do not reach every fault
-        assert {what for one in served for what in one.done} == {"link", "crash", "pause", "end", "lost", "late"}
+    assert {what for one in served for what in one.done} == {"link", "crash", "pause", "end", "lost", "late"}
     assert any(isinstance(run, AfarRun) and run.fetched_count > 20 for run in runs)
     told = ["\n".join(run.world.story) for run in runs]
     for words in ("the answer was lost", "cannot reach headgate://", "it does not answer"):
