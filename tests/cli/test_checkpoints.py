@@ -90,7 +90,7 @@ def test_what_a_replaced_driver_left_is_listed_as_such_and_is_never_the_newest(r
     log.drop(CheckpointId(2), CheckpointId(3))
     storage.put("counts/log/0000000003", [encode_log_entry(replace(manifest(9), follows=2, log_start=2))])
     text = told("list", "counts", "--dir", str(root))
-    assert text.count("left behind") == 1
+    assert text.count("not counted") == 1
     assert "missing" not in text
     assert "checkpoint: 3\n" in told("show", "counts", "--dir", str(root))
     entries = json.loads(told("list", "counts", "--json", "--dir", str(root)))

@@ -170,7 +170,7 @@ def _print_entries(log: ObservedLog) -> None:
                 remark = ("final" if m.is_final else "") + (" (draining)" if m.is_draining else "")
                 remark += "" if m.mode is Guarantee.EXACTLY_ONCE else f" {m.mode.value}"
                 remark += "" if m.place is None else f" restored from {m.place.url}"
-                remark += "" if entry in counted else " (given up)"
+                remark += "" if entry in counted else " (not counted)"
                 moment, size = time_text(m.trigger_wall_ms), size_text(m.size_bytes)
                 duration = duration_text(m.duration_ms)
                 table.add_row(str(m.checkpoint), str(m.generation), moment, duration, size, remark.strip())

@@ -7,7 +7,7 @@ import random
 from headgate.sim.product.run import Run
 from headgate.sim.scenarios.listeners import Disorder, ListeningRun
 
-SMOKE = (0, 2, 10)
+SMOKE = (4, 8, 10)
 
 
 def test_listeners_that_are_told_twice_and_out_of_order_publish_what_they_should() -> None:  # HL21
