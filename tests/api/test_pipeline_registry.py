@@ -62,10 +62,10 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def manifest(checkpoint: int) -> Manifest:
+def manifest(checkpoint: int, generation: Generation) -> Manifest:
     return Manifest(
         CheckpointId(checkpoint),
-        Generation(1),
+        generation,
         1,
         128,
         (),
@@ -125,24 +125,24 @@ def test_what_is_gone_is_left_out_and_what_cannot_be_read_says_why(root: Path, t
 def test_the_newest_checkpoint_is_shown(root: Path) -> None:
     assert seen().checkpoint is None
     log = CheckpointLog(open_storage(str(root)), "p")
-    log.claim("test", 1_700_000_000_000)
-    log.append(manifest(1))
-    log.append(manifest(2))
+    generation = log.claim("test", 1_700_000_000_000).next.generation
+    log.append(manifest(1, generation))
+    log.append(manifest(2, generation))
     found = seen()
     assert (found.checkpoint, found.triggered_ms, found.duration_ms) == (2, 1_700_000_000_002, 42)
 
 
 def test_a_log_is_read_again_when_it_has_changed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # PG11
     log = CheckpointLog(open_storage(str(root)), "p")
-    log.claim("test", 1_700_000_000_000)
-    log.append(manifest(1))
+    generation = log.claim("test", 1_700_000_000_000).next.generation
+    log.append(manifest(1, generation))
     looks = []
     observe = CheckpointLog.observe
     monkeypatch.setattr(CheckpointLog, "observe", lambda self: looks.append(self) or observe(self))
     looker = PipelineRegistry()
     assert [seen(looker).checkpoint for _ in range(3)] == [1, 1, 1]
     assert len(looks) == 1
-    log.append(manifest(2))
+    log.append(manifest(2, generation))
     assert [seen(looker).checkpoint for _ in range(3)] == [2, 2, 2]
     assert len(looks) == 2
 

@@ -239,7 +239,7 @@ class Source(ABC):
         """Return a live reader at ``context.positions`` (or at the configured start)."""
 
     def how_to_end(self) -> str | None:
-        """Return what gives an endless source an end, such as ``"give rows="``; None: it ends by itself (N40)."""
+        """Return what gives an endless source an end, such as ``"give rows="``; None: it ends by itself."""
         return None
 
     def locations(self) -> tuple[Location, ...] | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headgate.sim.scenarios.savepoints import BeginningRun, SavepointRun
 
-SMOKE = (3, 5, 6, 30)
-DRAINED = (2, 13)
+SMOKE = (3, 6, 10)
+DRAINED = (43,)
 
 
 def test_savepoints_are_taken_and_restored() -> None:  # SM41

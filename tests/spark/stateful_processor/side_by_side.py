@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 import headgate as hg
 from headgate.spark.stateful_handles import struct_of
-from spark.processors.stateful_processors import GAP_MS, OUTPUT, Kinds, Sessions, SessionsInPandas
+from spark.stateful_processor.stateful_processors import GAP_MS, OUTPUT, Kinds, Sessions, SessionsInPandas
 
 TRIES = 10
 """Spark waits ten seconds for Python, whatever else the machine does; a query goes on where it was."""

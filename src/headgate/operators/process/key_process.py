@@ -1,6 +1,6 @@
 """A function that is called once for each key of a batch, with all its rows (rules SX of docs/spec/processors.md).
 
-This is how Structured Streaming calls a stateful processor. Counterpart: ``spark.processors``, which makes a
+This is how Structured Streaming calls a stateful processor. Counterpart: ``spark.stateful_processor``, which makes a
 ``KeyFunction`` of one; nothing here knows PySpark. State is that of functions by row. Timers can be listed by key,
 and what fires at the end of input is what was there then.
 """
