@@ -41,7 +41,6 @@ THIN = {
     "runtime/driver/pipeline_lock.py": "a lock of the file system",
     "runtime/driver/remote_control.py": "signals between processes",
     "store/catalogue/sqlite.py": "connections to SQLite's file",
-    "store/catalogue/sql.py": "a lock of the file system",
 }
 """What cannot run in the machine room, of what is measured, and why."""
 
