@@ -54,7 +54,7 @@ docs: ## build the documentation site in build/site, check its links and that it
 demo: setup-java ## kill a worker and the driver of a running pipeline, compare its counts (LOGS="PATH...")
 	@$(PYTHON_ENV) scripts/demo $(if $(LOGS),--logs $(LOGS))
 
-test: setup-test ## all tests, with Spark and with real kills (about 40 minutes on 2 cores)
+test: setup-test ## all tests, with Spark and with real kills (about an hour on 2 cores)
 	@$(PYTHON_ENV) scripts/run_tests.py $(WORKERS) $(SPARK_WORKERS)
 
 test-near: setup ## the tests of one module: FILE=src/headgate/...
