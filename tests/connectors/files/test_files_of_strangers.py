@@ -11,7 +11,6 @@ from tests.connectors.files.test_file_sink import context, numbers_in, permit, p
 from headgate.codec.json_files import encode_life
 from headgate.connectors.files import publish_log as file_ledger
 from headgate.connectors.files.file_sink import FileSink
-from headgate.model.ids import Generation
 from headgate.model.pipeline_identity import PipelineIdentity
 from headgate.storage.base import Storage
 from headgate.storage.urls import open_storage
@@ -21,7 +20,7 @@ COPIES = ["old/0000000099", "copy-0000000099", "0000000099.bak", "00000000099", 
 
 
 def life(token: str) -> PipelineIdentity:
-    return PipelineIdentity(token * 16, "/checkpoints", "host", 0, Generation(0))
+    return PipelineIdentity(token * 16, "/checkpoints", "host", 0)
 
 
 def left(storage: Storage, directory: str, name: str, data: bytes = b"?") -> str:

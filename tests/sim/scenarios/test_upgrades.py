@@ -17,8 +17,8 @@ from headgate.sim.scenarios.upgrades import (
     GoingBackRun,
 )
 
-MODES = (2, 3, 4)
-BACK = (1, 9)
+MODES = (2, 10, 12)
+BACK = (4, 6)
 CODE = (4, 6, 9)
 
 
