@@ -110,7 +110,7 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
     (state_of_functions_is_not_restored, plain, 49),
     (watermarks_overtake_partial_windows, plain, 3),
     (only_keys_of_the_last_interval_are_written, found_by("memory-chunks"), 0),
-    (chunks_that_may_go_are_referred_to, found_by("memory-chunks"), 22),
+    (chunks_that_may_go_are_referred_to, found_by("memory-chunks"), 18),
     (what_is_deleted_stays, found_by("rocksdb"), 4),
     (files_of_checkpoints_that_may_fail_are_shared, found_by("rocksdb"), 22),
     (others_are_not_given_the_copy_of_the_first_one, found_by("broadcast"), 7),
