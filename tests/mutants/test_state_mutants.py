@@ -112,7 +112,7 @@ MUTANTS: list[tuple[Mutant, Finder, int]] = [
     (only_keys_of_the_last_interval_are_written, found_by("memory-chunks"), 0),
     (chunks_that_may_go_are_referred_to, found_by("memory-chunks"), 18),
     (what_is_deleted_stays, found_by("rocksdb"), 4),
-    (files_of_checkpoints_that_may_fail_are_shared, found_by("rocksdb"), 22),
+    (files_of_checkpoints_that_may_fail_are_shared, found_by("rocksdb"), 138),
     (others_are_not_given_the_copy_of_the_first_one, found_by("broadcast"), 7),
     (nobody_restores_broadcast_state, found_by("broadcast"), 23),
     (timers_are_lost_at_a_restore, found_by("timers"), 0),
