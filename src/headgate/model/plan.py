@@ -231,17 +231,17 @@ def _check_loops(graph: Graph, names: set[NodeName]) -> None:  # L31, P9
         for edge in node.feedback:
             if edge.upstream not in names or node.name not in graph.node(edge.upstream).loops:
                 raise UsageError(f"the feedback '{edge.upstream}' of loop '{node.name}' does not come from the loop")
-    behind: dict[NodeName, set[NodeName]] = {}  # the loops with records that may reach a node
+    loops_before: dict[NodeName, set[NodeName]] = {}  # the loops with records that may reach a node
     for node in graph.nodes:
-        reached = {loop for edge in node.inputs for loop in behind[edge.upstream]}
+        reached = {loop for edge in node.inputs for loop in loops_before[edge.upstream]}
         inputs = [graph.node(edge.upstream) for edge in node.inputs]
         for loop in node.loops:
             if loop != node.name and not any(loop in upstream.loops for upstream in inputs):
                 raise UsageError(f"operator '{node.name}' is in loop '{loop}', but reads nothing from it")
             for upstream in inputs:  # it would wait for the loop's end, and the loop for its end
-                if loop in behind[upstream.name] and loop not in upstream.loops:
+                if loop in loops_before[upstream.name] and loop not in upstream.loops:
                     raise UsageError(f"operator '{node.name}' brings output '{upstream.name}' of loop '{loop}' back")
-        behind[node.name] = reached | set(node.loops)
+        loops_before[node.name] = reached | set(node.loops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,10 +219,10 @@ class _Writer:
                 lineages={} if self._draft.definition is None else self._draft.definition.lineages,
             )
         former = base.manifest
-        anew = {*resolved.gone, *resolved.positions}  # its former lineage does not count any more (EV13)
+        starts_fresh = {*resolved.gone, *resolved.positions}  # its former lineage no longer counts (EV13)
         return replace(
             former,
-            lineages={name: lineage for name, lineage in former.lineages.items() if name not in anew},
+            lineages={name: lineage for name, lineage in former.lineages.items() if name not in starts_fresh},
             entries=entries,
             carried=self._copied_outputs(base, former.carried),
             left=(*former.left, *left_by_giving_up(former, self._given_up(former.committables))),

@@ -211,7 +211,7 @@ class Harm:
         how = self._rng.choice(("flipped", "torn", "gone"))
         is_followed = any(path < other and manifest is not None for other, manifest in entries.items())
         if path in found and how == "gone" and (is_followed or not self._is_hinted(path)):
-            how = "torn"  # nobody could tell that there was an entry, or that it was not pruned
+            how = "torn"  # no reader can know that the entry existed or was not pruned
         history.damaged.add(newest)
         self._disk("checkpoints").tasks.world.tell("world", f"{path} is {how}")
         data = objects[path].data
