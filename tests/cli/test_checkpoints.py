@@ -158,11 +158,11 @@ def test_what_is_kept_aside_is_listed_and_removed(root: Path) -> None:  # R51
 
 HOLDER = """
 import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # in threads that imports start, too
 from headgate.codec.json_files import Ending
 from headgate.model.progress import CheckpointOutcome
 from headgate.runtime.driver import remote_control
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 with taking_signals():
     lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
 print("ready", flush=True)
@@ -277,11 +277,11 @@ def test_where_there_is_none_it_is_said(tmp_path: Path) -> None:
 
 HOLDER_TAKE = """
 import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # in threads that imports start, too
 from headgate.codec.json_files import Ending
 from headgate.model.progress import CheckpointOutcome
 from headgate.runtime.driver import remote_control
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 with taking_signals():
     lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
 print("ready", flush=True)

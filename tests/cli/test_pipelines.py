@@ -99,10 +99,10 @@ def test_what_cannot_be_a_port_is_told() -> None:
 
 HOLDER = """
 import signal, sys
+wanted = {signal.SIGTERM, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, wanted)  # in threads that imports start, too
 from headgate.codec.json_files import Ending
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
-wanted = {signal.SIGTERM, signal.SIGUSR1}
-signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
 with taking_signals():
     lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
 print("ready", flush=True)
@@ -208,11 +208,11 @@ def test_another_end_than_was_asked_for_is_a_failure(how: LockHolder, drain: boo
 
 HOLDER_CANCEL = """
 import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})  # in threads that imports start, too
 from headgate.codec.json_files import Ending
 from headgate.model.progress import CheckpointOutcome
 from headgate.runtime.driver import remote_control
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 with taking_signals():
     lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
 print("ready", flush=True)

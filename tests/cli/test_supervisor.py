@@ -161,8 +161,8 @@ def test_a_driver_that_was_asked_to_stop_and_died_is_not_started_again(keep: Cal
 def test_a_driver_that_was_asked_to_drain_and_died_drains_when_it_is_started_again(keep: Callable[..., Kept]) -> None:
     """KR7, KR13: it alone was asked."""
     kept = keep(
-        "from headgate.model.heartbeat import Course\n"
-        "signal.pthread_sigmask(signal.SIG_BLOCK, signals)\nkept.report_listening()\ntell('up')\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signals)\n"  # in threads that imports start, too
+        "from headgate.model.heartbeat import Course\nkept.report_listening()\ntell('up')\n"
         "if len(open(sys.argv[1]).readlines()) < 2:\n"
         "    kept.report_course(Course.DRAINING)\n"
         "    sys.exit(1)\n"

@@ -24,13 +24,13 @@ from headgate.web.app import OVERVIEW_AGE_MS_MAX, OVERVIEW_FILES, Overview, make
 TOKEN = {"Authorization": "Bearer sesame"}
 RUNNER = """
 import signal, sys
+wanted = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+signal.pthread_sigmask(signal.SIG_BLOCK, wanted)  # in threads that imports start, too
 from headgate.codec.json_files import Ending
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import CheckpointOutcome
 from headgate.runtime.driver.remote_control import waiting_requests
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
-wanted = {signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
-signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
 with taking_signals():
     lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
 print("ready", flush=True)

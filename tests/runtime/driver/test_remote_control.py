@@ -22,10 +22,10 @@ from headgate.runtime.driver.remote_control import DRAIN, STOP, RequestFile, Run
 
 HOLDER = """
 import signal, sys
+wanted = {signal.SIGTERM, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, wanted)  # before a library starts a thread, which would take the signal
 from headgate.codec.json_files import Ending
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
-wanted = {signal.SIGTERM, signal.SIGUSR1}
-signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
 with taking_signals():
     lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
 print("ready", flush=True)
